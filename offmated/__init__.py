@@ -1,0 +1,1 @@
+"""The daemon and its face: CLI, API, jobs, store, broker, dispatcher."""

@@ -1,0 +1,131 @@
+"""The model as the planner sees it: blocks in order, with tensors, sizes, times and options. Values, checked once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+
+def check_numbers(value: object) -> None:
+    """Raise ValueError naming the field when a number of `value` (a dataclass) is negative or not finite."""
+    for field in fields(value):  # type: ignore[arg-type]
+        number = getattr(value, field.name)
+        if isinstance(number, (int, float)) and not (math.isfinite(number) and number >= 0):
+            raise ValueError(f"{type(value).__name__}.{field.name} is {number}; it must be a finite number, zero or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A parameter under its first name in `named_parameters()`; a tied one appears in each block that uses it.
+
+    `bytes` is the working copy that computes and travels; `state_bytes` everything the optimizer keeps for it
+    (moments, and the fp32 master where the working copy is narrower).
+    """
+
+    name: str
+    elements: int
+    bytes: int
+    gradient_bytes: int
+    state_bytes: int
+    trainable: bool = True
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to treat a block's internal activations; all figures are per slice.
+
+    `saved_bytes` stays on the device from forward to backward, the block's own input not counted.
+    `offloaded_bytes` travels to the host after forward and back before backward.
+    `forward_peak_bytes` is the most that exists while forward runs, above what existed before it (outputs and saved
+    tensors included); `backward_peak_bytes` likewise for backward, sums of weight gradients not counted.
+    `forward_s` and `backward_s` are computation alone, without transfers.
+    """
+
+    name: str
+    saved_bytes: int = 0
+    offloaded_bytes: int = 0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    forward_peak_bytes: int = 0
+    backward_peak_bytes: int = 0
+    reads_input: bool = True  # backward reads the block's input, which then stays on the device from F to B
+    reads_weights: tuple[str, ...] | None = None  # tensors backward reads; None: all of the block's
+    recipe: str = "keep"
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of the model run as one unit. Blocks of one `kind` share generated code and measurements.
+
+    `forward_held_bytes`: what the frame of one slice holds when it arrives at this block's forward (the block's input
+    included); `forward_frame_bytes`: the most the frame's own operations need between this forward and the next block,
+    above what forward left. `backward_*` likewise. The last block (head and loss) has forward figures only.
+    """
+
+    name: str
+    kind: str
+    tensors: tuple[Tensor, ...]
+    options: tuple[Option, ...]
+    input_bytes: int = 0
+    output_bytes: int = 0
+    forward_held_bytes: int = 0
+    forward_frame_bytes: int = 0
+    backward_held_bytes: int = 0
+    backward_frame_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if not self.options:
+            raise ValueError(f"block {self.name} has no option")
+        names = [option.name for option in self.options]
+        if len(set(names)) != len(names):
+            raise ValueError(f"block {self.name} has two options of one name: {names}")
+
+    def option(self, name: str) -> Option:
+        """The option called `name`; KeyError when there is none."""
+        for option in self.options:
+            if option.name == name:
+                return option
+        raise KeyError(f"block {self.name} has no option {name!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Blocks in order; the first takes the batch, the last is the head with its loss.
+
+    `frame_bytes` is on the device all the time: the frame's weights, their gradients and optimizer states, buffers.
+    `start_bytes` is what a slice needs before it arrives at its first block.
+    """
+
+    blocks: tuple[Block, ...]
+    frame_bytes: int = 0
+    start_bytes: int = 0
+    frame_tensors: tuple[Tensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if len(self.blocks) < 2:
+            raise ValueError(f"a chain has at least two blocks, this one has {len(self.blocks)}")
+        seen: dict[str, Tensor] = {}
+        for tensor in (t for block in self.blocks for t in block.tensors):
+            if seen.setdefault(tensor.name, tensor) != tensor:
+                raise ValueError(f"tensor {tensor.name} has two descriptions")
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of a block once, in order of first use."""
+        yield from {t.name: t for block in self.blocks for t in block.tensors}.values()
+
+    def users(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name -> the blocks that use it, in order. More than one: a tied tensor."""
+        users: dict[str, tuple[int, ...]] = {}
+        for index, block in enumerate(self.blocks):
+            for tensor in block.tensors:
+                users[tensor.name] = (*users.get(tensor.name, ()), index)
+        return users

@@ -1,0 +1,37 @@
+"""What people are told when something is wrong: what, the numbers, what to type next, a stable code."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of every command and process."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    DOES_NOT_FIT = 3
+    NO_SUCH_JOB = 4
+    DAEMON_NOT_RUNNING = 69
+    STOPPED = 75
+    INTERRUPTED = 130
+
+
+class UserError(Exception):
+    """An error a person can act on.
+
+    `str()` gives the full text as printed: the sentence, its numbers one per line, the hint, the code.
+    """
+
+    def __init__(
+        self, what: str, *, code: str, numbers: tuple[str, ...] = (), hint: str = "", exit_code: Exit = Exit.FAILED
+    ) -> None:
+        self.what = what
+        self.code = code
+        self.numbers = numbers
+        self.hint = hint
+        self.exit_code = exit_code
+        lines = [what, *(f"  {number}" for number in numbers)]
+        lines.append(f"  hint: {hint}   [{code}]" if hint else f"  [{code}]")
+        super().__init__("\n".join(lines))

@@ -1,0 +1,113 @@
+"""The decisions of a plan, rounded to whole tensors. A value; its stages have a one-line text form.
+
+    B3 prefetch=w:l2.up,s:l2.up offload=g:l3.up evict=w:l3.up,g:l3.up cpu=l3.up gpu=l3.norm
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Direction(str, Enum):
+    """FORWARD and BACKWARD of a block; HEAD is head and loss, both directions in one stage."""
+
+    FORWARD = "F"
+    HEAD = "H"
+    BACKWARD = "B"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_FIELDS = {"prefetch": "prefetch", "offload": "offload", "evict": "evict", "cpu": "cpu_update", "gpu": "gpu_update"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One block's forward or backward, all slices, and what happens beside it.
+
+    prefetch    items whose device copy is allocated at the stage's start and filled during it (from the host); the
+                stage waits for those it reads itself
+    offload     items copied to the host during the stage; one that the stage itself completes, at its end
+    evict       items whose device copy is released at the stage's end (after their copies are done)
+    cpu_update  tensors whose update runs on the CPU during the stage, their gradients being on the host
+    gpu_update  tensors updated on the GPU at the stage's end
+
+    Items are "w:" weight, "g:" gradient, "s:" optimizer states, with the tensor's name.
+    """
+
+    block: int
+    direction: Direction
+    prefetch: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+    evict: tuple[str, ...] = ()
+    cpu_update: tuple[str, ...] = ()
+    gpu_update: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """"F3": direction and block."""
+        return f"{self.direction}{self.block}"
+
+    def __str__(self) -> str:
+        parts = [f"{word}={','.join(getattr(self, field))}" for word, field in _FIELDS.items() if getattr(self, field)]
+        return " ".join([self.name, *parts])
+
+    @classmethod
+    def parse(cls, text: str) -> Stage:
+        """`Stage.parse(str(stage)) == stage`. Raises ValueError."""
+        head, *parts = text.split()
+        lists: dict[str, tuple[str, ...]] = {}
+        for part in parts:
+            word, _, items = part.partition("=")
+            if word not in _FIELDS or not items:
+                raise ValueError(f"not a part of a stage: {part!r} in {text!r}")
+            lists[_FIELDS[word]] = tuple(items.split(","))
+        return cls(block=int(head[1:]), direction=Direction(head[0]), **lists)
+
+
+def stage_order(blocks: int) -> tuple[tuple[Direction, int], ...]:
+    """Stages of one cycle over `blocks` blocks: F0 … F(n-2), H(n-1), B(n-2) … B0."""
+    last = blocks - 1
+    return (
+        *((Direction.FORWARD, i) for i in range(last)),
+        (Direction.HEAD, last),
+        *((Direction.BACKWARD, i) for i in reversed(range(last))),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a step does, as data. `options[i]` names block i's option; `resident` the items on the device when a step
+    begins. `clip` is True when updates wait for the gradients' global norm.
+
+    `step_s` is the simulated step, `lp_step_s` the solver's objective before rounding, `bound_s` a lower bound for any
+    schedule, `solver_gap` the solver's own gap (0.01 = 1%); `source` the candidate that won.
+    """
+
+    stages: tuple[Stage, ...]
+    options: tuple[str, ...]
+    resident: tuple[str, ...]
+    slices: int = 1
+    rounds: int = 1
+    clip: bool = False
+    step_s: float = 0.0
+    lp_step_s: float = 0.0
+    bound_s: float = 0.0
+    solver_gap: float = 0.0
+    gpu_peak_bytes: int = 0
+    cpu_peak_bytes: int = 0
+    gpu_budget_bytes: int = 0
+    cpu_budget_bytes: int = 0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if tuple((s.direction, s.block) for s in self.stages) != stage_order(len(self.options)):
+            raise ValueError(f"{len(self.options)} blocks have stages F0 … H … B0, got {[s.name for s in self.stages]}")
+        if self.slices < 1 or self.rounds < 1:
+            raise ValueError(f"rounds × slices are {self.rounds} × {self.slices}; each is at least 1")
+
+    def cpu_updated(self) -> frozenset[str]:
+        """Names of the tensors the CPU updates."""
+        return frozenset(name for stage in self.stages for name in stage.cpu_update)

@@ -1,0 +1,52 @@
+"""Sizes and durations as people write and read them. Sizes round up, budgets round down."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of "10GiB", "500 MB" or 1024, rounded down. Raises ValueError."""
+    if isinstance(text, bool):
+        raise ValueError(f"not a size: {text!r}")
+    if isinstance(text, int):
+        if text < 0:
+            raise ValueError(f"a size is not negative: {text}")
+        return text
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].lower() not in _FACTORS:
+        raise ValueError(f"not a size: {text!r} (write it like 10GiB or 500MB)")
+    try:
+        return int(Decimal(match[1]) * _FACTORS[match[2].lower()])
+    except InvalidOperation:
+        raise ValueError(f"not a size: {text!r} (write it like 10GiB or 500MB)") from None
+
+
+def format_bytes(count: int) -> str:
+    """"7.4 GiB": one decimal, rounded up, so that a size is never understated."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            tenths = -(-count * 10 // factor)
+            return f"{tenths // 10}.{tenths % 10} {unit}"
+    return f"{count} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """"1.2 ms", "3.4 s", "2 h 05 min"."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"

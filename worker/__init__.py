@@ -1,0 +1,1 @@
+"""Carries a plan out: the block frame, queues, memory, optimizer, data, checkpoints."""
