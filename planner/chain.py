@@ -12,7 +12,7 @@ def check_numbers(value: object) -> None:
     for field in fields(value):  # type: ignore[arg-type]
         number = getattr(value, field.name)
         if isinstance(number, (int, float)) and not (math.isfinite(number) and number >= 0):
-            raise ValueError(f"{type(value).__name__}.{field.name} is {number}; it must be a finite number, zero or more")
+            raise ValueError(f"{type(value).__name__}.{field.name} is {number}; it must be finite, zero or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,8 @@ class Tensor:
     """A parameter under its first name in `named_parameters()`; a tied one appears in each block that uses it.
 
     `bytes` is the working copy that computes and travels; `state_bytes` everything the optimizer keeps for it
-    (moments, and the fp32 master where the working copy is narrower).
+    (moments, and the fp32 master where the working copy is narrower). `row_bytes` is one row's gradient of an embedding
+    that is tied to the head: with several slices the rows of the round's tokens are kept aside per slice.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Tensor:
     gradient_bytes: int
     state_bytes: int
     trainable: bool = True
+    row_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -41,7 +43,10 @@ class Option:
     `saved_bytes` stays on the device from forward to backward, the block's own input not counted.
     `offloaded_bytes` travels to the host after forward and back before backward.
     `forward_peak_bytes` is the most that exists while forward runs, above what existed before it (outputs and saved
-    tensors included); `backward_peak_bytes` likewise for backward, sums of weight gradients not counted.
+    tensors included); `backward_peak_bytes` likewise for backward, above the saved tensors and the existing sums of
+    weight gradients; `backward_first_peak_bytes` for the slice that makes these sums, the sums included (None: the
+    former plus all gradient bytes of the block). For the head both directions count in `forward_peak_bytes`, with the
+    loss, what its frame holds and the gradients of one slice.
     `forward_s` and `backward_s` are computation alone, without transfers.
     """
 
@@ -52,6 +57,7 @@ class Option:
     backward_s: float = 0.0
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
+    backward_first_peak_bytes: int | None = None
     reads_input: bool = True  # backward reads the block's input, which then stays on the device from F to B
     reads_weights: tuple[str, ...] | None = None  # tensors backward reads; None: all of the block's
     recipe: str = "keep"
@@ -65,8 +71,9 @@ class Block:
     """A part of the model run as one unit. Blocks of one `kind` share generated code and measurements.
 
     `forward_held_bytes`: what the frame of one slice holds when it arrives at this block's forward (the block's input
-    included); `forward_frame_bytes`: the most the frame's own operations need between this forward and the next block,
-    above what forward left. `backward_*` likewise. The last block (head and loss) has forward figures only.
+    included); `forward_frame_bytes`: the most it holds from the end of this forward to its next block (the block's
+    output included, what is saved for backward not). `backward_*` likewise, incoming gradients included. The last block
+    (head and loss) has forward figures only.
     """
 
     name: str
@@ -101,12 +108,13 @@ class Chain:
     """Blocks in order; the first takes the batch, the last is the head with its loss.
 
     `frame_bytes` is on the device all the time: the frame's weights, their gradients and optimizer states, buffers.
-    `start_bytes` is what a slice needs before it arrives at its first block.
+    `start_bytes` is the most a slice needs before it arrives at its first block; `slice_tokens` the tokens of a slice.
     """
 
     blocks: tuple[Block, ...]
     frame_bytes: int = 0
     start_bytes: int = 0
+    slice_tokens: int = 0
     frame_tensors: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:

@@ -1,23 +1,20 @@
 """The decisions of a plan, rounded to whole tensors. A value; its stages have a one-line text form.
 
-    B3 prefetch=w:l2.up,s:l2.up offload=g:l3.up evict=w:l3.up,g:l3.up cpu=l3.up gpu=l3.norm
+B3 prefetch=w:l2.up,s:l2.up offload=g:l3.up evict=w:l3.up,g:l3.up cpu=l3.up gpu=l3.norm
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Direction(str, Enum):
+class Direction(StrEnum):
     """FORWARD and BACKWARD of a block; HEAD is head and loss, both directions in one stage."""
 
     FORWARD = "F"
     HEAD = "H"
     BACKWARD = "B"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 _FIELDS = {"prefetch": "prefetch", "offload": "offload", "evict": "evict", "cpu": "cpu_update", "gpu": "gpu_update"}
@@ -47,7 +44,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """"F3": direction and block."""
+        """ "F3": direction and block."""
         return f"{self.direction}{self.block}"
 
     def __str__(self) -> str:

@@ -32,7 +32,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """"7.4 GiB": one decimal, rounded up, so that a size is never understated."""
+    """ "7.4 GiB": one decimal, rounded up, so that a size is never understated."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             tenths = -(-count * 10 // factor)
@@ -41,7 +41,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """"1.2 ms", "3.4 s", "2 h 05 min"."""
+    """ "1.2 ms", "3.4 s", "2 h 05 min"."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:

@@ -1,0 +1,84 @@
+"""Dataclasses as JSON values with the same field names, and back, with errors that give the path of the field."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+
+
+def to_json(value: object) -> Json:
+    """JSON form of a dataclass, tuple, Enum, number, string or None."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Enum):
+        return typing.cast(Json, value.value)
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def from_json(cls: type[T], data: object, path: str = "$") -> T:
+    """The `cls` that `data` describes. Raises ValueError naming the path of the field that is wrong."""
+    return typing.cast(T, _decode(cls, data, path))
+
+
+def _decode(kind: Any, data: object, path: str) -> object:
+    origin = get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in get_args(kind):
+            return None
+        return _decode(next(k for k in get_args(kind) if k is not type(None)), data, path)
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise ValueError(f"{path}: expected a list, got {_shown(data)}")
+        return tuple(_decode(get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(data))
+    if is_dataclass(kind):
+        return _decode_dataclass(typing.cast(type, kind), data, path)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(data)
+        except ValueError:
+            raise ValueError(f"{path}: {_shown(data)} is none of {[m.value for m in kind]}") from None
+    if kind is float and isinstance(data, (int, float)) and not isinstance(data, bool):
+        if not math.isfinite(data):
+            raise ValueError(f"{path}: {data} is not a finite number")
+        return float(data)
+    if kind is int and isinstance(data, int) and not isinstance(data, bool):
+        return data
+    if kind in (str, bool) and isinstance(data, kind):
+        return data
+    raise ValueError(f"{path}: expected {getattr(kind, '__name__', kind)}, got {_shown(data)}")
+
+
+def _decode_dataclass(cls: type, data: object, path: str) -> object:
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: expected an object, got {_shown(data)}")
+    hints = get_type_hints(cls)
+    known = {field.name: field for field in fields(cls)}
+    for name in data:
+        if name not in known:
+            raise ValueError(f"{path}.{name}: unknown field; known are {', '.join(known)}")
+    values = {}
+    for name, field in known.items():
+        if name in data:
+            values[name] = _decode(hints[name], data[name], f"{path}.{name}")
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{path}.{name}: missing")
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _shown(data: object) -> str:
+    text = repr(data)
+    return text if len(text) <= 60 else text[:57] + "..."
