@@ -1,0 +1,271 @@
+"""The job file: what people write, checked, with every default filled in.
+
+Names are those of transformers' `TrainingArguments` and TRL; `ALIASES` has the other names people paste. A file is read
+by `planner/jobfile.py`, which finds the lines and the mistakes; this module says what a right one is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from planner.errors import Exit, UserError
+from planner.jobfile import Mistake, Source, read_yaml, shown, to_user_error
+from planner.jobpaths import local_dataset, local_file_or_template, local_model, local_tokenizer, resolve
+from planner.units import parse_bytes
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "model": ("base_model", "model_name_or_path"),
+    "dataset": ("datasets", "dataset_name"),
+    "chat_template": ("template", "chat_template_path"),
+    "max_length": ("sequence_len", "cutoff_len", "max_seq_length"),
+    "packing": ("sample_packing", "neat_packing"),
+    "per_device_train_batch_size": ("micro_batch_size",),
+    "lr_scheduler_type": ("lr_scheduler",),
+    "warmup_steps": ("warmup_ratio",),
+    "num_train_epochs": ("num_epochs", "epochs"),
+    "method": ("adapter", "finetuning_type"),
+}
+"""Canonical key -> other names people use for it (axolotl, LLaMA-Factory, TRL)."""
+
+NOT_THERE: dict[str, str] = {
+    **dict.fromkeys(("eval_strategy", "eval_steps", "val_size", "val_set_size"), "evaluation during training"),
+    **dict.fromkeys(
+        ("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "lora_target", "lora_target_modules"), "LoRA"
+    ),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "quantized training"),
+    **dict.fromkeys(("use_wandb", "wandb_project", "wandb_name"), "reporting to wandb"),
+}
+"""Keys people know from elsewhere -> what they ask for, which offmate does not do yet."""
+
+METHODS_NOT_THERE = ("lora", "qlora", "dpo", "orpo", "kto", "grpo", "freeze")
+
+
+def _size(value: object) -> object:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _no_clip(value: object) -> object:
+    return None if value == 0 and not isinstance(value, bool) else value
+
+
+def _no_limit(value: object) -> object:
+    return None if value == -1 else value
+
+
+def _no_report(value: object) -> object:
+    return "none" if value in (None, [], ["none"]) else value
+
+
+# Each type carries the phrase that an error about it ends with: "max_length is 0; it must be …".
+Switch = Annotated[bool, Field(description="true or false")]
+Text = Annotated[str, Field(min_length=1, description="text")]
+Count = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
+NotNegative = Annotated[float, Field(ge=0, description="a number, 0 or more")]
+Positive = Annotated[float, Field(gt=0, description="a number above 0")]
+Beta = Annotated[float, Field(ge=0, lt=1, description="a number from 0 up to, not including, 1")]
+Size = Annotated[
+    Count | None, BeforeValidator(_size), Field(description="a size like 10GiB or 500MB, or null for the default")
+]
+
+
+class Job(BaseModel):
+    """One fine-tuning job, canonical names, defaults filled, paths absolute, sizes in bytes. A value.
+
+    `model`, `tokenizer` and the entries of `dataset` are absolute paths or Hugging Face ids. `chat_template` is the
+    template's text. `warmup_steps` below 1 is a share of all steps. `max_grad_norm` None means no clipping.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    model: Text
+    tokenizer: Text
+    dataset: Annotated[tuple[str, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")]
+    chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
+    max_length: Annotated[int, Field(ge=2, description="a whole number of tokens, 2 or more")] = 1024
+    packing: Switch = False
+    per_device_train_batch_size: Count = 8
+    gradient_accumulation_steps: Count = 1
+    learning_rate: Positive = 5e-5
+    lr_scheduler_type: Annotated[
+        Literal["linear", "cosine", "constant", "constant_with_warmup"],
+        Field(description="linear, cosine, constant or constant_with_warmup"),
+    ] = "linear"
+    warmup_steps: Annotated[
+        int | float, Field(ge=0, description="a whole number of steps, or a share of all steps below 1")
+    ] = 0
+    num_train_epochs: Positive = 3.0
+    max_steps: Annotated[
+        Count | None,
+        BeforeValidator(_no_limit),
+        Field(description="a whole number, 1 or more, or null to count by epochs"),
+    ] = None
+    weight_decay: NotNegative = 0.0
+    adam_beta1: Beta = 0.9
+    adam_beta2: Beta = 0.999
+    adam_epsilon: Positive = 1e-8
+    optim: Annotated[
+        Literal["adamw_torch_fused", "adamw_torch"], Field(description="adamw_torch_fused or adamw_torch")
+    ] = "adamw_torch_fused"
+    max_grad_norm: Annotated[
+        Positive | None,
+        BeforeValidator(_no_clip),
+        Field(description="a number above 0, or 0 or null for no clipping"),
+    ] = 1.0
+    save_steps: Count = 500
+    save_minutes: Annotated[Positive | None, Field(description="a number above 0, or null")] = None
+    save_total_limit: Annotated[Count | None, Field(description="a whole number, 1 or more, or null to keep all")] = 2
+    output_dir: Annotated[Text | None, Field(description="a path, or null for the run folder")] = None
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")] = 42
+    method: Annotated[Literal["full"], Field(description="full")] = "full"
+    bf16: Switch = False
+    attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
+    exact: Switch = True
+    gradient_checkpointing: Annotated[bool | None, Field(description="true, false or null")] = None
+    gpu_budget: Size = None
+    cpu_budget: Size = None
+    run_name: Annotated[Text | None, Field(description="text, or null")] = None
+    report_to: Annotated[Literal["none"], BeforeValidator(_no_report), Field(description="none")] = "none"
+    train_on: Annotated[Literal["completions", "all"], Field(description="completions or all")] = "completions"
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        """The job in the file `path`; relative paths in it start at its folder. Raises UserError (exit 2)."""
+        path = Path(path)
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UserError(
+                f"Cannot read the job file {path}: {reason}.", code="missing-file", exit_code=Exit.USAGE,
+                hint="give the path of a YAML file; docs/jobs.md lists its keys",
+            ) from error  # fmt: skip
+        return cls.parse(text, path.parent, name=path.name)
+
+    @classmethod
+    def parse(cls, text: str, folder: Path, *, name: str = "job.yaml") -> Job:
+        """The job in the YAML `text`; relative paths start at `folder`, errors call the file `name`."""
+        source = read_yaml(text, name)
+        values, mistakes = _canonical(source)
+        mistakes += _resolve_paths(values, Path(folder).absolute(), source)
+        broken = {mistake.key for mistake in mistakes}
+        if "tokenizer" not in values and isinstance(values.get("model"), str):
+            values["tokenizer"] = values["model"]
+        try:
+            job = cls.model_validate(values)
+        except ValidationError as error:
+            mistakes += [m for m in _describe(error, values, source) if m.key not in broken]
+        if mistakes:
+            raise to_user_error(mistakes, source.name)
+        return job
+
+    @classmethod
+    def from_resolved(cls, path: Path) -> Job:
+        """The job in a run folder's `resolved.yaml`, as `resolved_yaml` wrote it. Raises UserError."""
+        return cls.load(path)
+
+    def resolved_yaml(self) -> str:
+        """The job as YAML with canonical names and every default; `from_resolved` gives back an equal job."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Things to tell the person who submits this job: what is accepted but means something else here."""
+        notes = []
+        if self.gradient_checkpointing is not None:
+            notes.append(
+                "gradient_checkpointing is decided by the planner, block by block; the value in the file is not used."
+            )
+        folder = Path(self.model)
+        if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+            notes.append(f"{folder} has no weights: the model starts from random ones under seed {self.seed}.")
+        if self.max_steps is not None and "num_train_epochs" in self.model_fields_set:
+            notes.append(f"max_steps ({self.max_steps}) decides the length; num_train_epochs is not used.")
+        return tuple(notes)
+
+
+CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases} | {k: k for k in Job.model_fields}
+"""Every name a key may have -> its canonical name."""
+
+
+def _canonical(source: Source) -> tuple[dict[str, Any], list[Mistake]]:
+    """The file's values under canonical names, and what is wrong with its keys."""
+    values: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    mistakes: list[Mistake] = []
+    for key, value in source.values.items():
+        canonical = CANONICAL.get(key)
+        if key in NOT_THERE:
+            mistakes.append(source.mistake(key, "not-there", f"{NOT_THERE[key]} is not there yet; leave this key out"))
+        elif canonical is None:
+            mistakes.append(source.unknown(key, CANONICAL))
+        elif canonical in given:
+            text = f"{given[canonical]} is given too, and both mean {canonical}; keep one"
+            mistakes.append(source.mistake(key, "two-names", text))
+        else:
+            given[canonical] = key
+            mistakes += _checked_alias(key, value, source)
+            values[canonical] = "full" if key == "adapter" and value is None else value
+    return values, mistakes
+
+
+def _checked_alias(key: str, value: object, source: Source) -> list[Mistake]:
+    """Mistakes in values whose meaning depends on the name they came under, or that we know by name."""
+    if key == "warmup_ratio" and not (isinstance(value, (int, float)) and 0 <= value < 1):
+        return [source.mistake(key, "bad-value", f"it is {shown(value)}; it must be a share of all steps, below 1")]
+    if CANONICAL[key] == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
+        return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
+    if CANONICAL[key] == "method" and value in METHODS_NOT_THERE:
+        return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning")]
+    if key == "per_device_train_batch_size" and value == "auto":
+        return [source.mistake(key, "not-there", "auto is not there yet; give a whole number, 1 or more")]
+    return []
+
+
+_PATH_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}
+
+
+def _resolve_paths(values: dict[str, Any], folder: Path, source: Source) -> list[Mistake]:
+    """Make the paths in `values` absolute, in place; the mistakes are those of missing or unfit files."""
+    finders = {
+        "model": local_model,
+        "tokenizer": local_tokenizer,
+        "dataset": local_dataset,
+        "chat_template": local_file_or_template,
+        "output_dir": resolve,
+    }
+    mistakes = []
+    for key, find in finders.items():
+        if values.get(key) is None:
+            continue
+        try:
+            values[key] = find(values[key], folder)
+        except (OSError, TypeError, ValueError) as error:
+            code = next(code for kind, code in _PATH_CODES.items() if isinstance(error, kind))
+            mistakes.append(source.mistake(_name_in(source, key), code, str(error)))
+    return mistakes
+
+
+def _name_in(source: Source, canonical: str) -> str:
+    """The name under which the file gives `canonical`; `canonical` itself where it does not."""
+    return next((key for key in source.values if CANONICAL.get(key) == canonical), canonical)
+
+
+def _describe(error: ValidationError, values: dict[str, Any], source: Source) -> list[Mistake]:
+    """One mistake per key of pydantic's errors, in our words."""
+    mistakes: dict[str, Mistake] = {}
+    for detail in error.errors():
+        field = str(detail["loc"][0])
+        key = _name_in(source, field)
+        phrase = Job.model_fields[field].description
+        if detail["type"] == "missing":
+            if field == "tokenizer":  # it follows `model`, whose own mistake says enough
+                continue
+            mistakes.setdefault(field, source.mistake(key, "missing-key", f"it is missing; it must be {phrase}"))
+        else:
+            code = "wrong-type" if detail["type"].endswith(("_type", "_from_float")) else "bad-value"
+            mistakes.setdefault(field, source.mistake(key, code, f"it is {shown(values[field])}; it must be {phrase}"))
+    return list(mistakes.values())
