@@ -1,0 +1,94 @@
+"""`metrics.jsonl`: what happened, one JSON object per line, appended by the trainer and flushed line by line.
+
+The file is only ever appended to, so a follower may keep its place in it. Two things follow:
+
+- A process that dies in mid-line leaves a torn last line. The next writer cuts it off before it appends.
+- A run that resumes from step N repeats the steps after N. The repeated lines come after a `start` line with
+  `resumed_from: N`, which takes back every `step`, `checkpoint` and `end` line before it with a step above N;
+  `read_metrics` gives the series without them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+Event = dict[str, str | int | float | None]
+
+
+class Metrics:
+    """Appends events to the file `path`; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        _cut_torn_line(path)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, event: str, *, step: int, **values: str | int | float | None) -> None:
+        """Append one line with the time of now. Numbers that JSON has no form for (nan, inf) become null."""
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        line = json.dumps({"event": event, "time": time.time(), "step": step, **plain}, ensure_ascii=False)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush to disk and close."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[Event]:
+    """The events of a run as one consistent series: without a torn last line, without what a resume took back.
+
+    Raises ValueError naming the line when a complete line is not a JSON object.
+    """
+    events: list[Event] = []
+    for event in _lines(path):
+        if event["event"] == "start":
+            since = event.get("resumed_from")
+            last = since if isinstance(since, int) else 0
+            events = [e for e in events if e["event"] == "start" or _step(e) <= last]
+        events.append(event)
+    return events
+
+
+def _step(event: Event) -> int:
+    step = event["step"]
+    assert isinstance(step, int)
+    return step
+
+
+def _lines(path: Path) -> Iterator[Event]:
+    if not path.exists():
+        return
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path} line {number} is not JSON: {error}") from None
+        if not isinstance(event, dict) or "event" not in event or not isinstance(event.get("step"), int):
+            raise ValueError(f"{path} line {number} has no event and step")
+        yield event
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut what follows the last newline: the writer died in the middle of it."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    if end != len(data):
+        os.truncate(path, end)
