@@ -1,0 +1,67 @@
+"""The daemon's settings: the environment first, then `config.toml` in the state folder, then the default.
+
+    database_url = "postgresql+psycopg://me@localhost/offmate"     # OFFMATE_DATABASE_URL
+    redis_url = "redis://localhost:6379/0"                         # OFFMATE_REDIS_URL
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+
+KEYS = {"database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """`database_url` is any SQLAlchemy URL; `redis_url` a broker the user runs. None: the daemon runs a private one."""
+
+    database_url: str
+    redis_url: str | None = None
+
+    @classmethod
+    def load(cls, paths: Paths, environment: Mapping[str, str] = os.environ) -> Config:
+        """The settings in force. Raises UserError for a file that cannot be read as settings."""
+        values = _read(paths)
+        for key, variable in KEYS.items():
+            if environment.get(variable):
+                values[key] = environment[variable]
+        return cls(
+            database_url=values.get("database_url", f"sqlite:///{paths.database}"),
+            redis_url=values.get("redis_url"),
+        )
+
+
+def _read(paths: Paths) -> dict[str, str]:
+    try:
+        text = paths.config.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _wrong(paths, f"{error}") from None
+    for key, value in values.items():
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {' and '.join(KEYS)}"
+            raise _wrong(paths, f"unknown key {key!r}", hint)
+        if not isinstance(value, str) or not value:
+            raise _wrong(paths, f"{key} is {value!r}, not a URL in quotes")
+    return values
+
+
+def _wrong(paths: Paths, number: str, hint: str = "") -> UserError:
+    return UserError(
+        "The settings file cannot be used.",
+        numbers=(str(paths.config), number),
+        hint=hint,
+        code="bad-config",
+        exit_code=Exit.USAGE,
+    )

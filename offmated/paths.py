@@ -1,0 +1,122 @@
+"""Where offmate keeps its things. The only module that knows.
+
+State (`$OFFMATE_HOME`, or `$XDG_STATE_HOME/offmate`, or `~/.local/state/offmate`): the database, the broker's files,
+the run folders. Sockets: `$XDG_RUNTIME_DIR/offmate`; with `$OFFMATE_HOME`, or without a runtime folder, `<state>/run`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import Exit, UserError
+
+SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un is 108 bytes on Linux, with its final zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Files and folders of one installation. Nothing exists before `create()`."""
+
+    state: Path
+    runtime: Path
+
+    @classmethod
+    def at(cls, home: Path) -> Paths:
+        """Everything below one folder, as with `$OFFMATE_HOME`."""
+        home = home.absolute()
+        return cls(state=home, runtime=home / "run")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Paths:
+        """The paths this user's environment names."""
+        if home := environment.get("OFFMATE_HOME"):
+            return cls.at(Path(home).expanduser())
+        state = _xdg(environment, "XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        runtime = _xdg(environment, "XDG_RUNTIME_DIR")
+        if runtime is None:
+            return cls.at(state / "offmate")
+        return cls(state=state / "offmate", runtime=runtime / "offmate")
+
+    def environment(self) -> dict[str, str]:
+        """What a child process needs in its environment to come to the same paths."""
+        if self.runtime == self.state / "run":
+            return {"OFFMATE_HOME": str(self.state)}
+        return {
+            "OFFMATE_HOME": "",
+            "XDG_STATE_HOME": str(self.state.parent),
+            "XDG_RUNTIME_DIR": str(self.runtime.parent),
+        }
+
+    @property
+    def database(self) -> Path:
+        """The default database, SQLite."""
+        return self.state / "offmate.db"
+
+    @property
+    def backups(self) -> Path:
+        """Copies of the database from before its upgrades."""
+        return self.state / "backups"
+
+    @property
+    def config(self) -> Path:
+        """The user's settings, if any."""
+        return self.state / "config.toml"
+
+    @property
+    def log(self) -> Path:
+        """What a daemon in the background, and its children, say."""
+        return self.state / "daemon.log"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the running daemon."""
+        return self.state / "daemon.lock"
+
+    @property
+    def broker(self) -> Path:
+        """The private broker's folder."""
+        return self.state / "broker"
+
+    @property
+    def runs(self) -> Path:
+        """Parent of the run folders."""
+        return self.state / "runs"
+
+    @property
+    def api_socket(self) -> Path:
+        """Where the API listens."""
+        return self.runtime / "offmated.sock"
+
+    @property
+    def broker_socket(self) -> Path:
+        """Where the private broker listens."""
+        return self.runtime / "broker.sock"
+
+    def run_folder(self, job_id: int) -> Path:
+        """Everything about one job but its row."""
+        return self.runs / str(job_id)
+
+    def create(self) -> None:
+        """Make the folders, closed to other users. Raises UserError when the sockets' paths are too long."""
+        longest = max((self.api_socket, self.broker_socket), key=lambda path: len(os.fsencode(path)))
+        length = len(os.fsencode(longest))
+        if length > SOCKET_PATH_BYTES:
+            raise UserError(
+                "The path of offmate's sockets is too long for the system.",
+                numbers=(f"{longest}", f"{length} bytes, at most {SOCKET_PATH_BYTES}"),
+                hint="set XDG_RUNTIME_DIR, or OFFMATE_HOME, to a shorter path",
+                code="socket-path-too-long",
+                exit_code=Exit.USAGE,
+            )
+        for folder in (self.state, self.runtime, self.broker, self.runs):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.chmod(0o700)
+
+
+def _xdg(environment: Mapping[str, str], name: str) -> Path | None:
+    """The XDG folder `name`; the specification says that relative paths are to be ignored."""
+    path = Path(environment.get(name, ""))
+    return path if path.is_absolute() else None

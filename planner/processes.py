@@ -1,0 +1,135 @@
+"""Processes that know each other: an identity that survives a recycled pid, and children that die with their parent.
+
+Only the standard library, and nothing of this project, because this file is also run as a program (see `spawn`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process, told from a later one with the same pid by its start (clock ticks after boot) and by the boot."""
+
+    pid: int
+    started: int
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """The process with this pid; None when there is none, or only its zombie."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        state, *fields = stat.rpartition(")")[2].split()  # the command in brackets may hold spaces and brackets
+        if state in "ZX":
+            return None
+        return cls(pid=pid, started=int(fields[18]), boot=_boot())
+
+    @classmethod
+    def current(cls) -> Process:
+        """This process."""
+        process = cls.of(os.getpid())
+        assert process is not None
+        return process
+
+    @classmethod
+    def parse(cls, text: str) -> Process:
+        """`Process.parse(str(process)) == process`. Raises ValueError."""
+        pid, started, boot = text.split(":")
+        return cls(pid=int(pid), started=int(started), boot=boot)
+
+    def __str__(self) -> str:
+        return f"{self.pid}:{self.started}:{self.boot}"
+
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        return Process.of(self.pid) == self
+
+    def this_boot(self) -> bool:
+        """Whether the machine has not been restarted since."""
+        return self.boot == _boot()
+
+    def send(self, number: int) -> bool:
+        """Send a signal; False when the process is gone."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.alive():  # asked after the descriptor was taken: it cannot change hands any more
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def kill(self, patience_s: float = 10.0) -> None:
+        """SIGKILL, and wait until it is gone. Raises TimeoutError when it does not go."""
+        deadline = time.monotonic() + patience_s
+        while self.send(signal.SIGKILL):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} did not end within {patience_s:.0f} s of SIGKILL")
+            time.sleep(0.01)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel SIGKILL this process when the thread that started it ends; end now if `parent` is gone."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    output: IO[bytes] | int | None = None,
+    errors: IO[bytes] | int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `command` in `folder` and a session of its own, with nothing to read, to die with the calling thread.
+
+    A short Python program calls prctl and becomes the command, because code between fork and exec (`preexec_fn`) is not
+    safe where there are threads. It also clears the signal mask, which a caller that waits with sigtimedwait has set.
+    `output`, `errors`: where they go; None: where the caller's go. `environment` is added to the caller's.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    )
+
+
+def _become(parent: str, *command: str) -> None:
+    die_with(int(parent))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    _become(*sys.argv[1:])

@@ -1,0 +1,114 @@
+"""The run folder of a job, and what can be read from it. The planner and the trainer write it; everybody reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`runs/<id>/`. Readers answer None or nothing for what has not been written yet."""
+
+    path: Path
+
+    @property
+    def submitted(self) -> Path:
+        """The job file as handed in."""
+        return self.path / "job.yaml"
+
+    @property
+    def resolved(self) -> Path:
+        """The job with canonical names, defaults filled in, absolute paths."""
+        return self.path / "resolved.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """The planner's answer."""
+        return self.path / "plan.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The trainer's events, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What planner and trainer said."""
+        return self.path / "log.txt"
+
+    @property
+    def error(self) -> Path:
+        """The last UserError."""
+        return self.path / "error.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Parent of `step-N/`; a folder of that name is complete."""
+        return self.path / "checkpoints"
+
+    @property
+    def process(self) -> Path:
+        """Identity of the living planner or trainer process, so that it can be found by whoever comes next."""
+        return self.path / "process"
+
+    def last_checkpoint_step(self) -> int | None:
+        """The step of the newest checkpoint."""
+        if not self.checkpoints.is_dir():
+            return None
+        names = (folder.name.removeprefix("step-") for folder in self.checkpoints.glob("step-*"))
+        return max((int(name) for name in names if name.isdigit()), default=None)
+
+    def read_plan(self) -> dict[str, Any] | None:
+        """plan.json."""
+        return _read_object(self.plan)
+
+    def read_error(self) -> dict[str, Any] | None:
+        """error.json."""
+        return _read_object(self.error)
+
+    def read_metrics(self, skip: int = 0) -> list[dict[str, Any]]:
+        """The events from number `skip`; a last line that is still being written is left out."""
+        if not self.metrics.exists():
+            return []
+        lines = self.metrics.read_bytes().split(b"\n")[:-1]
+        return [json.loads(line) for line in lines[skip:]]
+
+    def last_metrics(self) -> dict[str, dict[str, Any]]:
+        """The last event of each sort near the end of metrics.jsonl (and of its first line), by name.
+
+        Reads a bounded piece, so that listing many jobs stays quick.
+        """
+        if not self.metrics.exists():
+            return {}
+        with self.metrics.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            tail = file.read().split(b"\n")[1 if size > _TAIL_BYTES else 0 : -1]
+            file.seek(0)
+            head = file.readline()
+        lines = [head, *tail] if head.endswith(b"\n") else tail
+        events = [json.loads(line) for line in lines]
+        return {event["event"]: event for event in events}
+
+    def tail_of_log(self, lines: int) -> tuple[str, ...]:
+        """The last lines of log.txt."""
+        if not self.log.exists():
+            return ()
+        with self.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return tuple(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return value
