@@ -220,7 +220,7 @@ def _checked_alias(key: str, value: object, source: Source) -> list[Mistake]:
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
     if CANONICAL[key] == "method" and value in METHODS_NOT_THERE:
         return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning")]
-    if key == "per_device_train_batch_size" and value == "auto":
+    if CANONICAL[key] == "per_device_train_batch_size" and value == "auto":
         return [source.mistake(key, "not-there", "auto is not there yet; give a whole number, 1 or more")]
     return []
 

@@ -1,0 +1,250 @@
+"""A job file: what it means, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.errors import Exit, UserError
+from planner.job import ALIASES, CANONICAL, NOT_THERE, Job
+
+BASE = "model: tiny\ndataset: text.jsonl\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a model without weights, its tokenizer, a data file, a template and an empty folder."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    (tmp_path / "tiny" / "tokenizer.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "template.jinja").write_text("{{ messages }}")
+    return tmp_path
+
+
+def parse(extra: str, folder: Path) -> Job:
+    return Job.parse(BASE + extra, folder)
+
+
+def refusal(text: str, folder: Path) -> UserError:
+    with pytest.raises(UserError) as caught:
+        Job.parse(text, folder)
+    assert caught.value.exit_code == Exit.USAGE
+    return caught.value
+
+
+def test_two_keys_are_enough_and_the_rest_has_defaults(folder: Path) -> None:
+    job = parse("", folder)
+    assert job.model == job.tokenizer == str(folder / "tiny")
+    assert job.dataset == (str(folder / "text.jsonl"),)
+    assert job.max_length == 1024
+    assert job.per_device_train_batch_size == 8
+    assert job.gradient_accumulation_steps == 1
+    assert job.learning_rate == 5e-5
+    assert job.max_grad_norm == 1.0
+    assert job.gpu_budget is None
+    assert job.exact and not job.bf16
+
+
+def test_a_resolved_job_reads_back_equal(folder: Path) -> None:
+    job = parse("gpu_budget: 10GiB\nlearning_rate: 5e-5\nchat_template: template.jinja\noutput_dir: out\n", folder)
+    (folder / "resolved.yaml").write_text(job.resolved_yaml())
+    assert Job.from_resolved(folder / "resolved.yaml") == job
+    assert set(yaml.safe_load(job.resolved_yaml())) == set(Job.model_fields)
+
+
+def test_relative_paths_start_at_the_file_and_not_at_the_shell(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "job.yaml").write_text(BASE + "output_dir: ../out\n")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    job = Job.load(folder / "job.yaml")
+    assert job.model == str(folder / "tiny")
+    assert job.output_dir == str(folder.parent / "out")
+
+
+def test_hub_ids_stay_as_they_are(folder: Path) -> None:
+    job = Job.parse("model: Qwen/Qwen3-0.6B\ndataset: [roneneldan/TinyStories, text.jsonl]", folder)
+    assert (job.model, job.tokenizer) == ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")
+    assert job.dataset == ("roneneldan/TinyStories", str(folder / "text.jsonl"))
+
+
+def test_axolotls_list_of_datasets_is_read(folder: Path) -> None:
+    job = Job.parse("base_model: tiny\ndatasets:\n  - {path: text.jsonl, type: alpaca}\n  - path: owner/set\n", folder)
+    assert job.dataset == (str(folder / "text.jsonl"), "owner/set")
+
+
+VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosine", "warmup_steps": "0.1",
+          "num_train_epochs": "2", "method": "full", "chat_template": "template.jinja", "max_length": "64",
+          "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl"}  # fmt: skip
+
+
+@pytest.mark.parametrize("alias", [alias for aliases in ALIASES.values() for alias in aliases])
+def test_an_alias_means_its_canonical_key(alias: str, folder: Path) -> None:
+    key = CANONICAL[alias]
+    base = {"model": "tiny", "dataset": "text.jsonl"}
+    base.pop(key, None)
+    lines = [f"{name}: {value}" for name, value in base.items()]
+    assert Job.parse("\n".join([*lines, f"{alias}: {VALUES[key]}"]), folder) == Job.parse(
+        "\n".join([*lines, f"{key}: {VALUES[key]}"]), folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("learning_rate: 5e-5", "learning_rate", 5e-5),
+        ("learning_rate: 1", "learning_rate", 1.0),
+        ("gpu_budget: 10GiB", "gpu_budget", 10 * 2**30),
+        ("gpu_budget: 1.5 GB", "gpu_budget", 1_500_000_000),
+        ("cpu_budget: 4096", "cpu_budget", 4096),
+        ("max_grad_norm: 0", "max_grad_norm", None),
+        ("max_grad_norm: null", "max_grad_norm", None),
+        ("max_steps: -1", "max_steps", None),
+        ("save_total_limit: null", "save_total_limit", None),
+        ("warmup_ratio: 0.03", "warmup_steps", 0.03),
+        ("adapter: null", "method", "full"),
+        ("report_to: []", "report_to", "none"),
+        ("chat_template: template.jinja", "chat_template", "{{ messages }}"),
+        (
+            "chat_template: '{% for m in messages %}{% endfor %}'",
+            "chat_template",
+            "{% for m in messages %}{% endfor %}",
+        ),
+    ],
+)
+def test_a_value_is_read_as_people_write_it(line: str, field: str, value: object, folder: Path) -> None:
+    assert getattr(parse(line, folder), field) == value
+
+
+def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_known_one(folder: Path) -> None:
+    assert str(refusal(BASE + "learnign_rate: 1e-4\n", folder)) == (
+        "job.yaml has one mistake.\n"
+        "  line 3: learnign_rate: unknown key; did you mean learning_rate?\n"
+        "  hint: correct the file and try again; docs/jobs.md lists every key   [unknown-key]"
+    )
+
+
+def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
+    error = refusal("seed: -4\npacking: 1\nmodel: ./nowhere\nbits: 4\n", folder)
+    assert str(error) == (
+        "job.yaml has 5 mistakes.\n"
+        "  dataset: it is missing; it must be a path or Hugging Face id, or a list of them\n"
+        "  line 1: seed: it is -4; it must be a whole number, 0 or more\n"
+        "  line 2: packing: it is 1; it must be true or false\n"
+        f"  line 3: model: there is no model folder at {folder / 'nowhere'}\n"
+        "  line 4: bits: unknown key\n"
+        "  hint: correct the file and try again; docs/jobs.md lists every key   [bad-job]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("learning_rate: fast", "wrong-type", 'learning_rate: it is "fast"; it must be a number above 0'),
+        ("learning_rate: 0", "bad-value", "it must be a number above 0"),
+        ("learning_rate: .inf", "bad-value", "it must be a number above 0"),
+        ("max_length: 12.5", "wrong-type", "it must be a whole number of tokens, 2 or more"),
+        ("packing: 'yes'", "wrong-type", "it must be true or false"),
+        ("bf16: auto", "wrong-type", "it must be true or false"),
+        ("seed: true", "wrong-type", "it must be a whole number, 0 or more"),
+        ("adam_beta1: 1.0", "bad-value", "a number from 0 up to, not including, 1"),
+        ("gpu_budget: 10XB", "bad-value", "a size like 10GiB or 500MB"),
+        ("gpu_budget: 0", "bad-value", "a size like 10GiB or 500MB"),
+        ("gpu_budget: true", "wrong-type", "a size like 10GiB or 500MB"),
+        ("optim: adamw_8bit", "bad-value", "it must be adamw_torch_fused or adamw_torch"),
+        ("attn_implementation: flash_attention_2", "bad-value", "it must be sdpa or eager"),
+        ("report_to: wandb", "bad-value", "it must be none"),
+        ("warmup_ratio: 3", "bad-value", "a share of all steps, below 1"),
+        ("warmup_steps: 1.5", "bad-value", "1 or more must be a whole number of steps"),
+        ("run_name: ''", "bad-value", "it must be text"),
+        ("method: lora", "not-there", "lora is not there yet; offmate does full fine-tuning"),
+        ("method: qlora", "not-there", "qlora is not there yet"),
+        ("finetuning_type: dpo", "not-there", "finetuning_type: dpo is not there yet"),
+        ("method: magic", "bad-value", 'it is "magic"; it must be full'),
+        ("per_device_train_batch_size: auto", "not-there", "auto is not there yet; give a whole number"),
+        ("micro_batch_size: auto", "not-there", "auto is not there yet; give a whole number"),
+        ("max_length: 8\nsequence_len: 9", "two-names", "sequence_len: max_length is given too"),
+        ("cutoff_len: 8\nsequence_len: 9", "two-names", "cutoff_len is given too, and both mean max_length"),
+        ("tokenizer: ./nowhere", "missing-file", "there is no tokenizer folder at"),
+        ("chat_template: chatml", "missing-file", "leave the key out to use the tokenizer's own"),
+        ("chat_template: text.jsonl", "bad-value", "is not a Jinja template"),
+        ("output_dir: 3", "wrong-type", "it must be a path"),
+        *((f"{key}: 1", "not-there", "is not there yet; leave this key out") for key in NOT_THERE),
+    ],
+)
+def test_a_line_is_refused_with_key_reason_and_code(line: str, code: str, words: str, folder: Path) -> None:
+    error = refusal(BASE + line + "\n", folder)
+    assert (error.code, words in str(error)) == (code, True), str(error)
+    assert error.numbers[0].startswith("line ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: tiny\ndataset: gone.jsonl", "there is no dataset at"),
+        ("model: tiny\ndataset: empty", "holds no .jsonl, .json, .csv, .parquet file"),
+        ("model: tiny/missing\ndataset: text.jsonl", "there is no model folder at"),
+        ("model: .\ndataset: text.jsonl", "has no config.json"),
+        ("model: tiny\ntokenizer: .\ndataset: text.jsonl", "has no tokenizer files"),
+    ],
+)
+def test_a_missing_file_is_named(text: str, words: str, folder: Path) -> None:
+    error = refusal(text, folder)
+    assert error.code == "missing-file"
+    assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("", "bad-yaml", "is not a list of keys and values"),
+        ("- a\n- b", "bad-yaml", "is not a list of keys and values"),
+        ("just words", "bad-yaml", "is not a list of keys and values"),
+        ("1: 2", "bad-yaml", "is not a list of keys and values"),
+        ("model: [", "bad-yaml", "(line 1)"),
+        ("? [a]\n: b", "bad-yaml", "unhashable key (line 1)"),
+        ("model: !!python/object:os.system x", "bad-yaml", "could not determine a constructor"),
+        (BASE + "seed: 1\nseed: 2", "duplicate-key", "seed is given twice, first in line 3 (line 4)"),
+        (BASE + "dataset_name: {a: 1, a: 2}", "duplicate-key", "a is given twice"),
+    ],
+)
+def test_a_file_that_is_no_job_is_refused(text: str, code: str, words: str, folder: Path) -> None:
+    error = refusal(text, folder)
+    assert (error.code, words in str(error)) == (code, True), str(error)
+
+
+def test_a_file_that_cannot_be_read_is_refused(folder: Path) -> None:
+    (folder / "latin.yaml").write_bytes(b"model: \xff\n")
+    for name, words in (("gone.yaml", "No such file"), ("latin.yaml", "not UTF-8"), ("tiny", "directory")):
+        with pytest.raises(UserError, match=words) as caught:
+            Job.load(folder / name)
+        assert caught.value.exit_code == Exit.USAGE
+
+
+def test_notes_say_what_a_key_means_here(folder: Path) -> None:
+    notes = parse("gradient_checkpointing: true\nmax_steps: 5\nnum_train_epochs: 1\n", folder).notes
+    assert [note.split()[0] for note in notes] == ["gradient_checkpointing", str(folder / "tiny"), "max_steps"]
+    (folder / "tiny" / "model.safetensors").touch()
+    assert parse("", folder).notes == ()
+
+
+def test_a_job_does_not_change(folder: Path) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse("", folder).seed = 3  # type: ignore[misc]
+
+
+def test_docs_describe_every_key_alias_default_and_code() -> None:
+    root = Path(__file__).parent.parent
+    docs = (root / "docs" / "jobs.md").read_text()
+    rows = {cells[1].strip(" `"): cells for line in docs.splitlines() if len(cells := line.split("|")) > 5}
+    for key, field in Job.model_fields.items():
+        assert key in rows, f"docs/jobs.md has no row for {key}"
+        default = "" if field.is_required() else yaml.safe_dump(field.default).splitlines()[0].strip()
+        if key != "tokenizer" and default:
+            assert yaml.safe_load(rows[key][3].strip(" `")) == field.default, key
+        assert all(f"`{alias}`" in rows[key][4] for alias in ALIASES.get(key, ())), key
+    assert all(f"`{key}`" in docs for key in NOT_THERE)
