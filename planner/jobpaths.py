@@ -12,7 +12,7 @@ from pathlib import Path
 
 from planner.jobfile import shown
 
-DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 DATASET_TYPES = ("alpaca", "chat_template", "completion", "sharegpt")
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt",
@@ -83,7 +83,7 @@ def _dataset_entry(entry: object, folder: Path) -> str:
         entry = entry["path"]
     path = _path_or_id(entry, folder, "dataset")
     if isinstance(path, Path):
-        if path.is_dir() and not any(child.suffix.lower() in DATA_SUFFIXES for child in path.iterdir()):
+        if path.is_dir() and not any(child.suffix.lower() in DATA_SUFFIXES for child in path.rglob("*")):
             raise FileNotFoundError(f"{path} holds no {', '.join(DATA_SUFFIXES)} file")
         if path.is_file() and path.suffix.lower() not in DATA_SUFFIXES:
             raise ValueError(f"{path} is none of {', '.join(DATA_SUFFIXES)}")

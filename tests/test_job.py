@@ -186,7 +186,7 @@ def test_a_line_is_refused_with_key_reason_and_code(line: str, code: str, words:
     ("text", "words"),
     [
         ("model: tiny\ndataset: gone.jsonl", "there is no dataset at"),
-        ("model: tiny\ndataset: empty", "holds no .jsonl, .json, .csv, .parquet file"),
+        ("model: tiny\ndataset: empty", "holds no .jsonl, .json, .csv, .parquet, .txt file"),
         ("model: tiny/missing\ndataset: text.jsonl", "there is no model folder at"),
         ("model: .\ndataset: text.jsonl", "has no config.json"),
         ("model: tiny\ntokenizer: .\ndataset: text.jsonl", "has no tokenizer files"),
