@@ -46,8 +46,9 @@ class Op:
     """One operation; `Op.parse(str(op)) == op`.
 
     `subject`: an item ("w:…", "g:…", "s:…", or "a:3.1", the offloaded activations of block 3, slice 1), a turn
-    ("F3.1"), tensor names, comma-separated, or "all". `bytes`: moved, allocated or freed; for an update its scratch. A `carried` CPU
-    update works on the gradient of the step before: it is left out right after a drain, and run by the drain.
+    ("F3.1"), tensor names, comma-separated, or "all". `bytes`: moved, allocated or freed; for an update its scratch.
+    A `carried` CPU update works on the gradient of the step before: it is left out right after a drain, and run by the
+    drain.
     """
 
     kind: OpKind

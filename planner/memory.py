@@ -1,0 +1,156 @@
+"""Bytes on the device at every operation of a program, and on the host.
+
+Only the computing queue allocates and frees, so its order alone fixes what is on the device at any time: the walk gives
+the peak exactly, whatever the copies and the CPU do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.chain import Chain, Option, Tensor
+from planner.plan import Direction, Plan, stage_order
+from planner.program import Op, OpKind, Program, Queue
+
+_LOSS_BYTES = 4  # what a finished slice leaves: its loss
+_NORM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Device bytes around one operation of the computing queue: at most during it, and after it."""
+
+    op: Op
+    peak_bytes: int
+    after_bytes: int
+
+
+def gpu_usage(program: Program, chain: Chain) -> Iterator[Usage]:
+    """Device bytes at each operation of the computing queue, for a program that `planner.verify` accepts."""
+    return _Walk(program, chain).run()
+
+
+def gpu_peak_bytes(program: Program, chain: Chain) -> int:
+    """The most bytes on the device at any time of a step."""
+    return max(usage.peak_bytes for usage in gpu_usage(program, chain))
+
+
+class _Walk:
+    def __init__(self, program: Program, chain: Chain) -> None:
+        self.chain, self.program = chain, program
+        self.tensors: dict[str, Tensor] = {t.name: t for t in chain.tensors()}
+        self.options = [block.option(name) for block, name in zip(chain.blocks, program.options, strict=True)]
+        self.users = chain.users()
+        self.held = [self._held_bytes(*stage) for stage in stage_order(len(chain.blocks))] + [_LOSS_BYTES]
+        self.items = {item: self._item_bytes(item) for item in program.resident}
+        self.now = sum(self.items.values())
+        self.norms = 0
+
+    def _held_bytes(self, direction: Direction, index: int) -> int:
+        block = self.chain.blocks[index]
+        return block.backward_held_bytes if direction is Direction.BACKWARD else block.forward_held_bytes
+
+    def run(self) -> Iterator[Usage]:
+        slices, done, waiting = self.program.slices, 0, 0
+        for op in self.program.ops:
+            if op.queue is not Queue.COMPUTE:
+                continue
+            peak = 0
+            match op.kind:
+                case OpKind.ALLOC:
+                    self._add(op.subject, op.bytes)
+                case OpKind.FREE:
+                    peak = self.now
+                    self._drop(op.subject)
+                case OpKind.RUN:
+                    # Slices run a stage in order: those before this one wait for the next stage, those after for this.
+                    stage, k = divmod(done, slices)
+                    others = k * self.held[stage + 1] + (slices - 1 - k) * (self.held[stage] if stage else 0)
+                    done += 1
+                    waiting = others + self.held[stage + 1]
+                    peak = self._run(op, stage) + others - waiting
+                case OpKind.NORM:
+                    self.norms += _NORM_BYTES * len(op.names)
+                case OpKind.UPDATE:
+                    peak = self.now + op.bytes
+            fixed = self.chain.frame_bytes + self.norms + waiting
+            after = self.now + fixed
+            yield Usage(op=op, peak_bytes=max(peak + fixed, after), after_bytes=after)
+
+    def _run(self, op: Op, stage: int) -> int:
+        """The peak of one turn, waiting slices not counted; keeps the books of what it makes and leaves."""
+        direction, index, k = op.turn
+        block, option = self.chain.blocks[index], self.options[index]
+        peak = self.now + self.chain.start_bytes if stage == 0 else 0
+        if direction is Direction.FORWARD:
+            peak = max(peak, self.now + block.forward_held_bytes + option.forward_peak_bytes)
+            self._add(f"saved:{index}.{k}", option.saved_bytes + (block.input_bytes if option.reads_input else 0))
+            if option.offloaded_bytes:
+                self._add(f"a:{index}.{k}", option.offloaded_bytes)
+            after = block.forward_frame_bytes
+        elif direction is Direction.HEAD:
+            peak = max(peak, self.now + option.forward_peak_bytes)
+            self._gradients(index, k)
+            after = block.forward_frame_bytes
+        else:
+            held = self.now + block.backward_held_bytes
+            new = [t for t in block.tensors if t.trainable and f"g:{t.name}" not in self.items]
+            peak = max(peak, held + (self._first_peak(option, new) if new else option.backward_peak_bytes))
+            self._drop(f"saved:{index}.{k}")
+            self._drop(f"a:{index}.{k}")
+            self._gradients(index, k)
+            after = block.backward_frame_bytes
+        return max(peak, self.now + after)
+
+    @staticmethod
+    def _first_peak(option: Option, new: list[Tensor]) -> int:
+        sums = sum(t.gradient_bytes for t in new)
+        first = option.backward_first_peak_bytes
+        return option.backward_peak_bytes + sums if first is None else first
+
+    def _gradients(self, index: int, k: int) -> None:
+        slices = self.program.slices
+        for tensor in self.chain.blocks[index].tensors:
+            if not tensor.trainable:
+                continue
+            self._add(f"g:{tensor.name}", tensor.gradient_bytes)
+            if len(self.users[tensor.name]) > 1 and tensor.row_bytes and slices > 1:
+                # The head's gradient rows of each slice wait for the embedding's, to be added in plain order.
+                rows = min(tensor.gradient_bytes // tensor.row_bytes, slices * self.chain.slice_tokens)
+                aside = f"rows:{tensor.name}"
+                if index == self.users[tensor.name][0]:
+                    if k == slices - 1:
+                        self._drop(aside)
+                else:
+                    self._add(aside, (slices + 2) * rows * tensor.row_bytes)
+
+    def _item_bytes(self, item: str) -> int:
+        tensor = self.tensors[item[2:]]
+        return {"w": tensor.bytes, "g": tensor.gradient_bytes, "s": tensor.state_bytes}[item[0]]
+
+    def _add(self, item: str, size: int) -> None:
+        if item not in self.items:
+            self.items[item] = size
+            self.now += size
+
+    def _drop(self, item: str) -> None:
+        self.now -= self.items.pop(item, 0)
+
+
+def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:
+    """Host bytes of a plan, thesis (4.18) with gradients: what has a host copy, all of it all the time.
+
+    A weight that ever leaves the device or that the CPU updates, states likewise, gradient buffers of tensors updated
+    on the CPU, offloaded activations of all slices.
+    """
+    updated = plan.cpu_updated()
+    moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
+    total = 0
+    for tensor in chain.tensors():
+        on_cpu = tensor.name in updated
+        total += tensor.bytes if on_cpu or f"w:{tensor.name}" in moved else 0
+        total += tensor.state_bytes if on_cpu or f"s:{tensor.name}" in moved else 0
+        total += tensor.gradient_bytes if on_cpu else 0
+    offloaded = sum(b.option(name).offloaded_bytes for b, name in zip(chain.blocks, plan.options, strict=True))
+    return total + plan.slices * offloaded

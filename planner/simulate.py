@@ -1,0 +1,82 @@
+"""The timeline of a program: when each operation runs, and how long a step takes once steps follow each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.chain import Chain
+from planner.hardware import Hardware
+from planner.plan import Direction
+from planner.program import Op, OpKind, Program, Queue
+
+_STEPS = 4  # a step depends on the one before only; from the third on they look alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One operation on the timeline, seconds from the step's start."""
+
+    op: Op
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One step of the steady state; `busy_s` is each queue's work in it. Spans of the CPU may end in the next step."""
+
+    spans: tuple[Span, ...]
+    step_s: float
+    busy_s: tuple[tuple[Queue, float], ...]
+
+
+def durations_s(program: Program, chain: Chain, hardware: Hardware) -> list[float]:
+    """How long each operation takes on its queue when nothing makes it wait."""
+    elements = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
+
+    def duration(op: Op) -> float:
+        match op.kind:
+            case OpKind.FETCH:
+                return op.bytes / hardware.h2d_bytes_per_s
+            case OpKind.SEND:
+                return op.bytes / hardware.d2h_bytes_per_s
+            case OpKind.UPDATE:
+                return sum(elements[name] for name in op.names) / hardware.gpu_update_parameters_per_s
+            case OpKind.CPU_UPDATE:
+                return sum(elements[name] for name in op.names) / hardware.cpu_update_parameters_per_s
+            case OpKind.RUN:
+                direction, index, _ = op.turn
+                option = chain.blocks[index].option(program.options[index])
+                forward = option.forward_s if direction is not Direction.BACKWARD else 0.0
+                backward = option.backward_s if direction is not Direction.FORWARD else 0.0
+                return max(forward + backward, hardware.launch_s)
+        return 0.0
+
+    return [duration(op) for op in program.ops]
+
+
+def simulate(program: Program, chain: Chain, hardware: Hardware) -> Timeline:
+    """Run the program on queues that each do one operation at a time, in order, after what it waits for."""
+    durations = durations_s(program, chain, hardware)
+    position = {op.name: number for number, op in enumerate(program.ops)}
+    waits = [[position[name] for name in op.waits] for op in program.ops]
+    before = [0.0] * len(program.ops)
+    free = dict.fromkeys(Queue, 0.0)
+    ends: list[float] = []
+    spans: tuple[Span, ...] = ()
+    origin = 0.0
+    for _ in range(_STEPS):
+        origin = free[Queue.COMPUTE]
+        now = [0.0] * len(program.ops)
+        starts = [0.0] * len(program.ops)
+        for number, op in enumerate(program.ops):
+            ready = max((now[w] if w < number else before[w] for w in waits[number]), default=0.0)
+            starts[number] = max(free[op.queue], ready)
+            now[number] = free[op.queue] = starts[number] + durations[number]
+        before = now
+        ends.append(free[Queue.COMPUTE])
+        spans = tuple(
+            Span(op=op, start_s=starts[n] - origin, end_s=now[n] - origin) for n, op in enumerate(program.ops)
+        )
+    busy = {queue: sum(d for d, op in zip(durations, program.ops, strict=True) if op.queue is queue) for queue in Queue}
+    return Timeline(spans=spans, step_s=ends[-1] - ends[-2], busy_s=tuple(busy.items()))
