@@ -1,0 +1,259 @@
+"""The joint forward and backward graph of one block, traced without the memory of its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import descriptors
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from planner.errors import UserError
+from planner.graph.nodes import is_view
+from planner.graph.signature import CallShape, flatten_call
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a block's result nests: tensors, other values in between, and which tensors have a gradient."""
+
+    spec: TreeSpec
+    constants: tuple[Any, ...]  # None where a tensor goes
+    is_tensor: tuple[bool, ...]
+    differentiable: tuple[bool, ...]  # per tensor
+
+    def nest(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The block's result made of `tensors`."""
+        each = iter(tensors)
+        leaves = [next(each) if t else c for t, c in zip(self.is_tensor, self.constants, strict=True)]
+        return tree_unflatten(leaves, self.spec)
+
+
+@dataclass(slots=True)
+class Joint:
+    """The joint graph of one block by role. It keeps neither the module nor any data.
+
+    params, buffers   local name -> placeholder, only those the graph has
+    inputs            placeholder per tensor argument, None where the block does not read it
+    tangents          placeholder per differentiable output
+    outputs           node per tensor of the result
+    grads             parameter name or input index -> node, None where there is no gradient
+    interface_bytes   bytes of the storage under each tensor argument
+    """
+
+    name: str
+    module: fx.GraphModule
+    device: torch.device
+    param_names: tuple[str, ...]
+    buffer_names: tuple[str, ...]
+    params: dict[str, fx.Node]
+    buffers: dict[str, fx.Node]
+    inputs: list[fx.Node | None]
+    input_bytes: tuple[int, ...]
+    tangents: list[fx.Node]
+    outputs: list[fx.Node]
+    grads: dict[str | int, fx.Node | None]
+    result: Result
+
+
+class _Flat(nn.Module):
+    """Tensors in, tensors out; remembers how the real results were nested."""
+
+    def __init__(self, module: nn.Module, call: CallShape) -> None:
+        super().__init__()
+        self.module, self.call = module, call
+        self.result: Result
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = self.call.nest(tensors)
+        leaves, spec = tree_flatten(self.module(*args, **kwargs))
+        if any(leaf is tensor for leaf in leaves for tensor in tensors):
+            raise NotImplementedError("it returns one of its arguments")
+        out = tuple(leaf for leaf in leaves if torch.is_tensor(leaf))
+        self.result = Result(
+            spec,
+            tuple(None if torch.is_tensor(leaf) else leaf for leaf in leaves),
+            tuple(torch.is_tensor(leaf) for leaf in leaves),
+            tuple(t.requires_grad for t in out),
+        )
+        return out
+
+
+def fake_mode_of(tensors: Sequence[torch.Tensor]) -> FakeTensorMode:
+    """The fake mode that the tensors live in, or a new one."""
+    for tensor in tensors:
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_like(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
+    """A tensor of that shape and dtype on `device` without memory, laid out contiguously."""
+    with mode:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+
+@contextlib.contextmanager
+def fake_weights(module: nn.Module, mode: FakeTensorMode, device: torch.device) -> Iterator[None]:
+    """Inside, all parameters and buffers of `module` are fake. Whether they were real, on meta, or one-element expands
+    does not matter: weights and buffers are contiguous when the block runs."""
+    fakes: dict[int, torch.Tensor] = {}
+    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    for part in module.modules():
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in fakes:
+                    fake = fake_like(tensor, mode, device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    fakes[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+                replaced.append((table, name, tensor))
+    try:
+        for table, name, tensor in replaced:
+            table[name] = fakes[id(tensor)]
+        yield
+    finally:
+        for table, name, tensor in replaced:
+            table[name] = tensor
+
+
+def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str = "block") -> Joint:
+    """The joint graph of `module` called with these arguments (real or fake; weights on any device, meta too).
+
+    Raises UserError "block-not-traceable", which names the block and the cause.
+    """
+    call, tensors = flatten_call(args, kwargs)
+    if not tensors:
+        raise _untraceable(name, "it is called without a tensor")
+    mode, device = fake_mode_of(tensors), tensors[0].device
+    flat = _Flat(module, call)
+    inputs = [_as_input(t, mode) for t in tensors]
+    try:
+        # A meter or any other mode of the calling thread would see (and count) the fake tensors of the trace. By
+        # default the joint trace runs its backward under the forward's autocast; plain code leaves it before backward.
+        with (
+            functorch_config.patch(backward_pass_autocast="off"),
+            _disable_current_modes(),
+            fake_weights(module, mode, device),
+            contextlib.ExitStack() as stack,
+            torch.random.fork_rng(devices=[]),
+            torch.enable_grad(),
+        ):
+            exported = aot_export_joint_with_descriptors(stack, flat, tuple(inputs))
+    except Exception as error:  # whatever the model's own code or the tracer raised is the cause to name
+        first_line = str(error).strip().partition("\n")[0]
+        raise _untraceable(name, f"{type(error).__name__}: {first_line}") from error
+    return _by_role(name, exported.graph_module, module, flat.result, tensors, device)
+
+
+def _as_input(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    fake = tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor.detach())
+    return fake.detach().requires_grad_(tensor.requires_grad)
+
+
+def _untraceable(name: str, cause: str) -> UserError:
+    return UserError(
+        f"Block {name} cannot be traced: {cause[:300]}",
+        code="block-not-traceable",
+        hint="if the model has another implementation of this part, choose it (attn_implementation: sdpa or eager)",
+    )
+
+
+def _by_role(
+    name: str,
+    graph_module: fx.GraphModule,
+    module: nn.Module,
+    result: Result,
+    tensors: Sequence[torch.Tensor],
+    device: torch.device,
+) -> Joint:
+    params: dict[str, fx.Node] = {}
+    buffers: dict[str, fx.Node] = {}
+    inputs: dict[int, fx.Node] = {}
+    tangents: dict[int, fx.Node] = {}
+    graph = graph_module.graph
+    for node in graph.find_nodes(op="placeholder"):
+        match node.meta["desc"]:
+            case descriptors.ParamAOTInput() as role:
+                params[role.target.removeprefix("module.")] = node
+            case descriptors.BufferAOTInput() as role:
+                buffers[role.target.removeprefix("module.")] = node
+            case descriptors.PlainAOTInput() as role:
+                inputs[role.idx] = node
+            case descriptors.TangentAOTInput(output=descriptors.PlainAOTOutput() as role):
+                tangents[role.idx] = node
+            case role:
+                raise _untraceable(name, f"its graph has an input of a kind that is not supported ({role})")
+    outputs: dict[int, fx.Node] = {}
+    grads: dict[str | int, fx.Node | None] = {}
+    last = graph.output_node()
+    for node, role in zip(last.args[0], last.meta["desc"], strict=True):  # type: ignore[arg-type]
+        match role:
+            case None:
+                pass
+            case descriptors.PlainAOTOutput():
+                assert isinstance(node, fx.Node)
+                outputs[role.idx] = node
+            case descriptors.GradAOTOutput(grad_of=descriptors.ParamAOTInput() as of):
+                grads[of.target.removeprefix("module.")] = node
+            case descriptors.GradAOTOutput(grad_of=descriptors.PlainAOTInput() as of):
+                grads[of.idx] = node
+            case _:
+                raise _untraceable(name, f"it changes a buffer or an argument in place ({role})")
+    joint = Joint(
+        name=name,
+        module=graph_module,
+        device=device,
+        param_names=tuple(n for n, _ in module.named_parameters()),
+        buffer_names=tuple(n for n, _ in module.named_buffers()),
+        params=params,
+        buffers=buffers,
+        inputs=[inputs.get(i) for i in range(len(tensors))],
+        input_bytes=tuple(t.untyped_storage().nbytes() for t in tensors),
+        tangents=[tangents[i] for i in sorted(tangents)],
+        outputs=[outputs[i] for i in range(len(outputs))],
+        grads=grads,
+        result=result,
+    )
+    _clean(joint)
+    return joint
+
+
+def _clean(joint: Joint) -> None:
+    """Forget detach and alias, merge equal views: a recipe might otherwise save the same storage twice."""
+    seen: dict[object, fx.Node] = {}
+    new: dict[fx.Node, fx.Node] = {}
+    graph = joint.module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        same = None
+        if node.target in (_aten.detach.default, _aten.alias.default):
+            same = node.args[0]
+        elif is_view(node) or node.target is operator.getitem:
+            same = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+        if isinstance(same, fx.Node) and same is not node:
+            new[node] = same
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+
+    def final(node: fx.Node) -> fx.Node:
+        while node in new:
+            node = new[node]
+        return node
+
+    joint.outputs = [final(node) for node in joint.outputs]
+    joint.grads = {k: final(n) if isinstance(n, fx.Node) else None for k, n in joint.grads.items()}

@@ -1,0 +1,90 @@
+"""What the operations of a traced graph are: random, views, in place; and which storages their values fill."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+_aten = torch.ops.aten
+StorageId = tuple[fx.Node, int]
+
+
+def is_op(node: fx.Node) -> bool:
+    """A call of a dispatched operation (not `getitem`)."""
+    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Draws random numbers."""
+    return is_op(node) and torch.Tag.nondeterministic_seeded in _overload(node).tags
+
+
+def is_view(node: fx.Node) -> bool:
+    """Returns memory of its first argument."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return is_view(parent(node))  # getitem of split is a view, of layer_norm it is not
+    return is_op(node) and (_overload(node).is_view or node.target is _aten._unsafe_view.default)
+
+
+def is_mutable(node: fx.Node) -> bool:
+    """Writes into an argument and returns it."""
+    return is_op(node) and _overload(node)._schema.is_mutable
+
+
+def parent(node: fx.Node) -> fx.Node:
+    """The first argument of `node`, which is a node."""
+    first = node.args[0]
+    assert isinstance(first, fx.Node)
+    return first
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of the storage under a (fake) tensor; 0 for anything else."""
+    return value.untyped_storage().nbytes() if torch.is_tensor(value) else 0
+
+
+def _overload(node: fx.Node) -> Any:
+    return node.target
+
+
+class Storages:
+    """Which storages each node's value fills, so that liveness counts bytes once. `bytes` knows fresh storages only."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.of: dict[fx.Node, list[StorageId]] = {}
+        self.bytes: dict[StorageId, int] = {}
+        for node in graph.nodes:
+            self._add(node)
+
+    def _add(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if node.target is operator.getitem:
+            whole, index = self.of[parent(node)], node.args[1]
+            assert isinstance(index, int)
+            self.of[node] = [whole[index]] if len(whole) > 1 else whole
+        elif is_view(node) or is_mutable(node):
+            self.of[node] = self.of[parent(node)]
+        elif isinstance(value, (tuple, list)):
+            self.of[node] = [(node, i) for i in range(len(value))]
+            self.bytes.update({(node, i): nbytes(v) for i, v in enumerate(value)})
+        elif node.op in ("call_function", "placeholder"):
+            self.of[node] = [(node, 0)]
+            self.bytes[node, 0] = nbytes(value)
+        else:
+            self.of[node] = []
+
+    def own(self, node: fx.Node) -> bool:
+        """The node's value fills a fresh storage of exactly its size."""
+        if is_view(node) or node.op != "call_function":
+            return False
+        value = node.meta["val"]
+        return bool(nbytes(value) == value.numel() * value.element_size())
+
+    def saved_bytes(self, nodes: list[fx.Node]) -> int:
+        """Bytes of the storages under the values of `nodes`, each storage once."""
+        return sum(self.bytes[s] for s in {s: None for node in nodes for s in self.of[node]})

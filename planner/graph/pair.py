@@ -1,0 +1,158 @@
+"""The generated forward and backward of one block under one recipe, with the bytes they will allocate."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import fx
+
+from planner.graph.codegen import Rng, eager_dropouts, generate, on_demand, rng_of
+from planner.graph.joint import Joint
+from planner.graph.liveness import peak_bytes
+from planner.graph.nodes import Storages, is_random, is_view, nbytes
+from planner.graph.recipes import Recipe
+
+Sink = Callable[[str, torch.Tensor], None]
+
+
+class Pair:
+    """Two functions and their figures; no state, so that all blocks of a kind share one.
+
+    saved_bytes            bytes of what forward hands to backward (weights, buffers and inputs not counted)
+    output_bytes           bytes of the results
+    forward_peak           most bytes alive in forward above its start, results and saved tensors included
+    backward_peak[first]   most bytes alive in backward above its start (where the saved tensors exist already).
+                           True: a first slice, whose weight gradients become the sums and are counted; False: a later
+                           slice, whose gradients are added to sums that exist
+    interface              index of the input whose gradient leads to the block before; None: there is none
+    interface_bytes        bytes of the storage under it
+    reads_interface        backward reads it. Llama in bf16 casts first: with everything kept, backward does not
+    backward_primals       indices into [*parameters, *buffers, *inputs] of what backward reads
+    backward_weights       local names of the parameters among them
+    param_grads            local names of the parameters that get a gradient
+    adoptable              local name -> its gradient may become the sum itself: nothing else sees its storage
+    """
+
+    def __init__(self, joint: Joint, recipe: Recipe, rng: Rng | None = None) -> None:
+        """`rng`: the generator of the random operations; None: the default one of the joint graph's device."""
+        self.joint, self.recipe = joint, recipe
+        self.n_params, self.n_buffers = len(joint.param_names), len(joint.buffer_names)
+        self.primals: list[fx.Node | None] = [
+            *(joint.params.get(name) for name in joint.param_names),
+            *(joint.buffers.get(name) for name in joint.buffer_names),
+            *joint.inputs,
+        ]
+        graph = joint.module.graph
+        body = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+        storages = Storages(graph)
+        rng = rng or rng_of(joint.device)
+        swap = eager_dropouts(graph)
+        grads = [g for g in joint.grads.values() if g is not None]
+
+        forward_set = _forward_nodes(joint, body)
+        forward_nodes = [n for n in body if n in forward_set]
+        saved, needed = _cut(grads, forward_set, recipe)
+        self.saved = [n for n in forward_nodes if n in saved]
+        replayed = [n for n in forward_nodes if n in needed and is_random(n)]
+        forward = generate(
+            "forward", self.primals, forward_nodes, [*joint.outputs, *self.saved],
+            constants=joint.module, rng=rng, swap=swap, record=replayed,
+        )  # fmt: skip
+        backward_nodes = on_demand([n for n in body if n in needed], forward_set)
+        used = {a for n in backward_nodes for a in n.all_input_nodes} | set(grads)
+        where = {n: i for i, n in enumerate(self.primals) if n is not None}
+        self.backward_primals = tuple(where[n] for n in self.primals if n is not None and n in used)
+        self.param_grads = tuple(n for n in joint.param_names if joint.grads.get(n) is not None)
+        backward_inputs = [*self.saved, *(self.primals[i] for i in self.backward_primals), *joint.tangents]
+        input_grads = [joint.grads.get(i) for i in range(len(joint.inputs))]
+        sinks: dict[fx.Node, list[str]] = {}
+        for name in self.param_grads:
+            node = joint.grads[name]
+            assert node is not None
+            sinks.setdefault(node, []).append(name)
+        backward = generate(
+            "backward", backward_inputs, backward_nodes, input_grads,
+            constants=joint.module, rng=rng, swap=swap, sinks=sinks, replay=replayed,
+        )  # fmt: skip
+        self._forward, self._backward = forward.function, backward.function
+        self.forward_source, self.backward_source = forward.source, backward.source
+
+        storages_of_grads = [s for g in grads for s in storages.of[g]]
+        self.adoptable = {
+            name: storages.own(node) and storages_of_grads.count(storages.of[node][0]) == 1
+            for node, names in sinks.items()
+            for name in names
+        }
+        noise = {node: _result_bytes(node) for node in swap}
+        borrowed = [n for n in self.primals if n is not None]
+        self.forward_peak = peak_bytes(forward.steps, storages, borrowed=borrowed, scratch=noise)
+        self.backward_peak = {
+            first: peak_bytes(
+                backward.steps, storages, owned=self.saved, adoptable=self.adoptable if first else None, scratch=noise
+            )
+            for first in (True, False)
+        }
+        self.interface = next((i for i, g in enumerate(input_grads) if g is not None), None)
+        first_input = self.n_params + self.n_buffers
+        self.reads_interface = self.interface is not None and first_input + self.interface in self.backward_primals
+        self.interface_bytes = joint.input_bytes[self.interface] if self.interface is not None else 0
+        self.saved_bytes = storages.saved_bytes(self.saved)
+        self.output_bytes = storages.saved_bytes(joint.outputs)
+        self.backward_weights = tuple(joint.param_names[i] for i in self.backward_primals if i < self.n_params)
+
+    @property
+    def n_outputs(self) -> int:
+        """How many tensors the block returns."""
+        return len(self.joint.outputs)
+
+    def forward(self, values: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """`values` = [*parameters, *buffers, *inputs], emptied. Returns [*outputs, *saved] and the random states that
+        backward replays (host memory). The order of the saved tensors is fixed: `Pair.saved`."""
+        results, states = self._forward(values, [], None)
+        return results, states
+
+    def backward(
+        self, values: list[torch.Tensor], states: Sequence[torch.Tensor], sink: Sink
+    ) -> list[torch.Tensor | None]:
+        """`values` = [*saved, *primals at `backward_primals`, *tangents], emptied. Returns the gradient of each input,
+        None where there is none. `sink(name, gradient)` is called as soon as a weight's gradient exists, so that at
+        most one is alive beside the sums."""
+        results, _ = self._backward(values, states, sink)
+        return list(results)
+
+
+def _forward_nodes(joint: Joint, body: Sequence[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    todo = list(joint.outputs)
+    while todo:
+        node = todo.pop()
+        if node.op != "placeholder" and node not in found:
+            found.add(node)
+            todo += node.all_input_nodes
+    # A dropout's mask, the logsumexp of attention, mean and rstd of a norm are no ancestors of an output. Without them
+    # here they could not be saved, and "keep" would run those operations (and their random state) twice.
+    return found | {n for n in body if n.target is operator.getitem and n.args[0] in found}
+
+
+def _result_bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return nbytes(value[0] if isinstance(value, (tuple, list)) else value)
+
+
+def _cut(grads: Sequence[fx.Node], forward: set[fx.Node], recipe: Recipe) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Walk back from the gradients and stop at what exists (inputs, tangents) or may be saved. Returns what is saved
+    and what backward computes."""
+    saved, needed = set[fx.Node](), set[fx.Node]()
+    todo = list(grads)
+    while todo:
+        node = todo.pop()
+        if node in needed or node in saved or node.op == "placeholder":
+            continue
+        if node in forward and recipe.may_save(node) and not is_view(node) and torch.is_tensor(node.meta.get("val")):
+            saved.add(node)
+        else:
+            needed.add(node)
+            todo += node.all_input_nodes
+    return saved, needed

@@ -1,0 +1,43 @@
+"""How a call's arguments nest, which of them are tensors, and when two calls may share generated code."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+
+@dataclass(frozen=True, slots=True)
+class CallShape:
+    """A call without its tensors. `rest` has None where a tensor was, `where` says where; `key` equal: same code."""
+
+    rest: tuple[Any, ...]
+    where: tuple[int, ...]
+    spec: TreeSpec
+    key: Hashable
+
+    def nest(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of the call with `tensors` in their places."""
+        flat = list(self.rest)
+        for position, tensor in zip(self.where, tensors, strict=True):
+            flat[position] = tensor
+        args, kwargs = tree_unflatten(flat, self.spec)
+        return args, kwargs
+
+
+def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallShape, list[torch.Tensor]]:
+    """The shape of a call and its tensors in order."""
+    flat, spec = tree_flatten((tuple(args), dict(kwargs)))
+    where = tuple(i for i, x in enumerate(flat) if torch.is_tensor(x))
+    tensors = [flat[i] for i in where]
+    rest = tuple(None if torch.is_tensor(x) else x for x in flat)
+    key = (
+        spec,
+        tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in tensors),
+        # What is no plain value (a configuration, a cache) counts by its type: it may have no equality of its own.
+        tuple(x if isinstance(x, (bool, int, float, str, type(None), torch.dtype)) else type(x) for x in rest),
+    )
+    return CallShape(rest, where, spec, key), tensors

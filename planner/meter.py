@@ -1,0 +1,105 @@
+"""Live device bytes, counted by storage. Where the device is the CPU, this meter is what "on the device" means."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Meter:
+    """Counts the bytes of every storage that an operation returned while a `watch()` was on, until the storage dies.
+
+    The counts are shared by all threads. A dispatch mode belongs to one thread, so each thread that computes enters
+    its own `watch()`; `host()` is per thread too. Blind to the scratch memory of kernels and to `resize_` of storages.
+
+    now         bytes alive
+    peak        most bytes alive since the start or since `reset_peak()`
+    """
+
+    def __init__(self, device: str = "cpu", counted: tuple[type, ...] = (torch.Tensor, nn.Parameter)) -> None:
+        """`device`: the type of device to count; `counted`: the exact tensor types (a profile counts fake ones)."""
+        self.device, self.counted = device, counted
+        self.now = self.peak = self._mark = 0
+        self._sizes: dict[int, int] = {}
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        # Re-entrant: a garbage collection inside `add` may end the life of other storages in the same thread.
+        self._lock = threading.RLock()
+        self._thread = threading.local()
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Count the storage of `tensor`, if it is on the device and not counted yet."""
+        if tensor.device.type != self.device:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        with self._lock:
+            if key in self._sizes:
+                return
+            size = 0 if getattr(self._thread, "on_host", False) else storage.nbytes()
+            self._sizes[key] = size
+            self._alive[key] = weakref.ref(storage, functools.partial(self._drop, key))
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            self._mark = max(self._mark, self.now)
+
+    def _drop(self, key: int, _: object) -> None:
+        with self._lock:
+            self.now -= self._sizes.pop(key)
+            del self._alive[key]
+
+    def bytes_of(self, tensor: torch.Tensor) -> int:
+        """What `tensor`'s storage counts for: 0 on the host or when never seen."""
+        return self._sizes.get(tensor.untyped_storage()._cdata, 0)
+
+    def mark(self) -> int:
+        """The peak since the last mark; sets a new mark."""
+        with self._lock:
+            peak, self._mark = self._mark, self.now
+            return peak
+
+    def reset_peak(self) -> None:
+        """Let `peak` begin anew at what is alive now."""
+        with self._lock:
+            self.peak = self.now
+
+    @contextlib.contextmanager
+    def host(self) -> Iterator[None]:
+        """What this thread makes inside is host memory, which counts nothing for as long as it lives."""
+        before = getattr(self._thread, "on_host", False)
+        self._thread.on_host = True
+        try:
+            yield
+        finally:
+            self._thread.on_host = before
+
+    def watch(self) -> contextlib.AbstractContextManager[object]:
+        """A context in which this thread's operations are counted."""
+        return _Watch(self)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.meter = meter
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if type(leaf) in self.meter.counted:
+                self.meter.add(leaf)
+        return result
