@@ -92,11 +92,14 @@ class PlainEngine:
         for name, master in self.masters.items():
             state = self.adamw.state[master]
             zeros = torch.zeros_like(master)
-            yield name, {
-                "master": master.detach().cpu(),
-                "exp_avg": state.get("exp_avg", zeros).cpu(),
-                "exp_avg_sq": state.get("exp_avg_sq", zeros).cpu(),
-            }
+            yield (
+                name,
+                {
+                    "master": master.detach().cpu(),
+                    "exp_avg": state.get("exp_avg", zeros).cpu(),
+                    "exp_avg_sq": state.get("exp_avg_sq", zeros).cpu(),
+                },
+            )
 
     def load_state(self, tensors: Iterator[tuple[str, dict[str, Tensor]]], *, step: int) -> None:
         """Go on from `state()` after `step` steps."""
