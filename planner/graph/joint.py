@@ -105,13 +105,15 @@ def fake_like(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) 
 
 
 @contextlib.contextmanager
-def fake_weights(module: nn.Module, mode: FakeTensorMode, device: torch.device) -> Iterator[None]:
-    """Inside, all parameters and buffers of `module` are fake. Whether they were real, on meta, or one-element expands
-    does not matter: weights and buffers are contiguous when the block runs."""
+def fake_weights(
+    module: nn.Module, mode: FakeTensorMode, device: torch.device, *, buffers: bool = True
+) -> Iterator[None]:
+    """Inside, all parameters of `module` (and buffers, if asked) are fake. Whether they were real, on meta, or
+    one-element expands does not matter: weights are contiguous when the block runs."""
     fakes: dict[int, torch.Tensor] = {}
     replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     for part in module.modules():
-        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers) if buffers else (part._parameters,)
         for table in tables:
             for name, tensor in table.items():
                 if tensor is None:

@@ -79,11 +79,11 @@ class Storages:
             self.of[node] = []
 
     def own(self, node: fx.Node) -> bool:
-        """The node's value fills a fresh storage of exactly its size."""
+        """The node's value fills a fresh storage of exactly its size, contiguously."""
         if is_view(node) or node.op != "call_function":
             return False
         value = node.meta["val"]
-        return bool(nbytes(value) == value.numel() * value.element_size())
+        return bool(value.is_contiguous() and nbytes(value) == value.numel() * value.element_size())
 
     def saved_bytes(self, nodes: list[fx.Node]) -> int:
         """Bytes of the storages under the values of `nodes`, each storage once."""
