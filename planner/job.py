@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from planner.errors import Exit, UserError
-from planner.jobfile import Mistake, Source, read_yaml, shown, to_user_error
+from planner.jobfile import Mistake, Source, read_text, read_yaml, shown, to_user_error
 from planner.jobpaths import local_dataset, local_file_or_template, local_model, local_tokenizer, resolve
 from planner.units import parse_bytes
 
@@ -134,16 +133,7 @@ class Job(BaseModel):
     @classmethod
     def load(cls, path: Path) -> Job:
         """The job in the file `path`; relative paths in it start at its folder. Raises UserError (exit 2)."""
-        path = Path(path)
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise UserError(
-                f"Cannot read the job file {path}: {reason}.", code="missing-file", exit_code=Exit.USAGE,
-                hint="give the path of a YAML file; docs/jobs.md lists its keys",
-            ) from error  # fmt: skip
-        return cls.parse(text, path.parent, name=path.name)
+        return cls.parse(read_text(path), path.parent, name=path.name)
 
     @classmethod
     def parse(cls, text: str, folder: Path, *, name: str = "job.yaml") -> Job:

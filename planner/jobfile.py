@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -63,6 +64,18 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+
+
+def read_text(path: Path) -> str:
+    """The text of the job file. Raises UserError (exit 2) when it cannot be read."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(
+            f"Cannot read the job file {path}: {reason}.", code="missing-file", exit_code=Exit.USAGE,
+            hint="give the path of a YAML file; docs/jobs.md lists its keys",
+        ) from error  # fmt: skip
 
 
 def read_yaml(text: str, name: str) -> Source:

@@ -1,0 +1,69 @@
+"""How commands speak: words and tables for people, whole lines for pipes, JSON for programs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+P = ParamSpec("P")
+Json = dict[str, Any]
+
+UNLIMITED = 100_000  # columns: what goes into a pipe is never wrapped or cut
+COLOURS = {"done": "green", "running": "cyan", "failed": "red", "cancelled": "yellow", "ok": "green",
+           "warning": "yellow", "problem": "red"}  # fmt: skip
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where people's words go; plain and unwrapped when that is no terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else UNLIMITED, highlight=False, markup=False,
+                   soft_wrap=True)  # fmt: skip
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def state_text(state: str) -> Text:
+    """A word that means good or bad, in its colour."""
+    return Text(state, style=COLOURS.get(state, ""))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """Columns under their names, without lines, as shells like them."""
+    lines = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for row in rows:
+        lines.add_row(*row)
+    return lines
+
+
+def pairs(rows: Sequence[tuple[str, str | Text]]) -> Table:
+    """Names and what they are, one a line."""
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in rows:
+        lines.add_row(Text(name, style="bold"), value)
+    return lines
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def budget_options(command: Callable[P, None]) -> Callable[P, None]:
+    """`--gpu-budget` and `--cpu-budget`, which stand above the job file."""
+
+    @click.option("--gpu-budget", metavar="SIZE", help="Instead of the file's gpu_budget, like 10GiB.")
+    @click.option("--cpu-budget", metavar="SIZE", help="Instead of the file's cpu_budget.")
+    @functools.wraps(command)
+    def with_budgets(*args: P.args, **kwargs: P.kwargs) -> None:
+        command(*args, **kwargs)
+
+    return with_budgets
