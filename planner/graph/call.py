@@ -78,7 +78,7 @@ class BlockCall:
             outputs[edges[0].output_nr] = gradients.pop()
             before.arrive(outputs)
         else:
-            torch.autograd.backward(edges, gradients)  # type: ignore[no-untyped-call]
+            torch.autograd.backward(edges, gradients)
 
     def clear(self) -> None:
         """Break the cycle call -> node -> call, which runs through C++, where no collector sees it."""
@@ -116,5 +116,5 @@ def run_slice(
     loss: Tensor = model(**{name: t.to(device, copy=True) for name, t in batch.items()}, **model_kwargs).loss
     value = loss.detach()
     with torch.autocast(device.type, enabled=False):  # plain code leaves autocast before backward
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     return value
