@@ -1,7 +1,7 @@
 """The daemon's settings: the environment first, then `config.toml` in the state folder, then the default.
 
-    database_url = "postgresql+psycopg://me@localhost/offmate"     # OFFMATE_DATABASE_URL
-    redis_url = "redis://localhost:6379/0"                         # OFFMATE_REDIS_URL
+database_url = "postgresql+psycopg://me@localhost/offmate"     # OFFMATE_DATABASE_URL
+redis_url = "redis://localhost:6379/0"                         # OFFMATE_REDIS_URL
 """
 
 from __future__ import annotations

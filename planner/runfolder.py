@@ -79,22 +79,18 @@ class RunFolder:
         lines = self.metrics.read_bytes().split(b"\n")[:-1]
         return [json.loads(line) for line in lines[skip:]]
 
-    def last_metrics(self) -> dict[str, dict[str, Any]]:
-        """The last event of each sort near the end of metrics.jsonl (and of its first line), by name.
-
-        Reads a bounded piece, so that listing many jobs stays quick.
-        """
+    def recent_metrics(self) -> list[dict[str, Any]]:
+        """The first event, and those near the end of metrics.jsonl: a bounded piece, so that listing stays quick."""
         if not self.metrics.exists():
-            return {}
+            return []
         with self.metrics.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            tail = file.read().split(b"\n")[1 if size > _TAIL_BYTES else 0 : -1]
-            file.seek(0)
             head = file.readline()
-        lines = [head, *tail] if head.endswith(b"\n") else tail
-        events = [json.loads(line) for line in lines]
-        return {event["event"]: event for event in events}
+            size = file.seek(0, os.SEEK_END)
+            start = file.seek(max(len(head), size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+        if start > len(head):
+            lines = lines[1:]  # the piece began in the middle of one
+        return [json.loads(line) for line in ([head, *lines] if head.endswith(b"\n") else [])]
 
     def tail_of_log(self, lines: int) -> tuple[str, ...]:
         """The last lines of log.txt."""

@@ -1,0 +1,56 @@
+"""A worker of one queue: `python -m offmated.rqworker plan|gpu`. It forks a horse for every message."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import redis
+from rq import Queue, Worker
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+import offmated.store  # noqa: F401  # the tasks need it: imported here, the horses have it at once
+from offmated.broker import Broker
+from offmated.config import Config
+from offmated.paths import Paths
+from planner.processes import die_with
+
+log = logging.getLogger(__name__)
+
+
+class ForkWorker(Worker):
+    """RQ's, but for two things: its horse dies with it, and a broker that is away for a while does not end it."""
+
+    def main_work_horse(self, job: Job, queue: Queue) -> None:
+        """The horse's life. RQ would leave it to go on alone, unwatched, when its worker is killed."""
+        assert self.pid is not None
+        die_with(self.pid)
+        super().main_work_horse(job, queue)
+
+    def maintain_heartbeats(self, job: Job) -> None:
+        """RQ's heartbeat; a failing one would end the worker, and with it a training that needs no broker."""
+        try:
+            super().maintain_heartbeats(job)
+        except redis.ConnectionError as error:
+            log.warning("no heartbeat, the broker is away: %s", error)
+
+
+def main(name: str) -> int:
+    """Serve the queue "plan" or "gpu" until SIGTERM. Exit code 1: something failed, and the log says what."""
+    paths = Paths.from_environment()
+    broker = Broker.choose(Config.load(paths), paths)
+    connection = broker.connect()
+    try:
+        worker = ForkWorker([broker.queue(name, connection)], connection=connection, serializer=JSONSerializer)
+        worker.work(logging_level="WARNING")
+    except redis.ConnectionError as error:
+        log.error("the broker is away: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format=f"%(asctime)s {sys.argv[1]}-worker[{os.getpid()}] %(message)s", level=logging.INFO)
+    sys.exit(main(sys.argv[1]))

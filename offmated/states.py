@@ -1,0 +1,124 @@
+"""The states of a job and the ways between them: one table. `offmated/store.py` has the one function that writes them.
+
+submitted ─> planning ─> waiting ─> running ─> done
+     ^─────────┘            ^─────────┘          (back: stopped, or its process died; it goes on later)
+every state that is not final may also become cancelled; planning and running may become failed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from planner.errors import Exit
+
+CRASH_LIMIT = 3  # deaths of a job's process without a new checkpoint, after which it has failed
+
+
+class JobState(StrEnum):
+    """Where a job stands. SUBMITTED is due for the planner, WAITING is planned and due for the GPU."""
+
+    SUBMITTED = "submitted"
+    PLANNING = "planning"
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class StopReason(StrEnum):
+    """Why the daemon stops a job. CANCEL: for good, without a checkpoint. SHUTDOWN: with one, to go on later."""
+
+    CANCEL = "cancel"
+    SHUTDOWN = "shutdown"
+
+
+NEXT: dict[JobState, frozenset[JobState]] = {
+    JobState.SUBMITTED: frozenset({JobState.PLANNING, JobState.CANCELLED}),
+    JobState.PLANNING: frozenset({JobState.WAITING, JobState.SUBMITTED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.WAITING: frozenset({JobState.RUNNING, JobState.CANCELLED}),
+    JobState.RUNNING: frozenset({JobState.DONE, JobState.WAITING, JobState.FAILED, JobState.CANCELLED}),
+    JobState.DONE: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+FINAL = frozenset(state for state, following in NEXT.items() if not following)
+TAKEN_FROM = {JobState.PLANNING: JobState.SUBMITTED, JobState.RUNNING: JobState.WAITING}
+"""A state in which a process works on the job -> the state in which the job is due for it."""
+
+_FINISHED = {JobState.PLANNING: JobState.WAITING, JobState.RUNNING: JobState.DONE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a job's planner or trainer process ended.
+
+    `exit_code` is negative for the signal that ended it, None when its watcher died with it. `progressed`: there is a
+    checkpoint that was not there when it began. `blameless`: it went down with the daemon or the machine.
+    `error`: its last UserError, in its JSON form; `log`: the last lines of its log.
+    """
+
+    exit_code: int | None
+    progressed: bool = False
+    blameless: bool = False
+    error: dict[str, Any] | None = None
+    log: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What becomes of the job: `crashes` is the new count, `error` why it failed."""
+
+    state: JobState
+    crashes: int
+    error: dict[str, Any] | None = None
+
+
+def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending) -> Verdict:
+    """What becomes of a job whose process ended in `phase` (PLANNING or RUNNING), with `crashes` behind it.
+
+    What is finished stays finished, even when a stop came late. A person's error is final; a death is not, before
+    `CRASH_LIMIT` of them.
+    """
+    code = ending.exit_code
+    since = 0 if ending.progressed else crashes
+    if code == Exit.DONE and not (phase is JobState.PLANNING and stop is StopReason.CANCEL):
+        return Verdict(state=_FINISHED[phase], crashes=0)
+    if stop is StopReason.CANCEL:
+        return Verdict(state=JobState.CANCELLED, crashes=since)
+    if code is not None and code > 0 and code != Exit.STOPPED:
+        return Verdict(state=JobState.FAILED, crashes=since, error=ending.error or _unexplained(phase, ending))
+    if stop is None and not ending.blameless and not (code == Exit.STOPPED and ending.progressed):
+        since += 1
+    if since >= CRASH_LIMIT:
+        return Verdict(state=JobState.FAILED, crashes=since, error=_crashed(phase, ending, since))
+    return Verdict(state=TAKEN_FROM[phase], crashes=since)
+
+
+_PROCESS = {JobState.PLANNING: "planner", JobState.RUNNING: "trainer"}
+
+
+def _unexplained(phase: JobState, ending: Ending) -> dict[str, Any]:
+    return {
+        "what": f"The {_PROCESS[phase]} ended with exit code {ending.exit_code}.",
+        "numbers": list(ending.log),
+        "hint": "the job's log has the whole story",
+        "code": f"{_PROCESS[phase]}-failed",
+        "exit_code": int(Exit.FAILED),
+    }
+
+
+def _crashed(phase: JobState, ending: Ending, crashes: int) -> dict[str, Any]:
+    code = ending.exit_code
+    how = f"signal {-code}" if code is not None and code < 0 else "exit code 75" if code else "with its worker"
+    killed = "signal 9 is often the system's out-of-memory killer: lower cpu_budget"
+    return {
+        "what": f"The {_PROCESS[phase]} died {crashes} times without a new checkpoint.",
+        "numbers": [f"the last time: {how}", *ending.log],
+        "hint": killed if code == -9 else "see the job's log",
+        "code": "crashed",
+        "exit_code": int(Exit.FAILED),
+    }

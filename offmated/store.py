@@ -1,0 +1,148 @@
+"""Jobs in the database, which is the truth about them. `Store._write` is the only function that changes a state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from offmated.config import Config
+from offmated.database import open_engine
+from offmated.models import JobRow
+from offmated.paths import Paths
+from offmated.states import FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, judge
+from planner.errors import Exit, UserError
+from planner.processes import Process
+from planner.runfolder import RunFolder
+
+__all__ = ["JobRow", "JobState", "StopReason", "Store"]  # the task files import from here alone
+
+LOG_LINES = 12
+
+
+class Store:
+    """The jobs of one database. Each method is one transaction; rows it returns are detached copies."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = open_engine(url)
+
+    @classmethod
+    def from_environment(cls) -> Store:
+        """The store of this user's daemon."""
+        return cls(Config.load(Paths.from_environment()).database_url)
+
+    def add(self, name: str, prepare: Callable[[int], Path], priority: int = 0) -> JobRow:
+        """A new job. `prepare` gets its number and makes its run folder; what it raises leaves no row behind."""
+        with self._session() as session, session.begin():
+            row = JobRow(
+                name=name, state=JobState.SUBMITTED, priority=priority, run_dir="", created_at=time.time(),
+                attempts=0, crashes=0,
+            )  # fmt: skip
+            session.add(row)
+            session.flush()
+            row.run_dir = str(prepare(row.id))
+        return row
+
+    def job(self, job_id: int) -> JobRow:
+        """The job with this number. Raises UserError `no-such-job` (exit 4)."""
+        with self._session() as session:
+            row = session.get(JobRow, job_id)
+        if row is None:
+            raise UserError(
+                f"There is no job {job_id}.", hint="offmate status", code="no-such-job", exit_code=Exit.NO_SUCH_JOB
+            )
+        return row
+
+    def jobs(self, *states: JobState) -> Sequence[JobRow]:
+        """Jobs in these states (none given: all), in the order of their numbers."""
+        query = select(JobRow).order_by(JobRow.id)
+        if states:
+            query = query.where(JobRow.state.in_(states))
+        with self._session() as session:
+            return session.scalars(query).all()
+
+    def due(self, phase: JobState) -> Sequence[JobRow]:
+        """Jobs due for `phase` (PLANNING or RUNNING), the next one first."""
+        return sorted(self.jobs(TAKEN_FROM[phase]), key=lambda row: (-row.priority, row.id))
+
+    def take(self, job_id: int, phase: JobState, owner: Process) -> JobRow | None:
+        """Begin `phase` of a job that is due for it, as `owner`. None when it is not due: someone was faster."""
+        begun: dict[str, Any] = {"owner": str(owner), "stop_reason": None, "exit_code": None}
+        if phase is JobState.RUNNING:
+            begun |= {"started_at": time.time(), "attempts": JobRow.attempts + 1}
+        if not self._write(job_id, TAKEN_FROM[phase], phase, None, begun):
+            return None
+        return self.job(job_id)
+
+    def end(self, row: JobRow, exit_code: int | None, *, blameless: bool = False) -> JobState | None:
+        """Record that the process of `row`, as `take` gave it, ended; returns the job's new state.
+
+        `exit_code` and `blameless` are those of `Ending`. None when the job is no longer `row.owner`'s.
+        """
+        folder = RunFolder(Path(row.run_dir))
+        step = folder.last_checkpoint_step()
+        before = row.last_checkpoint_step
+        ending = Ending(
+            exit_code=exit_code,
+            blameless=blameless,
+            progressed=step is not None and (before is None or step > before),
+            error=folder.read_error(),
+            log=folder.tail_of_log(LOG_LINES),
+        )
+        while True:
+            now = self.job(row.id)
+            if (now.state, now.owner) != (row.state, row.owner):
+                return None
+            verdict = judge(now.state, now.stop_reason, now.crashes, ending)
+            values: dict[str, Any] = {
+                "owner": None, "crashes": verdict.crashes, "error": verdict.error, "exit_code": exit_code,
+                "last_checkpoint_step": step,
+            }  # fmt: skip
+            if verdict.state in FINAL:
+                values |= {"ended_at": time.time(), "result": _last_end(folder)}
+            # A stop that arrives between the look and the write changes the verdict: look again.
+            if self._write(row.id, now.state, verdict.state, now, values):
+                return verdict.state
+
+    def stop(self, job_id: int, reason: StopReason) -> JobState:
+        """Ask for a stop, and return the state the job is in then. Idle jobs are cancelled at once; one that a process
+        works on is marked, and the dispatcher tells the process. CANCEL outranks SHUTDOWN; final states stay."""
+        while True:
+            row = self.job(job_id)
+            if row.state in FINAL or row.stop_reason in (reason, StopReason.CANCEL):
+                return row.state
+            if row.state in TAKEN_FROM:
+                if self._write(job_id, row.state, row.state, row, {"stop_reason": reason}):
+                    return row.state
+            elif reason is StopReason.SHUTDOWN:
+                return row.state
+            else:
+                values = {"stop_reason": reason, "ended_at": time.time()}
+                if self._write(job_id, row.state, JobState.CANCELLED, row, values):
+                    return JobState.CANCELLED
+
+    def _write(self, job_id: int, state: JobState, new: JobState, seen: JobRow | None, values: dict[str, Any]) -> bool:
+        """Compare and set: write `new` and `values` if the job is in `state` (with the owner and the stop reason of
+        `seen`, if given). False, and nothing written, if it is not. Raises ValueError for a way that does not exist."""
+        if new is not state and new not in NEXT[state]:
+            raise ValueError(f"a job does not go from {state} to {new}")
+        change = update(JobRow).where(JobRow.id == job_id, JobRow.state == state)
+        if seen is not None:
+            change = change.where(
+                JobRow.owner.is_not_distinct_from(seen.owner),
+                JobRow.stop_reason.is_not_distinct_from(seen.stop_reason),
+            )
+        with self.engine.begin() as connection:
+            return connection.execute(change.values(state=new, **values)).rowcount == 1
+
+    def _session(self) -> Session:
+        return Session(self.engine, expire_on_commit=False)
+
+
+def _last_end(folder: RunFolder) -> dict[str, Any] | None:
+    return next((event for event in reversed(folder.recent_metrics()) if event["event"] == "end"), None)

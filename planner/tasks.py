@@ -1,0 +1,38 @@
+"""The planner worker's task: a job's plan, made by a process of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from offmated.store import JobState, StopReason, Store
+from planner.processes import Process
+from planner.runfolder import RunFolder
+from planner.watch import Watch
+
+
+def plan_job(job_id: int) -> None:
+    """Plan a submitted job. Does nothing when it is not due: messages may come twice, or late."""
+    store = Store.from_environment()
+    with Watch(lambda: store.job(job_id).stop_reason is StopReason.CANCEL) as watch:
+        row = store.take(job_id, JobState.PLANNING, Process.current())
+        if row is not None:
+            run = RunFolder(Path(row.run_dir))
+            run.error.unlink(missing_ok=True)
+            store.end(row, run_planner(run, store.url, watch))
+
+
+def run_planner(run: RunFolder, database_url: str, watch: Watch, *, measure: bool = False) -> int:
+    """Run the planner process on a run folder; see `Watch.run`. Its plan is in plan.json, so what it prints is not
+    needed, and its errors go to the job's log."""
+    say(run, "planning with measurements of the blocks" if measure else "planning")
+    options = ["--measure"] if measure else []
+    command = [sys.executable, "-m", "planner", "plan", str(run.path), *options]
+    return watch.run(command, run, {"OFFMATE_DATABASE_URL": database_url})
+
+
+def say(run: RunFolder, text: str) -> None:
+    """Add a line of our own to the job's log."""
+    with run.log.open("a", encoding="utf-8") as log:
+        log.write(f"[offmate] {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")

@@ -1,0 +1,42 @@
+"""The GPU worker's task: a job's training, by a fresh process. This one never imports torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from offmated.store import JobRow, JobState, StopReason, Store
+from planner.errors import Exit
+from planner.processes import Process
+from planner.runfolder import RunFolder
+from planner.tasks import run_planner, say
+from planner.watch import Watch
+
+
+def run_job(job_id: int) -> None:
+    """Train a waiting job, from its last checkpoint if there is one. Does nothing when it is not due."""
+    store = Store.from_environment()
+    with Watch(lambda: store.job(job_id).stop_reason is StopReason.CANCEL) as watch:
+        row = store.take(job_id, JobState.RUNNING, Process.current())
+        if row is not None:
+            run = RunFolder(Path(row.run_dir))
+            run.error.unlink(missing_ok=True)
+            code = _train(row, run, store.url, watch)
+            state = store.end(row, code)
+            say(run, f"{_how(code)}; the job is {state}")
+
+
+def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> int:
+    """Measure and plan, where the plan is only an estimate, and train. Returns the exit code of what ended last."""
+    plan = run.read_plan()
+    if plan is None or not plan["measured"]:
+        code = run_planner(run, database_url, watch, measure=True)
+        if code != Exit.DONE:
+            return code
+    step = run.last_checkpoint_step()
+    say(run, f"training, attempt {row.attempts}, " + ("from the start" if step is None else f"from step {step}"))
+    return watch.run([sys.executable, "-m", "worker.trainer", str(run.path)], run, {})
+
+
+def _how(code: int) -> str:
+    return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
