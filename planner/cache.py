@@ -1,6 +1,6 @@
 """Plans and measurements kept between jobs, in tables of the job database. Imports neither torch nor PuLP.
 
-`metadata` declares the tables; the migrations in alembic/ create them. A plan is found by what it was made for (`plan_key`), never by
+`metadata` declares the tables; the migrations in alembic/ create them. A plan is found by what it was made for, never by
 the rates it was made with: rates differ a little with every measurement, and a plan stays right when they do.
 """
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from sqlalchemy import JSON, DateTime, Float, Integer, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-
 
 
 class Base(DeclarativeBase):

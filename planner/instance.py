@@ -1,0 +1,184 @@
+"""The numbers of the O-ILP: a chain on a machine, per block, in units that suit a solver.
+
+Solvers work with absolute tolerances near 1e-7 and go wrong on bytes. `unit_bytes` and `unit_s` are chosen so that a
+model has a few units of bytes and a step a few units of time: about GB and seconds for a 7B model at home.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.chain import Chain, Tensor
+from planner.hardware import Hardware
+from planner.itinerary import movable
+from planner.moments import Moment, kept_bytes, moments, standing_bytes
+
+UPDATE_TRAFFIC_BYTES = 28  # host memory traffic of a CPU update, per parameter: master and moments, gradient, copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """Bytes the job may use, and the freedoms the solver has. `barrier`: an update's weight comes back from the stage
+    after the update's on (the papers' stages); without it, both may share a stage.
+    """
+
+    gpu_bytes: int
+    cpu_bytes: int
+    cpu_updates: bool = True
+    activation_offload: bool = True
+    barrier: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One option of a block for all slices: computing time and transfers, scaled."""
+
+    index: int
+    forward: float
+    backward: float
+    kept: float
+    offloaded: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """See the legend of `planner.oilp`. Lists are per block, but those of `stage_…`."""
+
+    unit_bytes: float
+    unit_s: float
+    slices: int
+    clip: bool
+    barrier: bool
+    weights: list[float]  # of trainable tensors that may leave
+    frozen: list[float]  # of others that may leave
+    states: list[float]
+    gradients: list[float]
+    cpu_updatable: list[bool]
+    choices: list[list[Choice]]
+    gradient_ratio: float  # bytes of gradient per byte of trainable weight
+    parameter_ratio: float  # parameters, in unit_bytes, per byte of trainable weight
+    stage_update: list[float]  # time of updates that are always on the device
+    stage_standing: list[float]  # bytes always there in a stage: frame, pinned weights and states, tied gradients
+    moments: list[Moment]
+    d2h: float
+    h2d: float
+    host: float
+    gpu_update: float
+    cpu_update: float
+    launch: float
+    gpu_budget: float
+    cpu_budget: float
+
+    @property
+    def blocks(self) -> int:
+        """L."""
+        return len(self.weights)
+
+    @property
+    def stages(self) -> int:
+        """T = 2L - 1."""
+        return 2 * self.blocks - 1
+
+
+def make_instance(chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool) -> Instance:
+    """The scaled numbers of one problem."""
+    free = movable(chain, hardware)
+    trainable = [[t for t in tensors if t.trainable] for tensors in free]
+    names = {t.name for tensors in free for t in tensors}
+    total = sum(t.bytes + t.state_bytes for t in chain.tensors())
+    need = _need_bytes(chain, slices)
+    unit_bytes = need / 16
+    slowest = sum(max(o.forward_s + o.backward_s for o in block.options) for block in chain.blocks) * slices
+    unit_s = max(slowest, total / hardware.h2d_bytes_per_s / 4, 1e-9) / 10
+    weights = [sum(t.bytes for t in tensors) for tensors in trainable]
+    moving = [t for tensors in trainable for t in tensors]
+    moving_bytes = max(1, sum(weights))
+    rate = unit_s / unit_bytes
+    last = len(chain.blocks) - 1
+    return Instance(
+        unit_bytes=unit_bytes,
+        unit_s=unit_s,
+        slices=slices,
+        clip=clip,
+        barrier=budgets.barrier,
+        weights=[w / unit_bytes for w in weights],
+        frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
+        states=[sum(t.state_bytes for t in tensors) / unit_bytes for tensors in trainable],
+        gradients=[sum(t.gradient_bytes for t in tensors) / unit_bytes for tensors in trainable],
+        # Block 0 has no gap between its backward and its forward.
+        cpu_updatable=[budgets.cpu_updates and index > 0 for index in range(last + 1)],
+        choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
+        gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,
+        parameter_ratio=sum(t.elements for t in moving) / moving_bytes,
+        stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
+        stage_standing=_standing(chain, names, slices, clip, unit_bytes),
+        moments=list(moments(chain, slices, clip)),
+        d2h=hardware.d2h_bytes_per_s * rate,
+        h2d=hardware.h2d_bytes_per_s * rate,
+        host=hardware.cpu_memory_bytes_per_s * rate,
+        gpu_update=hardware.gpu_update_parameters_per_s * rate,
+        cpu_update=hardware.cpu_update_parameters_per_s * rate,
+        launch=hardware.launch_s * slices * (2 * last + 1) / unit_s,
+        gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
+        cpu_budget=min(budgets.cpu_bytes, need) / unit_bytes,
+    )
+
+
+def _need_bytes(chain: Chain, slices: int) -> int:
+    """More than any plan of the chain could use, on the device or on the host."""
+    tensors = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
+    activations = sum(max(kept_bytes(b, o) + o.offloaded_bytes for o in b.options) for b in chain.blocks)
+    most = max(moment.fixed_bytes + sum(moment.bytes_of.values()) for moment in moments(chain, slices, clip=True))
+    return max(1, max(standing_bytes(chain, slices, clip=True)) + 2 * tensors + 2 * slices * activations + most)
+
+
+def _choices(
+    chain: Chain, index: int, budgets: Budgets, slices: int, unit_bytes: float, unit_s: float
+) -> list[Choice]:  # fmt: skip
+    block = chain.blocks[index]
+    allowed = [o for o in block.options if budgets.activation_offload or not o.offloaded_bytes] or list(block.options)
+    # The head runs both directions at once: nothing of it is kept.
+    bytes_scale = 0.0 if index == len(chain.blocks) - 1 else slices / unit_bytes
+    return [
+        Choice(
+            index=block.options.index(option),
+            forward=slices * option.forward_s / unit_s,
+            backward=slices * option.backward_s / unit_s,
+            kept=kept_bytes(block, option) * bytes_scale,
+            offloaded=option.offloaded_bytes * bytes_scale,
+        )
+        for option in allowed
+    ]
+
+
+def _pinned_updates(chain: Chain, hardware: Hardware, free: set[str], clip: bool, unit_s: float) -> list[float]:
+    last = len(chain.blocks) - 1
+    parameters = [0] * (2 * last + 1)
+    users = chain.users()
+    for tensor in chain.tensors():
+        if tensor.trainable and tensor.name not in free:
+            parameters[2 * last - (0 if clip else users[tensor.name][0])] += tensor.elements
+    parameters[-1] += sum(t.elements for t in chain.frame_tensors if t.trainable)
+    return [n / hardware.gpu_update_parameters_per_s / unit_s for n in parameters]
+
+
+def _standing(chain: Chain, free: set[str], slices: int, clip: bool, unit_bytes: float) -> list[float]:
+    """What is on the device whatever the solver decides; with clipping, complete gradients of pinned tensors wait."""
+    pinned = [t for t in chain.tensors() if t.name not in free]
+    resident = sum(t.bytes + t.state_bytes for t in pinned)
+    bytes_at = [resident + standing for standing in standing_bytes(chain, slices, clip)]
+    users, last = chain.users(), len(chain.blocks) - 1
+    for tensor in pinned if clip else ():
+        made = 2 * last - users[tensor.name][0]
+        for stage in range(made + 1, 2 * last + 1) if tensor.trainable else ():
+            bytes_at[stage] += tensor.gradient_bytes
+    return [b / unit_bytes for b in bytes_at]
+
+
+def tensor_lists(chain: Chain, hardware: Hardware) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """Per block the tensors that may leave: trainable ones, and frozen ones."""
+    free = movable(chain, hardware)
+    return (
+        [[t for t in tensors if t.trainable] for tensors in free],
+        [[t for t in tensors if not t.trainable] for tensors in free],
+    )

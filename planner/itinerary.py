@@ -1,0 +1,122 @@
+"""Where each tensor goes in a step, and the plan these journeys add up to.
+
+Every candidate, greedy or solved, is a list of itineraries; `assemble` writes them into the stages of a `Plan`.
+Stages are numbered 0 … T-1 in `stage_order`; T = 2L - 1 for L blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.chain import Chain, Tensor
+from planner.hardware import Hardware
+from planner.plan import Plan, Stage, stage_order
+
+
+class Side(StrEnum):
+    """Who updates a tensor."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    NOBODY = "nobody"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trip:
+    """An absence from the device: after the end of stage `evict`, until stage `prefetch`, around the cycle if need be.
+
+    `offload` is the stage that copies to the host first; None where the host's copy is current.
+    """
+
+    evict: int
+    prefetch: int
+    offload: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Itinerary:
+    """One tensor's step. `send` and `drop` are the stages that copy the gradient to the host and release it there
+    (CPU side only); `update` is the stage the update is listed at.
+    """
+
+    tensor: Tensor
+    side: Side
+    update: int | None = None
+    send: int | None = None
+    drop: int | None = None
+    weight: tuple[Trip, ...] = ()
+    states: tuple[Trip, ...] = ()
+
+
+def backward_stage(chain: Chain, block: int) -> int:
+    """The stage that makes the gradients of `block`."""
+    return 2 * (len(chain.blocks) - 1) - block
+
+
+def movable(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
+    """Per block the tensors that may leave the device: used by this block only, and worth a transfer."""
+    users = chain.users()
+    return [
+        [t for t in block.tensors if len(users[t.name]) == 1 and t.bytes >= hardware.min_transfer_bytes]
+        for block in chain.blocks
+    ]
+
+
+def at_home(chain: Chain, tensor: Tensor, clip: bool) -> Itinerary:
+    """Always on the device; updated there as soon as its gradient is complete, with clipping at the end."""
+    if not tensor.trainable:
+        return Itinerary(tensor=tensor, side=Side.NOBODY)
+    first = chain.users()[tensor.name][0]
+    return Itinerary(tensor=tensor, side=Side.GPU, update=backward_stage(chain, 0 if clip else first))
+
+
+def assemble(
+    chain: Chain, options: Sequence[str], itineraries: Iterable[Itinerary], *, slices: int, clip: bool, source: str
+) -> Plan:
+    """The plan in which every tensor follows its itinerary. Within a stage, items go in order of their next use."""
+    order = stage_order(len(chain.blocks))
+    lists: list[dict[str, list[tuple[int, int, str]]]] = [
+        {word: [] for word in ("prefetch", "offload", "evict", "cpu_update", "gpu_update")} for _ in order
+    ]
+    users = chain.users()
+    resident: list[str] = []
+
+    def put(stage: int, word: str, urgency: int, item: str) -> None:
+        lists[stage][word].append((urgency, len(lists[stage][word]), item))
+
+    def travel(item: str, trips: tuple[Trip, ...], uses: Sequence[int]) -> None:
+        away = False
+        for trip in trips:
+            due = min((use - trip.prefetch) % len(order) for use in uses)
+            put(trip.prefetch, "prefetch", due, item)
+            put(trip.evict, "evict", due, item)
+            if trip.offload is not None:
+                put(trip.offload, "offload", due, item)
+            away = away or trip.prefetch <= trip.evict
+        if not away:
+            resident.append(item)
+
+    for journey in itineraries:
+        name = journey.tensor.name
+        blocks = users[name]
+        backward = [backward_stage(chain, block) for block in blocks]
+        travel(f"w:{name}", journey.weight, [*blocks, *backward])
+        if journey.side is Side.GPU:
+            assert journey.update is not None
+            put(journey.update, "gpu_update", 0, name)
+            put(journey.update, "evict", 0, f"g:{name}")
+            travel(f"s:{name}", journey.states, [journey.update])
+        elif journey.side is Side.CPU:
+            assert journey.update is not None and journey.send is not None and journey.drop is not None
+            put(journey.update, "cpu_update", blocks[0], name)
+            put(journey.send, "offload", blocks[0], f"g:{name}")
+            put(journey.drop, "evict", 0, f"g:{name}")
+    stages = tuple(
+        Stage(block=block, direction=direction, **{w: tuple(i for *_, i in sorted(rows)) for w, rows in words.items()})
+        for (direction, block), words in zip(order, lists, strict=True)
+    )
+    return Plan(
+        stages=stages, options=tuple(options), resident=tuple(resident), slices=slices, clip=clip, source=source
+    )

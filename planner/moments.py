@@ -1,0 +1,160 @@
+"""When device memory may peak: moments of each stage, linear in the options, for `planner.oilp` and `planner.bound`.
+
+`planner.memory` walks a finished program and counts to the byte. A solver needs the same before there is a program: for
+each stage the few moments one of which is its peak, with weights, states and gradients that may be elsewhere left out.
+Slices run one after another, and all figures change evenly from one slice to the next, so the first and the last ones
+of a stage decide.
+
+Symbols: L blocks, m slices, T = 2L - 1 stages, i the block of a stage, k the running slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from planner.chain import Block, Chain, Option, Tensor
+from planner.plan import Direction, stage_order
+
+_LOSS_BYTES = 4
+_NORM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Device bytes at one moment of stage `stage`: `fixed_bytes` + `bytes_of[block, option]` of the options chosen +
+    what the options of blocks `before` … 0 keep for all slices. Own gradient sums are included.
+    """
+
+    stage: int
+    before: int
+    fixed_bytes: int
+    bytes_of: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+def kept_bytes(block: Block, option: Option) -> int:
+    """What one slice keeps on the device from forward to backward under this option."""
+    return option.saved_bytes + (block.input_bytes if option.reads_input else 0)
+
+
+def scratch_bytes(tensor: Tensor) -> int:
+    """The fp32 copy of a narrower gradient that an update on the device needs."""
+    return 4 * tensor.elements if tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements else 0
+
+
+def aside_bytes(chain: Chain, tensor: Tensor, slices: int) -> int:
+    """Gradient rows of a tied embedding that are kept per slice until its first block's backward adds them."""
+    if slices == 1 or not tensor.row_bytes or not tensor.trainable:
+        return 0
+    rows = min(tensor.gradient_bytes // tensor.row_bytes, slices * chain.slice_tokens)
+    return (slices + 2) * rows * tensor.row_bytes
+
+
+def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
+    """Per stage: the frame, norms, and gradients of tied tensors, from their last to their first block's backward."""
+    last = len(chain.blocks) - 1
+    norms = _NORM_BYTES * (len(list(chain.tensors())) + len(chain.frame_tensors)) if clip else 0
+    bytes_at = [chain.frame_bytes + norms + _LOSS_BYTES * slices] * (2 * last + 1)
+    tensors = {t.name: t for t in chain.tensors()}
+    for name, blocks in chain.users().items():
+        if len(blocks) == 1 or not tensors[name].trainable:
+            continue
+        for stage in range(2 * last - blocks[-1], 2 * last - blocks[0] + 1):
+            bytes_at[stage] += tensors[name].gradient_bytes + aside_bytes(chain, tensors[name], slices)
+    return bytes_at
+
+
+def moments(chain: Chain, slices: int, clip: bool) -> Iterator[Moment]:
+    """All moments of a cycle, stage by stage. The gradients of tied tensors are in `standing_bytes`."""
+    tied = {name for name, blocks in chain.users().items() if len(blocks) > 1}
+    for stage, (direction, index) in enumerate(stage_order(len(chain.blocks))):
+        own = sum(t.gradient_bytes for t in chain.blocks[index].tensors if t.trainable and t.name not in tied)
+        for k in sorted({0, min(1, slices - 1), max(0, slices - 2), slices - 1}):
+            if direction is Direction.FORWARD:
+                yield _forward(chain, stage, index, slices, k)
+            elif direction is Direction.HEAD:
+                yield _head(chain, stage, index, slices, k, own)
+            else:
+                yield _backward(chain, stage, index, slices, k, own)
+        if direction is not Direction.FORWARD:
+            yield _update(chain, stage, index, slices, own, clip)
+
+
+def _forward(chain: Chain, stage: int, i: int, m: int, k: int) -> Moment:
+    block, following = chain.blocks[i], chain.blocks[i + 1]
+    not_begun = i == 0  # waiting slices hold nothing yet
+    fixed = k * following.forward_held_bytes + (0 if not_begun else (m - 1 - k) * block.forward_held_bytes)
+    bytes_of: dict[tuple[int, int], int] = {}
+    for o, option in enumerate(block.options):
+        kept = kept_bytes(block, option)
+        running = max(
+            block.forward_held_bytes + option.forward_peak_bytes,
+            kept + option.offloaded_bytes + max(block.forward_frame_bytes, following.forward_held_bytes),
+            chain.start_bytes if i == 0 else 0,
+        )
+        leaving = option.offloaded_bytes if k else 0  # the slice before is still being copied
+        bytes_of[i, o] = k * kept + leaving + running
+    if k == 0 and i:
+        _add_offloaded(bytes_of, chain, i - 1)
+    return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
+
+
+def _head(chain: Chain, stage: int, i: int, m: int, k: int, own: int) -> Moment:
+    block, below = chain.blocks[i], chain.blocks[i - 1]
+    fixed = k * below.backward_held_bytes + (m - 1 - k) * block.forward_held_bytes
+    bytes_of = {
+        (i, o): max(
+            block.forward_held_bytes,
+            option.forward_peak_bytes + (own if k else 0),
+            own + max(block.forward_frame_bytes, below.backward_held_bytes),
+        )
+        for o, option in enumerate(block.options)
+    }
+    if k == 0 or k == m - 1:  # the last forward is still leaving, or the first backward comes back
+        _add_offloaded(bytes_of, chain, i - 1)
+    return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
+
+
+def _backward(chain: Chain, stage: int, i: int, m: int, k: int, own: int) -> Moment:
+    block = chain.blocks[i]
+    below = chain.blocks[i - 1].backward_held_bytes if i else _LOSS_BYTES
+    fixed = k * below + (m - 1 - k) * block.backward_held_bytes
+    bytes_of: dict[tuple[int, int], int] = {}
+    for o, option in enumerate(block.options):
+        first = option.backward_first_peak_bytes
+        if k or not own:
+            peak = own + option.backward_peak_bytes
+        else:
+            peak = option.backward_peak_bytes + own if first is None else first
+        kept, offloaded = kept_bytes(block, option), option.offloaded_bytes
+        running = max(
+            kept + offloaded + block.backward_held_bytes + peak,
+            own + max(block.backward_frame_bytes, below),
+        )
+        coming = offloaded if k < m - 1 else 0  # the next slice comes back while this one runs
+        bytes_of[i, o] = (m - 1 - k) * kept + coming + running
+    if k == m - 1 and i:
+        _add_offloaded(bytes_of, chain, i - 1)
+    return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
+
+
+def _update(chain: Chain, stage: int, i: int, m: int, own: int, clip: bool) -> Moment:
+    """The end of a backward stage: all slices wait for the next block while the optimizer works.
+
+    With clipping that is at the end of block 0's backward only, for whatever the device updates.
+    """
+    held = m * chain.blocks[i - 1].backward_held_bytes if i else 0
+    updated: list[Tensor] = [] if i and clip else list(chain.tensors() if clip else chain.blocks[i].tensors)
+    if i == 0:
+        updated += chain.frame_tensors
+    scratch = max((scratch_bytes(tensor) for tensor in updated), default=0)
+    bytes_of: dict[tuple[int, int], int] = {}
+    if i:
+        _add_offloaded(bytes_of, chain, i - 1)
+    return Moment(stage=stage, before=i - 1, fixed_bytes=held + own + scratch, bytes_of=bytes_of)
+
+
+def _add_offloaded(bytes_of: dict[tuple[int, int], int], chain: Chain, i: int) -> None:
+    for o, option in enumerate(chain.blocks[i].options):
+        if option.offloaded_bytes:
+            bytes_of[i, o] = bytes_of.get((i, o), 0) + option.offloaded_bytes

@@ -1,0 +1,420 @@
+"""The O-ILP of the papers, summed over weights: who is where, when, in O(L) columns.
+
+The printed program (thesis 4.1-4.23) has a variable per weight and stage. Its memory and link rows only see sums over
+weights, and gaps between uses are nested, so here a block has totals, a stage has sums, and Hall rows make sure that
+the sums can be handed out to tensors by earliest deadline (`planner.assign`). Beyond the thesis: gradient bytes, each
+option's own peak, slices, the frame, pinned and tied tensors, both directions of the link, host-memory bandwidth,
+clipping, and launching as total work instead of a constant under every stage.
+
+Symbols
+    L, T, m     blocks, stages 2L - 1 (head and loss are one stage), slices
+    i, s        block; stage 0 … T-1 as in `stage_order`
+    f, g        stage of a block's forward (i), of its backward (T-1-i)
+    u           position after backward: u = 0 is the head's stage, u = T-1-g … ; the next forward of i is at L + i
+    v           position after forward: the stage itself
+    Comp        option of a block, binary                                            thesis Comp
+    Time        duration of a stage                                                  Time
+    X           trainable weight updated on the CPU, away after backward             X_w |w|
+    N, R        other trainable weight, frozen weight away after backward
+    E           weight away after forward whose host copy is right by then (of X, N, frozen)
+    D, K        weight away after forward only, copied to the host before, after the forward's end
+    Y           states that travel
+    send_*      copies to the host, update, fetch_*  copies to the device, all per position   Ofl, Opt, Prf
+    own_*       the part of a send or fetch that belongs to the block running: it overlaps nothing (thesis L_t)
+
+Sizes and times are in the units of `planner.instance`. Solver variables never leave this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulp
+
+from planner.flows import Flow, Rows, Sums, Term
+from planner.highs import Outcome, solve
+from planner.instance import UPDATE_TRAFFIC_BYTES, Instance
+
+WEIGHT_TOTALS = ("X", "N", "R", "E", "D", "K")
+SENDS = ("send_X", "send_N", "send_D")
+FETCHES = ("fetch_X", "fetch_N", "fetch_R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Per block and kind, bytes: "X", "N", "R", "E", "D", "K" of weights, "Y" of states."""
+
+    of: dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """What the solver found. `flows[name][position]` in bytes; `first_states` is what of each block's states lies
+    waiting or back on the device when position 0 begins, see `planner.assign`.
+    """
+
+    options: tuple[int, ...]
+    totals: Totals
+    flows: dict[str, list[float]]
+    states_waiting_bytes: float
+    states_back_bytes: float
+    step_s: float
+    gap: float
+
+
+class _Variables:
+    """All columns and running sums of one instance."""
+
+    def __init__(self, rows: Rows, p: Instance) -> None:
+        L, T = p.blocks, p.stages
+        self.rows, self.p = rows, p
+        self.comp = [[rows.variable(f"Comp_{i}_{c.index}", binary=True) for c in p.choices[i]] for i in range(L)]
+        self.time = [rows.variable(f"Time_{s}") for s in range(T)]
+        limits = {
+            "X": [w if able else 0.0 for w, able in zip(p.weights, p.cpu_updatable, strict=True)],
+            "N": [0.0 if p.clip or i == 0 else w for i, w in enumerate(p.weights)],
+            "R": [0.0 if i == 0 else w for i, w in enumerate(p.frozen)],
+            "E": [0.0 if i == L - 1 else w + z for i, (w, z) in enumerate(zip(p.weights, p.frozen, strict=True))],
+            "D": [0.0 if p.clip or i == L - 1 else w for i, w in enumerate(p.weights)],
+            "K": [0.0 if i == L - 1 else w for i, w in enumerate(p.weights)],
+            "Y": [0.0 if p.clip and i else y for i, y in enumerate(p.states)],
+        }
+        self.total = {
+            kind: [rows.variable(f"{kind}_{i}", limit) for i, limit in enumerate(of)] for kind, of in limits.items()
+        }
+        self.frozen_moved = [rows.variable(f"Z_{i}", w) for i, w in enumerate(p.frozen)]
+        self.sum = {kind: Sums(rows, kind, of) for kind, of in self.total.items()}
+        dropped = [e + d for e, d in zip(self.total["E"], self.total["D"], strict=True)]
+        self.sum["ED"] = Sums(rows, "ED", dropped)  # away from the forward's end on
+        self.sum["S"] = Sums(rows, "S", [self.choice(i, "kept") for i in range(L)])
+        self.flow = {name: Flow(rows, name, T) for name in (*SENDS, "update", "send_K", "fetch_E")}
+        self.flow |= {name: Flow(rows, name, T + 1) for name in FETCHES}  # the head's own fetch is at u = T
+        self.send_Y = [rows.variable(f"send_Y_{u}") for u in range(T)]
+        self.fetch_Y = [rows.variable(f"fetch_Y_{u}") for u in range(T)]
+        self.waiting = [rows.variable(f"waiting_Y_{u}") for u in range(T)]
+        self.back = [rows.variable(f"back_Y_{u}") for u in range(T)]
+        self.away = [rows.variable(f"away_Y_{u}") for u in range(T)]
+        self.own = {
+            name: [rows.variable(f"own_{name}_{i}") for i in range(L)]
+            for name in (*SENDS, *FETCHES, "fetch_E", "send_Y", "fetch_Y")
+        }
+
+    def choice(self, i: int, what: str) -> Term:
+        """A figure of block i's chosen option."""
+        return pulp.lpSum(getattr(c, what) * x for c, x in zip(self.p.choices[i], self.comp[i], strict=True))
+
+    def released(self, kind: str, u: int) -> Term:
+        """Sum over blocks whose backward has ended by the end of position u."""
+        return self.sum[kind].since(max(0, self.p.blocks - 1 - u)) if u >= 0 else 0
+
+    def dropped(self, v: int) -> Term:
+        """Sum of E + D over blocks whose forward has ended by the end of stage v."""
+        return self.sum["ED"].upto(v)
+
+
+# Positions after backward; after forward they are stages.
+
+
+def _backward_position(p: Instance, i: int) -> int:
+    return p.blocks - 1 - i
+
+
+def _forward_position(p: Instance, i: int) -> int:
+    return p.blocks + i
+
+
+def _position(p: Instance, s: int) -> int:
+    return (s - (p.blocks - 1)) % p.stages
+
+
+def one_option_per_block(v: _Variables) -> None:
+    """(4.1): each block has one option."""
+    for i, chosen in enumerate(v.comp):
+        v.rows.equal(f"eq4_1_option_b{i}", pulp.lpSum(chosen), 1)
+
+
+def totals_are_parts_of_blocks(v: _Variables) -> None:
+    """(4.3), (4.6): a byte has one fate; states of what the CPU updates stay on the host."""
+    p, t = v.p, v.total
+    for i in range(p.blocks):
+        v.rows.at_most(f"eq4_3_weights_b{i}", t["X"][i] + t["N"][i] + t["D"][i] + t["K"][i], p.weights[i])
+        v.rows.at_most(f"eq4_3_frozen_b{i}", t["R"][i], v.frozen_moved[i])
+        v.rows.at_most(f"eq4_3_current_b{i}", t["E"][i], t["X"][i] + t["N"][i] + v.frozen_moved[i])
+        v.rows.at_most(f"eq4_6_states_b{i}", t["Y"][i] + _states_on_host(v, i), p.states[i])
+
+
+def _states_on_host(v: _Variables, i: int) -> Term:
+    p = v.p
+    return (p.states[i] / p.weights[i]) * v.total["X"][i] if p.weights[i] else 0
+
+
+def _own_part(v: _Variables, name: str, kind: str, i: int, u: int) -> Term:
+    """The part of a flow at position u that is block i's own."""
+    own = v.own[name][i]
+    v.rows.at_most(f"own_{name}_of_b{i}", own, v.total[kind][i])
+    v.rows.at_most(f"own_{name}_at_b{i}", own, v.flow[name].moved(u))
+    return own
+
+
+def weights_leave_after_their_backward(v: _Variables) -> None:
+    """(4.7), (4.12): nothing is sent before it is made, and all is sent in time.
+
+    A gradient leaves between its backward and the end of block 0's; a weight before the stage that needs it. What the
+    block running sends itself waits for its own end.
+    """
+    p = v.p
+    for name, kind in (("send_X", "X"), ("send_N", "N"), ("send_D", "D")):
+        flow = v.flow[name]
+        for u in range(p.stages):
+            v.rows.at_most(f"eq4_7_{name}_u{u}", flow.upto(u), v.released(kind, u))
+        for i in range(p.blocks):
+            g = _backward_position(p, i)
+            own = _own_part(v, name, kind, i, g)
+            # What is sent at g beyond what was released before g must be i's own.
+            v.rows.at_most(f"eq4_7_own_{name}_b{i}", flow.upto(g) - v.released(kind, g - 1), own)
+            last = {"X": p.blocks - 1, "N": _forward_position(p, i) - 1, "D": _forward_position(p, i)}[kind]
+            v.rows.at_most(f"eq4_7_{name}_b{i}", v.sum[kind].upto(i), own + flow.within(g + 1, min(last, p.stages - 1)))
+
+
+def cpu_updates_follow_their_gradients(v: _Variables) -> None:
+    """(4.4), (4.12), (4.13): update after the gradient came, fetch after the update; with clipping after block 0."""
+    p, update, send = v.p, v.flow["update"], v.flow["send_X"]
+    for u in range(p.stages):
+        v.rows.at_most(f"eq4_12_update_u{u}", update.upto(u), send.upto(u))
+        v.rows.at_most(f"eq4_13_fetch_u{u}", v.flow["fetch_X"].upto(u), update.upto(u - 1 if p.barrier else u))
+        v.rows.at_most(f"eq4_13_released_u{u}", v.flow["fetch_X"].upto(u), v.released("X", u - 1))
+        if p.clip and u < p.blocks:
+            v.rows.equal(f"clip_waits_for_the_norm_u{u}", update.moved(u), 0)
+    for i in range(p.blocks):
+        g, f = _backward_position(p, i), _forward_position(p, i)
+        if g < p.stages:
+            v.rows.at_most(f"eq4_12_own_b{i}", update.upto(g), send.upto(g) - v.own["send_X"][i])
+        last = f - 1 if p.barrier else f
+        v.rows.at_most(f"eq4_11_update_b{i}", v.sum["X"].upto(i), update.within(g + 1, min(last, p.stages - 1)))
+
+
+def weights_are_back_for_their_forward(v: _Variables) -> None:
+    """(4.5) forward, (4.9), (4.11): what was away after backward has come back, the last of it in the stage itself."""
+    p = v.p
+    for u in range(p.stages + 1):
+        v.rows.at_most(f"eq4_9_fetch_N_u{u}", v.flow["fetch_N"].upto(u), v.flow["send_N"].upto(u - 1))
+        v.rows.at_most(f"eq4_9_fetch_R_u{u}", v.flow["fetch_R"].upto(u), v.released("R", u - 1))
+    v.rows.at_most("eq4_13_fetch_last", v.flow["fetch_X"].upto(p.stages), v.flow["update"].upto(p.stages - 1))
+    for name, kind in (("fetch_X", "X"), ("fetch_N", "N"), ("fetch_R", "R")):
+        for i in range(p.blocks):
+            g, f = _backward_position(p, i), _forward_position(p, i)
+            own = _own_part(v, name, kind, i, f)
+            v.rows.at_most(f"eq4_5_{name}_b{i}", v.sum[kind].upto(i), own + v.flow[name].within(g + 1, f - 1))
+        v.rows.equal(f"eq4_5_{name}_all", v.flow[name].upto(p.stages), v.sum[kind].all())
+
+
+def weights_are_back_for_their_backward(v: _Variables) -> None:
+    """(4.5) backward, (4.7), (4.9): what was away after forward has come back."""
+    p, send, fetch = v.p, v.flow["send_K"], v.flow["fetch_E"]
+    for s in range(p.stages):
+        v.rows.at_most(f"eq4_7_send_K_s{s}", send.upto(s), v.sum["K"].upto(s - 1))
+        v.rows.at_most(f"eq4_9_fetch_E_s{s}", fetch.upto(s), v.dropped(s - 1) + send.upto(s - 1))
+    for i in range(p.blocks - 1):
+        g = p.stages - 1 - i
+        own = v.own["fetch_E"][i]
+        v.rows.at_most(f"own_fetch_E_of_b{i}", own, v.total["E"][i] + v.total["D"][i] + v.total["K"][i])
+        v.rows.at_most(f"own_fetch_E_at_b{i}", own, fetch.moved(g))
+        v.rows.at_most(f"eq4_7_send_K_b{i}", v.sum["K"].since(i), send.within(i + 1, g - 1))
+        needed = v.sum["ED"].since(i) + v.sum["K"].since(i)
+        v.rows.at_most(f"eq4_5_fetch_E_b{i}", needed, own + fetch.within(i + 1, g - 1))
+    v.rows.equal("own_fetch_E_head", v.own["fetch_E"][p.blocks - 1], 0)
+
+
+def states_are_there_for_their_update(v: _Variables) -> None:
+    """(4.6), (4.8), (4.10): travelling states go round: waiting to leave, away, back and waiting for their use."""
+    p = v.p
+    used = {(p.blocks - 1 if p.clip else _backward_position(p, i)): i for i in ([0] if p.clip else range(p.blocks))}
+    for i in range(p.blocks):
+        if i not in used.values():
+            v.rows.equal(f"own_send_Y_b{i}", v.own["send_Y"][i], 0)
+            v.rows.equal(f"own_fetch_Y_b{i}", v.own["fetch_Y"][i], 0)
+    for u in range(p.stages):
+        before = (u - 1) % p.stages
+        use: Term = v.total["Y"][used[u]] if u in used else 0
+        v.rows.equal(f"eq4_8_waiting_u{u}", v.waiting[u], v.waiting[before] + use - v.send_Y[u])
+        v.rows.equal(f"eq4_10_back_u{u}", v.back[u], v.back[before] - use + v.fetch_Y[u])
+        v.rows.equal(f"eq4_8_away_u{u}", v.away[u], v.away[before] + v.send_Y[before] - v.fetch_Y[u])
+        if u in used:
+            i = used[u]
+            v.rows.at_most(f"eq4_6_back_b{i}", use, v.back[before] + v.own["fetch_Y"][i])
+            v.rows.at_most(f"eq4_6_own_fetch_b{i}", v.own["fetch_Y"][i], v.fetch_Y[u])
+            v.rows.at_most(f"eq4_8_own_send_b{i}", v.send_Y[u] - v.waiting[before], v.own["send_Y"][i])
+    ring = v.waiting[0] + v.back[0] + v.away[0] + v.send_Y[0]
+    v.rows.equal("eq4_8_ring", ring, v.sum["Y"].all())
+
+
+def gpu_memory_fits(v: _Variables) -> None:
+    """(4.14)-(4.17): at every moment of a stage what is on the device fits the budget."""
+    p = v.p
+    weights = sum(p.weights) + sum(p.frozen)
+    states = sum(p.states) - pulp.lpSum(_states_on_host(v, i) for i in range(p.blocks))
+    for number, moment in enumerate(p.moments):
+        s, u = moment.stage, _position(p, moment.stage)
+        own_options = pulp.lpSum(
+            moment.bytes_of.get((i, c.index), 0) / p.unit_bytes * x
+            for i in {i for i, _ in moment.bytes_of}
+            for c, x in zip(p.choices[i], v.comp[i], strict=True)
+        )
+        used = (
+            p.stage_standing[s] + moment.fixed_bytes / p.unit_bytes + own_options + v.sum["S"].upto(moment.before)
+            + weights - _weights_away(v, s, u) + states - v.away[u] + _gradients_left(v, s, u)
+        )  # fmt: skip
+        v.rows.at_most(f"eq4_17_gpu_memory_s{s}_{number}", used, p.gpu_budget)
+
+
+def _weights_away(v: _Variables, s: int, u: int) -> Term:
+    """(4.14): what left by the end of the stage before, less what comes in this one."""
+    flow = v.flow
+    after_backward = v.released("X", u - 1) + v.released("R", u - 1) + flow["send_N"].upto(u - 1)
+    back = pulp.lpSum(flow[name].upto(u) for name in FETCHES)
+    after_forward = v.dropped(s - 1) + flow["send_K"].upto(s - 1) - flow["fetch_E"].upto(s)
+    return after_backward - back + after_forward
+
+
+def _gradients_left(v: _Variables, s: int, u: int) -> Term:
+    """Gradients of blocks before this one that are still on the device: not sent yet, or waiting for the norm."""
+    p = v.p
+    left: Term = p.gradient_ratio * (v.released("X", u - 1) - v.flow["send_X"].upto(u - 1))
+    if p.clip and s >= p.blocks:
+        above = range(p.blocks - u, p.blocks)
+        left = left + sum(p.gradients[i] for i in above) - p.gradient_ratio * v.released("X", u - 1)
+    return left
+
+
+def host_memory_fits(v: _Variables) -> None:
+    """(4.18): the host keeps a copy of all that ever leaves, gradients of what it updates, offloaded activations."""
+    p, t = v.p, v.total
+    used: list[Term] = []
+    for i in range(p.blocks):
+        used += [(1 + p.gradient_ratio) * t["X"][i], _states_on_host(v, i), t["N"][i], t["D"][i], t["K"][i], t["Y"][i]]
+        used += [v.frozen_moved[i], v.choice(i, "offloaded")]
+    v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget)
+
+
+def stages_last_as_long_as_their_work(v: _Variables) -> None:
+    """(4.19)-(4.23): a stage lasts as long as the slowest of device, both directions, host memory and CPU."""
+    p, flow = v.p, v.flow
+    for s in range(p.stages):
+        u, time = _position(p, s), v.time[s]
+        forward, backward = s < p.blocks, s >= p.blocks - 1
+        i = s if forward else p.stages - 1 - s
+        compute: list[Term] = [p.stage_update[s]]
+        if forward:
+            compute.append(v.choice(i, "forward"))
+            compute.append((1 / p.h2d) * pulp.lpSum(v.own[name][i] for name in FETCHES))
+        if backward:
+            compute += [v.choice(i, "backward"), _gpu_updates(v, s, i)]
+            sends = pulp.lpSum([v.own["send_N"][i], v.own["send_D"][i], v.own["send_Y"][i]])
+            compute.append((1 / p.d2h) * (sends + p.gradient_ratio * v.own["send_X"][i]))
+            compute.append((1 / p.h2d) * (v.own["fetch_E"][i] + v.own["fetch_Y"][i]))
+        d2h: list[Term] = [p.gradient_ratio * flow["send_X"].moved(u), flow["send_N"].moved(u), flow["send_D"].moved(u)]
+        d2h += [flow["send_K"].moved(s), v.send_Y[u]]
+        h2d: list[Term] = [flow[name].moved(u) for name in FETCHES] + [flow["fetch_E"].moved(s), v.fetch_Y[u]]
+        if u == 0:  # the head's own fetch, a cycle after its backward
+            h2d += [flow[name].moved(p.stages) for name in FETCHES]
+        if forward:
+            d2h.append(v.choice(i, "offloaded"))
+        else:
+            h2d.append(v.choice(i, "offloaded"))
+        updates = p.parameter_ratio * flow["update"].moved(u)
+        kind = "eq4_20_backward" if backward else "eq4_19_forward"
+        v.rows.at_most(f"{kind}_s{s}", pulp.lpSum(compute), time)
+        v.rows.at_most(f"eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
+        v.rows.at_most(f"eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
+        v.rows.at_most(f"eq4_23_cpu_s{s}", updates, p.cpu_update * time)
+        traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updates
+        v.rows.at_most(f"host_bandwidth_s{s}", traffic, p.host * time)
+    v.rows.at_most("eq4_23_launch", p.launch, pulp.lpSum(v.time))
+
+
+def _gpu_updates(v: _Variables, s: int, i: int) -> Term:
+    """Time of the updates at the end of stage s; with clipping all are at the end of block 0's backward."""
+    p = v.p
+    if p.clip and s < p.stages - 1:
+        return 0
+    blocks = range(p.blocks) if p.clip else [i]
+    left = pulp.lpSum(p.weights[j] - v.total["X"][j] for j in blocks)
+    return (p.parameter_ratio / p.gpu_update) * left
+
+
+def _build(p: Instance) -> _Variables:
+    v = _Variables(Rows("oilp"), p)
+    one_option_per_block(v)
+    totals_are_parts_of_blocks(v)
+    weights_leave_after_their_backward(v)
+    cpu_updates_follow_their_gradients(v)
+    weights_are_back_for_their_forward(v)
+    weights_are_back_for_their_backward(v)
+    states_are_there_for_their_update(v)
+    gpu_memory_fits(v)
+    host_memory_fits(v)
+    stages_last_as_long_as_their_work(v)
+    return v
+
+
+def solve_oilp(
+    p: Instance,
+    *,
+    time_limit_s: float,
+    gap: float,
+    options: tuple[int, ...] | None = None,
+    totals: Totals | None = None,
+) -> Solution | None:
+    """The best step of this instance within `gap`; None when there is none (or none was found in time).
+
+    With `options` and `totals` given only the flows are left to decide: then, among flows of the best step, the ones
+    that send and update early and fetch late are taken.
+    """
+    v = _build(p)
+    total_time = pulp.lpSum(v.time)
+    if options is not None:
+        for i, chosen in enumerate(options):
+            for c, x in zip(p.choices[i], v.comp[i], strict=True):
+                x.cat, x.lowBound, x.upBound = "Continuous", float(c.index == chosen), float(c.index == chosen)
+    if totals is not None:
+        for kind, amounts in totals.of.items():
+            for x, amount in zip(v.total[kind], amounts, strict=True):
+                # Whole tensors may sum to a rounding error more than the block.
+                fixed = amount / p.unit_bytes if x.upBound is None else min(amount / p.unit_bytes, x.upBound)
+                x.lowBound = x.upBound = fixed
+        total_time += _regular(v)
+    v.rows.problem.setObjective(total_time)
+    outcome = solve(v.rows.problem, time_limit_s=time_limit_s, gap=gap)
+    return _solution(v, outcome) if outcome.found else None
+
+
+def _regular(v: _Variables) -> Term:
+    """A small price on sending and updating late and on fetching early."""
+    p = v.p
+    price = 1e-4 / (p.stages * max(1e-9, sum(p.weights) + sum(p.frozen)))
+    late = [v.flow[name].upto(u) for name in (*SENDS, "update", "send_K") for u in range(p.stages)]
+    early = [v.flow[name].upto(u) for name in (*FETCHES, "fetch_E") for u in range(p.stages)]
+    return price * (pulp.lpSum(early) - pulp.lpSum(late))
+
+
+def _solution(v: _Variables, outcome: Outcome) -> Solution:
+    p = v.p
+
+    def bytes_of(variables: list[pulp.LpVariable]) -> list[float]:
+        return [max(0.0, x.value() or 0.0) * p.unit_bytes for x in variables]
+
+    flows = {name: bytes_of(flow.at) for name, flow in v.flow.items()}
+    flows |= {"send_Y": bytes_of(v.send_Y), "fetch_Y": bytes_of(v.fetch_Y)}
+    options = tuple(
+        max(zip(p.choices[i], v.comp[i], strict=True), key=lambda pair: pair[1].value() or 0.0)[0].index
+        for i in range(p.blocks)
+    )
+    return Solution(
+        options=options,
+        totals=Totals(of={kind: bytes_of(of) for kind, of in v.total.items()}),
+        flows=flows,
+        states_waiting_bytes=bytes_of(v.waiting[-1:])[0],
+        states_back_bytes=bytes_of(v.back[-1:])[0],
+        step_s=sum(x.value() or 0.0 for x in v.time) * p.unit_s,
+        gap=outcome.gap,
+    )
