@@ -74,7 +74,7 @@ class Dispatcher:
             queue.enqueue(
                 TASKS[name], row.id, job_id=f"{row.id}-{uuid.uuid4().hex}", job_timeout=-1, result_ttl=0, failure_ttl=60
             )
-        except redis.ConnectionError as error:
+        except redis.RedisError as error:
             log.warning("job %d waits for the broker: %s", row.id, error)
             return
         self._sent[name] = (message, time.monotonic())

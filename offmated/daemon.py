@@ -1,0 +1,202 @@
+"""The daemon: one process that owns the database's upkeep, the broker, the workers and the API.
+
+The main thread supervises and dispatches, since its children die with the thread that starts them; the API has a
+thread of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from sqlalchemy.exc import OperationalError
+
+from offmated.api import Services, make_app
+from offmated.broker import QUEUES, Broker
+from offmated.config import Config
+from offmated.dispatcher import Dispatcher
+from offmated.migrate import upgrade
+from offmated.paths import Paths
+from offmated.states import StopReason
+from offmated.store import Store
+from offmated.supervisor import Child
+from planner.errors import Exit, UserError
+from planner.processes import Process
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+STOP_TICK_S = 0.1
+SERVER_PATIENCE_S = 5.0
+
+
+def run(paths: Paths) -> Exit:
+    """Be the daemon, until SIGTERM, SIGINT or `POST /shutdown`. Raises UserError when it cannot start, among others
+    `already-running`."""
+    os.umask(0o077)
+    paths.create()
+    with _sole_daemon(paths):
+        Daemon(paths).run()
+    return Exit.DONE
+
+
+@contextmanager
+def _sole_daemon(paths: Paths) -> Iterator[None]:
+    """Hold the lock that one daemon of an installation has. The system drops it with the process, however it ends."""
+    with paths.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise UserError(
+                "A daemon runs already.",
+                numbers=(f"process {lock.read().strip() or 'unknown'}, state folder {paths.state}",),
+                hint="offmate status, or offmate down to end it",
+                code="already-running",
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+class Daemon:
+    """One run of the daemon; the lock is held."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._config = Config.load(paths)
+        self._broker = Broker.choose(self._config, paths)
+        self._store = Store(self._config.database_url)
+        self._dispatcher = Dispatcher(self._store, self._broker)
+        self._wake = threading.Event()
+        self._stops_asked = 0
+        self._closing = False
+        self._started = time.time()
+        environment = paths.environment()
+        command = self._broker.command
+        self._servers = [Child("broker", command, paths.broker, environment)] if command else []
+        self._workers = [
+            Child(f"{name}-worker", [sys.executable, "-m", "offmated.rqworker", name], paths.state, environment)
+            for name in QUEUES
+        ]
+
+    def run(self) -> None:
+        """Start everything, keep it going, end it in the order that loses nothing."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._ask_stop())
+        signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
+        upgrade(self._store.engine, self._paths)
+        self._keep(self._servers)
+        self._broker.wait_until_ready()
+        self._dispatcher.adopt(blameless=True)
+        with self._api():
+            self._keep(self._workers)
+            log.info("ready: %s", self._paths.api_socket)
+            while not self._stops_asked:
+                self._tick()
+                self._wake.wait(TICK_S)
+                self._wake.clear()
+            log.info("stopping")
+            self._stop_workers()
+            self._closing = True
+        for server in self._servers:
+            server.terminate()
+        while not all(server.gone() for server in self._servers):
+            time.sleep(0.01)
+        log.info("stopped")
+
+    def _tick(self) -> None:
+        self._keep([*self._servers, *self._workers])
+        try:
+            self._dispatcher.adopt()
+            self._dispatcher.pass_on_stops()
+            self._dispatcher.hand_out()
+        except OperationalError:  # a full disk, a lock held too long, a database server away: the next tick tries again
+            log.exception("the database failed")
+        except TimeoutError:  # a process hangs in the kernel, with the GPU perhaps: nothing may start beside it
+            log.exception("a process of a job does not end")
+
+    def _stop_workers(self) -> None:
+        """Have running jobs save and end, and the workers with them. A second request to stop kills."""
+        for worker in self._workers:
+            worker.terminate()
+        while not all(worker.gone() for worker in self._workers):
+            if self._stops_asked > 1:
+                for worker in self._workers:
+                    worker.kill()
+            self._keep(self._servers)
+            # Again and again: a worker may have been about to take a job.
+            for row in self._store.jobs(*QUEUES.values()):
+                self._store.stop(row.id, StopReason.SHUTDOWN)
+            self._dispatcher.pass_on_stops()
+            self._wake.wait(STOP_TICK_S)
+            self._wake.clear()
+        self._dispatcher.adopt(blameless=True)
+
+    def _keep(self, children: list[Child]) -> None:
+        for child in children:
+            child.keep()
+
+    def _ask_stop(self) -> None:
+        self._stops_asked += 1
+        self._wake.set()
+
+    def _ask_first_stop(self) -> None:
+        """Asked through the API, any number of times: never the second request, which kills."""
+        self._stops_asked = max(self._stops_asked, 1)
+        self._wake.set()
+
+    def _health(self) -> dict[str, Any]:
+        return {
+            "state": "stopping" if self._stops_asked else "running",
+            "process": str(Process.current()),
+            "pid": os.getpid(),
+            "started_at": self._started,
+            "state_folder": str(self._paths.state),
+            "children": {
+                child.name: {"pid": child.pid, "restarts": child.restarts} for child in [*self._servers, *self._workers]
+            },
+        }
+
+    @contextmanager
+    def _api(self) -> Iterator[None]:
+        """The API, serving in a thread of its own."""
+        services = Services(
+            store=self._store,
+            paths=self._paths,
+            wake=self._wake.set,
+            shut_down=self._ask_first_stop,
+            closing=lambda: self._closing,
+            health=self._health,
+        )
+        # Not uvicorn's own `uds`: it opens the socket to every user.
+        self._paths.api_socket.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(self._paths.api_socket))
+            self._paths.api_socket.chmod(0o600)
+            listener.listen()
+            settings = uvicorn.Config(
+                make_app(services), log_config=None, access_log=False, lifespan="off",
+                timeout_graceful_shutdown=int(SERVER_PATIENCE_S),
+            )  # fmt: skip
+            server = uvicorn.Server(settings)
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api")
+            thread.start()
+            try:
+                yield
+            finally:
+                self._closing = True
+                server.should_exit = True
+                thread.join()
+                self._paths.api_socket.unlink(missing_ok=True)

@@ -1,0 +1,118 @@
+"""What the API shows of a job: its row, and what its run folder says."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from offmated.models import JobRow
+from offmated.states import FINAL, JobState, StopReason
+from planner.runfolder import RunFolder
+
+Json = dict[str, Any]
+
+_PLAN_FIELDS = (
+    "slices", "rounds", "clip", "source", "step_s", "lp_step_s", "bound_s", "solver_gap",
+    "gpu_peak_bytes", "cpu_peak_bytes", "gpu_budget_bytes", "cpu_budget_bytes",
+)  # fmt: skip
+_ROW_FIELDS = (
+    "id", "name", "state", "stop_reason", "priority", "run_dir", "created_at", "started_at", "ended_at", "attempts",
+    "crashes", "last_checkpoint_step", "exit_code", "error",
+)  # fmt: skip
+
+
+def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
+    """One job as `GET /jobs/{id}` answers it. `all_rows`: all jobs, to say what this one waits for.
+
+    predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known
+    progress             {"step", "total_steps", "loss", "step_s", "eta_s"} or null
+    plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
+    output               the model folder, when there is one
+    """
+    run = RunFolder(Path(row.run_dir))
+    events = run.recent_metrics()
+    plan = _plan(run)
+    view = {name: getattr(row, name) for name in _ROW_FIELDS}
+    return view | {
+        "reason": _reason(row, all_rows),
+        "plan": plan,
+        "progress": _progress(row, events),
+        "predicted": _predicted(row, plan),
+        "measured": _measured(row, events),
+        "output": (row.result or {}).get("output"),
+    }
+
+
+def _plan(run: RunFolder) -> Json | None:
+    document = run.read_plan()
+    if document is None:
+        return None
+    plan = document["plan"]
+    return {name: plan[name] for name in _PLAN_FIELDS} | {
+        "blocks": len(plan["options"]),
+        "options": dict(Counter(plan["options"])),
+        "measured": document["measured"],
+        "cached": document["cached"],
+        "solve_s": document["solve_s"],
+    }
+
+
+def _progress(row: JobRow, events: list[Json]) -> Json | None:
+    steps = [event for event in events if event["event"] == "step"]
+    starts = [event for event in events if event["event"] == "start"]
+    if not starts:
+        return None
+    total = starts[-1]["total_steps"]
+    step = steps[-1]["step"] if steps else starts[-1]["step"]
+    seconds = statistics.median(event["step_s"] for event in steps) if steps else None
+    return {
+        "step": step,
+        "total_steps": total,
+        "loss": steps[-1]["loss"] if steps else None,
+        "step_s": seconds,
+        "eta_s": (total - step) * seconds if seconds is not None and row.state not in FINAL else None,
+    }
+
+
+def _predicted(row: JobRow, plan: Json | None) -> Json:
+    if row.result is not None:  # the plan the job ran under, in its own words
+        return {
+            "step_s": row.result.get("predicted_step_s"),
+            "gpu_peak_bytes": row.result.get("predicted_gpu_peak_bytes"),
+        }
+    return {name: plan[name] if plan else None for name in ("step_s", "gpu_peak_bytes")}
+
+
+def _measured(row: JobRow, events: list[Json]) -> Json:
+    if row.result is not None:
+        return {"step_s": row.result.get("step_s"), "gpu_peak_bytes": row.result.get("gpu_peak_bytes")}
+    steps = [event for event in events if event["event"] == "step"]
+    peaks = [event["gpu_peak_bytes"] for event in steps if event["gpu_peak_bytes"] is not None]
+    return {
+        "step_s": statistics.median(event["step_s"] for event in steps) if steps else None,
+        "gpu_peak_bytes": max(peaks, default=None),
+    }
+
+
+def _reason(row: JobRow, all_rows: Sequence[JobRow]) -> str:
+    """Why the job is where it is, in a few words; "" where the state says it all."""
+    if row.state in FINAL:
+        return str(row.error["what"]) if row.error else ""
+    if row.state in (JobState.PLANNING, JobState.RUNNING):
+        return {None: "", StopReason.CANCEL: "is being cancelled", StopReason.SHUTDOWN: "saves a checkpoint to stop"}[
+            row.stop_reason
+        ]
+    ahead = [other for other in all_rows if other.state is row.state and _before(other, row)]
+    busy_state = JobState.PLANNING if row.state is JobState.SUBMITTED else JobState.RUNNING
+    busy = [other for other in all_rows if other.state is busy_state]
+    worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
+    if ahead:
+        return f"waits for the {worker}, {len(ahead) + len(busy)} before it"
+    return f"waits for job {busy[0].id}" if busy else f"goes to the {worker} next"
+
+
+def _before(other: JobRow, row: JobRow) -> bool:
+    return (-other.priority, other.id) < (-row.priority, row.id)

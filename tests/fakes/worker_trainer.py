@@ -1,0 +1,68 @@
+"""Stands where worker/trainer.py does, for tests of the daemon: a process that keeps to the same contract, and trains
+nothing. A step takes 20 ms; a checkpoint is a folder with the step in its name.
+
+The job's `run_name` says what happens: "wrong" fails, "mortal" dies of SIGKILL at its third step, each time, "stubborn"
+ignores SIGTERM but for the second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+STEP_S = 0.02
+
+folder = Path(sys.argv[1])
+job = yaml.safe_load((folder / "resolved.yaml").read_text())
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(time.time()))
+
+
+def tell(**event: object) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"time": time.time(), **event}) + "\n")
+
+
+def save(step: int) -> None:
+    path = folder / "checkpoints" / f"step-{step}"
+    path.mkdir(parents=True, exist_ok=True)
+    tell(event="checkpoint", step=step, path=str(path))
+
+
+def end(status: str, step: int, output: str | None = None) -> None:
+    tell(event="end", step=step, status=status, output=output, step_s=STEP_S, gpu_peak_bytes=800,
+         predicted_step_s=0.1, predicted_gpu_peak_bytes=900)  # fmt: skip
+
+
+total = job["max_steps"]
+done = [int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")]
+first = max(done, default=0)
+with (folder / "pids").open("a") as file:
+    file.write(f"{os.getpid()}\n")
+print(f"trainer here, from step {first}", flush=True)
+tell(event="start", step=first, total_steps=total, resumed_from=first or None, device="cpu")
+for step in range(first + 1, total + 1):
+    time.sleep(STEP_S)
+    tell(event="step", step=step, loss=5.0 / step, learning_rate=1e-4, grad_norm=None, step_s=STEP_S, tokens=64,
+         gpu_peak_bytes=800)  # fmt: skip
+    if job["run_name"] == "wrong":
+        print("Traceback: it went wrong", flush=True)
+        end("failed", step)
+        sys.exit(1)
+    if job["run_name"] == "mortal" and step == first + 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if len(signals) > 1:
+        end("stopped", step)
+        sys.exit(75)
+    if step % job["save_steps"] == 0 or (signals and job["run_name"] != "stubborn"):
+        save(step)
+        if signals:
+            end("stopped", step)
+            sys.exit(75)
+end("done", total, str(folder / "output"))
