@@ -56,6 +56,11 @@ class Client:
         """Cancel a job; a running one ends soon after, without a checkpoint. UserError `job-ended` when it is over."""
         return self._object("POST", f"/jobs/{job_id}/cancel")
 
+    def plan(self, job_id: int) -> Json | None:
+        """plan.json without its chain; None before there is one."""
+        answer: Json | None = self._send("GET", f"/jobs/{job_id}/plan").json()
+        return answer
+
     def metrics(self, job_id: int, skip: int = 0) -> list[Json]:
         """The events of metrics.jsonl, from the one numbered `skip`."""
         answer: list[Json] = self._send("GET", f"/jobs/{job_id}/metrics", params={"skip": skip}).json()
