@@ -15,7 +15,7 @@ from planner.errors import UserError
 from worker.checkpoint import Checkpoints, Origin, TornCheckpoint, read_checkpoint
 from worker.shards import read_shards, write_shards
 
-ORIGIN = Origin(job={"learning_rate": 0.1, "seed": 3}, data="abc", total_steps=10)
+ORIGIN = Origin(job={"learning_rate": 0.1, "seed": 3}, data="abc", total_steps=10, plan="p")
 NAMES = ("embed.weight", "layer.0.up.weight", "layer.0.up.bias", "norm.weight")
 BYTES = 1000
 
@@ -57,13 +57,13 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert_holds(tmp_path, 3)
 
 
-@pytest.mark.parametrize("shard_bytes", [1, 300, 700, 10**6])
+@pytest.mark.parametrize("shard_bytes", [1, 300, 800, 10**6])
 def test_tensors_survive_any_size_of_shard(tmp_path: Path, shard_bytes: int) -> None:
     paths = write_shards(tmp_path, "state", state(1), shard_bytes=shard_bytes)
     found = dict(read_shards(paths))
     for name, parts in expected(1).items():
         assert all(torch.equal(found[name][part], tensor) for part, tensor in parts.items())
-    assert len(paths) == {1: 4, 300: 4, 700: 2, 10**6: 1}[shard_bytes]
+    assert len(paths) == {1: 4, 300: 4, 800: 2, 10**6: 1}[shard_bytes]
 
 
 def test_there_is_none_at_the_start(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_torn_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
 
 def test_a_changed_job_does_not_go_on_from_the_old_ones_checkpoint(tmp_path: Path) -> None:
     checkpoints(tmp_path).save(3, state(3), BYTES)
-    changed = Origin(job={"learning_rate": 0.2, "seed": 3}, data="abd", total_steps=10)
+    changed = Origin(job={"learning_rate": 0.2, "seed": 3}, data="abd", total_steps=10, plan="q")
     with pytest.raises(UserError) as caught:
         checkpoints(tmp_path, origin=changed).latest()
     assert str(caught.value) == (

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from planner.errors import UserError
+from planner.model import sample_batch
 from tests.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
-from worker.data import IGNORED, Batches, buckets, sample_batch
+from worker.data import IGNORED, Batches, buckets
 
 
 @pytest.fixture(autouse=True)
@@ -118,9 +119,15 @@ def test_items_are_the_labels_that_have_a_token_before_them(tmp_path: Path) -> N
     assert data.num_items(data.step(0)) == 3 + 5  # each with its end token, less the first
 
 
-def test_the_planner_sees_the_largest_shape(tmp_path: Path) -> None:
-    job = make_job(tiny_llama_folder(tmp_path / "m"), write_jsonl(tmp_path / "d.jsonl", sentences(1)), max_length=48)
-    assert {name: tuple(t.shape) for name, t in sample_batch(job).items()} == {"input_ids": (8, 48), "labels": (8, 48)}
+def test_tokens_are_counted_without_padding(tmp_path: Path) -> None:
+    data = batches(tmp_path, [{"text": "abc"}, {"text": "defgh"}], max_length=64, per_device_train_batch_size=2)
+    assert data.num_tokens(0) == 4 + 6
+
+
+def test_the_largest_shape_is_the_one_the_planner_sees(tmp_path: Path) -> None:
+    job = make_job(tiny_llama_folder(tmp_path / "m"), write_jsonl(tmp_path / "d.jsonl", sentences(9)), max_length=20)
+    largest = {tuple(b["input_ids"].shape) for b in Batches(job, byte_tokenizer()).step(0)}
+    assert largest == {tuple(sample_batch(job)["input_ids"].shape)}
 
 
 def test_the_sample_shows_what_is_learned(tmp_path: Path) -> None:

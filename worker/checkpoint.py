@@ -22,8 +22,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from planner.codec import to_json
 from planner.errors import Exit, UserError
 from planner.job import Job
+from planner.plan import Plan
 from worker.shards import FileRecord, check_space, read_shards, sync, write_shards
 
 log = logging.getLogger(__name__)
@@ -41,17 +43,21 @@ class TornCheckpoint(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a run's numbers depend on: the job's keys that matter, the data's fingerprint, all steps."""
+    """What a run's numbers depend on: the job's keys that matter, the data's fingerprint, all steps, the plan's digest.
+
+    Under another plan the same job goes on rightly, though not with the same bits: it is no difference.
+    """
 
     job: dict[str, object]
     data: str
     total_steps: int
+    plan: str
 
     @classmethod
-    def of(cls, job: Job, data: str, total_steps: int) -> Origin:
+    def of(cls, job: Job, *, data: str, total_steps: int, plan: Plan) -> Origin:
         """The origin of a run of `job`."""
         keys = {key: value for key, value in job.model_dump(mode="json").items() if key not in _FREE_KEYS}
-        return cls(job=keys, data=data, total_steps=total_steps)
+        return cls(job=keys, data=data, total_steps=total_steps, plan=_checksum(to_json(plan))[:16])
 
     def differences(self, other: Origin) -> tuple[str, ...]:
         """One line per thing that differs, `self` being the older: "learning_rate: 0.1, was 0.2"."""
@@ -212,9 +218,9 @@ def _write_manifest(folder: Path, step: int, origin: Origin, files: list[Path]) 
     sync(path)
 
 
-def _checksum(manifest: object) -> str:
-    """Of the manifest's content, however it is spaced."""
-    content = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+def _checksum(value: object) -> str:
+    """Of a JSON value's content, however it is spaced."""
+    content = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(content.encode(), digest_size=32).hexdigest()
 
 

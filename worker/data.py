@@ -42,12 +42,6 @@ def buckets(max_length: int) -> tuple[int, ...]:
     return tuple(sorted({-(-max_length // 4), -(-max_length // 2), max_length}))
 
 
-def sample_batch(job: Job) -> dict[str, Tensor]:
-    """A micro-batch of the largest shape the job can have; only its shape and dtypes mean something."""
-    shape = (job.per_device_train_batch_size, job.max_length)
-    return {"input_ids": torch.zeros(shape, dtype=torch.int64), "labels": torch.zeros(shape, dtype=torch.int64)}
-
-
 class Batches:
     """The job's training data, step by step. Tokens live in `folder`, or in a temporary one that goes with the object.
 
@@ -94,11 +88,13 @@ class Batches:
 
     def step(self, step: int) -> list[dict[str, Tensor]]:
         """Step `step` (from 0): for each slice `input_ids` and `labels`, int64 [rows, length], padded on the right."""
-        first = step * self.rows_per_step
-        numbers = np.array([self._row(place) for place in range(first, first + self.rows_per_step)])
-        numbers = numbers[np.argsort(-self._rows[numbers, 1], kind="stable")]
+        numbers = self._numbers(step)
         size = self._job.per_device_train_batch_size
         return [self._slice(numbers[start : start + size]) for start in range(0, len(numbers), size)]
+
+    def num_tokens(self, step: int) -> int:
+        """Tokens of step `step`, learned or not, without padding."""
+        return int(self._rows[self._numbers(step), 1].sum())
 
     def num_items(self, batches: Sequence[dict[str, Tensor]]) -> int:
         """Tokens that a step's loss is the mean over: labels to be predicted from the token before."""
@@ -115,6 +111,12 @@ class Batches:
             parts.append(f"⟦{text}⟧" if learned[0] else text)
         text = "".join(parts)
         return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
+
+    def _numbers(self, step: int) -> NDArray[np.int64]:
+        """The rows of a step, longest first."""
+        first = step * self.rows_per_step
+        numbers = np.array([self._row(place) for place in range(first, first + self.rows_per_step)], np.int64)
+        return numbers[np.argsort(-self._rows[numbers, 1], kind="stable")]
 
     def _row(self, place: int) -> int:
         """The row at `place` in the endless sequence of epochs."""

@@ -1,0 +1,102 @@
+"""The job's model with its weights, in host memory, and its tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from planner.errors import Exit, UserError
+from planner.job import Job
+from planner.model import build_model, model_config, working_dtype
+
+log = logging.getLogger(__name__)
+
+
+def load_model(job: Job) -> nn.Module:
+    """The job's model on the CPU in its working dtype, in training mode, without a cache. Raises UserError.
+
+    A folder without weights gives the model its own initialization under `job.seed`, in the working dtype. With `bf16`
+    the weights are read as bf16 and the fp32 masters start from them: an fp32 copy beside would double the host memory
+    of loading. For weights published in bf16 that is the same; others start one rounding away, and it is said.
+    """
+    config = model_config(job)
+    published = getattr(config, "dtype", None)
+    torch.manual_seed(job.seed)  # also for weights that a folder lacks
+    if is_config_only(job):
+        log.info("model: %s has no weights; starting from random ones under seed %d", job.model, job.seed)
+        model = build_model(job, config)
+    else:
+        attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
+                output_loading_info=True,
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+            raise UserError(
+                f"The weights of {job.model} cannot be loaded.", code="weights-not-usable", exit_code=Exit.USAGE,
+                numbers=(str(error).strip().partition("\n")[0][:300] or type(error).__name__,),
+                hint="check that the folder or the download is complete",
+            ) from error  # fmt: skip
+        model, info = loaded
+        if missing := sorted(info["missing_keys"]):
+            log.warning(
+                "model: %d weights are not in %s and start random: %s", len(missing), job.model, ", ".join(missing[:5])
+            )
+        if job.bf16 and published == torch.float32:
+            log.info("model: the published fp32 weights were rounded to bf16; the fp32 masters start from these")
+    cast(Any, model).config.use_cache = False
+    parameters = sum(p.numel() for p in model.parameters())
+    log.info("model: %s, %d parameters, %s", type(model).__name__, parameters, working_dtype(job))
+    return model.train()
+
+
+def is_config_only(job: Job) -> bool:
+    """Whether `job.model` is a local folder with a config and no weights."""
+    folder = Path(job.model)
+    return folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+
+
+def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
+    """The job's tokenizer, with the job's chat template where it gives one. Raises UserError."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(job.tokenizer)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(
+            f"{job.tokenizer} cannot be used as a tokenizer.", code="tokenizer-not-usable", exit_code=Exit.USAGE,
+            numbers=(str(error).strip().partition("\n")[0][:300] or type(error).__name__,),
+            hint="give tokenizer, a folder with tokenizer.json or a Hugging Face id",
+        ) from error  # fmt: skip
+    if job.chat_template is not None:
+        tokenizer.chat_template = job.chat_template
+    return tokenizer
+
+
+def check_reach(job: Job, model: nn.Module, largest_token: int) -> None:
+    """Raise UserError when the data's tokens or `max_length` are beyond what the model has embeddings for."""
+    embedding = cast(Any, model).get_input_embeddings()
+    if largest_token >= embedding.num_embeddings:
+        raise UserError(
+            f"The tokenizer {job.tokenizer} does not belong to the model {job.model}.", code="vocabulary-mismatch",
+            exit_code=Exit.USAGE,
+            numbers=(f"token {largest_token} is in the data, the model has {embedding.num_embeddings}",),
+            hint="use the model's own tokenizer",
+        )  # fmt: skip
+    positions = getattr(cast(Any, model).config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or job.max_length <= positions:
+        return
+    if any(
+        isinstance(module, nn.Embedding) and module is not embedding and 0 <= module.num_embeddings - positions <= 2
+        for module in model.modules()
+    ):
+        raise UserError(
+            "max_length is more than the model has positions for.", code="max-length-too-large", exit_code=Exit.USAGE,
+            numbers=(f"max_length {job.max_length}, positions {positions}",),
+            hint=f"use max_length: {positions} or less",
+        )  # fmt: skip
+    log.warning("model: max_length %d is beyond the %d positions it was made for", job.max_length, positions)

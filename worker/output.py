@@ -1,0 +1,106 @@
+"""The folder a job ends with: weights in the working dtype, configs, tokenizer; loadable by `from_pretrained`.
+
+It is written beside and renamed when every byte is on disk. Weights pass through files in the folder, so memory holds
+no second copy of the model; transformers' own `save_pretrained` then gives them the names, shards and index that
+`from_pretrained` expects.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from planner.errors import Exit, UserError
+from worker.shards import check_space, read_shards, sync, sync_tree, write_shards
+
+log = logging.getLogger(__name__)
+
+_MARK = "offmate.json"
+
+
+class Output:
+    """Where a run's model goes, and what it needs to know of the model before an engine takes its weights away."""
+
+    def __init__(self, folder: Path, *, run: str, model: nn.Module) -> None:
+        """`run` names the run: its own earlier output is replaced. Raises UserError when other files are in the way."""
+        if folder.exists() and any(folder.iterdir()) and _run_of(folder) != run:
+            raise UserError(
+                f"The output folder {folder} is not empty.", code="output-exists", exit_code=Exit.USAGE,
+                hint="give another output_dir, or move what is there",
+            )  # fmt: skip
+        self.folder = folder
+        self._run = run
+        self._first: dict[str, str] = {}  # every name of a parameter -> its first
+        seen: dict[int, str] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._first[name] = seen.setdefault(id(parameter), name)
+        self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
+
+    @property
+    def needed_bytes(self) -> int:
+        """About what writing takes on the disk, the passing copy of the weights included."""
+        return 2 * self.weight_bytes + 2**24
+
+    def write(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        state: Iterable[tuple[str, Mapping[str, Tensor]]],
+        *,
+        step: int,
+        dtype: torch.dtype,
+    ) -> Path:
+        """Write the model folder from the masters in `state`, rounded to `dtype`. Returns its path.
+
+        `model` gives the structure, buffers and configs; its parameters are not read if `state` has them.
+        """
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        check_space(self.folder.parent, self.needed_bytes, "the trained model")
+        temporary = self.folder.with_name(f".{self.folder.name}.tmp")
+        staging = self.folder.with_name(f".{self.folder.name}.weights")
+        for leftover in (temporary, staging):
+            shutil.rmtree(leftover, ignore_errors=True)
+            leftover.mkdir()
+        rounded: Iterator[tuple[str, dict[str, Tensor]]] = (
+            (name, {"weight": parts["master"].to(dtype)}) for name, parts in state
+        )
+        weights = {name: parts["weight"] for name, parts in read_shards(write_shards(staging, "weights", rounded))}
+        cast(Any, model).config.use_cache = True  # off for training only
+        cast(Any, model).save_pretrained(temporary, state_dict=self._state_dict(model, weights), max_shard_size="5GB")
+        tokenizer.save_pretrained(temporary)
+        (temporary / _MARK).write_text(json.dumps({"format": 1, "run": self._run, "step": step}), "utf-8")
+        sync_tree(temporary)
+        self._replace(temporary)
+        del weights
+        shutil.rmtree(staging)
+        return self.folder
+
+    def _state_dict(self, model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model's state dictionary with the trained weights, tied ones under all their names as one tensor."""
+        return {name: weights.get(self._first.get(name, name), tensor) for name, tensor in model.state_dict().items()}
+
+    def _replace(self, temporary: Path) -> None:
+        """Put `temporary` where the output goes. An earlier output of this run steps aside first."""
+        old = self.folder.with_name(f".{self.folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if self.folder.exists():
+            self.folder.rename(old)
+        temporary.rename(self.folder)
+        sync(self.folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _run_of(folder: Path) -> str | None:
+    """The run whose output `folder` is; None when it is nobody's."""
+    try:
+        return str(json.loads((folder / _MARK).read_text("utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
