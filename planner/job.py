@@ -80,8 +80,8 @@ class Job(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    model: Text
-    tokenizer: Text
+    model: Annotated[Text, Field(description="a path or Hugging Face id")]
+    tokenizer: Annotated[Text, Field(description="a path or Hugging Face id")]
     dataset: Annotated[tuple[str, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")]
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
     max_length: Annotated[int, Field(ge=2, description="a whole number of tokens, 2 or more")] = 1024
@@ -142,8 +142,6 @@ class Job(BaseModel):
         values, mistakes = _canonical(source)
         mistakes += _resolve_paths(values, Path(folder).absolute(), source)
         broken = {mistake.key for mistake in mistakes}
-        if "tokenizer" not in values and isinstance(values.get("model"), str):
-            values["tokenizer"] = values["model"]
         try:
             job = cls.model_validate(values)
         except ValidationError as error:
@@ -227,8 +225,12 @@ def _resolve_paths(values: dict[str, Any], folder: Path, source: Source) -> list
         "chat_template": local_file_or_template,
         "output_dir": resolve,
     }
-    mistakes = []
+    mistakes: list[Mistake] = []
     for key, find in finders.items():
+        if key == "tokenizer" and values.get(key) is None:  # it follows the model, whose own mistake says enough
+            values.pop(key, None)
+            if values.get("model") is not None and not mistakes:
+                values[key] = values["model"]
         if values.get(key) is None:
             continue
         try:
@@ -252,7 +254,7 @@ def _describe(error: ValidationError, values: dict[str, Any], source: Source) ->
         key = _name_in(source, field)
         phrase = Job.model_fields[field].description
         if detail["type"] == "missing":
-            if field == "tokenizer":  # it follows `model`, whose own mistake says enough
+            if field == "tokenizer":
                 continue
             mistakes.setdefault(field, source.mistake(key, "missing-key", f"it is missing; it must be {phrase}"))
         else:

@@ -63,6 +63,7 @@ class House:
         model = home / "model"
         model.mkdir()
         (model / "config.json").write_text('{"model_type": "llama"}')
+        (model / "tokenizer.json").write_text("{}")
         (home / "text.jsonl").write_text('{"text": "one"}\n')
 
     def up(self) -> None:

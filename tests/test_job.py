@@ -15,11 +15,13 @@ BASE = "model: tiny\ndataset: text.jsonl\n"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a model without weights, its tokenizer, a data file, a template and an empty folder."""
+    """A folder with a model without weights, one without a tokenizer, a data file, a template and an empty folder."""
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text("{}")
     (tmp_path / "tiny" / "tokenizer.json").write_text("{}")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
     (tmp_path / "text.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "template.jinja").write_text("{{ messages }}")
     return tmp_path
@@ -64,6 +66,15 @@ def test_relative_paths_start_at_the_file_and_not_at_the_shell(
     job = Job.load(folder / "job.yaml")
     assert job.model == str(folder / "tiny")
     assert job.output_dir == str(folder.parent / "out")
+
+
+def test_a_job_without_a_model_has_one_mistake(folder: Path) -> None:
+    error = refusal("dataset: text.jsonl", folder)
+    assert error.numbers == ("model: it is missing; it must be a path or Hugging Face id",)
+
+
+def test_the_tokenizer_is_the_models_when_none_is_given(folder: Path) -> None:
+    assert parse("tokenizer: null", folder) == parse("", folder)
 
 
 def test_hub_ids_stay_as_they_are(folder: Path) -> None:
@@ -189,6 +200,7 @@ def test_a_line_is_refused_with_key_reason_and_code(line: str, code: str, words:
         ("model: tiny\ndataset: empty", "holds no .jsonl, .json, .csv, .parquet, .txt file"),
         ("model: tiny/missing\ndataset: text.jsonl", "there is no model folder at"),
         ("model: .\ndataset: text.jsonl", "has no config.json"),
+        ("model: bare\ndataset: text.jsonl", "tokenizer: "),
         ("model: tiny\ntokenizer: .\ndataset: text.jsonl", "has no tokenizer files"),
     ],
 )

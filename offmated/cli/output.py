@@ -6,26 +6,28 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from planner.units import parse_bytes
+
 P = ParamSpec("P")
-Json = dict[str, Any]
 
 UNLIMITED = 100_000  # columns: what goes into a pipe is never wrapped or cut
-COLOURS = {"done": "green", "running": "cyan", "failed": "red", "cancelled": "yellow", "ok": "green",
-           "warning": "yellow", "problem": "red"}  # fmt: skip
+COLOURS = {
+    "done": "green", "running": "cyan", "failed": "red", "cancelled": "yellow",
+    "ok": "green", "warning": "yellow", "problem": "red",
+}  # fmt: skip
 
 
 def console(*, stderr: bool = False) -> Console:
     """Where people's words go; plain and unwrapped when that is no terminal."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else UNLIMITED, highlight=False, markup=False,
-                   soft_wrap=True)  # fmt: skip
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else UNLIMITED
+    return Console(stderr=stderr, width=width, highlight=False, markup=False)
 
 
 def print_json(value: object) -> None:
@@ -33,7 +35,7 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def state_text(state: str) -> Text:
+def coloured(state: str) -> Text:
     """A word that means good or bad, in its colour."""
     return Text(state, style=COLOURS.get(state, ""))
 
@@ -54,14 +56,28 @@ def pairs(rows: Sequence[tuple[str, str | Text]]) -> Table:
     return lines
 
 
+class Size(click.ParamType[str]):
+    """A size like 10GiB, checked and handed on as it was written."""
+
+    name = "size"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """`value`, if it is a size."""
+        try:
+            parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def budget_options(command: Callable[P, None]) -> Callable[P, None]:
     """`--gpu-budget` and `--cpu-budget`, which stand above the job file."""
 
-    @click.option("--gpu-budget", metavar="SIZE", help="Instead of the file's gpu_budget, like 10GiB.")
-    @click.option("--cpu-budget", metavar="SIZE", help="Instead of the file's cpu_budget.")
+    @click.option("--gpu-budget", type=Size(), metavar="SIZE", help="Instead of the file's gpu_budget, like 10GiB.")
+    @click.option("--cpu-budget", type=Size(), metavar="SIZE", help="Instead of the file's cpu_budget.")
     @functools.wraps(command)
     def with_budgets(*args: P.args, **kwargs: P.kwargs) -> None:
         command(*args, **kwargs)

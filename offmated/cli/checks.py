@@ -7,16 +7,18 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 from packaging.requirements import Requirement
+from rich.table import Table
 
 from offmated.broker import Broker
+from offmated.cli.output import coloured, table
 from offmated.client import Client
 from offmated.config import Config
 from offmated.paths import Paths
@@ -59,6 +61,17 @@ def examine(paths: Paths) -> Iterator[Check]:
     yield _broker(paths)
     yield _daemon(paths)
     yield from _torch()
+
+
+def as_table(checks: Sequence[Check]) -> Table:
+    """The findings for people."""
+    rows = [(check.name, coloured(check.verdict), check.found, check.advice) for check in checks]
+    return table(("CHECK", "VERDICT", "FOUND", "WHAT TO DO"), rows)
+
+
+def as_json(checks: Sequence[Check]) -> list[dict[str, str]]:
+    """The findings for programs."""
+    return [asdict(check) for check in checks]
 
 
 def _python() -> Check:

@@ -1,0 +1,166 @@
+"""The command line. Commands are shells: parse, one call, print. What is slow to import is imported where it is used.
+
+Exit codes: 0 done, 1 the job failed, 2 wrong usage, 3 does not fit, 4 no such job, 69 daemon not running,
+130 interrupted. Errors for people go to stderr as text.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from offmated.cli import views
+from offmated.cli.follow import follow
+from offmated.cli.jobtext import read_job
+from offmated.cli.output import budget_options, console, json_option, print_json
+from offmated.client import Client
+from offmated.launcher import start_in_background
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+
+FILE = click.argument("file", type=click.Path(path_type=Path))
+ID = click.argument("job_id", metavar="ID", type=click.IntRange(min=1))
+
+
+class Commands(click.Group):
+    """Commands in the order people meet them, with errors for people as text and the error's exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of this file."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            click.echo(str(error), err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            ctx.exit(Exit.INTERRUPTED)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="offmate")
+def main() -> None:
+    """Fine-tune language models that are far too large for your GPU: hand in a job, get a model folder."""
+
+
+@main.command()
+@FILE
+@budget_options
+@json_option
+def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: bool) -> None:
+    """Submit FILE and follow the job to its end, starting a daemon if none runs. Exits with the job's exit code."""
+    text, folder = read_job(file, gpu_budget, cpu_budget)
+    paths = Paths.from_environment()
+    start_in_background(paths)
+    client = Client(paths)
+    job = client.submit(text, str(folder))
+    screen = console(stderr=as_json)
+    screen.print(views.submitted(job, views.place(job, client.jobs())))
+    job = follow(client, job["id"], screen)
+    print_json(job) if as_json else screen.print(views.ended(job))
+    sys.exit(views.exit_code(job))
+
+
+@main.command()
+@FILE
+@budget_options
+@json_option
+def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: bool) -> None:
+    """Put the job in FILE into the queue."""
+    text, folder = read_job(file, gpu_budget, cpu_budget)
+    client = Client(Paths.from_environment())
+    job = client.submit(text, str(folder))
+    place = views.place(job, client.jobs())
+    print_json(job | {"place": place}) if as_json else console().print(views.submitted(job, place))
+
+
+@main.command()
+@FILE
+@budget_options
+@click.option("--measure", is_flag=True, help="Measure the blocks on this machine first, as training does.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Plan for this device.")
+@json_option
+def plan(
+    file: Path, gpu_budget: str | None, cpu_budget: str | None, measure: bool, device: str | None, as_json: bool
+) -> None:
+    """Show how the job in FILE would run, without running it. Exits with 3 when it does not fit."""
+    from offmated.cli.planning import make_plan
+
+    text, folder = read_job(file, gpu_budget, cpu_budget)
+    answer = make_plan(text, folder, file.name, measure=measure, device=device)
+    print_json(answer) if as_json else console().print(views.plan(answer))
+
+
+@main.command()
+@json_option
+def status(as_json: bool) -> None:
+    """List the jobs."""
+    jobs = Client(Paths.from_environment()).jobs()
+    print_json(jobs) if as_json else console().print(views.jobs(jobs))
+
+
+@main.command()
+@ID
+@json_option
+def show(job_id: int, as_json: bool) -> None:
+    """Show one job: its plan, what was predicted and what was measured, its progress, its error."""
+    client = Client(Paths.from_environment())
+    job, plan = client.job(job_id), client.plan(job_id)
+    print_json(job | {"plan_document": plan}) if as_json else console().print(views.job(job, plan))
+
+
+@main.command()
+@ID
+@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job is over.")
+def logs(job_id: int, following: bool) -> None:
+    """Print the log of a job."""
+    for piece in Client(Paths.from_environment()).logs(job_id, following):
+        click.echo(piece, nl=False)
+
+
+@main.command()
+@ID
+@json_option
+def cancel(job_id: int, as_json: bool) -> None:
+    """End a job for good; a running one at once and without a checkpoint."""
+    job = Client(Paths.from_environment()).cancel(job_id)
+    print_json(job) if as_json else console().print(views.cancelled(job))
+
+
+@main.command()
+@click.option("--foreground", is_flag=True, help="Stay in front, as a service manager wants it.")
+def up(foreground: bool) -> None:
+    """Start the daemon."""
+    paths = Paths.from_environment()
+    if foreground:
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "offmated"])
+    started = start_in_background(paths)
+    click.echo(f"The daemon {'runs' if started else 'ran already'}; its state is in {paths.state}")
+
+
+@main.command()
+def down() -> None:
+    """End the daemon. A running job saves a checkpoint first and goes on at the next start."""
+    client = Client(Paths.from_environment())
+    if not client.running():
+        click.echo("The daemon was not running.")
+        return
+    client.shutdown()
+    click.echo("The daemon has ended.")
+
+
+@main.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Check that everything jobs need is here. Exits with 1 when something is missing."""
+    from offmated.cli import checks
+
+    found = list(checks.examine(Paths.from_environment()))
+    print_json(checks.as_json(found)) if as_json else console().print(checks.as_table(found))
+    sys.exit(Exit.FAILED if any(check.verdict == checks.PROBLEM for check in found) else Exit.DONE)

@@ -1,0 +1,138 @@
+"""What the API says of jobs, in words."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from offmated.cli.output import coloured, pairs, table
+from offmated.cli.planview import plan_rows
+from offmated.states import FINAL, JobState
+from planner.errors import Exit, UserError
+from planner.units import format_bytes, format_seconds
+
+Json = dict[str, Any]
+
+
+def exit_code(job: Json) -> Exit:
+    """The exit code that tells how the job ended."""
+    if job["state"] == JobState.DONE:
+        return Exit.DONE
+    return Exit(job["error"]["exit_code"]) if job["error"] else Exit.FAILED
+
+
+def submitted(job: Json, place: int) -> RenderableType:
+    """After a submission: number, place, folder, notes, and the commands people want next."""
+    number = job["id"]
+    rows = [("run folder", job["run_dir"])]
+    rows += [("note", note) for note in job["notes"]]
+    commands = ("offmate status", f"offmate logs -f {number}", f"offmate show {number}", f"offmate cancel {number}")
+    rows.append(("next", " · ".join(commands)))
+    return Group(Text(f"Job {number} ({job['name']}) is submitted, place {place} in the queue."), pairs(rows))
+
+
+def place(job: Json, jobs: list[Json]) -> int:
+    """The job's place among those that are not over, from 1."""
+    return 1 + sum(1 for other in jobs if other["state"] not in FINAL and other["id"] < job["id"])
+
+
+def cancelled(job: Json) -> str:
+    """After `cancel`."""
+    over = job["state"] == JobState.CANCELLED
+    return f"Job {job['id']} is cancelled." if over else f"Job {job['id']} {job['reason'] or 'is being cancelled'}."
+
+
+def ended(job: Json) -> RenderableType:
+    """The last words of `run`."""
+    if job["state"] == JobState.DONE:
+        return Text(f"Job {job['id']} is done; the model is in {job['output']}")
+    error = f"\n{error_text(job['error'])}" if job["error"] else ""
+    return Text(f"Job {job['id']} is {job['state']}.{error}")
+
+
+def error_text(error: Json) -> str:
+    """A UserError as it was said where it was raised."""
+    said = UserError(error["what"], code=error["code"], numbers=tuple(error["numbers"]), hint=error["hint"])
+    return str(said)
+
+
+def jobs(rows: list[Json]) -> RenderableType:
+    """The list of jobs."""
+    if not rows:
+        return Text("No jobs.  offmate submit job.yaml")
+    lines = [
+        (str(job["id"]), job["name"], coloured(job["state"]), progress(job), remaining(job), job["reason"])
+        for job in rows
+    ]
+    return table(("ID", "NAME", "STATE", "PROGRESS", "LEFT", "REASON"), lines)
+
+
+def progress(job: Json) -> str:
+    """ "120/200 60% loss 2.31", or nothing."""
+    found = job["progress"]
+    if not found:
+        return ""
+    text = f"{found['step']}/{found['total_steps']} {100 * found['step'] // found['total_steps']}%"
+    return text if found["loss"] is None else f"{text} loss {found['loss']:.3f}"
+
+
+def remaining(job: Json) -> str:
+    """The time a running job still takes, or nothing."""
+    found = job["progress"]
+    if not found or found["eta_s"] is None or job["state"] != JobState.RUNNING:
+        return ""
+    return format_seconds(found["eta_s"])
+
+
+def plan(answer: Json) -> RenderableType:
+    """The answer of `offmate plan`."""
+    return pairs(plan_rows(answer))
+
+
+def job(found: Json, plan: Json | None) -> RenderableType:
+    """All about one job; `plan` is its plan.json, if it has one."""
+    rows: list[tuple[str, str | Text]] = [
+        ("job", f"{found['id']} ({found['name']})"),
+        ("state", coloured(found["state"])),
+        ("reason", found["reason"]),
+        ("progress", progress(found)),
+        ("left", remaining(found)),
+        ("submitted", moment(found["created_at"])),
+        ("started", moment(found["started_at"])),
+        ("ended", moment(found["ended_at"])),
+        ("run folder", found["run_dir"]),
+        ("model folder", found["output"] or ""),
+    ]
+    rows += plan_rows(plan) if plan else []
+    rows += [("step time", step_time(found)), ("GPU peak", gpu_peak(found))]
+    lines: list[RenderableType] = [pairs([(name, value) for name, value in rows if value])]
+    if found["error"]:
+        lines += [Text(), Text(error_text(found["error"]))]
+    return Group(*lines)
+
+
+def moment(unix: float | None) -> str:
+    """A time as the clock on the wall shows it, or nothing."""
+    return "" if unix is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
+
+
+def step_time(job: Json) -> str:
+    """Predicted against measured."""
+    predicted, measured = job["predicted"]["step_s"], job["measured"]["step_s"]
+    return _against(predicted, measured, format_seconds)
+
+
+def gpu_peak(job: Json) -> str:
+    """Predicted against measured."""
+    predicted, measured = job["predicted"]["gpu_peak_bytes"], job["measured"]["gpu_peak_bytes"]
+    return _against(predicted, measured, format_bytes)
+
+
+def _against(predicted: Any, measured: Any, shown: Any) -> str:
+    if predicted is None or measured is None:
+        return ""
+    off = f" ({100 * (measured - predicted) / predicted:+.1f}%)" if predicted else ""
+    return f"{shown(predicted)} predicted, {shown(measured)} measured{off}"
