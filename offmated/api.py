@@ -63,6 +63,7 @@ def make_app(services: Services) -> FastAPI:
     app.post("/jobs", status_code=201)(submit_job)
     app.get("/jobs")(list_jobs)
     app.get("/jobs/{job_id}")(show_job)
+    app.get("/jobs/{job_id}/plan")(show_plan)
     app.get("/jobs/{job_id}/logs")(show_log)
     app.get("/jobs/{job_id}/metrics")(show_metrics)
     app.post("/jobs/{job_id}/cancel")(cancel_job)
@@ -91,6 +92,12 @@ def list_jobs(use: Use) -> list[Json]:
 def show_job(job_id: int, use: Use) -> Json:
     """One job."""
     return job_view(use.store.job(job_id), use.store.jobs())
+
+
+def show_plan(job_id: int, use: Use) -> Json | None:
+    """plan.json without its chain; null before there is one."""
+    document = RunFolder(Path(use.store.job(job_id).run_dir)).read_plan()
+    return document and {name: value for name, value in document.items() if name != "chain"}
 
 
 def cancel_job(job_id: int, use: Use) -> Json:
