@@ -60,10 +60,11 @@ class Meter:
         """What `tensor`'s storage counts for: 0 on the host or when never seen."""
         return self._sizes.get(tensor.untyped_storage()._cdata, 0)
 
-    def mark(self) -> int:
-        """The peak since the last mark; sets a new mark."""
+    def mark(self, *, alive: bool = True) -> int:
+        """The peak since the last mark; sets a new mark. With `alive` False what is alive now is no peak by itself: the
+        next mark gives the peak over the moments at which something new was made, 0 when nothing was."""
         with self._lock:
-            peak, self._mark = self._mark, self.now
+            peak, self._mark = self._mark, self.now if alive else 0
             return peak
 
     def reset_peak(self) -> None:

@@ -49,7 +49,7 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
 
 def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     """The job's model class made from `config`, initialized by its own code. Raises UserError."""
-    # Asked for by name, sdpa would be refused by models that have only eager; left open, it is taken where there is one.
+    # Asked for by name, sdpa is refused by models that have only eager; left open, it is taken where there is one.
     attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
     make = cast(Callable[..., nn.Module], AutoModelForCausalLM.from_config)
     try:

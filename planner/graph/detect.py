@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner.errors import UserError
-from planner.graph.joint import fake_weights
+from planner.graph.fake import FakeMode, fake_weights
 from planner.graph.signature import flatten_call
 
 _aten = torch.ops.aten
@@ -158,7 +158,7 @@ def _not_found(cause: str) -> UserError:
 def _trace(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device) -> tuple[_ModuleCall, _Record]:
     """One forward with fake parameters but real buffers and a real batch: only what depends on weights is fake, so code
     that looks at positions or masks takes the same way as when it trains."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeMode()
     root = _ModuleCall("", model, 0, "")
     stack, hooks = [root], []
     with fake_weights(model, mode, device, buffers=False):

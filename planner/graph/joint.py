@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,11 @@ from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from planner.errors import UserError
+from planner.graph.fake import FakeMode, fake_weights
 from planner.graph.nodes import is_view
 from planner.graph.signature import CallShape, flatten_call
 
@@ -90,48 +90,6 @@ class _Flat(nn.Module):
         return out
 
 
-def fake_mode_of(tensors: Sequence[torch.Tensor]) -> FakeTensorMode:
-    """The fake mode that the tensors live in, or a new one."""
-    for tensor in tensors:
-        if isinstance(tensor, FakeTensor):
-            return tensor.fake_mode
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def fake_like(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
-    """A tensor of that shape and dtype on `device` without memory, laid out contiguously."""
-    with mode:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-
-
-@contextlib.contextmanager
-def fake_weights(
-    module: nn.Module, mode: FakeTensorMode, device: torch.device, *, buffers: bool = True
-) -> Iterator[None]:
-    """Inside, all parameters of `module` (and buffers, if asked) are fake. Whether they were real, on meta, or
-    one-element expands does not matter: weights are contiguous when the block runs."""
-    fakes: dict[int, torch.Tensor] = {}
-    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    for part in module.modules():
-        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers) if buffers else (part._parameters,)
-        for table in tables:
-            for name, tensor in table.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in fakes:
-                    fake = fake_like(tensor, mode, device)
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    fakes[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
-                replaced.append((table, name, tensor))
-    try:
-        for table, name, tensor in replaced:
-            table[name] = fakes[id(tensor)]
-        yield
-    finally:
-        for table, name, tensor in replaced:
-            table[name] = tensor
-
-
 def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str = "block") -> Joint:
     """The joint graph of `module` called with these arguments (real or fake; weights on any device, meta too).
 
@@ -140,9 +98,9 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     call, tensors = flatten_call(args, kwargs)
     if not tensors:
         raise _untraceable(name, "it is called without a tensor")
-    mode, device = fake_mode_of(tensors), tensors[0].device
+    mode, device = FakeMode.of(tensors), tensors[0].device
     flat = _Flat(module, call)
-    inputs = [_as_input(t, mode) for t in tensors]
+    inputs = [mode.like(t) for t in tensors]
     try:
         # A meter or any other mode of the calling thread would see (and count) the fake tensors of the trace. By
         # default the joint trace runs its backward under the forward's autocast; plain code leaves it before backward.
@@ -159,11 +117,6 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
         first_line = str(error).strip().partition("\n")[0]
         raise _untraceable(name, f"{type(error).__name__}: {first_line}") from error
     return _by_role(name, exported.graph_module, module, flat.result, tensors, device)
-
-
-def _as_input(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    fake = tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor.detach())
-    return fake.detach().requires_grad_(tensor.requires_grad)
 
 
 def _untraceable(name: str, cause: str) -> UserError:

@@ -1,0 +1,295 @@
+"""What the frame of a model holds and needs: all of its forward outside the blocks.
+
+The model's own forward and the frame's pieces of backward run once for one slice, on fake tensors: they have shapes,
+strides and lifetimes, so that a meter counts the bytes, but no memory. Parameters are fake, and so is all that depends
+on them; the batch, positions and masks are real, so that code which looks at them takes the same way as in training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import UserError
+from planner.graph import BlockCall, BlockNames, Joint, Pair, flatten_call, run_slice, trace_block
+from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
+from planner.meter import Meter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameBytes:
+    """Bytes of one slice's frame, per block in order. Weights, gradients and buffers of the frame do not count.
+
+    start           the most before the slice arrives at its first block
+    forward_held    what it holds when it arrives at a block's forward, the block's input included
+    forward_tail    the most it holds from the end of a block's forward to the next block, the saved tensors not counted
+    head_peak       the most from the arrival at the head to the end of the head's backward, all included
+    backward_held, backward_tail
+                    likewise for backward, the incoming gradients included; 0 for the head
+    """
+
+    start: int
+    forward_held: tuple[int, ...]
+    forward_tail: tuple[int, ...]
+    head_peak: int
+    backward_held: tuple[int, ...]
+    backward_tail: tuple[int, ...]
+
+
+def trace_blocks(
+    model: nn.Module,
+    names: BlockNames,
+    batch: Mapping[str, Tensor],
+    device: torch.device,
+    model_kwargs: Mapping[str, Any],
+) -> dict[str, Joint]:
+    """The joint graph of each kind of block, under the arguments that the model gives to the first block of the kind.
+
+    Raises UserError "block-not-traceable".
+    """
+    joints: dict[str, Joint] = {}
+    mode = FakeMode()
+
+    def enter(index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        kind = names.kinds[index]
+        if kind not in joints:
+            joints[kind] = trace_block(module, args, kwargs, name=names.all[index])
+        joint = joints[kind]
+        outputs = mode.fresh([node.meta["val"] for node in joint.outputs])
+        grads = joint.result.differentiable
+        return joint.result.nest([t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)])
+
+    with _frame_alone(model, names, mode, device, enter):
+        model(**{name: t.to(device) for name, t in batch.items()}, **model_kwargs)
+    return joints
+
+
+def measure_frame(
+    model: nn.Module,
+    names: BlockNames,
+    pairs: Mapping[str, Sequence[Pair]],
+    batch: Mapping[str, Tensor],
+    device: torch.device,
+    model_kwargs: Mapping[str, Any],
+) -> FrameBytes:
+    """The frame's bytes, when blocks of a kind run under any of its `pairs`: where pairs differ in what they keep of
+    the frame, the most."""
+    reading = {pair.reads_interface for kind in names.kinds for pair in pairs[kind] if pair.interface is not None}
+    runs = []
+    for keep_input in sorted(reading):
+        run = _Run(model, names, pairs, device, keep_input=keep_input)
+        run.run(batch, model_kwargs)
+        runs.append(run)
+    count = len(names.all)
+
+    def most(table: Callable[[_Run], Mapping[int, int]]) -> tuple[int, ...]:
+        return tuple(max(table(run).get(index, 0) for run in runs) for index in range(count))
+
+    return FrameBytes(
+        start=max(run.start for run in runs),
+        forward_held=most(lambda run: run.held["F"]),
+        forward_tail=most(lambda run: run.tail["F"]),
+        head_peak=max(run.head_peak for run in runs),
+        backward_held=most(lambda run: run.held["B"]),
+        backward_tail=most(lambda run: run.tail["B"]),
+    )
+
+
+@contextlib.contextmanager
+def _frame_alone(
+    model: nn.Module, names: BlockNames, mode: FakeMode, device: torch.device, enter: Callable[..., Any]
+) -> Iterator[None]:
+    """Inside, the model's parameters are fake and its blocks call `enter(index, module, *args, **kwargs)`."""
+    modules = [model.get_submodule(name) for name in names.all]
+
+    def stand_in(index: int, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        module.forward = forward  # what traces the block calls the module itself
+        try:
+            return enter(index, module, *args, **kwargs)
+        finally:
+            module.forward = functools.partial(stand_in, index, module, forward)
+
+    own = [module.__dict__.get("forward") for module in modules]
+    for index, module in enumerate(modules):
+        module.forward = functools.partial(stand_in, index, module, module.forward)
+    try:
+        with (
+            fake_weights(model, mode, device, buffers=False),
+            torch.autograd.set_multithreading_enabled(False),
+            torch.random.fork_rng(devices=[]),
+            torch.enable_grad(),
+        ):
+            yield
+    except UserError:
+        raise
+    except Exception as error:  # the model's own code failed; that is the cause to name
+        first_line = str(error).strip().partition("\n")[0][:300]
+        raise UserError(
+            f"The model's forward outside its blocks cannot be profiled: {type(error).__name__}: {first_line}",
+            code="frame-not-traceable",
+            hint="offmate trains causal language models of the transformers library that are a chain of equal layers",
+        ) from error
+    finally:
+        for module, forward in zip(modules, own, strict=True):
+            del module.forward
+            if forward is not None:
+                module.forward = forward
+
+
+class _Run:
+    """One metered forward and backward of the frame."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: BlockNames,
+        pairs: Mapping[str, Sequence[Pair]],
+        device: torch.device,
+        *,
+        keep_input: bool,
+    ) -> None:
+        self.model, self.names, self.pairs, self.device, self.keep_input = model, names, pairs, device, keep_input
+        self.mode = FakeMode()
+        self.meter = Meter(device.type, counted=FAKE_TYPES)
+        self.calls: dict[int, _StandIn] = {}
+        self.sums: list[Tensor] = []  # of the head's gradients
+        self.start = self.head_peak = 0
+        self.held: dict[str, dict[int, int]] = {"F": {}, "B": {}}
+        self.tail: dict[str, dict[int, int]] = {"F": {}, "B": {}}
+        self.last: tuple[str, int, int] | None = None
+        self.base = 0
+
+    @property
+    def head(self) -> int:
+        return len(self.names.all) - 1
+
+    def run(self, batch: Mapping[str, Tensor], model_kwargs: Mapping[str, Any]) -> None:
+        with _frame_alone(self.model, self.names, self.mode, self.device, self.enter):
+            with self.meter.host():
+                for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.values()):
+                    self.meter.add(tensor)
+            self.anchor = self.mode.scalar(self.device).requires_grad_()
+            with self.meter.watch(), torch.no_grad():
+                with torch.enable_grad():
+                    loss = run_slice(self.model, batch, model_kwargs, self.device)
+                call = self.calls.pop(self.head)
+                grads = call.backward(call.take_tangents())
+                self.head_peak = self.meter.mark() - self.base
+                call.x = None
+                self.leave("F", self.head)
+                call.pass_on(grads, self.calls.get(self.head - 1))
+                for index in reversed(range(self.head)):
+                    self.arrive("B", index)
+                    call = self.calls.pop(index)
+                    grads = call.backward(call.take_tangents())
+                    self.leave("B", index)
+                    call.pass_on(grads, self.calls.get(index - 1))
+                self.close_tail()
+                del loss
+            self.model.zero_grad()
+
+    def enter(self, index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self.arrive("F", index)
+        tensors = flatten_call(args, kwargs)[1]
+        pairs = self.pairs[self.names.kinds[index]]
+        call = _HeadStandIn(self, module, pairs, tensors) if index == self.head else _StandIn(self, pairs, tensors)
+        self.calls[index] = call
+        result = call.enter(tensors, self.anchor)
+        if index != self.head:  # the head's turn goes on until its backward is done
+            self.leave("F", index)
+        return result
+
+    def arrive(self, direction: str, index: int) -> None:
+        """A gate: what is held here, and the peak since the last block."""
+        self.close_tail()
+        self.base = self.charged_elsewhere()
+        self.held[direction][index] = self.meter.now - self.base
+        self.meter.mark()
+
+    def leave(self, direction: str, index: int) -> None:
+        # What is alive now is within the block's own peak; the tail is what the frame adds to it.
+        self.meter.mark(alive=False)
+        self.last = direction, index, self.charged_elsewhere()
+
+    def close_tail(self) -> None:
+        peak = self.meter.mark()
+        if self.last is None:
+            self.start = peak
+        else:
+            direction, index, base = self.last
+            self.tail[direction][index] = max(0, peak - base)
+
+    def charged_elsewhere(self) -> int:
+        """Bytes that are not the frame's: inputs that wait for their block's backward, sums of the head's gradients;
+        gradients of the frame's weights, which count once for all slices."""
+        inputs = (call.x for call in self.calls.values())
+        grads = (p.grad for p in self.model.parameters())
+        tensors = [t for t in (*inputs, *grads, *self.sums) if t is not None]
+        storages = {t.untyped_storage()._cdata: self.meter.bytes_of(t) for t in tensors}
+        return sum(storages.values())
+
+
+class _StandIn(BlockCall):
+    """A block that computes nothing: outputs and gradients of the traced shapes, and what it keeps of the frame."""
+
+    def __init__(self, run: _Run, pairs: Sequence[Pair], tensors: Sequence[Tensor]) -> None:
+        super().__init__(pairs[0], tensors)
+        self.run, self.pairs = run, pairs
+        self.x: Tensor | None = None
+        self.others: list[Tensor] = []
+
+    def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
+        made = self.run.mode.fresh(values)
+        for tensor in made:
+            self.run.meter.add(tensor)
+        return made
+
+    def zeros(self, output: Tensor) -> Tensor:
+        return self.fresh([output])[0]
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        first = self.pair.n_params + self.pair.n_buffers
+        read = {i - first for pair in self.pairs for i in pair.backward_primals if i >= first}
+        self.others = [tensors[i] for i in sorted(read) if i != self.pair.interface]
+        if self.run.keep_input and self.pair.interface in read:
+            self.x = tensors[self.pair.interface]
+        tensors.clear()
+        return self.fresh([node.meta["val"] for node in self.pair.joint.outputs])
+
+    def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
+        """Gradients of the arguments. Forgets what was kept."""
+        self.others, self.x = [], None
+        nodes = [self.pair.joint.grads.get(i) for i in range(len(self.pair.joint.inputs))]
+        made = iter(self.fresh([node.meta["val"] for node in nodes if node is not None]))
+        return [next(made) if node is not None else None for node in nodes]
+
+
+class _HeadStandIn(_StandIn):
+    """The head runs its generated code: its peak depends on what the loss keeps meanwhile."""
+
+    def __init__(self, run: _Run, module: nn.Module, pairs: Sequence[Pair], tensors: Sequence[Tensor]) -> None:
+        super().__init__(run, pairs, tensors)
+        self.primals = [*(p.detach() for p in module.parameters()), *module.buffers()]
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        primals = [*self.primals, *tensors]
+        tensors.clear()
+        self.kept = [primals[i] for i in self.pair.backward_primals]
+        results, self.states = self.pair.forward(primals)
+        outputs, self.saved = results[: self.pair.n_outputs], results[self.pair.n_outputs :]
+        return outputs
+
+    def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
+        values = [*self.saved, *self.kept, *tangents]
+        self.saved, self.kept, self.primals = [], [], []
+        tangents.clear()
+        return self.pair.backward(values, self.states, self.add)
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        self.run.sums.append(gradient if self.pair.adoptable[name] else self.fresh([gradient])[0])

@@ -1,0 +1,82 @@
+"""Tensors without memory: shapes, strides, dtypes, devices and lifetimes are those of real ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+FAKE_TYPES: tuple[type, ...] = (Tensor, nn.Parameter, FakeTensor)
+"""What a meter counts that is to count fake tensors too."""
+
+
+class FakeMode:
+    """Makes fake tensors. It is never entered: only what is made here, or computed from it, is fake."""
+
+    def __init__(self, mode: FakeTensorMode | None = None) -> None:
+        self.mode = mode or FakeTensorMode(allow_non_fake_inputs=True)
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> FakeMode:
+        """The mode that `tensors` live in, or a new one."""
+        return cls(next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None))
+
+    def empty(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """A tensor of that shape and dtype on `device`, laid out contiguously."""
+        with self.mode:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+    def scalar(self, device: torch.device) -> Tensor:
+        """A float32 tensor without dimensions."""
+        with self.mode:
+            return torch.empty((), device=device)
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A fake of a real tensor; a fake one itself. Detached, `requires_grad` kept."""
+        fake = tensor if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor.detach())
+        return fake.detach().requires_grad_(tensor.requires_grad)
+
+    def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors laid out as `values`, in new storages; those that share one in `values` share one here."""
+        bases: dict[int, Tensor] = {}
+        made = []
+        for value in values:
+            storage = value.untyped_storage()
+            with self.mode:
+                if storage._cdata not in bases:
+                    bases[storage._cdata] = torch.empty(
+                        storage.nbytes() // value.element_size(), dtype=value.dtype, device=value.device
+                    )
+                base = bases[storage._cdata].view(value.dtype)
+                made.append(base.as_strided(value.shape, value.stride(), value.storage_offset()))
+        return made
+
+
+@contextlib.contextmanager
+def fake_weights(module: nn.Module, mode: FakeMode, device: torch.device, *, buffers: bool = True) -> Iterator[None]:
+    """Inside, all parameters of `module` (and buffers, if asked) are fake. Whether they were real, on meta, or
+    one-element expands does not matter: weights are contiguous when the block runs."""
+    fakes: dict[int, Tensor] = {}
+    replaced: list[tuple[dict[str, Any], str, Tensor]] = []
+    for part in module.modules():
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers) if buffers else (part._parameters,)
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in fakes:
+                    fake = mode.empty(tensor, device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    fakes[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+                replaced.append((table, name, tensor))
+    try:
+        for table, name, tensor in replaced:
+            table[name] = fakes[id(tensor)]
+        yield
+    finally:
+        for table, name, tensor in replaced:
+            table[name] = tensor
