@@ -1,0 +1,111 @@
+"""Chains of real tiny models and hand-written plans that mix everything, for tests of the engine."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from planner.chain import Block, Chain, Option, Tensor
+from planner.graph import find_blocks
+from planner.plan import Plan, Stage, stage_order
+from planner.program import compile_program
+from planner.verify import verify
+from tests.tiny_models import batch_of
+from worker.optimizer import AdamW
+
+STREAMED, CARRIED, TRAVELLING = 1, 2, 3  # what `mixed_plan` does with the layers
+
+
+def chain_of(model: nn.Module) -> Chain:
+    """The model's chain with true names, kinds and sizes, but no measured figures."""
+    found = find_blocks(model, batch_of())
+    names = {id(p): name for name, p in model.named_parameters()}
+    tensors = {name: describe(name, p) for name, p in model.named_parameters()}
+    blocks = []
+    for name, kind in zip(found.all, found.kinds, strict=True):
+        mine = tuple(tensors[names[id(p)]] for p in model.get_submodule(name).parameters())
+        recipes = ("keep", "recompute", "offload") if name in found.layers else ("keep",)
+        reads = () if name == found.embedding else None
+        options = tuple(
+            Option(name=r, recipe=r, offloaded_bytes=int(r == "offload"), reads_weights=reads) for r in recipes
+        )
+        blocks.append(Block(name=name, kind=kind, tensors=mine, options=options))
+    used = {t.name for b in blocks for t in b.tensors}
+    return Chain(blocks=tuple(blocks), frame_tensors=tuple(t for n, t in tensors.items() if n not in used))
+
+
+def describe(name: str, p: nn.Parameter) -> Tensor:
+    states = (8 if p.element_size() == 4 else 12) * p.numel() if p.requires_grad else 0
+    return Tensor(
+        name=name, elements=p.numel(), bytes=p.nbytes, gradient_bytes=p.nbytes if p.requires_grad else 0,
+        state_bytes=states, trainable=p.requires_grad,
+    )  # fmt: skip
+
+
+def mixed_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan:
+    """Three layers. The first one's weights stream and the CPU updates them in the same step; the second one's
+    likewise, but their update runs beside the next forward; the third one's weights and states travel and are updated
+    on the device. Everything else is resident. The options are keep, recompute, offload."""
+    w, g, s = ({i: [f"{c}:{t.name}" for t in b.tensors] for i, b in enumerate(chain.blocks)} for c in "wgs")
+    names = {i: [t.name for t in b.tensors] for i, b in enumerate(chain.blocks)}
+    ends = list(dict.fromkeys([*names[0], *names[4]]))
+    tied = names[0] == names[4]
+    lines = {
+        "F0": {"prefetch": w[1]},
+        "F1": {"prefetch": w[2], "evict": w[1]},
+        "F2": {"prefetch": w[3], "evict": w[2]},
+        "H4": {"prefetch": s[3]},
+        "B3": {"prefetch": w[2]},
+        "B2": {"prefetch": w[1], "offload": g[2], "evict": w[2]},
+        "B1": {"offload": g[1], "evict": [*w[1], *g[2]]},
+        "B0": {"evict": [*g[1], *g[0]]},
+    }
+    if clip:
+        add(lines["B0"], gpu_update=[*ends, *names[3]], cpu_update=[*names[1], *names[2]])
+        add(lines["B0"], offload=[*w[3], *s[3]], evict=[*g[3], *w[3], *s[3], *([] if tied else g[4])])
+    else:
+        add(lines["F0"], cpu_update=names[2])
+        add(lines["B3"], gpu_update=names[3], offload=[*w[3], *s[3]], evict=g[3])
+        add(lines["B2"], evict=[*w[3], *s[3]])
+        add(lines["B0"], gpu_update=names[0], cpu_update=names[1])
+        if not tied:
+            add(lines["H4"], gpu_update=names[4], evict=g[4])
+    return make_plan(
+        chain, lines, options=("keep", "keep", "recompute", "offload", "keep"),
+        resident=[f"{c}:{n}" for n in ends for c in "ws"], slices=slices, clip=clip,
+    )  # fmt: skip
+
+
+def resident_plan(chain: Chain, *, option: str = "keep", slices: int = 1, clip: bool = False) -> Plan:
+    """Everything stays on the device and is updated there."""
+    users, last = chain.users(), len(chain.blocks) - 1
+    lines: dict[str, dict[str, list[str]]] = {}
+    for direction, index in stage_order(last + 1):
+        done = [n for n, used in users.items() if used[0] == index and (index == last or direction.value == "B")]
+        if clip:
+            done = list(users) if direction.value == "B" and index == 0 else []
+        lines[f"{direction}{index}"] = {"gpu_update": done, "evict": [f"g:{n}" for n in done]}
+    options = tuple(option if any(o.name == option for o in b.options) else "keep" for b in chain.blocks)
+    resident = [f"{c}:{n}" for n in users for c in "ws"]
+    return make_plan(chain, lines, options=options, resident=resident, slices=slices, clip=clip)
+
+
+def add(line: dict[str, list[str]], **lists: list[str]) -> None:
+    for field, items in lists.items():
+        line[field] = [*line.get(field, ()), *items]
+
+
+def make_plan(chain, lines, *, options, resident, slices, clip) -> Plan:
+    """A plan that `verify` accepts."""
+    stages = tuple(
+        Stage(direction=d, block=i, **{k: tuple(v) for k, v in lines.get(f"{d}{i}", {}).items()})
+        for d, i in stage_order(len(options))
+    )
+    plan = Plan(stages=stages, options=options, resident=tuple(resident), slices=slices, clip=clip)
+    verify(compile_program(plan, chain), chain)
+    return plan
+
+
+def adamw(model: nn.Module) -> AdamW:
+    """Weights of two dimensions decay."""
+    decay = frozenset(n for n, p in model.named_parameters() if p.dim() > 1)
+    return AdamW(betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1, decay_names=decay)

@@ -1,0 +1,74 @@
+"""What each kind of operation does. Which thread or stream does it, and when, is an interpreter's business."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from planner.program import Op, OpKind
+from worker import adamw
+from worker.device import Device
+from worker.gradients import Gradients
+from worker.host import Host
+from worker.optimizer import AdamW, StepValues
+
+
+class Actions:
+    """The work behind every operation but RUN."""
+
+    def __init__(
+        self, host: Host, device: Device, gradients: Gradients, optimizer: AdamW, frame: Mapping[str, nn.Parameter]
+    ) -> None:
+        self._host, self._device, self._gradients = host, device, gradients
+        self._optimizer, self._frame = optimizer, frame
+
+    @torch.no_grad()  # thread state: a fresh thread has gradients on
+    def perform(self, op: Op, values: StepValues) -> None:
+        """Do `op`, or on a stream: issue it."""
+        match op.kind:
+            case OpKind.ALLOC:
+                self._device.allocate(op.subject)
+            case OpKind.FREE:
+                self._device.free(op.subject)
+            case OpKind.FETCH:
+                self._device.fetch(op.subject)
+            case OpKind.SEND:
+                self._device.send(op.subject)
+            case OpKind.NORM:
+                self._gradients.norm(op.names)
+            case OpKind.CLIP:
+                self._gradients.clip(values)
+            case OpKind.UPDATE:
+                self._update(op.names, values)
+            case OpKind.CPU_UPDATE:
+                self._update_on_cpu(op.names, values)
+            case OpKind.RUN:
+                raise AssertionError(f"{op.name}: turns are run by the engine")
+
+    def _update(self, names: Sequence[str], values: StepValues) -> None:
+        targets = []
+        for name in names:
+            gradient = self._gradients.of(name)
+            if gradient is not None:
+                targets.append(_target(name, self._device.items, gradient))
+        adamw.update(
+            targets, self._optimizer, learning_rate=values.learning_rate, count=values.device_count,
+            coefficient=values.coefficient,
+        )  # fmt: skip
+        for name in names:
+            if name in self._frame:
+                self._frame[name].grad = None
+
+    def _update_on_cpu(self, names: Sequence[str], values: StepValues) -> None:
+        items = self._host.items
+        adamw.update(
+            [_target(name, items, items[f"g:{name}"][0]) for name in names], self._optimizer,
+            learning_rate=values.learning_rate, count=values.host_count, coefficient=values.host_coefficient,
+        )  # fmt: skip
+
+
+def _target(name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor) -> adamw.Target:
+    work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]
+    return adamw.Target(name, work, master[0] if master else work, exp_avg, exp_avg_sq, gradient)

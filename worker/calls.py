@@ -1,0 +1,95 @@
+"""A block of the model applied to a slice, with weights and offloaded activations from the device's items."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from planner.graph import BlockCall, Pair
+from worker.device import Device
+from worker.gradients import Gradients
+
+
+class ModelBlock:
+    """One block of the model: its module and the names of its weights in the model."""
+
+    def __init__(
+        self, index: int, module: nn.Module, *, name: str, kind: str, recipe: str, names: Mapping[int, str], last: bool
+    ) -> None:  # fmt: skip
+        """`names`: id of a parameter -> its first name in `named_parameters()`; `last`: this is the head."""
+        self.index, self.module, self.name, self.recipe = index, module, name, recipe
+        self.kind, self.last = kind, last
+        self.weights = {local: names[id(p)] for local, p in module.named_parameters()}
+        self.items = tuple(f"w:{weight}" for weight in self.weights.values())
+        self._own = module.__dict__.get("forward")
+
+    def replace_forward(self, forward: Callable[..., Any]) -> None:
+        """Let calls of the module go to `forward`."""
+        self.module.__dict__["forward"] = forward
+
+    def give_back_forward(self) -> None:
+        """Let calls of the module be its own again."""
+        if self._own is None:
+            del self.module.__dict__["forward"]
+        else:
+            self.module.__dict__["forward"] = self._own
+
+    @contextlib.contextmanager
+    def own_forward(self) -> Iterator[None]:
+        """Inside, calls of the module are its own."""
+        mine = self.module.__dict__["forward"]
+        self.give_back_forward()
+        try:
+            yield
+        finally:
+            self.replace_forward(mine)
+
+
+class Call(BlockCall):
+    """One block on one slice: it keeps what backward needs and no item holds."""
+
+    def __init__(self, block: ModelBlock, k: int, pair: Pair, tensors: Sequence[Tensor], device: Device) -> None:
+        super().__init__(pair, tensors)
+        self.block, self.k = block, k
+        self._items = device.items
+        self._item = f"a:{block.index}.{k}" if pair.recipe.offloads else None
+        self._primals: dict[int, Tensor] = {}
+        self._saved: list[Tensor] = []
+        self._states: list[Tensor] = []
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The block's outputs. Weights come again for backward; the block's input, masks and rotary tables of the frame
+        are kept by reference."""
+        pair = self.pair
+        values = [*(self._items[item][0] for item in self.block.items), *self.block.module.buffers(), *tensors]
+        tensors.clear()
+        self._primals = {i: values[i] for i in pair.backward_primals if i >= pair.n_params}
+        results, self._states = pair.forward(values)
+        saved = results[pair.n_outputs :]
+        if self._item:
+            self._items[self._item] = saved
+        else:
+            self._saved = saved
+        return results[: pair.n_outputs]
+
+    def backward(self, sums: Gradients) -> list[Tensor | None]:
+        """Gradients of the tensor arguments; those of weights go to `sums`."""
+        pair = self.pair
+        if self._item:
+            self._saved = self._items.pop(self._item)
+        values = [*self._saved, *(self._primal(i) for i in pair.backward_primals), *self.take_tangents()]
+        self._saved = []
+        result = pair.backward(values, self._states, functools.partial(self._add, sums))
+        self._primals, self._states = {}, []
+        return result
+
+    def _primal(self, i: int) -> Tensor:
+        return self._items[self.block.items[i]][0] if i < self.pair.n_params else self._primals[i]
+
+    def _add(self, sums: Gradients, local: str, gradient: Tensor) -> None:
+        block = self.block
+        sums.add(block.weights[local], self.k, gradient, fresh=self.pair.adoptable[local], last_block=block.last)

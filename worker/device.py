@@ -1,0 +1,41 @@
+"""What has a copy on the device, by item name, and the copies to and from the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from worker.host import Host
+
+
+class Device:
+    """Device copies by item name, each a list of tensors as in `Host`. Only the thread that computes allocates and
+    frees; the queues only copy, between an item's allocation and its release."""
+
+    def __init__(self, host: Host, device: torch.device) -> None:
+        self.items: dict[str, list[Tensor]] = {}
+        self._host, self._device = host, device
+        self.copies: dict[str, int] = {}
+
+    def allocate(self, item: str) -> None:
+        """Memory laid out as the item's copy on the host."""
+        assert item not in self.items, item
+        self.items[item] = [
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=self._device) for t in self._host.items[item]
+        ]
+
+    def free(self, item: str) -> None:
+        """Let go of the item's memory."""
+        del self.items[item]
+
+    def fetch(self, item: str) -> None:
+        """Host to device."""
+        for target, source in zip(self.items[item], self._host.items[item], strict=True):
+            target.copy_(source, non_blocking=True)
+
+    def send(self, item: str) -> None:
+        """Device to host."""
+        sources = self.items[item]
+        targets = self._host.park(item, sources) if item[0] == "a" else self._host.items[item]
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source, non_blocking=True)

@@ -1,0 +1,238 @@
+"""Trains a model under a plan, with the numbers of plain PyTorch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.chain import Chain
+from planner.graph import RECIPES, Pair, flatten_call, run_slice, trace_block
+from planner.plan import Plan
+from planner.program import compile_program
+from worker.actions import Actions
+from worker.calls import Call, ModelBlock
+from worker.cpu import CpuInterpreter, CpuMachine
+from worker.gradients import Gradients
+from worker.interpreter import Cursor, Interpreter
+from worker.lockstep import Lockstep
+from worker.machine import Machine
+from worker.optimizer import AdamW, StepValues
+from worker.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Losses per slice (tensors without dimensions, on the device), the gradients' global norm before clipping (None
+    without clipping), the most device bytes during the step (None when they are not counted)."""
+
+    losses: tuple[Tensor, ...]
+    grad_norm: Tensor | None
+    peak_bytes: int | None
+
+
+class Engine:
+    """Runs a plan's program over a causal language model: one call of `step` is one optimizer step.
+
+    It takes the model over: parameters of blocks become one-element expands of true shape, their memory belongs to the
+    plan's items, until `restore` gives the model back. After an error in a step only `load_state` and `close` work:
+    some tensors may have been updated already.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, plan: Plan, chain: Chain, optimizer: AdamW, max_grad_norm: float | None,
+        device: torch.device, metered: bool = False,
+    ) -> None:  # fmt: skip
+        """`max_grad_norm` is given exactly when the plan clips. `metered`: count device bytes (on the CPU; slow)."""
+        if plan.clip != (max_grad_norm is not None):
+            raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
+        self.steps_done = 0
+        self._model, self._slices = model, plan.slices
+        self._machine: Machine = CpuMachine(metered=metered)
+        self._program = compile_program(plan, chain)
+        self._weights = Weights(model, self._program, chain, self._machine)
+        self._device = self._weights.device
+        self._blocks = self._make_blocks(chain, plan)
+        self._shared = self._shared_rows()
+        self._gradients = Gradients(
+            self._device, self._machine, self._weights.frame, order=self._weights.trained,
+            by_rows=self._shared, max_norm=max_grad_norm,
+        )  # fmt: skip
+        self._actions = Actions(self._weights.host, self._device, self._gradients, optimizer, self._weights.frame)
+        self._pairs: dict[Hashable, Pair] = {}
+        self._calls: dict[tuple[int, int], Call] = {}
+        # So that a block without a differentiable argument has a node in the frame's graph.
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._torn = False
+        self._open()
+
+    def _open(self) -> None:
+        self._interpreter: Interpreter = CpuInterpreter(self._program, self._actions)
+        self._cursor = Cursor(self._program, self._interpreter)
+        self._lockstep = Lockstep(self._slices, self._cursor, self._machine)
+
+    def _make_blocks(self, chain: Chain, plan: Plan) -> list[ModelBlock]:
+        names = {id(p): name for name, p in self._model.named_parameters()}
+        blocks = []
+        for index, block in enumerate(chain.blocks):
+            module = self._model.get_submodule(block.name)
+            recipe = block.option(plan.options[index]).recipe
+            last = index == len(chain.blocks) - 1
+            blocks.append(
+                ModelBlock(index, module, name=block.name, kind=block.kind, recipe=recipe, names=names, last=last)
+            )
+            blocks[-1].replace_forward(functools.partial(self._enter, blocks[-1]))
+        return blocks
+
+    def _shared_rows(self) -> frozenset[str]:
+        """Weights that embedding and head share: with several slices their gradients need care."""
+        first, last = (frozenset(block.weights.values()) for block in (self._blocks[0], self._blocks[-1]))
+        return first & last & frozenset(self._weights.trained) if self._slices > 1 else frozenset()
+
+    def step(
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        *,
+        seeds: Sequence[int],
+        learning_rate: float,
+        **model_kwargs: Any,
+    ) -> StepResult:
+        """One optimizer step over the slices `batches` (host tensors: input_ids, labels [rows, length]), slice k under
+        random seed `seeds[k]`. Updates may still be running when it returns: `drain` waits for them.
+
+        Raises what the model or a queue raised; the weights are then torn between two steps.
+        """
+        self._usable()
+        if not len(batches) == len(seeds) == self._slices:
+            raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {self._slices} slices")
+        machine, values = self._machine, self._values(learning_rate)
+        before = machine.random_state()
+        machine.reset_peak()
+        try:
+            with machine.computing(), torch.autograd.set_multithreading_enabled(False):
+                self._gradients.begin_step(self._tokens(batches))
+                self._cursor.begin(values)
+                losses = self._forward(batches, seeds, model_kwargs)
+                self._backward()
+                self._cursor.end()
+        except BaseException:
+            self._tear()
+            raise
+        finally:
+            machine.set_random_state(before)
+        self._weights.check_closed()
+        self.steps_done += 1
+        return StepResult(losses=losses, grad_norm=values.grad_norm, peak_bytes=machine.peak_bytes())
+
+    def _values(self, learning_rate: float) -> StepValues:
+        number = self.steps_done + 1
+        with self._machine.on_host():
+            host_count = torch.full((), float(number))
+            count = torch.full((), float(number), device=self._machine.device)
+        return StepValues(number=number, learning_rate=learning_rate, host_count=host_count, device_count=count)
+
+    def _tokens(self, batches: Sequence[Mapping[str, Tensor]]) -> Tensor | None:
+        if not self._shared:
+            return None
+        with self._machine.on_host():
+            rows: Tensor = torch.unique(torch.cat([batch["input_ids"].flatten() for batch in batches]))
+        return rows.to(self._machine.device)
+
+    def _forward(
+        self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], model_kwargs: Mapping[str, Any]
+    ) -> tuple[Tensor, ...]:
+        """All slices through the model, each with the head's backward right after its forward."""
+        losses: dict[int, Tensor] = {}
+
+        def body(k: int) -> None:
+            with torch.enable_grad():
+                losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device)
+                self._run_backward(len(self._blocks) - 1, k)
+
+        self._lockstep.run(body, [self._machine.seeded(seed) for seed in seeds])
+        return tuple(losses[k] for k in range(self._slices))
+
+    @torch.no_grad()
+    def _backward(self) -> None:
+        while (turn := self._cursor.turn) is not None:
+            self._cursor.start_turn()
+            self._run_backward(turn.block, turn.slice)
+            self._cursor.end_turn()
+
+    def _run_backward(self, block: int, k: int) -> None:
+        call = self._calls.pop((block, k))
+        call.pass_on(call.backward(self._gradients), self._calls.get((block - 1, k)))
+        call.clear()
+
+    def _enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for the forward of the block's module."""
+        shape, tensors = flatten_call(args, kwargs)
+        key = block.kind, block.recipe, shape.key
+        if key not in self._pairs:
+            self._pairs[key] = self._trace(block, args, kwargs)
+        turn = self._lockstep.gate(block.index)
+        call = Call(block, turn.slice, self._pairs[key], tensors, self._device)
+        self._calls[block.index, turn.slice] = call
+        return call.enter(tensors, self._anchor)
+
+    def _trace(self, block: ModelBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pair:
+        with self._machine.on_host(), block.own_forward():
+            return Pair(trace_block(block.module, args, kwargs, name=block.name), RECIPES[block.recipe])
+
+    def _usable(self) -> None:
+        if self._torn:
+            raise RuntimeError("a step failed and left the weights torn between two steps; load a checkpoint")
+
+    def _tear(self) -> None:
+        """After an error: end the threads, free what the step held."""
+        self._torn = True
+        self.close()
+        for call in self._calls.values():
+            call.clear()
+        self._calls.clear()
+        self._gradients.clear()
+        self._weights.drop_transient()
+
+    def drain(self) -> None:
+        """Finish every update. The next step begins from here. Raises what went wrong on a queue."""
+        self._usable()
+        try:
+            self._cursor.run_carried()
+            self._interpreter.drain()
+        except BaseException:
+            self._tear()
+            raise
+
+    def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory, one at a time.
+        Some are the engine's own tensors: use them before the next step."""
+        self.drain()
+        yield from self._weights.state()
+
+    def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
+        """Go on from what `state` gave after `step` steps. Raises ValueError when it is of another model."""
+        if self._torn:
+            self._open()
+            self._torn = False
+        else:
+            self.drain()
+        self._weights.load(tensors)
+        self.steps_done = step
+
+    def close(self) -> None:
+        """End the threads. What is pending is left undone."""
+        self._lockstep.close()
+        self._interpreter.close()
+
+    def restore(self) -> nn.Module:
+        """The model with its trained weights, plain, in host memory; ends the engine."""
+        self.drain()
+        self.close()
+        for block in self._blocks:
+            block.give_back_forward()
+        self._weights.give_back()
+        return self._model

@@ -1,0 +1,95 @@
+"""Sums of weight gradients on the device, in plain PyTorch's order; their norms and the clip coefficient."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from worker.device import Device
+from worker.machine import Machine
+from worker.optimizer import StepValues
+
+
+class Gradients:
+    """Adds the slices' gradients up into the items "g:…".
+
+    A tensor in `by_rows` belongs to the first block and to the last. Plain accumulation adds its gradients up as
+    (h1 + e1) + (h2 + e2) …, h from the last block's backward and e from the first's. Block by block they arrive as
+    h1, h2, …, e1, e2, …. Only the rows of the step's tokens have an e, so for these rows each h is kept aside until its
+    e arrives; all other rows are sums of h anyway.
+    """
+
+    def __init__(
+        self, device: Device, machine: Machine, frame: Mapping[str, nn.Parameter], *, order: Sequence[str],
+        by_rows: Collection[str], max_norm: float | None,
+    ) -> None:  # fmt: skip
+        """`frame`: the frame's parameters, whose gradients autograd adds up; `order`: names as `named_parameters()` has
+        them, the order in which norms are stacked."""
+        self._items, self._machine, self._frame = device.items, machine, frame
+        self._order, self._by_rows, self._max_norm = order, frozenset(by_rows), max_norm
+        self._norms: dict[str, Tensor] = {}
+        self._aside: dict[tuple[str, int | None], Tensor] = {}
+        self.rows: Tensor | None = None
+
+    def begin_step(self, rows: Tensor | None) -> None:
+        """`rows`: the step's tokens on the device, sorted, each once; None where no tensor is added by rows."""
+        self._norms.clear()
+        self.rows = rows
+
+    def clear(self) -> None:
+        """Forget everything, after an error."""
+        self._norms.clear()
+        self._aside.clear()
+        self.rows = None
+        for parameter in self._frame.values():
+            parameter.grad = None  # half a sum, which the next step would add to
+
+    def add(self, name: str, k: int, gradient: Tensor, *, fresh: bool, last_block: bool) -> None:
+        """Add slice `k`'s gradient. `fresh`: nothing else sees its memory, so it may become the sum itself."""
+        if self.rows is not None and name in self._by_rows:
+            if not last_block:
+                self._add_rows(name, k, gradient)
+                return
+            self._aside[name, k] = gradient.index_select(0, self.rows)
+        total = self._items.get(f"g:{name}")
+        if total is not None:
+            total[0].add_(gradient)
+        elif fresh and gradient.is_contiguous():
+            self._items[f"g:{name}"] = [gradient]
+        else:  # the sum has the weight's layout: the norm's bits depend on it
+            fresh = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+            self._items[f"g:{name}"] = [fresh.copy_(gradient)]
+
+    def _add_rows(self, name: str, k: int, gradient: Tensor) -> None:
+        assert self.rows is not None
+        part = self._aside.pop((name, k)).add_(gradient.index_select(0, self.rows))
+        total = self._aside.setdefault((name, None), part)
+        if total is not part:
+            total.add_(part)
+        if not any(n == name and slice is not None for n, slice in self._aside):
+            self._items[f"g:{name}"][0].index_copy_(0, self.rows, self._aside.pop((name, None)))
+
+    def of(self, name: str) -> Tensor | None:
+        """The sum on the device; None for a weight of the frame that got no gradient."""
+        return self._frame[name].grad if name in self._frame else self._items[f"g:{name}"][0]
+
+    def norm(self, names: Sequence[str]) -> None:
+        """Take the norms of complete sums."""
+        for name in names:
+            gradient = self.of(name)
+            if gradient is not None:
+                # A narrower gradient is converted first, as it is for the master's update.
+                self._norms[name] = torch.linalg.vector_norm(gradient, 2, dtype=torch.float32)
+
+    def clip(self, values: StepValues) -> None:
+        """The global norm and the coefficient, as `torch.nn.utils.clip_grad_norm_` has them."""
+        assert self._max_norm is not None
+        norms = [self._norms[name] for name in self._order if name in self._norms]
+        total = torch.linalg.vector_norm(torch.stack(norms), 2)
+        coefficient: Tensor = torch.clamp(self._max_norm / (total + 1e-6), max=1.0)
+        values.grad_norm, values.coefficient = total, coefficient
+        # Of its own even where host and device are one: it outlives the step with the updates that run late.
+        values.host_coefficient = self._machine.host_empty((), torch.float32)
+        values.host_coefficient.copy_(coefficient, non_blocking=True)

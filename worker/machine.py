@@ -1,0 +1,48 @@
+"""What differs between kinds of device, the queues apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+RandomState = tuple[Tensor, ...]
+
+
+class Machine(Protocol):
+    """A device with the host beside it."""
+
+    device: torch.device
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Entered by every thread for the time it computes on the device."""
+
+    def on_host(self) -> AbstractContextManager[object]:
+        """Entered around work on the host in a thread that computes."""
+
+    def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Host memory that copies can reach, contiguous, of exactly that size."""
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        """`tensor` in host memory that copies can reach: itself where possible."""
+
+    def place(self, tensor: Tensor, *, copy: bool) -> Tensor:
+        """`tensor` on the device, contiguous, in a storage of its own size: itself where possible and not `copy`."""
+
+    def seeded(self, seed: int) -> RandomState:
+        """The random state that `torch.manual_seed(seed)` sets."""
+
+    def random_state(self) -> RandomState:
+        """The current state of the generators a model draws from."""
+
+    def set_random_state(self, state: RandomState) -> None:
+        """Go on from `state`."""
+
+    def reset_peak(self) -> None:
+        """Begin to measure the peak of a step."""
+
+    def peak_bytes(self) -> int | None:
+        """The most device bytes since `reset_peak`; None when they are not counted."""

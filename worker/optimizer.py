@@ -1,0 +1,43 @@
+"""The optimizer's settings, and the values that the updates of one step use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    """AdamW as PyTorch defines it. Tensors in `decay_names` decay by `weight_decay`, others do not."""
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    decay_names: frozenset[str]
+
+    def decay_of(self, name: str) -> float:
+        """The weight decay of one tensor."""
+        return self.weight_decay if name in self.decay_names else 0.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StepValues:
+    """What the updates of one step read, however late they run: a carried one runs during the step after.
+
+    number            of the step, from 1
+    learning_rate     a Python float: as an fp32 tensor it would give other bits
+    host_count, device_count
+                      `number` as AdamW reads it (a float32 tensor without dimensions), beside the tensors it updates
+    coefficient, host_coefficient
+                      what gradients are multiplied by; set when the gradients' norm is known, None without clipping
+    grad_norm         the gradients' global norm, before clipping
+    """
+
+    number: int
+    learning_rate: float
+    host_count: Tensor
+    device_count: Tensor
+    coefficient: Tensor | None = None
+    host_coefficient: Tensor | None = None
+    grad_norm: Tensor | None = None
