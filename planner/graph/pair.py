@@ -76,6 +76,7 @@ class Pair:
             "backward", backward_inputs, backward_nodes, input_grads,
             constants=joint.module, rng=rng, swap=swap, sinks=sinks, replay=replayed,
         )  # fmt: skip
+        self.forward_nodes, self.backward_nodes = forward_nodes, backward_nodes
         self._forward, self._backward = forward.function, backward.function
         self.forward_source, self.backward_source = forward.source, backward.source
 

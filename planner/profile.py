@@ -1,0 +1,149 @@
+"""Everything about a model that the planner needs: its blocks, tensors, options and bytes. With times it is a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from planner.chain import Block, Chain, Option, Tensor
+from planner.frame import FrameBytes, measure_frame, trace_blocks
+from planner.graph import RECIPES, BlockNames, Pair, find_blocks
+from planner.hardware import Hardware
+from planner.job import Job
+from planner.model import sample_batch, skeleton_model
+from planner.times import Times, estimate_pairs, measure_pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """The bytes of a model's blocks and frame for slices of one shape, and the generated code behind the options.
+
+    `tensors` has the parameters of each block; `pairs` kind -> option -> code; `resident_bytes` is what stays on the
+    device all the time beside the frame's tensors: buffers.
+    """
+
+    names: BlockNames
+    tensors: tuple[tuple[Tensor, ...], ...]
+    local_names: tuple[tuple[str, ...], ...]
+    frame_tensors: tuple[Tensor, ...]
+    pairs: Mapping[str, Mapping[str, Pair]] = field(repr=False)
+    frame: FrameBytes
+    resident_bytes: int
+    slice_tokens: int
+
+    def chain(self, times: Times) -> Chain:
+        """The chain with these times, which must have all kinds and options of this analysis (KeyError)."""
+        frame_bytes = sum(t.bytes + t.gradient_bytes + t.state_bytes for t in self.frame_tensors)
+        return Chain(
+            blocks=tuple(self._block(index, times) for index in range(len(self.names.all))),
+            frame_bytes=frame_bytes + self.resident_bytes,
+            start_bytes=self.frame.start,
+            slice_tokens=self.slice_tokens,
+            frame_tensors=self.frame_tensors,
+        )
+
+    def _block(self, index: int, times: Times) -> Block:
+        kind, frame = self.names.kinds[index], self.frame
+        pairs = self.pairs[kind]
+        pair = next(iter(pairs.values()))
+        return Block(
+            name=self.names.all[index],
+            kind=kind,
+            tensors=self.tensors[index],
+            options=tuple(self._option(index, name, times) for name in pairs),
+            input_bytes=pair.interface_bytes,
+            output_bytes=pair.output_bytes,
+            forward_held_bytes=frame.forward_held[index],
+            forward_frame_bytes=frame.forward_tail[index],
+            backward_held_bytes=frame.backward_held[index],
+            backward_frame_bytes=frame.backward_tail[index],
+        )
+
+    def _option(self, index: int, name: str, times: Times) -> Option:
+        kind = self.names.kinds[index]
+        pair = self.pairs[kind][name]
+        taken = times.of(kind, name)
+        is_head = index == len(self.names.all) - 1
+        names = dict(zip(self.local_names[index], (t.name for t in self.tensors[index]), strict=True))
+        return Option(
+            name=name,
+            saved_bytes=0 if pair.recipe.offloads else pair.saved_bytes,
+            offloaded_bytes=pair.saved_bytes if pair.recipe.offloads else 0,
+            forward_s=taken.forward_s,
+            backward_s=taken.backward_s,
+            forward_peak_bytes=self.frame.head_peak if is_head else pair.forward_peak,
+            backward_peak_bytes=pair.backward_peak[False],
+            backward_first_peak_bytes=pair.backward_peak[True],
+            reads_input=pair.reads_interface,
+            reads_weights=tuple(names[local] for local in pair.backward_weights),
+            recipe=pair.recipe.name,
+        )
+
+
+def analyse(job: Job, device: torch.device) -> Analysis:
+    """The analysis of a job's model under slices of its largest shape, without memory for weights. Raises UserError."""
+    return analyse_model(skeleton_model(job, device), sample_batch(job), device=device)
+
+
+def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device) -> Analysis:
+    """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
+    `input_ids` and `labels` [rows, length]. Raises UserError."""
+    names = find_blocks(model, batch, device=device)
+    model_kwargs = {"num_items_in_batch": batch["labels"].numel()}
+    joints = trace_blocks(model, names, batch, device, model_kwargs)
+    pairs: dict[str, dict[str, Pair]] = {}
+    for index, kind in enumerate(names.kinds):
+        if kind not in pairs:
+            # Embedding and head keep everything: what they save is small, or used at once.
+            recipes = RECIPES.values() if 0 < index < len(names.kinds) - 1 else (RECIPES["keep"],)
+            pairs[kind] = {recipe.name: Pair(joints[kind], recipe) for recipe in recipes}
+    frame = measure_frame(model, names, {k: tuple(p.values()) for k, p in pairs.items()}, batch, device, model_kwargs)
+    first_names = {id(p): name for name, p in model.named_parameters()}
+    params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
+    in_blocks = {id(p) for block in params for p in block.values()}
+    tied = {id(p) for p in params[0].values()} & {id(p) for p in params[-1].values()}
+    return Analysis(
+        names=names,
+        tensors=tuple(
+            tuple(_tensor(first_names[id(p)], p, tied=id(p) in tied) for p in block.values()) for block in params
+        ),
+        local_names=tuple(tuple(block) for block in params),
+        frame_tensors=tuple(_tensor(n, p) for n, p in model.named_parameters() if id(p) not in in_blocks),
+        pairs=pairs,
+        frame=frame,
+        resident_bytes=_buffer_bytes(model),
+        slice_tokens=batch["input_ids"].numel(),
+    )
+
+
+def measure_times(analysis: Analysis, device: torch.device, hardware: Hardware) -> Times:
+    """Seconds of each kind and option, measured on `device`."""
+    return measure_pairs(analysis.pairs, analysis.names.kinds[-1], device, estimate_times(analysis, hardware))
+
+
+def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:
+    """Seconds of each kind and option, from arithmetic and memory traffic and what `hardware` reaches."""
+    return estimate_pairs(analysis.pairs, analysis.names.kinds[-1], hardware)
+
+
+def _tensor(name: str, p: nn.Parameter, *, tied: bool = False) -> Tensor:
+    """Moments take 8 bytes per element; where the working copy is narrower than fp32 there is a master too."""
+    count, size = p.numel(), p.element_size()
+    states = 8 if p.dtype == torch.float32 else 12
+    return Tensor(
+        name=name,
+        elements=count,
+        bytes=count * size,
+        gradient_bytes=count * size * p.requires_grad,
+        state_bytes=count * states * p.requires_grad,
+        trainable=p.requires_grad,
+        row_bytes=p.shape[-1] * size if tied and p.requires_grad else 0,
+    )
+
+
+def _buffer_bytes(model: nn.Module) -> int:
+    storages = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
+    return sum(storages.values())

@@ -1,0 +1,172 @@
+"""How long blocks take, per kind and option: measured with the generated code on the device, or estimated."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from planner.graph import Pair
+from planner.graph.work import Work, work_of
+from planner.hardware import Hardware
+
+log = logging.getLogger(__name__)
+
+_REPEATS = 5
+_LONG_S = 2.0  # no more repeats once an option has taken that long
+_UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes weight and moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionTimes:
+    """Seconds of one slice of a block of `kind` under `option`. The head's loss counts in its forward."""
+
+    kind: str
+    option: str
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Times of every kind and option of a model; `device` names the machine, `measured` is False for an estimate."""
+
+    options: tuple[OptionTimes, ...]
+    device: str
+    measured: bool
+
+    def of(self, kind: str, option: str) -> OptionTimes:
+        """Raises KeyError when that kind and option is not there."""
+        for times in self.options:
+            if (times.kind, times.option) == (kind, option):
+                return times
+        raise KeyError(f"no times of kind {kind} under option {option}")
+
+
+Pairs = Mapping[str, Mapping[str, Pair]]
+"""Kind -> option -> pair."""
+
+
+def estimate_pairs(pairs: Pairs, head: str, hardware: Hardware) -> Times:
+    """Each operation takes as long as its arithmetic or its memory traffic, whichever is longer. `head`: the head's
+    kind, whose loss is added."""
+    options = []
+    for kind, by_option in pairs.items():
+        for option, pair in by_option.items():
+            loss = _loss_work(pair) if kind == head else ()
+            forward = _seconds([*work_of(pair.forward_nodes), *loss], hardware)
+            backward = _seconds(work_of(pair.backward_nodes), hardware)
+            options.append(OptionTimes(kind=kind, option=option, forward_s=forward, backward_s=backward))
+    return Times(options=tuple(options), device=hardware.name, measured=False)
+
+
+def _seconds(work: Iterable[Work], hardware: Hardware) -> float:
+    # What an update on the device reaches is its memory's rate: updates do nothing but move bytes.
+    bytes_per_s = _UPDATE_BYTES * hardware.gpu_update_parameters_per_s
+    flops_per_s = hardware.flops_per_s
+    return sum(max(w.bytes / bytes_per_s, w.flops / flops_per_s if flops_per_s else 0.0) for w in work)
+
+
+def _loss_work(pair: Pair) -> tuple[Work, ...]:
+    """Cross entropy on the logits: to float, log-softmax, and their backward, each reading and writing them once."""
+    logits = pair.joint.outputs[0].meta["val"]
+    return tuple(Work(0, logits.numel() * (4 + size)) for size in (logits.element_size(), 4, 4, logits.element_size()))
+
+
+def measure_pairs(pairs: Pairs, head: str, device: torch.device, estimate: Times) -> Times:
+    """Run every pair on random data on `device`: the median of a few runs after a warm-up.
+
+    An option that does not fit the device's memory by itself gets the time of `estimate`; a plan cannot use it anyhow.
+    """
+    options = []
+    for kind, by_option in pairs.items():
+        for option, pair in by_option.items():
+            try:
+                forward_s, backward_s = _measure(pair, device, with_loss=kind == head)
+            except torch.OutOfMemoryError:
+                guess = estimate.of(kind, option)
+                forward_s, backward_s = guess.forward_s, guess.backward_s
+                log.warning(
+                    "block %s, option %s, does not fit the device: its time is estimated", pair.joint.name, option
+                )
+            options.append(OptionTimes(kind=kind, option=option, forward_s=forward_s, backward_s=backward_s))
+    return Times(options=tuple(options), device=device_name(device), measured=True)
+
+
+def device_name(device: torch.device) -> str:
+    """What the machine calls the device; times measured on one say nothing about another."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+class Stopwatch:
+    """Seconds of a function on a device: by events where the device works by itself, else by the clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def seconds(self, function: Callable[[], object]) -> float:
+        """How long `function` keeps the device busy; returns when it is done."""
+        if self.device.type != "cuda":
+            start = time.perf_counter()
+            function()
+            return time.perf_counter() - start
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record(torch.cuda.current_stream(self.device))
+        function()
+        after.record(torch.cuda.current_stream(self.device))
+        after.synchronize()
+        return float(before.elapsed_time(after)) / 1e3
+
+
+@torch.no_grad()
+def _measure(pair: Pair, device: torch.device, *, with_loss: bool) -> tuple[float, float]:
+    watch, count = Stopwatch(device), pair.n_outputs
+    primals = [_random(node, device) if node is not None else torch.empty(0) for node in pair.primals]
+    tangents = [_random(node, device) for node in pair.joint.tangents]
+    forward_s: list[float] = []
+    backward_s: list[float] = []
+    for run in range(1 + _REPEATS):
+        made: list[tuple[list[Tensor], list[Tensor]]] = []
+        seconds = watch.seconds(lambda: made.append(pair.forward(list(primals))))  # noqa: B023
+        results, states = made.pop()
+        if with_loss:
+            seconds += watch.seconds(lambda: _loss(results[0]))  # noqa: B023
+        forward_s.append(seconds)
+        values = [*results[count:], *(primals[i] for i in pair.backward_primals), *tangents]
+        results.clear()
+        backward_s.append(watch.seconds(lambda: pair.backward(values, states, _forget)))  # noqa: B023
+        if run and sum(forward_s) + sum(backward_s) > _LONG_S:
+            break
+    return statistics.median(forward_s[1:]), statistics.median(backward_s[1:])
+
+
+def _forget(name: str, gradient: Tensor) -> None:
+    pass
+
+
+def _loss(logits: Tensor) -> None:
+    """Cross entropy as transformers computes it, and its gradient."""
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        rows = leaf.float().view(-1, leaf.shape[-1])
+        F.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.int64, device=leaf.device)).backward()  # type: ignore[no-untyped-call]
+
+
+def _random(node: fx.Node, device: torch.device) -> Tensor:
+    """Data laid out as the traced value. Small numbers, so that no operation runs into slow special values; whole
+    numbers are 0, which is a valid token; masks let everything pass."""
+    value = node.meta["val"]
+    memory = torch.empty(value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype, device=device)
+    if value.dtype.is_floating_point:
+        memory.normal_(std=0.02)
+    else:
+        memory.fill_(value.dtype == torch.bool)
+    return memory.as_strided(value.shape, value.stride(), value.storage_offset())
