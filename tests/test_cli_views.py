@@ -1,0 +1,131 @@
+"""What commands print, from what the API says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console, RenderableType
+
+from offmated.cli import views
+from offmated.cli.jobtext import with_value
+from offmated.cli.planview import option_runs
+from planner.codec import to_json
+from planner.plan import Plan, Stage, stage_order
+
+PLAN = Plan(
+    stages=tuple(
+        Stage(
+            block=block, direction=direction, prefetch=("w:b1.up",) if (str(direction), block) == ("F", 0) else (),
+            offload=("g:b1.up", "s:b1.up") if (str(direction), block) == ("B", 1) else (),
+            cpu_update=("b1.up",) if (str(direction), block) == ("B", 0) else (),
+            gpu_update=("b0.up", "b3.up") if (str(direction), block) == ("B", 0) else (),
+        )
+        for direction, block in stage_order(4)
+    ),
+    options=("keep", "recompute", "recompute", "keep"), resident=(), slices=2, step_s=0.5, bound_s=0.4,
+    gpu_peak_bytes=90 * 2**20, gpu_budget_bytes=97 * 2**20, cpu_peak_bytes=2**30, cpu_budget_bytes=2**34,
+    source="oilp",
+)  # fmt: skip
+DOCUMENT = {"plan": to_json(PLAN), "measured": True, "cached": False, "solve_s": 1.5}
+JOB: dict[str, Any] = {
+    "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
+    "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"],
+    "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eta_s": 80.0},
+    "predicted": {"step_s": 0.5, "gpu_peak_bytes": 90 * 2**20},
+    "measured": {"step_s": 0.55, "gpu_peak_bytes": 89 * 2**20},
+}  # fmt: skip
+ERROR = {"what": "No schedule fits.", "numbers": ["budget 1.0 GiB"], "hint": "gpu_budget: 8GiB",
+         "code": "budget-too-small", "exit_code": 3}  # fmt: skip
+
+
+def printed(what: RenderableType) -> list[str]:
+    """The lines of `what` in a pipe, without the spaces that end them."""
+    console = Console(width=1000, highlight=False, markup=False)
+    with console.capture() as capture:
+        console.print(what)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_a_plan_is_told_in_seven_lines() -> None:
+    assert printed(views.plan(DOCUMENT)) == [
+        "plan         oilp, made in 1.5 s; measured on this machine",
+        "step         500.0 ms predicted; no schedule takes less than 400.0 ms; 2 slices",
+        "GPU memory   peak 90.0 MiB of 97.0 MiB",
+        "host memory  peak 1.0 GiB of 16.0 GiB",
+        "blocks       0 keep · 1–2 recompute · 3 keep",
+        "updates      1 tensors on the CPU, 2 on the GPU",
+        "transfers    up 1 weights; down 1 gradients, 1 optimizer states",
+    ]
+
+
+def test_neighbours_treated_alike_are_told_together() -> None:
+    assert list(option_runs(["a"])) == ["0 a"]
+    assert list(option_runs(["a", "b", "b", "b", "a"])) == ["0 a", "1–3 b", "4 a"]
+
+
+def test_a_submission_tells_place_folder_notes_and_next_commands() -> None:
+    assert printed(views.submitted(JOB, 2)) == [
+        "Job 3 (pydoc) is submitted, place 2 in the queue.",
+        "run folder  /runs/3",
+        "note        mind this",
+        "next        offmate status · offmate logs -f 3 · offmate show 3 · offmate cancel 3",
+    ]
+
+
+def test_the_place_counts_jobs_before_it_that_are_not_over() -> None:
+    states = {1: "done", 2: "running", 3: "submitted", 4: "submitted"}
+    rows = [JOB | {"id": number, "state": state} for number, state in states.items()]
+    assert [views.place(row, rows) for row in rows[1:]] == [1, 2, 3]
+
+
+def test_status_tells_progress_loss_time_left_and_reason() -> None:
+    waiting = JOB | {"id": 4, "state": "waiting", "progress": None, "reason": "waits for job 3"}
+    assert [line.split() for line in printed(views.jobs([JOB, waiting]))] == [
+        ["ID", "NAME", "STATE", "PROGRESS", "LEFT", "REASON"],
+        ["3", "pydoc", "running", "120/200", "60%", "loss", "2.346", "80.0", "s"],
+        ["4", "pydoc", "waiting", "waits", "for", "job", "3"],
+    ]
+    assert printed(views.jobs([])) == ["No jobs.  offmate submit job.yaml"]
+
+
+def test_show_tells_predicted_against_measured() -> None:
+    lines = printed(views.job(JOB, DOCUMENT))
+    assert "step time    500.0 ms predicted, 550.0 ms measured (+10.0%)" in lines
+    assert "GPU peak     90.0 MiB predicted, 89.0 MiB measured (-1.1%)" in lines
+    assert "blocks       0 keep · 1–2 recompute · 3 keep" in lines
+    assert not any(line.startswith(("ended", "model folder")) for line in lines), "what is not known is left out"
+
+
+def test_show_tells_an_error_as_it_was_raised() -> None:
+    failed = JOB | {"state": "failed", "error": ERROR, "progress": None}
+    assert printed(views.job(failed, None))[-3:] == [
+        "No schedule fits.", "  budget 1.0 GiB", "  hint: gpu_budget: 8GiB   [budget-too-small]",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "code"), [("done", None, 0), ("failed", ERROR, 3), ("failed", None, 1), ("cancelled", None, 1)]
+)
+def test_the_exit_code_of_run_is_the_jobs(state: str, error: object, code: int) -> None:
+    assert views.exit_code(JOB | {"state": state, "error": error}) == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1\n", "a: 1", "a: 1\ngpu_budget: 5GiB # why\nb: 2\n", "a: 1\ngpu_budget:\nb: 2\n", "{a: 1, gpu_budget: 3}",
+        "{a: 1}", "---\na: 1\n", "%YAML 1.1\n---\na: 1\n...\n", "  a: 1\n  b:\n  - 1\n# end", "a: |\n  text\n\n",
+    ],
+)  # fmt: skip
+def test_a_budget_from_the_command_line_is_written_into_the_file_and_nothing_else_changes(text: str) -> None:
+    changed = with_value(text, "gpu_budget", "10GiB")
+    assert yaml.safe_load(changed) == yaml.safe_load(text) | {"gpu_budget": "10GiB"}
+    kept = [line for line in text.splitlines() if "gpu_budget" not in line and "{" not in line]
+    assert [line for line in changed.splitlines() if line in kept] == kept
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "a: [", "words"])
+def test_a_file_that_is_no_mapping_is_left_as_it_is(text: str) -> None:
+    assert with_value(text, "gpu_budget", "10GiB") == text
