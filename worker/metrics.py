@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+_COLD_STEPS = 2
 Event = dict[str, str | int | float | None]
 
 
@@ -62,6 +64,29 @@ def read_metrics(path: Path) -> list[Event]:
             events = [e for e in events if e["event"] == "start" or _step(e) <= last]
         events.append(event)
     return events
+
+
+def measured(events: list[Event]) -> tuple[float | None, int | None]:
+    """Median step time in seconds and largest device peak in bytes of a series; None where nothing was measured.
+
+    The first two steps after a start are left out of the median: blocks are traced and the meter is on in them. They
+    count where there are no others.
+    """
+    warm: list[float] = []
+    cold: list[float] = []
+    peaks: list[int] = []
+    since_start = 0
+    for event in events:
+        since_start = 0 if event["event"] == "start" else since_start
+        if event["event"] == "step":
+            since_start += 1
+            step_s, peak = event.get("step_s"), event.get("gpu_peak_bytes")
+            if isinstance(step_s, float):
+                (warm if since_start > _COLD_STEPS else cold).append(step_s)
+            if isinstance(peak, int):
+                peaks.append(peak)
+    times = warm or cold
+    return statistics.median(times) if times else None, max(peaks, default=None)
 
 
 def _step(event: Event) -> int:

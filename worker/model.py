@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -37,7 +38,7 @@ def load_model(job: Job) -> nn.Module:
                 job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
                 output_loading_info=True,
             )  # fmt: skip
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise UserError(
                 f"The weights of {job.model} cannot be loaded.", code="weights-not-usable", exit_code=Exit.USAGE,
                 numbers=(str(error).strip().partition("\n")[0][:300] or type(error).__name__,),

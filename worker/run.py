@@ -1,0 +1,129 @@
+"""Puts a run together: job, plan, data, model, engine, checkpoints; trains; writes the model folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from planner.chain import Chain
+from planner.codec import from_json
+from planner.errors import UserError
+from planner.job import Job
+from planner.model import working_dtype
+from planner.plan import Plan
+from planner.runfolder import RunFolder
+from planner.units import format_bytes, format_seconds
+from worker.checkpoint import Checkpoint, Checkpoints, Origin
+from worker.data import Batches
+from worker.engine import Engine
+from worker.metrics import Metrics, measured, read_metrics
+from worker.model import check_reach, load_model, load_tokenizer
+from worker.optimizer import AdamW
+from worker.output import Output
+from worker.schedule import decay_names
+from worker.shards import check_space
+from worker.stop import StopRequest
+from worker.training import Training, Trains
+
+log = logging.getLogger(__name__)
+
+_STATE_BYTES_PER_PARAMETER = 12
+_METERED_STEPS = 2
+
+
+def run_job(folder: RunFolder, stop: StopRequest) -> bool:
+    """Train the job of a run folder to its end, from its last checkpoint if there is one: True. False: stopped.
+
+    Raises UserError.
+    """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    job = Job.from_resolved(folder.resolved)
+    plan, chain = read_plan(folder)
+    tokenizer = load_tokenizer(job)
+    batches = Batches(job, tokenizer, folder.path / "data")
+    log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", batches.sample())
+    model = load_model(job)
+    check_reach(job, model, batches.largest_token)
+    output = Output(
+        Path(job.output_dir) if job.output_dir else folder.path / "output", run=str(folder.path), model=model
+    )
+    origin = Origin.of(job, data=batches.fingerprint, total_steps=batches.total_steps, plan=plan)
+    checkpoints = Checkpoints(folder.checkpoints, keep=job.save_total_limit, origin=origin)
+    state_bytes = _STATE_BYTES_PER_PARAMETER * sum(p.numel() for p in model.parameters() if p.requires_grad) + 2**20
+    check_space(folder.path, state_bytes + output.needed_bytes, "a checkpoint and the trained model")
+    last = checkpoints.latest()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    optimizer = AdamW(
+        betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
+        decay_names=decay_names(model),
+    )  # fmt: skip
+    engine = Engine(
+        model, plan=plan, chain=chain, optimizer=optimizer, max_grad_norm=job.max_grad_norm, device=device, metered=True
+    )
+    try:
+        resume(engine, last, origin)
+        with Metrics(folder.metrics) as metrics:
+            name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+            metrics.write(
+                "start", step=engine.steps_done, total_steps=batches.total_steps,
+                resumed_from=last.step if last else None, device=name,
+            )  # fmt: skip
+            stop.begin()
+            training = Training(
+                job=job, engine=engine, batches=batches, checkpoints=checkpoints, metrics=metrics, stop=stop,
+                state_bytes=state_bytes,
+            )  # fmt: skip
+            status, path = "failed", None
+            try:
+                done = training.run()
+                if done:
+                    path = output.write(
+                        model, tokenizer, engine.state(), step=engine.steps_done, dtype=working_dtype(job)
+                    )
+                    log.info("the trained model is in %s", path)
+                status = "done" if done else "stopped"
+                return done
+            finally:
+                _write_end(metrics, folder, plan, engine.steps_done, status, path)
+    finally:
+        engine.close()
+
+
+def read_plan(folder: RunFolder) -> tuple[Plan, Chain]:
+    """The plan of a run folder and its chain. Raises UserError when there is none."""
+    try:
+        found = json.loads(folder.plan.read_text("utf-8"))
+        return from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        reason = "there is none" if isinstance(error, FileNotFoundError) else str(error)
+        raise UserError(
+            "The run folder has no plan to train under.", code="no-plan", numbers=(f"{folder.plan}: {reason}",),
+            hint=f"python -m planner plan {folder.path} --measure",
+        ) from error  # fmt: skip
+
+
+def resume(engine: Trains, last: Checkpoint | None, origin: Origin) -> None:
+    """Bring the engine to where the checkpoint `last` was taken."""
+    if last is None:
+        return
+    engine.load_state(last.tensors(), step=last.step)
+    log.info("checkpoint: going on from step %d (%s)", last.step, last.path)
+    if last.origin.plan != origin.plan:
+        log.warning("the plan is not that of the checkpoint: from here on results need not be equal to the last bit")
+
+
+def _write_end(metrics: Metrics, folder: RunFolder, plan: Plan, step: int, status: str, output: Path | None) -> None:
+    """The last line of this process: how it ended, and what was measured against what was planned."""
+    step_s, peak = measured(read_metrics(folder.metrics))
+    metrics.write(
+        "end", step=step, status=status, output=str(output) if output else None, step_s=step_s, gpu_peak_bytes=peak,
+        predicted_step_s=plan.step_s, predicted_gpu_peak_bytes=plan.gpu_peak_bytes,
+    )  # fmt: skip
+    if step_s is not None:
+        log.info("a step took %s, planned %s", format_seconds(step_s), format_seconds(plan.step_s))
+    if peak is not None:
+        log.info("the device held %s at most, planned %s", format_bytes(peak), format_bytes(plan.gpu_peak_bytes))

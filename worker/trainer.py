@@ -1,0 +1,59 @@
+"""The process of one job: `python -m worker.trainer RUN_DIR`.
+
+Exit codes: 0 done, 1 failed, 2 the job file, its data or its model are wrong, 75 stopped after a checkpoint. Errors a
+person can act on go to stderr and `error.json`; any other is our bug and leaves its traceback in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from planner.errors import Exit, UserError
+from planner.runfolder import RunFolder
+from worker.stop import Stopped, StopRequest
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job in the folder `arguments[0]`; returns the exit code."""
+    if len(arguments) != 1 or not Path(arguments[0]).is_dir():
+        print("usage: python -m worker.trainer RUN_DIR", file=sys.stderr)
+        return Exit.USAGE
+    stop = StopRequest()
+    stop.install()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+    folder = RunFolder(Path(arguments[0]).absolute())
+    folder.error.unlink(missing_ok=True)
+    # Threads of several slices take turns; spinning while they wait would take the processor from the one that works.
+    # Read when torch is loaded, which therefore happens below.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        from worker.run import run_job
+
+        return Exit.DONE if run_job(folder, stop) else Exit.STOPPED
+    except Stopped:
+        logging.info("stopped before the first step")
+        sys.stdout.flush()
+        os._exit(Exit.STOPPED)  # an engine that was half made may have threads that nobody will ever wake
+    except UserError as error:
+        report(folder, error)
+        return error.exit_code
+
+
+def report(folder: RunFolder, error: UserError) -> None:
+    """Write the error to stderr and to the run folder."""
+    print(error, file=sys.stderr, flush=True)
+    content = {
+        "what": error.what, "numbers": error.numbers, "hint": error.hint, "code": error.code,
+        "exit_code": int(error.exit_code),
+    }  # fmt: skip
+    temporary = folder.error.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1), "utf-8")
+    temporary.replace(folder.error)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""The steps of a run, from where it stands to its end or a stop."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from planner.job import Job
+from planner.units import format_seconds
+from worker.checkpoint import Checkpoints, non_finite
+from worker.data import Batches
+from worker.metrics import Metrics
+from worker.schedule import learning_rate
+from worker.seeds import micro_batch_seed
+from worker.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+_SAY_EVERY_S = 10.0
+
+
+class StepResult(Protocol):
+    """What a step gives: see worker.engine.StepResult."""
+
+    @property
+    def losses(self) -> Sequence[Tensor]:
+        """Per slice."""
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """Before clipping."""
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """On the device."""
+
+
+class Trains(Protocol):
+    """What the loop needs of an engine: see worker.engine.Engine."""
+
+    steps_done: int
+
+    def step(
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        *,
+        seeds: Sequence[int],
+        learning_rate: float,
+        **model_kwargs: Any,
+    ) -> StepResult:
+        """One optimizer step."""
+
+    def drain(self) -> None:
+        """Finish every update."""
+
+    def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Masters and moments."""
+
+    def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
+        """Go on from `state()` after `step` steps."""
+
+    def close(self) -> None:
+        """End the engine's threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Training:
+    """A run whose engine stands after `engine.steps_done` steps. `state_bytes` is what a checkpoint takes on disk."""
+
+    job: Job
+    engine: Trains
+    batches: Batches
+    checkpoints: Checkpoints
+    metrics: Metrics
+    stop: StopRequest
+    state_bytes: int
+
+    def run(self) -> bool:
+        """Train until the last step, then drain: True. Or until a stop is asked for, then checkpoint: False.
+
+        Raises UserError when the loss or the gradients' norm is no longer finite.
+        """
+        total = self.batches.total_steps
+        saved = self.engine.steps_done
+        saved_at = said_at = time.monotonic()
+        while self.engine.steps_done < total:
+            if self.stop.asked:
+                if self.engine.steps_done > saved:
+                    self._save()
+                return False
+            text = self._step(self.engine.steps_done, total)
+            done, now = self.engine.steps_done, time.monotonic()
+            if done == total or done <= 3 or now - said_at >= _SAY_EVERY_S:
+                log.info(text)
+                said_at = now
+            minutes = self.job.save_minutes
+            due = done % self.job.save_steps == 0 or (minutes is not None and now - saved_at >= 60 * minutes)
+            if due and done < total:
+                self._save()
+                saved, saved_at = done, time.monotonic()
+        self.engine.drain()
+        return True
+
+    def _step(self, step: int, total: int) -> str:
+        """Do step `step` (from 0), write its line. Returns what there is to say about it."""
+        batches = self.batches.step(step)
+        rate = learning_rate(self.job, step, total)
+        began = time.perf_counter()
+        result = self.engine.step(
+            batches,
+            seeds=[micro_batch_seed(self.job.seed, step, k) for k in range(len(batches))],
+            learning_rate=rate,
+            num_items_in_batch=self.batches.num_items(batches),
+        )
+        loss = float(torch.stack([loss.detach().float() for loss in result.losses]).sum())
+        norm = None if result.grad_norm is None else float(result.grad_norm)
+        step_s = time.perf_counter() - began
+        tokens = self.batches.num_tokens(step)
+        self.metrics.write(
+            "step", step=step + 1, loss=loss, learning_rate=rate, grad_norm=norm, step_s=step_s, tokens=tokens,
+            gpu_peak_bytes=result.peak_bytes,
+        )  # fmt: skip
+        for what, value in (("the loss", loss), ("the gradients' norm", norm)):
+            if value is not None and not math.isfinite(value):
+                raise non_finite(what, step + 1, self.checkpoints.last())
+        return f"step {step + 1}/{total}  loss {loss:.4f}  {format_seconds(step_s)}  {tokens / step_s:.0f} tokens/s"
+
+    def _save(self) -> Path:
+        self.engine.drain()
+        began = time.perf_counter()
+        step = self.engine.steps_done
+        path = self.checkpoints.save(step, self.engine.state(), self.state_bytes)
+        self.metrics.write("checkpoint", step=step, path=str(path))
+        log.info("checkpoint: %s, in %s", path, format_seconds(time.perf_counter() - began))
+        return path
