@@ -1,0 +1,97 @@
+"""Where things are kept, and the daemon's settings."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from offmated.config import Config
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+
+HOME = Path.home()
+
+
+def test_everything_is_below_offmate_home_when_that_is_set() -> None:
+    paths = Paths.from_environment(
+        {"OFFMATE_HOME": "/data/om", "XDG_STATE_HOME": "/state", "XDG_RUNTIME_DIR": "/run/user/1"}
+    )
+    assert paths == Paths(state=Path("/data/om"), runtime=Path("/data/om/run"))
+
+
+def test_without_it_the_xdg_folders_are_used() -> None:
+    paths = Paths.from_environment({"XDG_STATE_HOME": "/state", "XDG_RUNTIME_DIR": "/run/user/1"})
+    assert paths == Paths(state=Path("/state/offmate"), runtime=Path("/run/user/1/offmate"))
+
+
+def test_without_those_it_is_the_home_folder() -> None:
+    state = HOME / ".local/state/offmate"
+    assert Paths.from_environment({}) == Paths(state=state, runtime=state / "run")
+
+
+def test_relative_xdg_folders_are_ignored() -> None:
+    assert Paths.from_environment({"XDG_STATE_HOME": "here", "XDG_RUNTIME_DIR": "there"}) == Paths.from_environment({})
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"OFFMATE_HOME": "/data/om"},
+        {"XDG_STATE_HOME": "/state", "XDG_RUNTIME_DIR": "/run/user/1"},
+        {"XDG_STATE_HOME": "/state"},
+        {},
+    ],
+)
+def test_a_child_process_comes_to_the_same_paths(environment: dict[str, str]) -> None:
+    paths = Paths.from_environment(environment)
+    assert Paths.from_environment({"OFFMATE_HOME": "/other", **paths.environment()}) == paths
+
+
+def test_the_folders_are_closed_to_other_users(tmp_path: Path) -> None:
+    paths = Paths(state=tmp_path / "s", runtime=tmp_path / "r")
+    (tmp_path / "r").mkdir(mode=0o755)
+    paths.create()
+    for folder in (paths.state, paths.runtime, paths.runs, paths.broker):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_socket_path_the_system_cannot_take_is_a_persons_error() -> None:
+    paths = Paths.at(Path("/tmp") / ("x" * 100))
+    with pytest.raises(UserError) as caught:
+        paths.create()
+    assert caught.value.code == "socket-path-too-long"
+    assert caught.value.numbers[1] == f"{len(str(paths.api_socket))} bytes, at most 107"
+    assert not paths.state.exists()
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths.at(tmp_path)
+
+
+def test_the_default_database_is_a_file_in_the_state_folder_and_the_broker_private(paths: Paths) -> None:
+    assert Config.load(paths, {}) == Config(database_url=f"sqlite:///{paths.state}/offmate.db", redis_url=None)
+
+
+def test_the_environment_stands_above_the_settings_file(paths: Paths) -> None:
+    paths.config.write_text('database_url = "sqlite:///a.db"\nredis_url = "redis://a"\n')
+    config = Config.load(paths, {"OFFMATE_REDIS_URL": "redis://b"})
+    assert config == Config(database_url="sqlite:///a.db", redis_url="redis://b")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('redis_ulr = "redis://a"', "unknown key 'redis_ulr'\n  hint: did you mean redis_url?"),
+        ("redis_url = 3", "redis_url is 3, not a URL in quotes"),
+        ("redis_url = ,", "Invalid value (at line 1, column 13)"),
+    ],
+)
+def test_mistakes_in_the_settings_file_are_named(paths: Paths, text: str, said: str) -> None:
+    paths.config.write_text(text)
+    with pytest.raises(UserError) as caught:
+        Config.load(paths, {})
+    assert str(caught.value).startswith(f"The settings file cannot be used.\n  {paths.config}\n  {said}")
+    assert (caught.value.code, caught.value.exit_code) == ("bad-config", Exit.USAGE)
