@@ -145,8 +145,7 @@ def _daemon(paths: Paths) -> Check:
     try:
         health = client.health()
     except UserError as error:
-        found = "; ".join((error.what, *error.numbers))
-        return Check(name="daemon", verdict=WARNING, found=found, advice="offmate up")
+        return Check(name="daemon", verdict=WARNING, found=error.what, advice=error.hint)
     return Check(name="daemon", verdict=OK, found=f"{health['state']} at {paths.api_socket}")
 
 

@@ -1,0 +1,133 @@
+"""The commands, run as people run them, against a real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
+
+
+class Shell:
+    """A folder with a model, data and job files, and a state folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "OFFMATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1"}
+        (folder / "tiny").mkdir()
+        (folder / "tiny" / "config.json").write_text("{}")
+        (folder / "tiny" / "tokenizer.json").write_text("{}")
+        (folder / "text.jsonl").write_text('{"text": "a"}\n')
+        (folder / "job.yaml").write_text("# mine\nmodel: tiny\ndataset: text.jsonl\nrun_name: mine\n")
+        (folder / "wrong.yaml").write_text("model: tiny\ndatset: text.jsonl\n")
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`offmate words…` in the folder; a traceback is always a failure."""
+        done = subprocess.run(
+            [*COMMAND, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def json(self, *words: str) -> object:
+        """What `offmate words… --json` says."""
+        done = self.run(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def shell() -> Iterator[Shell]:
+    folder = Path(tempfile.mkdtemp(prefix="offmate-"))  # sockets have short paths
+    yield Shell(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def running(shell: Shell) -> Iterator[Shell]:
+    """A shell whose daemon is up."""
+    assert shell.run("up").returncode == 0
+    try:
+        yield shell
+    finally:
+        shell.run("down")
+
+
+def test_up_starts_one_daemon_and_down_ends_it(shell: Shell) -> None:
+    assert shell.run("up").stdout == f"The daemon runs; its state is in {shell.folder / 'state'}\n"
+    try:
+        assert shell.run("up").stdout.startswith("The daemon ran already")
+        assert shell.run("up", "--foreground").stderr.startswith("A daemon runs already.")
+        assert shell.json("status") == []
+    finally:
+        assert shell.run("down").stdout == "The daemon has ended.\n"
+    assert shell.run("down").stdout == "The daemon was not running.\n"
+
+
+@pytest.mark.parametrize("words", [["status"], ["show", "1"], ["logs", "1"], ["cancel", "1"], ["submit", "job.yaml"]])
+def test_without_a_daemon_commands_say_how_to_start_one(words: list[str], shell: Shell) -> None:
+    done = shell.run(*words)
+    assert (done.returncode, done.stdout) == (69, "")
+    assert done.stderr.splitlines()[0] == "The daemon is not running."
+    assert done.stderr.splitlines()[-1] == "  hint: offmate up   [daemon-not-running]"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["show"], ["show", "one"], ["show", "0"], ["submit"], ["submit", "job.yaml", "--gpu-budget", "10XB"], ["go"]],
+)
+def test_wrong_words_exit_with_2(words: list[str], shell: Shell) -> None:
+    assert shell.run(*words).returncode == 2
+
+
+def test_a_wrong_job_is_refused_and_nothing_is_enqueued(running: Shell) -> None:
+    for words in (["submit", "wrong.yaml"], ["run", "wrong.yaml"], ["plan", "wrong.yaml"]):
+        done = running.run(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "  line 2: datset: unknown key; did you mean dataset?\n" in done.stderr
+    missing = running.run("submit", "nowhere.yaml")
+    assert (missing.returncode, "Cannot read the job file nowhere.yaml" in missing.stderr) == (2, True)
+    assert running.json("status") == []
+    assert list((running.folder / "state" / "runs").iterdir()) == []
+
+
+def test_a_job_that_is_not_there_exits_with_4(running: Shell) -> None:
+    for command in ("show", "logs", "cancel"):
+        done = running.run(command, "7")
+        assert (done.returncode, done.stderr.splitlines()[0]) == (4, "There is no job 7.")
+
+
+def test_budgets_of_the_command_line_stand_above_the_file(running: Shell) -> None:
+    done = running.run("submit", "job.yaml", "--gpu-budget", "10GiB", "--cpu-budget", "4GB")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Job 1 (mine) is submitted, place 1 in the queue.\n")
+    run = running.folder / "state" / "runs" / "1"
+    resolved = yaml.safe_load((run / "resolved.yaml").read_text())
+    assert (resolved["gpu_budget"], resolved["cpu_budget"]) == (10 * 2**30, 4 * 10**9)
+    assert (run / "job.yaml").read_text().startswith("# mine\nmodel: tiny\n")
+    assert (running.folder / "job.yaml").read_text() == "# mine\nmodel: tiny\ndataset: text.jsonl\nrun_name: mine\n"
+
+
+def test_help_names_every_command(shell: Shell) -> None:
+    text = shell.run("--help").stdout
+    for command in ("run", "submit", "plan", "status", "show", "logs", "cancel", "up", "down", "doctor"):
+        assert f"\n  {command} " in text
+        assert shell.run(command, "--help").returncode == 0
+
+
+def test_doctor_gives_a_verdict_for_each_thing_jobs_need(running: Shell) -> None:
+    found = running.json("doctor")
+    assert isinstance(found, list)
+    verdicts = {check["name"]: check["verdict"] for check in found}
+    assert verdicts.keys() >= {"python", "offmate", "memory", "disk", "sqlite", "broker", "daemon", "torch", "gpu"}
+    assert (verdicts["daemon"], verdicts["broker"], verdicts["torch"]) == ("ok", "ok", "ok")
+    assert all(check["advice"] for check in found if check["verdict"] != "ok")
