@@ -12,6 +12,8 @@ from pathlib import Path
 
 import yaml
 
+from planner.plan import stage_order
+
 folder = Path(sys.argv[2])
 job = yaml.safe_load((folder / "resolved.yaml").read_text())
 print("planner here", sys.argv[3:], file=sys.stderr, flush=True)
@@ -23,7 +25,8 @@ if job["run_name"] == "too-big":
 if job["run_name"] == "slow-plan":
     time.sleep(60)
 plan = {
-    "stages": [], "options": ["keep", "recompute", "keep"], "resident": [], "slices": 1, "rounds": 1, "clip": False,
+    "stages": [{"direction": direction, "block": block} for direction, block in stage_order(3)],
+    "options": ["keep", "recompute", "keep"], "resident": [], "slices": 1, "rounds": 1, "clip": False,
     "step_s": 0.1, "lp_step_s": 0.09, "bound_s": 0.08, "solver_gap": 0.01, "gpu_peak_bytes": 900,
     "cpu_peak_bytes": 2000, "gpu_budget_bytes": 1000, "cpu_budget_bytes": 4000, "source": "oilp",
 }  # fmt: skip

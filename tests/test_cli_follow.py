@@ -1,0 +1,101 @@
+"""`offmate run`: following a job to its end, and leaving it. The planner and the trainer are those of tests/fakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemons import House, house, until
+
+COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[House]:
+    with house() as built:
+        yield built
+
+
+def job_file(home: House, name: str, steps: int) -> Path:
+    path = home.home / f"{name}.yaml"
+    path.write_text(f"model: ./model\ndataset: text.jsonl\nrun_name: {name}\nmax_steps: {steps}\n")
+    return path
+
+
+def offmate(home: House, *words: str) -> subprocess.Popen[str]:
+    """`offmate words…` as a shell would start it, Ctrl-C included."""
+    return subprocess.Popen(
+        [*COMMAND, *words], env=home.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_run_tells_states_plan_and_loss_and_ends_with_the_model_folder(home: House) -> None:
+    process = offmate(home, "run", str(job_file(home, "short", 5)))
+    said, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert lines[0].startswith("Job ") and lines[0].endswith(" (short) is submitted, place 1 in the queue.")
+    assert "blocks       0 keep · 1 recompute · 2 keep" in lines
+    assert "step 5 of 5, loss 1.000" in lines
+    assert "running" in lines and "done" in lines
+    assert lines[-1].endswith("/output")
+
+
+def test_run_as_json_keeps_stdout_for_the_job(home: House) -> None:
+    process = offmate(home, "run", str(job_file(home, "short", 3)), "--json")
+    said, told = process.communicate(timeout=60)
+    job = json.loads(said)
+    assert (process.returncode, job["state"], job["progress"]["step"]) == (0, "done", 3)
+    assert "is submitted" in told
+
+
+@pytest.mark.parametrize(("name", "code", "words"), [("wrong", 1, "exit code 1"), ("too-big", 3, "[budget-too-small]")])
+def test_run_exits_with_the_jobs_exit_code(name: str, code: int, words: str, home: House) -> None:
+    process = offmate(home, "run", str(job_file(home, name, 5)))
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert words in said
+
+
+def test_ctrl_c_leaves_the_job_running_and_says_so(home: House) -> None:
+    before = len(home.client.jobs())
+    process = offmate(home, "run", str(job_file(home, "long", 100_000)))
+    until(lambda: len(home.client.jobs()) > before, "the job is submitted")
+    number = home.client.jobs()[-1]["id"]
+    home.wait_for_step(number, 1)
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert f"Job {number} goes on without you.  offmate logs -f {number} · offmate cancel {number}" in said
+    assert "Traceback" not in errors
+    step = home.job(number)["progress"]["step"]
+    home.wait_for_step(number, step + 3)
+
+    follower = offmate(home, "logs", "-f", str(number))
+    cancel = offmate(home, "cancel", str(number), "--json")
+    answer, _ = cancel.communicate(timeout=30)
+    assert json.loads(answer)["id"] == number
+    log, _ = follower.communicate(timeout=30)
+    assert follower.returncode == 0
+    assert "trainer here, from step 0" in log
+    assert home.job(number)["state"] == "cancelled"
+
+
+def test_a_closed_pipe_ends_a_command_quietly(home: House) -> None:
+    number = home.submit("again")
+    home.wait_for(number, "done")
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [*COMMAND, "logs", str(number)], env=home.environment, stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(read)
+    os.close(write)
+    _, errors = process.communicate(timeout=30)
+    assert "Traceback" not in errors
