@@ -23,12 +23,14 @@ _NORM_BYTES = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """Device bytes at one moment of stage `stage`: `fixed_bytes` + `bytes_of[block, option]` of the options chosen +
-    what the options of blocks `before` … 0 keep for all slices. Own gradient sums are included.
+    what the options of blocks `before` … 0 keep for all slices. The gradient sums that the stage makes are included.
+    `update`: the optimizer is at work, with scratch for the largest tensor it could be given.
     """
 
     stage: int
     before: int
     fixed_bytes: int
+    update: bool = False
     bytes_of: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
@@ -51,33 +53,49 @@ def aside_bytes(chain: Chain, tensor: Tensor, slices: int) -> int:
 
 
 def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
-    """Per stage: the frame, norms, and gradients of tied tensors, from their last to their first block's backward."""
+    """Per stage: the frame, norms, and gradients of tied tensors after the stage that made them, to their last use."""
     last = len(chain.blocks) - 1
-    norms = _NORM_BYTES * (len(list(chain.tensors())) + len(chain.frame_tensors)) if clip else 0
-    bytes_at = [chain.frame_bytes + norms + _LOSS_BYTES * slices] * (2 * last + 1)
+    bytes_at = [chain.frame_bytes] * (2 * last + 1)
     tensors = {t.name: t for t in chain.tensors()}
     for name, blocks in chain.users().items():
-        if len(blocks) == 1 or not tensors[name].trainable:
+        if not tensors[name].trainable:
             continue
-        for stage in range(2 * last - blocks[-1], 2 * last - blocks[0] + 1):
+        made, used = 2 * last - blocks[-1], 2 * last - blocks[0]
+        for stage in range(made + 1, used + 1):
             bytes_at[stage] += tensors[name].gradient_bytes + aside_bytes(chain, tensors[name], slices)
+        for stage in range(used + 1, 2 * last + 1) if clip else ():
+            bytes_at[stage] += _NORM_BYTES
     return bytes_at
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Gradient sums that a stage makes, and rows of a tied embedding's that it puts aside after its first slice."""
+
+    sums: int
+    aside: int
+
+    @property
+    def all(self) -> int:
+        return self.sums + self.aside
+
+
 def moments(chain: Chain, slices: int, clip: bool) -> Iterator[Moment]:
-    """All moments of a cycle, stage by stage. The gradients of tied tensors are in `standing_bytes`."""
-    tied = {name for name, blocks in chain.users().items() if len(blocks) > 1}
+    """All moments of a cycle, stage by stage. Gradients that earlier stages made are in `standing_bytes`."""
+    users = chain.users()
     for stage, (direction, index) in enumerate(stage_order(len(chain.blocks))):
-        own = sum(t.gradient_bytes for t in chain.blocks[index].tensors if t.trainable and t.name not in tied)
+        new = [t for t in chain.blocks[index].tensors if t.trainable and users[t.name][-1] == index]
+        tied = [t for t in new if len(users[t.name]) > 1]
+        made = _Made(sum(t.gradient_bytes for t in new), sum(aside_bytes(chain, t, slices) for t in tied))
         for k in sorted({0, min(1, slices - 1), max(0, slices - 2), slices - 1}):
             if direction is Direction.FORWARD:
                 yield _forward(chain, stage, index, slices, k)
             elif direction is Direction.HEAD:
-                yield _head(chain, stage, index, slices, k, own)
+                yield _head(chain, stage, index, slices, k, made)
             else:
-                yield _backward(chain, stage, index, slices, k, own)
+                yield _backward(chain, stage, index, slices, k, made)
         if direction is not Direction.FORWARD:
-            yield _update(chain, stage, index, slices, own, clip)
+            yield _update(chain, stage, index, slices, made, clip)
 
 
 def _forward(chain: Chain, stage: int, i: int, m: int, k: int) -> Moment:
@@ -99,14 +117,14 @@ def _forward(chain: Chain, stage: int, i: int, m: int, k: int) -> Moment:
     return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
 
 
-def _head(chain: Chain, stage: int, i: int, m: int, k: int, own: int) -> Moment:
+def _head(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Moment:
     block, below = chain.blocks[i], chain.blocks[i - 1]
     fixed = k * below.backward_held_bytes + (m - 1 - k) * block.forward_held_bytes
     bytes_of = {
         (i, o): max(
             block.forward_held_bytes,
-            option.forward_peak_bytes + (own if k else 0),
-            own + max(block.forward_frame_bytes, below.backward_held_bytes),
+            option.forward_peak_bytes + (made.all if k else 0),
+            made.all + max(block.forward_frame_bytes, below.backward_held_bytes),
         )
         for o, option in enumerate(block.options)
     }
@@ -115,21 +133,21 @@ def _head(chain: Chain, stage: int, i: int, m: int, k: int, own: int) -> Moment:
     return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
 
 
-def _backward(chain: Chain, stage: int, i: int, m: int, k: int, own: int) -> Moment:
+def _backward(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Moment:
     block = chain.blocks[i]
     below = chain.blocks[i - 1].backward_held_bytes if i else _LOSS_BYTES
     fixed = k * below + (m - 1 - k) * block.backward_held_bytes
     bytes_of: dict[tuple[int, int], int] = {}
     for o, option in enumerate(block.options):
         first = option.backward_first_peak_bytes
-        if k or not own:
-            peak = own + option.backward_peak_bytes
+        if k or not made.sums:
+            peak = made.all + option.backward_peak_bytes
         else:
-            peak = option.backward_peak_bytes + own if first is None else first
+            peak = option.backward_peak_bytes + made.sums if first is None else first
         kept, offloaded = kept_bytes(block, option), option.offloaded_bytes
         running = max(
             kept + offloaded + block.backward_held_bytes + peak,
-            own + max(block.backward_frame_bytes, below),
+            made.all + max(block.backward_frame_bytes, below),
         )
         coming = offloaded if k < m - 1 else 0  # the next slice comes back while this one runs
         bytes_of[i, o] = (m - 1 - k) * kept + coming + running
@@ -138,12 +156,13 @@ def _backward(chain: Chain, stage: int, i: int, m: int, k: int, own: int) -> Mom
     return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
 
 
-def _update(chain: Chain, stage: int, i: int, m: int, own: int, clip: bool) -> Moment:
+def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -> Moment:
     """The end of a backward stage: all slices wait for the next block while the optimizer works.
 
     With clipping that is at the end of block 0's backward only, for whatever the device updates.
     """
-    held = m * chain.blocks[i - 1].backward_held_bytes if i else 0
+    held = m * (chain.blocks[i - 1].backward_held_bytes if i else _LOSS_BYTES)
+    norms = _norm_bytes(chain, i) if clip else 0
     updated: list[Tensor] = [] if i and clip else list(chain.tensors() if clip else chain.blocks[i].tensors)
     if i == 0:
         updated += chain.frame_tensors
@@ -151,7 +170,14 @@ def _update(chain: Chain, stage: int, i: int, m: int, own: int, clip: bool) -> M
     bytes_of: dict[tuple[int, int], int] = {}
     if i:
         _add_offloaded(bytes_of, chain, i - 1)
-    return Moment(stage=stage, before=i - 1, fixed_bytes=held + own + scratch, bytes_of=bytes_of)
+    fixed = held + made.all + scratch + norms
+    return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of, update=True)
+
+
+def _norm_bytes(chain: Chain, i: int) -> int:
+    """Norms of the gradients that are complete with block i's backward; with block 0's also the frame's."""
+    complete = [t for t in chain.blocks[i].tensors if t.trainable and chain.users()[t.name][0] == i]
+    return _NORM_BYTES * (len(complete) + (0 if i else len(chain.frame_tensors)))
 
 
 def _add_offloaded(bytes_of: dict[tuple[int, int], int], chain: Chain, i: int) -> None:

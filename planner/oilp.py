@@ -62,6 +62,20 @@ class Solution:
     gap: float
 
 
+def limits_of(p: Instance) -> dict[str, list[float]]:
+    """The most that each kind of total can be, per block: 0 where the block has no gap for it, or clipping forbids."""
+    last = p.blocks - 1
+    return {
+        "X": [w if able else 0.0 for w, able in zip(p.weights, p.cpu_updatable, strict=True)],
+        "N": [0.0 if p.clip or i == 0 else w for i, w in enumerate(p.weights)],
+        "R": [0.0 if i == 0 else z for i, z in enumerate(p.frozen)],
+        "E": [0.0 if i == last else w + z for i, (w, z) in enumerate(zip(p.weights, p.frozen, strict=True))],
+        "D": [0.0 if p.clip or i == last else w for i, w in enumerate(p.weights)],
+        "K": [0.0 if i == last else w for i, w in enumerate(p.weights)],
+        "Y": [0.0 if p.clip and i else y for i, y in enumerate(p.states)],
+    }
+
+
 class _Variables:
     """All columns and running sums of one instance."""
 
@@ -70,15 +84,7 @@ class _Variables:
         self.rows, self.p = rows, p
         self.comp = [[rows.variable(f"Comp_{i}_{c.index}", binary=True) for c in p.choices[i]] for i in range(L)]
         self.time = [rows.variable(f"Time_{s}") for s in range(T)]
-        limits = {
-            "X": [w if able else 0.0 for w, able in zip(p.weights, p.cpu_updatable, strict=True)],
-            "N": [0.0 if p.clip or i == 0 else w for i, w in enumerate(p.weights)],
-            "R": [0.0 if i == 0 else w for i, w in enumerate(p.frozen)],
-            "E": [0.0 if i == L - 1 else w + z for i, (w, z) in enumerate(zip(p.weights, p.frozen, strict=True))],
-            "D": [0.0 if p.clip or i == L - 1 else w for i, w in enumerate(p.weights)],
-            "K": [0.0 if i == L - 1 else w for i, w in enumerate(p.weights)],
-            "Y": [0.0 if p.clip and i else y for i, y in enumerate(p.states)],
-        }
+        limits = limits_of(p)
         self.total = {
             kind: [rows.variable(f"{kind}_{i}", limit) for i, limit in enumerate(of)] for kind, of in limits.items()
         }

@@ -1,0 +1,122 @@
+"""A lower bound on the step of any schedule: each resource's total work, under the memory of two instants.
+
+Whatever the order of operations, in one step every queue does all its work, at the head every block's saved
+activations are there at once, and at block 0's backward the weights that never leave after their own. One linear
+program over classes of identical blocks, their options relaxed; valid for the asynchronous program, not only for
+the stages of `planner.oilp`. Letters are those of its legend; D stands for D and K together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulp
+
+from planner.chain import Chain
+from planner.flows import Rows, Term
+from planner.hardware import Hardware
+from planner.highs import solve
+from planner.instance import UPDATE_TRAFFIC_BYTES, Budgets, Instance, make_instance
+from planner.oilp import limits_of
+
+
+@dataclass(slots=True)
+class _Class:
+    """Identical blocks, and their totals as variables."""
+
+    blocks: list[int]
+    total: dict[str, Term]
+    comp: list[Term]
+
+
+def lower_bound_s(
+    chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool, time_limit_s: float = 10.0
+) -> float:
+    """Seconds that no schedule of a step can beat; 0 where the solver finds no bound in time."""
+    p = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip)
+    rows = Rows("bound")
+    time = rows.variable("Time")
+    classes = _classes(rows, p)
+    _work_takes_time(rows, p, classes, time)
+    _memory_fits_at_the_turns(rows, p, classes)
+    rows.problem.setObjective(time)
+    outcome = solve(rows.problem, time_limit_s=time_limit_s, gap=0.0)
+    return max(0.0, outcome.bound) * p.unit_s if outcome.found else 0.0
+
+
+def _classes(rows: Rows, p: Instance) -> list[_Class]:
+    limits = limits_of(p)
+    groups: dict[object, list[int]] = {}
+    for i in range(p.blocks):
+        alone = i if i in (0, p.blocks - 1) else -1
+        choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded) for c in p.choices[i])
+        groups.setdefault((alone, p.weights[i], p.frozen[i], p.states[i], choices), []).append(i)
+    classes = []
+    for number, blocks in enumerate(groups.values()):
+        first, count = blocks[0], len(blocks)
+
+        def variable(kind: str, number: int = number, first: int = first, count: int = count) -> Term:
+            limit = limits["D"][first] + limits["K"][first] if kind == "D" else limits[kind][first]
+            return rows.variable(f"{kind}_{number}", count * limit)
+
+        total = {kind: variable(kind) for kind in ("X", "N", "R", "E", "D", "Y")}
+        total["Z"] = rows.variable(f"Z_{number}", count * p.frozen[first])
+        comp = [rows.variable(f"Comp_{number}_{c.index}") for c in p.choices[first]]
+        weights, states = count * p.weights[first], count * p.states[first]
+        rows.equal(f"options_{number}", pulp.lpSum(comp), count)
+        rows.at_most(f"weights_{number}", total["X"] + total["N"] + total["D"], weights)
+        rows.at_most(f"frozen_{number}", total["R"], total["Z"])
+        rows.at_most(f"current_{number}", total["E"], total["X"] + total["N"] + total["Z"])
+        rows.at_most(f"states_{number}", total["Y"] + _on_host(p, first, total), states)
+        classes.append(_Class(blocks, total, comp))
+    return classes
+
+
+def _on_host(p: Instance, first: int, total: dict[str, Term]) -> Term:
+    return (p.states[first] / p.weights[first]) * total["X"] if p.weights[first] else 0
+
+
+def _chosen(p: Instance, c: _Class, what: str) -> Term:
+    return pulp.lpSum(getattr(o, what) * x for o, x in zip(p.choices[c.blocks[0]], c.comp, strict=True))
+
+
+def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], time: Term) -> None:
+    cpu = pulp.lpSum(c.total["X"] for c in classes)
+    moved = [pulp.lpSum([c.total["N"], c.total["D"], c.total["Y"], _chosen(p, c, "offloaded")]) for c in classes]
+    d2h = pulp.lpSum(moved) + p.gradient_ratio * cpu
+    h2d = pulp.lpSum(moved) + cpu + pulp.lpSum(c.total["R"] + c.total["E"] for c in classes)
+    compute = pulp.lpSum(_chosen(p, c, "forward") + _chosen(p, c, "backward") for c in classes)
+    updates = sum(p.stage_update) + p.parameter_ratio * (sum(p.weights) - cpu) / p.gpu_update
+    rows.at_most("compute", compute + updates, time)
+    rows.at_most("h2d", h2d, p.h2d * time)
+    rows.at_most("d2h", d2h, p.d2h * time)
+    rows.at_most("cpu", p.parameter_ratio * cpu, p.cpu_update * time)
+    rows.at_most("host", h2d + d2h + UPDATE_TRAFFIC_BYTES * p.parameter_ratio * cpu, p.host * time)
+    rows.at_most("launch", p.launch, time)
+    host = [c.total["N"] + c.total["D"] + c.total["Y"] + c.total["Z"] + _chosen(p, c, "offloaded") for c in classes]
+    states = pulp.lpSum(_on_host(p, c.blocks[0], c.total) for c in classes)
+    rows.at_most("cpu_memory", pulp.lpSum(host) + states + (1 + p.gradient_ratio) * cpu, p.cpu_budget)
+
+
+def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class]) -> None:
+    """At the head all activations are there; at block 0's backward all weights that stay after theirs."""
+    of_block = {i: c for c in classes for i in c.blocks}
+    weights = sum(p.weights) + sum(p.frozen)
+    states = sum(p.states) - pulp.lpSum(_on_host(p, c.blocks[0], c.total) + c.total["Y"] for c in classes)
+    kept = pulp.lpSum(_chosen(p, c, "kept") for c in classes if c.blocks[0] != p.blocks - 1)
+    turns = {
+        p.blocks - 1: kept - pulp.lpSum(c.total["E"] + c.total["D"] for c in classes),
+        p.stages - 1: -pulp.lpSum(c.total["X"] + c.total["N"] + c.total["R"] for c in classes),
+    }
+    for number, moment in enumerate(p.moments):
+        if moment.stage not in turns or moment.update:
+            continue
+        # Options of a block within a class of several are not told apart: leave their share out.
+        own = pulp.lpSum(
+            moment.bytes_of.get((i, o.index), 0) / p.unit_bytes * x
+            for i in {i for i, _ in moment.bytes_of}
+            if len(of_block[i].blocks) == 1
+            for o, x in zip(p.choices[i], of_block[i].comp, strict=True)
+        )
+        used = p.stage_standing[moment.stage] + moment.fixed_bytes / p.unit_bytes + own + weights + states
+        rows.at_most(f"gpu_memory_{number}", used + turns[moment.stage], p.gpu_budget)

@@ -1,0 +1,220 @@
+"""Plans without a solver: instant answers, and the most frugal plan, which says what is the least possible budget.
+
+Profiles of options: "fast" the quickest without transfers, "recompute" the fewest bytes kept or moved, "offload" the
+most bytes on the host. Journeys: "resident" all on the device, "streamed" every weight fetched one stage ahead and
+released after use, its update on the CPU (L2L), "exposed" the same but fetched in the very stage: slow, and frugal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.chain import Block, Chain, Option, Tensor
+from planner.hardware import Hardware
+from planner.instance import Budgets
+from planner.itinerary import Itinerary, Side, Trip, assemble, at_home, backward_stage, movable
+from planner.moments import kept_bytes, moments
+from planner.plan import Plan
+
+PROFILES = ("fast", "recompute", "offload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all candidates of one problem share."""
+
+    chain: Chain
+    hardware: Hardware
+    budgets: Budgets
+    slices: int
+    clip: bool
+
+    def options(self, block: Block) -> list[Option]:
+        """The options the job may use; all of them where activation offload is off and nothing else is left."""
+        allowed = [o for o in block.options if self.budgets.activation_offload or not o.offloaded_bytes]
+        return allowed or list(block.options)
+
+
+def profile(setting: Setting, name: str) -> list[str]:
+    """An option name per block."""
+    return [_pick(setting.options(block), block, name).name for block in setting.chain.blocks]
+
+
+def _pick(options: Sequence[Option], block: Block, name: str) -> Option:
+    def time_s(option: Option) -> float:
+        return option.forward_s + option.backward_s
+
+    if name == "offload":
+        return max(options, key=lambda o: (o.offloaded_bytes, -kept_bytes(block, o), -time_s(o)))
+    still = [o for o in options if not o.offloaded_bytes] or options
+    if name == "recompute":
+        return min(still, key=lambda o: (kept_bytes(block, o), time_s(o)))
+    return min(still, key=lambda o: (time_s(o), kept_bytes(block, o)))
+
+
+def streamed(
+    setting: Setting, options: Sequence[str], *, ahead: bool, at_home_names: frozenset[str] = frozenset(), source: str
+) -> Plan:
+    """Every tensor that may leave is away between its uses, but for `at_home_names`.
+
+    `ahead`: fetched in the stage before the one that reads it, its gradient released in the stage after; else in the
+    very stage, and the device waits.
+    """
+    chain, clip = setting.chain, setting.clip
+    free = {
+        tensor.name: index
+        for index, tensors in enumerate(movable(chain, setting.hardware))
+        for tensor in tensors
+        if tensor.name not in at_home_names
+    }
+    journeys = [
+        _stream(setting, tensor, free[tensor.name], ahead) if tensor.name in free else at_home(chain, tensor, clip)
+        for tensor in chain.tensors()
+    ]
+    return assemble(chain, options, journeys, slices=setting.slices, clip=clip, source=source)
+
+
+def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool) -> Itinerary:
+    chain, clip = setting.chain, setting.clip
+    backward, stages = backward_stage(chain, block), 2 * len(chain.blocks) - 1
+    lead = 1 if ahead else 0
+    side = Side.NOBODY
+    if tensor.trainable:
+        side = Side.CPU if setting.budgets.cpu_updates and block > 0 else Side.GPU
+    if side is Side.GPU and clip and block > 0:  # the update waits for the norm with all its data there
+        return at_home(chain, tensor, clip)
+    trips: list[Trip] = []
+    # With the update on the device the host's copy is taken at the update, in time for both absences.
+    offload = backward if side is Side.GPU else None
+    after_forward = Trip(evict=block, prefetch=backward - lead, offload=offload if block == 0 else None)
+    if block < len(chain.blocks) - 1 and after_forward.prefetch > block + 1:
+        trips.append(after_forward)
+    after_backward = Trip(evict=backward, prefetch=(block - lead) % stages, offload=offload)
+    if block > 0:
+        trips.append(after_backward)
+    if side is Side.CPU:
+        update = stages - 1 if clip else backward + 1  # once its stale weight is gone
+        drop = backward + lead
+        return Itinerary(tensor=tensor, side=side, update=update, send=backward, drop=drop, weight=tuple(trips))
+    if side is Side.GPU:
+        states = (Trip(evict=backward, prefetch=backward - lead, offload=backward),)
+        return Itinerary(tensor=tensor, side=side, update=backward, weight=tuple(trips), states=states)
+    return Itinerary(tensor=tensor, side=side, weight=tuple(trips))
+
+
+def resident(setting: Setting, options: Sequence[str], source: str) -> Plan:
+    """Everything on the device all the time."""
+    journeys = [at_home(setting.chain, tensor, setting.clip) for tensor in setting.chain.tensors()]
+    return assemble(
+        setting.chain, options, journeys, slices=setting.slices, clip=setting.clip, source=source
+    )  # fmt: skip
+
+
+def candidates(setting: Setting, fits: Callable[[Plan], bool]) -> Iterator[Plan]:
+    """Instant plans that fit: all resident, all streamed, and streamed with as many tensors at home as fit."""
+    for name in PROFILES:
+        options = profile(setting, name)
+        plan = resident(setting, options, f"resident, {name}")
+        if fits(plan):
+            yield plan
+        plan = streamed(setting, options, ahead=True, source=f"streamed, {name}")
+        if fits(plan):
+            yield plan
+            yield from _filled(setting, options, name, fits)
+
+
+def _filled(setting: Setting, options: Sequence[str], name: str, fits: Callable[[Plan], bool]) -> Iterator[Plan]:
+    """The streamed plan with the most blocks at home that fit, counted from the head down."""
+    tensors = movable(setting.chain, setting.hardware)
+
+    def plan_of(count: int) -> Plan:
+        names = frozenset(t.name for block in tensors[len(tensors) - count :] for t in block)
+        return streamed(setting, options, ahead=True, at_home_names=names, source=f"{count} blocks at home, {name}")
+
+    low, high = 0, len(tensors)  # low fits
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(plan_of(middle)) else (low, middle)
+    if low:
+        yield plan_of(low)
+
+
+def frugal(setting: Setting, peak_bytes: Callable[[Plan], int], cpu_bytes: Callable[[Plan], int]) -> Plan | None:
+    """The plan with the least device memory whose host memory fits; None when the host is too small for any.
+
+    Weights come in the stage that reads them. Of the options those are taken that keep the least among the ones whose
+    own peak allows the budget, for the least budget at which this works out.
+    """
+    plans = [
+        streamed(setting, options, ahead=False, source="frugal")
+        for options in (_least_options(setting), profile(setting, "recompute"), profile(setting, "offload"))
+    ]
+    plans.append(resident(setting, _least_options(setting), "frugal, resident"))
+    plans += _less_on_host(setting, cpu_bytes)
+    fitting = [plan for plan in plans if cpu_bytes(plan) <= setting.budgets.cpu_bytes]
+    return min(fitting, key=peak_bytes, default=None)
+
+
+def _less_on_host(setting: Setting, cpu_bytes: Callable[[Plan], int]) -> list[Plan]:
+    """Streamed, without offloaded activations, with as few tensors at home as make the host's memory suffice."""
+    options = profile(setting, "recompute")
+    order = [t for block in movable(setting.chain, setting.hardware) for t in block]
+
+    def plan_of(count: int) -> Plan:
+        names = frozenset(t.name for t in order[len(order) - count :])
+        return streamed(setting, options, ahead=False, at_home_names=names, source="frugal, host full")
+
+    def suffices(count: int) -> bool:
+        return cpu_bytes(plan_of(count)) <= setting.budgets.cpu_bytes
+
+    if suffices(0) or not suffices(len(order)):
+        return []
+    low, high = 0, len(order)  # high suffices
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return [plan_of(high)]
+
+
+def _least_options(setting: Setting) -> list[str]:
+    """Options that keep the activations' part of the peak as low as possible, by bisection over that part."""
+    chain, slices = setting.chain, setting.slices
+    stages: list[list[tuple[int, dict[tuple[int, int], int]]]] = [[] for _ in chain.blocks]
+    for moment in moments(chain, slices, setting.clip):
+        block = min(moment.stage, 2 * (len(chain.blocks) - 1) - moment.stage)
+        # A movable block's weight and gradients are there while it runs, whatever the options: part of its level.
+        weights = sum(t.bytes for t in chain.blocks[block].tensors)
+        stages[block].append((moment.fixed_bytes + weights, moment.bytes_of))
+
+    def attempt(limit: float) -> list[int] | None:
+        chosen: list[int] = []
+        kept = 0
+        for i, block in enumerate(chain.blocks):
+            allowed = setting.options(block)
+            indices = sorted(
+                (block.options.index(o) for o in allowed), key=lambda o: kept_bytes(block, block.options[o])
+            )
+
+            def level(o: int, i: int = i) -> int:
+                own = max(fixed + sum(b for (j, x), b in of.items() if j == i and x == o) for fixed, of in stages[i])
+                before = max((of.get((i - 1, chosen[-1]), 0) for _, of in stages[i]), default=0) if i else 0
+                return own + before
+
+            possible = [o for o in indices if kept + level(o) <= limit]
+            if not possible:
+                return None
+            chosen.append(possible[0])
+            kept += slices * kept_bytes(block, block.options[possible[0]])
+        return chosen
+
+    high = 1.0
+    while attempt(high) is None:
+        high *= 2
+    low = high / 2 if high > 1 else 0.0
+    while high - low > 1:
+        middle = (low + high) / 2
+        low, high = (low, middle) if attempt(middle) is not None else (middle, high)
+    chosen = attempt(high)
+    assert chosen is not None
+    return [block.options[o].name for block, o in zip(chain.blocks, chosen, strict=True)]

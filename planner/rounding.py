@@ -1,0 +1,161 @@
+"""From the solver's fractions to whole tensors.
+
+Per block the solver gives bytes of each fate (`planner.oilp.Totals`). Here tensors are chosen for them, what is too
+much being passed on to the next block, in the direction in which memory sums over blocks: so every such sum stays within
+a tensor of the solver's, and on the side that needs less memory. Then the solver spreads the rounded bytes over the
+stages once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from planner.assign import Fate, itineraries
+from planner.chain import Chain, Tensor
+from planner.hardware import Hardware
+from planner.instance import Budgets, make_instance, tensor_lists
+from planner.itinerary import Side, assemble, at_home
+from planner.oilp import Solution, Totals, limits_of, solve_oilp
+from planner.plan import Plan
+
+_TOLERANCE = 1e-6
+_ATTEMPTS = 4  # budgets tried below the real one, each smaller by what the plan before had too much
+
+
+@dataclass(slots=True)
+class _Carry:
+    """What rounding has given too little (positive) or too much so far, per kind."""
+
+    of: dict[str, float]
+    up: bool
+
+    def take(self, kind: str, tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int]) -> list[Tensor]:
+        """Tensors whose sizes sum to the target and what was carried over: to at least that, or about that."""
+        total = sum(size(t) for t in tensors)
+        slack = _TOLERANCE * total
+        left = wanted = target + self.of[kind]
+        taken: list[Tensor] = []
+        for tensor in sorted(tensors, key=lambda t: (-size(t), t.name)):
+            if size(tensor) <= left + slack or (not self.up and size(tensor) / 2 <= left):
+                taken.append(tensor)
+                left -= size(tensor)
+        others = [t for t in tensors if t not in taken and size(t)]
+        if self.up and left > slack and others:
+            fitting = [t for t in others if size(t) >= left - slack]
+            taken += [min(fitting, key=size)] if fitting else others
+        self.of[kind] = wanted - sum(size(t) for t in taken)
+        return taken
+
+
+def choose_fates(
+    chain: Chain, hardware: Hardware, totals: Totals, limits: dict[str, list[float]], *, up: bool
+) -> list[Fate]:
+    """A fate for every tensor that may leave. `up`: no running sum over blocks is below the solver's.
+
+    `limits`: see `planner.oilp.limits_of`; where one is 0 that fate is out of question.
+    """
+    carry = _Carry(dict.fromkeys(totals.of, 0.0), up)
+    trainable, frozen = tensor_lists(chain, hardware)
+    chosen: list[dict[str, list[Tensor]]] = [{} for _ in chain.blocks]
+    for i in reversed(range(len(chain.blocks))):  # backward releases the last block first
+        left = list(trainable[i])
+        for kind in ("X", "N", "D"):
+            may = left if limits[kind][i] else []
+            chosen[i][kind] = carry.take(kind, may, totals.of[kind][i], _weight)
+            left = [t for t in left if t not in chosen[i][kind]]
+        chosen[i]["R"] = carry.take("R", frozen[i] if limits["R"][i] else [], totals.of["R"][i], _weight)
+        on_gpu = [t for t in trainable[i] if limits["Y"][i] and t not in chosen[i]["X"]]
+        chosen[i]["Y"] = carry.take("Y", on_gpu, totals.of["Y"][i], _states)
+    for i in range(len(chain.blocks)):
+        kinds = chosen[i]
+        left = [t for t in trainable[i] if limits["K"][i] and not any(t in kinds[kind] for kind in ("X", "N", "D"))]
+        kinds["K"] = carry.take("K", left, totals.of["K"][i], _weight)
+        current = [*kinds["X"], *kinds["N"], *frozen[i]] if limits["E"][i] else []
+        kinds["E"] = carry.take("E", current, totals.of["E"][i], _weight)
+    return [
+        _fate(i, tensor, chosen[i]) for i in range(len(chain.blocks)) for tensor in (*trainable[i], *frozen[i])
+    ]
+
+
+def _weight(tensor: Tensor) -> int:
+    return tensor.bytes
+
+
+def _states(tensor: Tensor) -> int:
+    return tensor.state_bytes
+
+
+def _fate(block: int, tensor: Tensor, chosen: dict[str, list[Tensor]]) -> Fate:
+    send = next((kind for kind in ("D", "K") if tensor in chosen[kind]), "")
+    on_cpu = tensor in chosen["X"]
+    return Fate(
+        tensor=tensor,
+        block=block,
+        side=Side.CPU if on_cpu else Side.GPU if tensor.trainable else Side.NOBODY,
+        after_backward=on_cpu or tensor in chosen["N"] or tensor in chosen["R"],
+        after_forward=bool(send) or tensor in chosen["E"],
+        send=send,
+        states_travel=tensor in chosen["Y"],
+    )
+
+
+def rounded_totals(chain: Chain, fates: Sequence[Fate]) -> Totals:
+    """The bytes of each kind that the fates stand for."""
+    of: dict[str, list[float]] = {kind: [0.0] * len(chain.blocks) for kind in ("X", "N", "R", "E", "D", "K", "Y")}
+    for fate in fates:
+        kinds = []
+        if fate.after_backward:
+            kinds.append({Side.CPU: "X", Side.GPU: "N", Side.NOBODY: "R"}[fate.side])
+        if fate.after_forward:
+            kinds.append(fate.send or "E")
+        for kind in kinds:
+            of[kind][fate.block] += fate.tensor.bytes
+        if fate.states_travel:
+            of["Y"][fate.block] += fate.tensor.state_bytes
+    return Totals(of=of)
+
+
+def rounded_plans(
+    chain: Chain,
+    hardware: Hardware,
+    solution: Solution,
+    *,
+    budgets: Budgets,
+    slices: int,
+    clip: bool,
+    time_limit_s: float,
+    peak_bytes: Callable[[Plan], int],
+    source: str,
+) -> Iterator[Plan]:
+    """Plans of whole tensors near the solution, within the device budget, one per way of rounding that works."""
+    for up in (True, False):
+        tried, fractions = budgets, solution
+        for _ in range(_ATTEMPTS):
+            instance = make_instance(chain, hardware, budgets=tried, slices=slices, clip=clip)
+            if tried is not budgets:
+                again = solve_oilp(instance, time_limit_s=time_limit_s, gap=0.0, options=solution.options)
+                if again is None:
+                    break
+                fractions = again
+            fates = choose_fates(chain, hardware, fractions.totals, limits_of(instance), up=up)
+            totals = rounded_totals(chain, fates)
+            flows = solve_oilp(
+                instance, time_limit_s=time_limit_s, gap=0.0, options=solution.options, totals=totals
+            )
+            plan = _plan(chain, fates, flows or fractions, slices, clip, source)
+            peak = peak_bytes(plan)
+            if peak <= budgets.gpu_bytes:
+                yield plan
+                break
+            tried = replace(tried, gpu_bytes=tried.gpu_bytes - (peak - budgets.gpu_bytes))
+            if tried.gpu_bytes <= 0:
+                break
+
+
+def _plan(chain: Chain, fates: Sequence[Fate], flows: Solution, slices: int, clip: bool, source: str) -> Plan:
+    moving = {fate.tensor.name for fate in fates}
+    journeys = itineraries(chain, fates, flows, clip=clip)
+    journeys += [at_home(chain, tensor, clip) for tensor in chain.tensors() if tensor.name not in moving]
+    options = [block.options[o].name for block, o in zip(chain.blocks, flows.options, strict=True)]
+    return assemble(chain, options, journeys, slices=slices, clip=clip, source=source)
