@@ -210,6 +210,8 @@ def _checked_alias(key: str, value: object, source: Source) -> list[Mistake]:
         return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning")]
     if CANONICAL[key] == "per_device_train_batch_size" and value == "auto":
         return [source.mistake(key, "not-there", "auto is not there yet; give a whole number, 1 or more")]
+    if key == "exact" and value is False:
+        return [source.mistake(key, "not-there", "a loss in chunks is not there yet; leave this key out")]
     return []
 
 

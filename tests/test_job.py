@@ -178,6 +178,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("method: magic", "bad-value", 'it is "magic"; it must be full'),
         ("per_device_train_batch_size: auto", "not-there", "auto is not there yet; give a whole number"),
         ("micro_batch_size: auto", "not-there", "auto is not there yet; give a whole number"),
+        ("exact: false", "not-there", "a loss in chunks is not there yet"),
         ("max_length: 8\nsequence_len: 9", "two-names", "sequence_len: max_length is given too"),
         ("cutoff_len: 8\nsequence_len: 9", "two-names", "cutoff_len is given too, and both mean max_length"),
         ("tokenizer: ./nowhere", "missing-file", "there is no tokenizer folder at"),
