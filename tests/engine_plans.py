@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from planner.chain import Block, Chain, Option, Tensor
-from planner.graph import find_blocks
+from planner.chain import Chain
 from planner.plan import Plan, Stage, stage_order
+from planner.profile import analyse_model
 from planner.program import compile_program
+from planner.times import OptionTimes, Times
 from planner.verify import verify
 from tests.tiny_models import batch_of
 from worker.optimizer import AdamW
 
-STREAMED, CARRIED, TRAVELLING = 1, 2, 3  # what `mixed_plan` does with the layers
-
-
-def chain_of(model: nn.Module) -> Chain:
-    """The model's chain with true names, kinds and sizes, but no measured figures."""
-    found = find_blocks(model, batch_of())
-    names = {id(p): name for name, p in model.named_parameters()}
-    tensors = {name: describe(name, p) for name, p in model.named_parameters()}
-    blocks = []
-    for name, kind in zip(found.all, found.kinds, strict=True):
-        mine = tuple(tensors[names[id(p)]] for p in model.get_submodule(name).parameters())
-        recipes = ("keep", "recompute", "offload") if name in found.layers else ("keep",)
-        reads = () if name == found.embedding else None
-        options = tuple(
-            Option(name=r, recipe=r, offloaded_bytes=int(r == "offload"), reads_weights=reads) for r in recipes
-        )
-        blocks.append(Block(name=name, kind=kind, tensors=mine, options=options))
-    used = {t.name for b in blocks for t in b.tensors}
-    return Chain(blocks=tuple(blocks), frame_tensors=tuple(t for n, t in tensors.items() if n not in used))
-
-
-def describe(name: str, p: nn.Parameter) -> Tensor:
-    states = (8 if p.element_size() == 4 else 12) * p.numel() if p.requires_grad else 0
-    return Tensor(
-        name=name, elements=p.numel(), bytes=p.nbytes, gradient_bytes=p.nbytes if p.requires_grad else 0,
-        state_bytes=states, trainable=p.requires_grad,
-    )  # fmt: skip
+def chain_of(model: nn.Module, batch: dict[str, torch.Tensor] | None = None) -> Chain:
+    """The model's chain for slices like `batch`: true bytes, made-up times."""
+    analysis = analyse_model(model, batch or batch_of(), device=torch.device("cpu"))
+    times = tuple(
+        OptionTimes(kind=kind, option=option, forward_s=1.0, backward_s=2.0)
+        for kind, pairs in analysis.pairs.items()
+        for option in pairs
+    )
+    return analysis.chain(Times(options=times, device="none", measured=False))
 
 
 def mixed_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan:

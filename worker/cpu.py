@@ -35,7 +35,8 @@ class CpuMachine:
 
     def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Host memory of exactly that size, contiguous."""
-        return self.adopt(torch.empty(tuple(shape), dtype=dtype))
+        with self.on_host():
+            return self.adopt(torch.empty(tuple(shape), dtype=dtype))
 
     def adopt(self, tensor: Tensor) -> Tensor:
         """`tensor` itself, from now on host memory."""

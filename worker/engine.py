@@ -126,7 +126,7 @@ class Engine:
             machine.set_random_state(before)
         self._weights.check_closed()
         self.steps_done += 1
-        return StepResult(losses=losses, grad_norm=values.grad_norm, peak_bytes=machine.peak_bytes())
+        return StepResult(losses=losses, grad_norm=values.take_grad_norm(), peak_bytes=machine.peak_bytes())
 
     def _values(self, learning_rate: float) -> StepValues:
         number = self.steps_done + 1

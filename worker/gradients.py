@@ -59,8 +59,8 @@ class Gradients:
         elif fresh and gradient.is_contiguous():
             self._items[f"g:{name}"] = [gradient]
         else:  # the sum has the weight's layout: the norm's bits depend on it
-            fresh = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
-            self._items[f"g:{name}"] = [fresh.copy_(gradient)]
+            buffer = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+            self._items[f"g:{name}"] = [buffer.copy_(gradient)]
 
     def _add_rows(self, name: str, k: int, gradient: Tensor) -> None:
         assert self.rows is not None

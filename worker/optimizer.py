@@ -41,3 +41,8 @@ class StepValues:
     coefficient: Tensor | None = None
     host_coefficient: Tensor | None = None
     grad_norm: Tensor | None = None
+
+    def take_grad_norm(self) -> Tensor | None:
+        """The norm; when the step is over, only the CPU's updates still need these values."""
+        norm, self.grad_norm, self.coefficient = self.grad_norm, None, None
+        return norm
