@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from planner.assign import Fate, itineraries
 from planner.chain import Chain, Tensor
 from planner.hardware import Hardware
-from planner.instance import Budgets, make_instance, tensor_lists
+from planner.instance import Budgets, Instance, make_instance, tensor_lists
 from planner.itinerary import Side, assemble, at_home
 from planner.oilp import Solution, Totals, limits_of, solve_oilp
 from planner.plan import Plan
 
 _TOLERANCE = 1e-6
-_ATTEMPTS = 4  # budgets tried below the real one, each smaller by what the plan before had too much
+_SHARES = (1.0, 0.995, 0.99, 0.98, 0.96, 0.93, 0.9, 0.85, 0.8)  # of the budgets, tried one after the other
+_SMALL_LP_S = 10.0
 
 
 @dataclass(slots=True)
@@ -125,32 +126,40 @@ def rounded_plans(
     slices: int,
     clip: bool,
     time_limit_s: float,
-    peak_bytes: Callable[[Plan], int],
+    fits: Callable[[Plan], bool],
     source: str,
 ) -> Iterator[Plan]:
-    """Plans of whole tensors near the solution, within the device budget, one per way of rounding that works."""
+    """Plans of whole tensors near the solution that fit, at most one per way of rounding.
+
+    Where whole tensors do not fit as the solver's bytes did, its choice for a slightly smaller budget is rounded.
+    """
+    instance = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip)
+    limits = limits_of(instance)
     for up in (True, False):
-        tried, fractions = budgets, solution
-        for _ in range(_ATTEMPTS):
-            instance = make_instance(chain, hardware, budgets=tried, slices=slices, clip=clip)
-            if tried is not budgets:
-                again = solve_oilp(instance, time_limit_s=time_limit_s, gap=0.0, options=solution.options)
-                if again is None:
-                    break
-                fractions = again
-            fates = choose_fates(chain, hardware, fractions.totals, limits_of(instance), up=up)
+        for share in _SHARES:
+            fractions = solution if share == 1.0 else _within(share, chain, hardware, solution, instance, budgets)
+            if fractions is None:
+                break
+            fates = choose_fates(chain, hardware, fractions.totals, limits, up=up)
             totals = rounded_totals(chain, fates)
-            flows = solve_oilp(
-                instance, time_limit_s=time_limit_s, gap=0.0, options=solution.options, totals=totals
-            )
-            plan = _plan(chain, fates, flows or fractions, slices, clip, source)
-            peak = peak_bytes(plan)
-            if peak <= budgets.gpu_bytes:
+            flows = solve_oilp(instance, time_limit_s=time_limit_s, gap=0.0, options=solution.options, totals=totals)
+            if flows is None:
+                continue
+            plan = _plan(chain, fates, flows, slices, clip, source)
+            if fits(plan):
                 yield plan
                 break
-            tried = replace(tried, gpu_bytes=tried.gpu_bytes - (peak - budgets.gpu_bytes))
-            if tried.gpu_bytes <= 0:
-                break
+
+
+def _within(
+    share: float, chain: Chain, hardware: Hardware, solution: Solution, instance: Instance, budgets: Budgets
+) -> Solution | None:
+    """The best fractions with the same options in a share of the budgets."""
+    smaller = replace(
+        budgets, gpu_bytes=int(budgets.gpu_bytes * share), cpu_bytes=int(budgets.cpu_bytes * share)
+    )
+    less = make_instance(chain, hardware, budgets=smaller, slices=instance.slices, clip=instance.clip)
+    return solve_oilp(less, time_limit_s=_SMALL_LP_S, gap=0.0, options=solution.options)
 
 
 def _plan(chain: Chain, fates: Sequence[Fate], flows: Solution, slices: int, clip: bool, source: str) -> Plan:

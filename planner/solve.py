@@ -156,11 +156,10 @@ class _Search:
         if solution is None:
             return
         self.solutions.append(solution)
-        plans = rounded_plans(
+        yield from rounded_plans(
             s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, time_limit_s=max(left_s, 1.0),
-            peak_bytes=self._peak_bytes, source="o-ilp" if barrier else "o-ilp without barriers",
+            fits=self._fits, source="o-ilp" if barrier else "o-ilp without barriers",
         )  # fmt: skip
-        yield from (plan for plan in plans if cpu_peak_bytes(plan, s.chain) <= budgets.cpu_bytes)
 
     def _fits(self, plan: Plan) -> bool:
         budgets = self.setting.budgets
