@@ -20,7 +20,10 @@ KEYS = {"database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """`database_url` is any SQLAlchemy URL; `redis_url` a broker the user runs. None: the daemon runs a private one."""
+    """`database_url` is any SQLAlchemy URL; `redis_url` a broker the user runs. None: the daemon runs a private one.
+
+    The database URL appears in command lines, which other users can see: a password belongs in the driver's own file.
+    """
 
     database_url: str
     redis_url: str | None = None

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 STOP_TICK_S = 0.1
 SERVER_PATIENCE_S = 5.0
+HORSE_PATIENCE_S = 5.0
 
 
 def run(paths: Paths) -> Exit:
@@ -68,6 +69,16 @@ def _sole_daemon(paths: Paths) -> Iterator[None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
+
+
+@contextmanager
+def _tried_again_later() -> Iterator[None]:
+    """Log what may pass: a full disk, a database that is locked or away, no memory for a process, a process that does
+    not end because it hangs in the kernel. Whatever was to be done is still to be done, and the next tick sees it."""
+    try:
+        yield
+    except (OperationalError, OSError):
+        log.exception("this did not work, and is tried again")
 
 
 class Daemon:
@@ -117,15 +128,11 @@ class Daemon:
         log.info("stopped")
 
     def _tick(self) -> None:
-        self._keep([*self._servers, *self._workers])
-        try:
+        with _tried_again_later():
+            self._keep([*self._servers, *self._workers])
             self._dispatcher.adopt()
             self._dispatcher.pass_on_stops()
             self._dispatcher.hand_out()
-        except OperationalError:  # a full disk, a lock held too long, a database server away: the next tick tries again
-            log.exception("the database failed")
-        except TimeoutError:  # a process hangs in the kernel, with the GPU perhaps: nothing may start beside it
-            log.exception("a process of a job does not end")
 
     def _stop_workers(self) -> None:
         """Have running jobs save and end, and the workers with them. A second request to stop kills."""
@@ -135,14 +142,20 @@ class Daemon:
             if self._stops_asked > 1:
                 for worker in self._workers:
                     worker.kill()
-            self._keep(self._servers)
-            # Again and again: a worker may have been about to take a job.
-            for row in self._store.jobs(*QUEUES.values()):
-                self._store.stop(row.id, StopReason.SHUTDOWN)
-            self._dispatcher.pass_on_stops()
+            with _tried_again_later():
+                self._keep(self._servers)
+                # Again and again: a worker may have been about to take a job.
+                for row in self._store.jobs(*QUEUES.values()):
+                    self._store.stop(row.id, StopReason.SHUTDOWN)
+                self._dispatcher.pass_on_stops()
             self._wake.wait(STOP_TICK_S)
             self._wake.clear()
-        self._dispatcher.adopt(blameless=True)
+        # A killed worker's horse dies a moment after it. What is not back by then, the next daemon takes back.
+        deadline = time.monotonic() + HORSE_PATIENCE_S
+        with _tried_again_later():
+            while self._store.jobs(*QUEUES.values()) and time.monotonic() < deadline:
+                self._dispatcher.adopt(blameless=True)
+                time.sleep(0.01)
 
     def _keep(self, children: list[Child]) -> None:
         for child in children:

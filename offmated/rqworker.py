@@ -33,7 +33,7 @@ class ForkWorker(Worker):
         """RQ's heartbeat; a failing one would end the worker, and with it a training that needs no broker."""
         try:
             super().maintain_heartbeats(job)
-        except redis.ConnectionError as error:
+        except redis.RedisError as error:
             log.warning("no heartbeat, the broker is away: %s", error)
 
 

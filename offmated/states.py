@@ -56,11 +56,13 @@ _FINISHED = {JobState.PLANNING: JobState.WAITING, JobState.RUNNING: JobState.DON
 class Ending:
     """How a job's planner or trainer process ended.
 
-    `exit_code` is negative for the signal that ended it, None when its watcher died with it. `progressed`: there is a
-    checkpoint that was not there when it began. `blameless`: it went down with the daemon or the machine.
-    `error`: its last UserError, in its JSON form; `log`: the last lines of its log.
+    `process` is the one that ended last, "planner" or "trainer". `exit_code` is negative for the signal that ended it,
+    None when its watcher died with it. `progressed`: there is a checkpoint that was not there when it began.
+    `blameless`: it went down with the daemon or the machine. `error`: its last UserError, in its JSON form; `log`: the
+    last lines of its log.
     """
 
+    process: str
     exit_code: int | None
     progressed: bool = False
     blameless: bool = False
@@ -90,33 +92,30 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
     if stop is StopReason.CANCEL:
         return Verdict(state=JobState.CANCELLED, crashes=since)
     if code is not None and code > 0 and code != Exit.STOPPED:
-        return Verdict(state=JobState.FAILED, crashes=since, error=ending.error or _unexplained(phase, ending))
+        return Verdict(state=JobState.FAILED, crashes=since, error=ending.error or _unexplained(ending))
     if stop is None and not ending.blameless and not (code == Exit.STOPPED and ending.progressed):
         since += 1
     if since >= CRASH_LIMIT:
-        return Verdict(state=JobState.FAILED, crashes=since, error=_crashed(phase, ending, since))
+        return Verdict(state=JobState.FAILED, crashes=since, error=_crashed(ending, since))
     return Verdict(state=TAKEN_FROM[phase], crashes=since)
 
 
-_PROCESS = {JobState.PLANNING: "planner", JobState.RUNNING: "trainer"}
-
-
-def _unexplained(phase: JobState, ending: Ending) -> dict[str, Any]:
+def _unexplained(ending: Ending) -> dict[str, Any]:
     return {
-        "what": f"The {_PROCESS[phase]} ended with exit code {ending.exit_code}.",
+        "what": f"The {ending.process} ended with exit code {ending.exit_code}.",
         "numbers": list(ending.log),
         "hint": "the job's log has the whole story",
-        "code": f"{_PROCESS[phase]}-failed",
+        "code": f"{ending.process}-failed",
         "exit_code": int(Exit.FAILED),
     }
 
 
-def _crashed(phase: JobState, ending: Ending, crashes: int) -> dict[str, Any]:
+def _crashed(ending: Ending, crashes: int) -> dict[str, Any]:
     code = ending.exit_code
     how = f"signal {-code}" if code is not None and code < 0 else "exit code 75" if code else "with its worker"
     killed = "signal 9 is often the system's out-of-memory killer: lower cpu_budget"
     return {
-        "what": f"The {_PROCESS[phase]} died {crashes} times without a new checkpoint.",
+        "what": f"The {ending.process} died {crashes} times without a new checkpoint.",
         "numbers": [f"the last time: {how}", *ending.log],
         "hint": killed if code == -9 else "see the job's log",
         "code": "crashed",

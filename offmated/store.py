@@ -22,6 +22,7 @@ from planner.runfolder import RunFolder
 __all__ = ["JobRow", "JobState", "StopReason", "Store"]  # the task files import from here alone
 
 LOG_LINES = 12
+PROCESSES = {JobState.PLANNING: "planner", JobState.RUNNING: "trainer"}
 
 
 class Store:
@@ -79,15 +80,17 @@ class Store:
             return None
         return self.job(job_id)
 
-    def end(self, row: JobRow, exit_code: int | None, *, blameless: bool = False) -> JobState | None:
+    def end(self, row: JobRow, exit_code: int | None, *, process: str = "", blameless: bool = False) -> JobState | None:
         """Record that the process of `row`, as `take` gave it, ended; returns the job's new state.
 
-        `exit_code` and `blameless` are those of `Ending`. None when the job is no longer `row.owner`'s.
+        `exit_code`, `process` (the phase's own where not given) and `blameless` are those of `Ending`. None when the
+        job is no longer `row.owner`'s.
         """
         folder = RunFolder(Path(row.run_dir))
         step = folder.last_checkpoint_step()
         before = row.last_checkpoint_step
         ending = Ending(
+            process=process or PROCESSES[row.state],
             exit_code=exit_code,
             blameless=blameless,
             progressed=step is not None and (before is None or step > before),
@@ -104,7 +107,7 @@ class Store:
                 "last_checkpoint_step": step,
             }  # fmt: skip
             if verdict.state in FINAL:
-                values |= {"ended_at": time.time(), "result": _last_end(folder)}
+                values |= {"ended_at": time.time(), "result": _last_end(folder, row.started_at)}
             # A stop that arrives between the look and the write changes the verdict: look again.
             if self._write(row.id, now.state, verdict.state, now, values):
                 return verdict.state
@@ -144,5 +147,9 @@ class Store:
         return Session(self.engine, expire_on_commit=False)
 
 
-def _last_end(folder: RunFolder) -> dict[str, Any] | None:
-    return next((event for event in reversed(folder.recent_metrics()) if event["event"] == "end"), None)
+def _last_end(folder: RunFolder, since: float | None) -> dict[str, Any] | None:
+    """The trainer's account of its end; None when the one that started at `since` gave none."""
+    if since is None:
+        return None
+    events = (event for event in reversed(folder.recent_metrics()) if event["event"] == "end")
+    return next((event for event in events if event["time"] >= since), None)

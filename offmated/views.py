@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
     output               the model folder, when there is one
     """
     run = RunFolder(Path(row.run_dir))
-    events = run.recent_metrics()
-    plan = _plan(run)
+    events = _events(run, _changed(run.metrics))
+    plan = _plan(run, _changed(run.plan))
     view = {name: getattr(row, name) for name in _ROW_FIELDS}
     return view | {
         "reason": _reason(row, all_rows),
@@ -46,7 +47,14 @@ def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
     }
 
 
-def _plan(run: RunFolder) -> Json | None:
+def _changed(path: Path) -> int | None:
+    """When a file was last written; None when there is none. Part of a key: what it gives was read at that time."""
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+@lru_cache(maxsize=1024)
+def _plan(run: RunFolder, _changed: int | None) -> Json | None:
+    """Figures of plan.json, which may be large, and is the same at each look."""
     document = run.read_plan()
     if document is None:
         return None
@@ -58,6 +66,11 @@ def _plan(run: RunFolder) -> Json | None:
         "cached": document["cached"],
         "solve_s": document["solve_s"],
     }
+
+
+@lru_cache(maxsize=1024)
+def _events(run: RunFolder, _changed: int | None) -> list[Json]:
+    return run.recent_metrics()
 
 
 def _progress(row: JobRow, events: list[Json]) -> Json | None:

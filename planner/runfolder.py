@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_TAIL_BYTES = 64 * 1024
+_TAIL_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,12 @@ def plan_job(job_id: int) -> None:
 
 
 def run_planner(run: RunFolder, database_url: str, watch: Watch, *, measure: bool = False) -> int:
-    """Run the planner process on a run folder; see `Watch.run`. Its plan is in plan.json, so what it prints is not
-    needed, and its errors go to the job's log."""
+    """Run the planner process on a run folder; see `Watch.run`. What it prints is the plan for programs, which is in
+    plan.json too; what it says to people, on stderr, goes to the job's log."""
     say(run, "planning with measurements of the blocks" if measure else "planning")
     options = ["--measure"] if measure else []
-    command = [sys.executable, "-m", "planner", "plan", str(run.path), *options]
-    return watch.run(command, run, {"OFFMATE_DATABASE_URL": database_url})
+    command = [sys.executable, "-m", "planner", "plan", str(run.path), "--database", database_url, *options]
+    return watch.run(command, run, keep_output=False)
 
 
 def say(run: RunFolder, text: str) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from planner.processes import Process, spawn
 from planner.runfolder import RunFolder
 
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
+_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # a log is followed while it is written
 INSIST_EVERY_S = 0.5
 INSIST_PATIENCE_S = 30.0
 
@@ -36,14 +37,18 @@ class Watch:
     def __exit__(self, *error: object) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def run(self, command: Sequence[str], run: RunFolder, environment: Mapping[str, str]) -> int:
-        """Run `command` in the run folder, its output going to the job's log. Returns its exit code; negative: the
-        number of the signal that ended it, -15 also when a stop was asked for before it started."""
+    def run(self, command: Sequence[str], run: RunFolder, *, keep_output: bool = True) -> int:
+        """Run `command` in the run folder, its output (unless not to be kept) and errors going to the job's log.
+
+        Returns its exit code; negative: the number of the signal that ended it, -15 also when a stop was asked for
+        before it started.
+        """
         end_leftover(run)
         if self._stop_pending():
             return -signal.SIGTERM
         with run.log.open("ab") as log:
-            child = spawn(command, folder=run.path, output=log, errors=log, environment=environment)
+            output = log if keep_output else subprocess.DEVNULL
+            child = spawn(command, folder=run.path, output=output, errors=log, environment=_UNBUFFERED)
         if process := Process.of(child.pid):
             run.process.write_text(str(process))
         code = self._wait(child)

@@ -118,8 +118,10 @@ def test_the_queue_goes_on_after_a_failure(shared: House) -> None:
 def test_a_followed_log_ends_with_the_job(shared: House) -> None:
     number = shared.submit("logged", steps=10)
     log = "".join(shared.client.logs(number, follow=True))
+    assert "planner here" in log
+    assert '"plan"' not in log  # what the planner prints is for programs
     assert "trainer here, from step 0\n" in log
-    assert log.endswith("ended with exit code 0; the job is done\n")
+    assert log.endswith("the trainer ended with exit code 0\n")
     assert log == "".join(shared.client.logs(number))
 
 

@@ -92,8 +92,8 @@ with Watch(cancel) as watch:
         import time
         while not (folder.path / "go").exists():
             time.sleep(0.01)
-    print(watch.run([sys.executable, "-c", sys.argv[3]], folder, {}), flush=True)
-    print(watch.run([sys.executable, "-c", "print('second')"], folder, {}), flush=True)
+    print(watch.run([sys.executable, "-c", sys.argv[3]], folder), flush=True)
+    print(watch.run([sys.executable, "-c", "print('second')"], folder), flush=True)
 """
 COUNTS_SIGNALS = """
 import signal, sys, time
@@ -185,9 +185,9 @@ def test_a_process_left_over_in_a_run_folder_is_ended(tmp_path: Path) -> None:
     assert not run.process.exists()
 
 
-@pytest.mark.parametrize("text", ["", "12:34", f"{os.getpid()}:1:another"])
+@pytest.mark.parametrize("text", ["", "12:34", "{pid}:1:another"])
 def test_a_stranger_is_never_taken_for_a_leftover(tmp_path: Path, text: str) -> None:
     run = RunFolder(tmp_path)
-    run.process.write_text(text)
+    run.process.write_text(text.format(pid=os.getpid()))
     end_leftover(run)
     assert not run.process.exists()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from offmated.states import CRASH_LIMIT, FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, judge
 
+trainer = partial(Ending, process="trainer")
 PLANNING, RUNNING = JobState.PLANNING, JobState.RUNNING
 
 
@@ -39,40 +42,40 @@ def test_a_process_takes_a_job_only_from_the_state_before() -> None:
 def test_every_verdict_is_a_way_of_the_table(
     phase: JobState, stop: StopReason | None, code: int | None, progressed: bool
 ) -> None:
-    verdict = judge(phase, stop, 2, Ending(exit_code=code, progressed=progressed))
+    verdict = judge(phase, stop, 2, trainer(exit_code=code, progressed=progressed))
     assert verdict.state in NEXT[phase]
     assert (verdict.error is not None) == (verdict.state is JobState.FAILED)
 
 
 def test_a_run_that_ends_well_is_done_and_a_plan_waits_for_the_gpu() -> None:
-    assert judge(RUNNING, None, 0, Ending(exit_code=0)).state is JobState.DONE
-    assert judge(PLANNING, None, 0, Ending(exit_code=0)).state is JobState.WAITING
+    assert judge(RUNNING, None, 0, trainer(exit_code=0)).state is JobState.DONE
+    assert judge(PLANNING, None, 0, trainer(exit_code=0)).state is JobState.WAITING
 
 
 def test_a_run_that_finished_before_its_cancel_arrived_is_done() -> None:
-    assert judge(RUNNING, StopReason.CANCEL, 0, Ending(exit_code=0)).state is JobState.DONE
+    assert judge(RUNNING, StopReason.CANCEL, 0, trainer(exit_code=0)).state is JobState.DONE
 
 
 @pytest.mark.parametrize("code", [1, 75, -15, -9, None])
 def test_a_cancelled_run_is_cancelled_however_it_ended(code: int | None) -> None:
-    assert judge(RUNNING, StopReason.CANCEL, 0, Ending(exit_code=code)).state is JobState.CANCELLED
+    assert judge(RUNNING, StopReason.CANCEL, 0, trainer(exit_code=code)).state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("code", [75, -15, -9, None])
 def test_a_shutdown_sends_the_job_back_and_blames_nobody(code: int | None) -> None:
-    verdict = judge(RUNNING, StopReason.SHUTDOWN, 2, Ending(exit_code=code))
+    verdict = judge(RUNNING, StopReason.SHUTDOWN, 2, trainer(exit_code=code))
     assert (verdict.state, verdict.crashes) == (JobState.WAITING, 2)
 
 
 @pytest.mark.parametrize("code", [1, 2, 3])
 def test_a_persons_error_is_final_and_kept(code: int) -> None:
     error = {"what": "No such column: text."}
-    verdict = judge(RUNNING, None, 0, Ending(exit_code=code, error=error))
+    verdict = judge(RUNNING, None, 0, trainer(exit_code=code, error=error))
     assert (verdict.state, verdict.error) == (JobState.FAILED, error)
 
 
 def test_a_failure_without_words_shows_the_end_of_the_log() -> None:
-    verdict = judge(RUNNING, None, 0, Ending(exit_code=1, log=("KeyError: 'x'",)))
+    verdict = judge(RUNNING, None, 0, trainer(exit_code=1, log=("KeyError: 'x'",)))
     assert verdict.error == {
         "what": "The trainer ended with exit code 1.",
         "numbers": ["KeyError: 'x'"],
@@ -85,7 +88,7 @@ def test_a_failure_without_words_shows_the_end_of_the_log() -> None:
 def test_a_death_sends_the_job_back_until_the_limit() -> None:
     crashes, states = 0, []
     for _ in range(CRASH_LIMIT):
-        verdict = judge(RUNNING, None, crashes, Ending(exit_code=-9))
+        verdict = judge(RUNNING, None, crashes, trainer(exit_code=-9))
         crashes = verdict.crashes
         states.append(verdict.state)
     assert states == [JobState.WAITING, JobState.WAITING, JobState.FAILED]
@@ -95,14 +98,14 @@ def test_a_death_sends_the_job_back_until_the_limit() -> None:
 
 
 def test_a_new_checkpoint_forgets_earlier_deaths() -> None:
-    verdict = judge(RUNNING, None, 2, Ending(exit_code=-9, progressed=True))
+    verdict = judge(RUNNING, None, 2, trainer(exit_code=-9, progressed=True))
     assert (verdict.state, verdict.crashes) == (JobState.WAITING, 1)
 
 
 def test_a_job_that_went_down_with_the_machine_is_not_blamed() -> None:
-    verdict = judge(RUNNING, None, 2, Ending(exit_code=None, blameless=True))
+    verdict = judge(RUNNING, None, 2, trainer(exit_code=None, blameless=True))
     assert (verdict.state, verdict.crashes) == (JobState.WAITING, 2)
 
 
 def test_a_planner_that_died_plans_again() -> None:
-    assert judge(PLANNING, None, 0, Ending(exit_code=-11)).state is JobState.SUBMITTED
+    assert judge(PLANNING, None, 0, trainer(exit_code=-11)).state is JobState.SUBMITTED

@@ -21,22 +21,19 @@ def run_job(job_id: int) -> None:
         if row is not None:
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
-            code = _train(row, run, store.url, watch)
-            state = store.end(row, code)
-            say(run, f"{_how(code)}; the job is {state}")
+            process, code = _train(row, run, store.url, watch)
+            say(run, f"the {process} " + (f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"))
+            store.end(row, code, process=process)
 
 
-def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> int:
-    """Measure and plan, where the plan is only an estimate, and train. Returns the exit code of what ended last."""
+def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tuple[str, int]:
+    """Measure and plan, where the plan is only an estimate, and train. Returns which process ended last, and its exit
+    code."""
     plan = run.read_plan()
     if plan is None or not plan["measured"]:
         code = run_planner(run, database_url, watch, measure=True)
         if code != Exit.DONE:
-            return code
+            return "planner", code
     step = run.last_checkpoint_step()
     say(run, f"training, attempt {row.attempts}, " + ("from the start" if step is None else f"from step {step}"))
-    return watch.run([sys.executable, "-m", "worker.trainer", str(run.path)], run, {})
-
-
-def _how(code: int) -> str:
-    return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return "trainer", watch.run([sys.executable, "-m", "worker.trainer", str(run.path)], run)

@@ -34,3 +34,4 @@ measured = "--measure" in sys.argv
 document = {"format": 1, "plan": plan, "chain": {}, "hardware": {}, "measured": measured, "cached": False,
             "solve_s": 0.5, "key": "k"}  # fmt: skip
 (folder / "plan.json").write_text(json.dumps(document))
+print(json.dumps(document))
