@@ -16,13 +16,15 @@ from planner.job import Job
 from planner.model import sample_batch, skeleton_model
 from planner.times import Times, estimate_pairs, measure_pairs
 
+_SCALAR_BYTES = 1024  # losses and norm of the step before, which its reader may still hold
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """The bytes of a model's blocks and frame for slices of one shape, and the generated code behind the options.
 
     `tensors` has the parameters of each block; `pairs` kind -> option -> code; `resident_bytes` is what stays on the
-    device all the time beside the frame's tensors: buffers.
+    device all the time beside the frame's tensors: buffers and some scalars.
     """
 
     names: BlockNames
@@ -114,7 +116,7 @@ def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device
         frame_tensors=tuple(_tensor(n, p) for n, p in model.named_parameters() if id(p) not in in_blocks),
         pairs=pairs,
         frame=frame,
-        resident_bytes=_buffer_bytes(model),
+        resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES,
         slice_tokens=batch["input_ids"].numel(),
     )
 
