@@ -90,16 +90,16 @@ class _Walk:
                 self._add(f"a:{index}.{k}", option.offloaded_bytes)
             after = block.forward_frame_bytes
         elif direction is Direction.HEAD:
-            peak = max(peak, self.now + option.forward_peak_bytes)
-            self._gradients(index, k)
+            before = self.now
+            peak = max(peak, before + option.forward_peak_bytes + self._gradients(index, k))
             after = block.forward_frame_bytes
         else:
             held = self.now + block.backward_held_bytes
             new = [t for t in block.tensors if t.trainable and f"g:{t.name}" not in self.items]
-            peak = max(peak, held + (self._first_peak(option, new) if new else option.backward_peak_bytes))
+            needed = self._first_peak(option, new) if new else option.backward_peak_bytes
+            peak = max(peak, held + needed + self._gradients(index, k))
             self._drop(f"saved:{index}.{k}")
             self._drop(f"a:{index}.{k}")
-            self._gradients(index, k)
             after = block.backward_frame_bytes
         return max(peak, self.now + after)
 
@@ -109,21 +109,28 @@ class _Walk:
         first = option.backward_first_peak_bytes
         return option.backward_peak_bytes + sums if first is None else first
 
-    def _gradients(self, index: int, k: int) -> None:
-        slices = self.program.slices
+    def _gradients(self, index: int, k: int) -> int:
+        """Keeps the books of the gradients a turn makes; returns what it needs beside them while it makes them."""
+        transient = 0
         for tensor in self.chain.blocks[index].tensors:
             if not tensor.trainable:
                 continue
             self._add(f"g:{tensor.name}", tensor.gradient_bytes)
-            if len(self.users[tensor.name]) > 1 and tensor.row_bytes and slices > 1:
+            users, slices = self.users[tensor.name], self.program.slices
+            if len(users) > 1 and tensor.row_bytes and slices > 1:
                 # The head's gradient rows of each slice wait for the embedding's, to be added in plain order.
-                rows = min(tensor.gradient_bytes // tensor.row_bytes, slices * self.chain.slice_tokens)
-                aside = f"rows:{tensor.name}"
-                if index == self.users[tensor.name][0]:
+                tokens = slices * self.chain.slice_tokens
+                rows_bytes = min(tensor.gradient_bytes, tokens * tensor.row_bytes)
+                if index == users[0]:
+                    transient += rows_bytes
+                    if k > 0:
+                        self._drop(f"rows:{tensor.name}.{k}")
                     if k == slices - 1:
-                        self._drop(aside)
+                        self._drop(f"rows:{tensor.name}.0")
                 else:
-                    self._add(aside, (slices + 2) * rows * tensor.row_bytes)
+                    self._add(f"rows:{tensor.name}.{k}", rows_bytes)
+                    transient += rows_bytes
+        return transient
 
     def _item_bytes(self, item: str) -> int:
         tensor = self.tensors[item[2:]]

@@ -49,7 +49,7 @@ def aside_bytes(chain: Chain, tensor: Tensor, slices: int) -> int:
     if slices == 1 or not tensor.row_bytes or not tensor.trainable:
         return 0
     rows = min(tensor.gradient_bytes // tensor.row_bytes, slices * chain.slice_tokens)
-    return (slices + 2) * rows * tensor.row_bytes
+    return (slices + 1) * rows * tensor.row_bytes
 
 
 def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
