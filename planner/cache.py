@@ -1,16 +1,35 @@
 """Plans and measurements kept between jobs, in tables of the job database. Imports neither torch nor PuLP.
 
-`metadata` declares the tables; the migrations in alembic/ create them. A plan is found by what it was made for, never by
-the rates it was made with: rates differ a little with every measurement, and a plan stays right when they do.
+`metadata` declares the tables; the migrations in alembic/ create them. A plan is found by what it was made for, never
+by the rates it was made with: rates differ a little with every measurement, and a plan stays right when they do.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, TypeVar
 
-from sqlalchemy import JSON, DateTime, Float, Integer, String
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import JSON, DateTime, Engine, Float, Integer, String, create_engine, select, update
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from planner.chain import Chain
+from planner.codec import from_json, to_json
+from planner.errors import UserError
+from planner.hardware import Hardware
+from planner.plan import Plan
+
+PLANNER = 1
+"""The planner's version in the key: raise it when the same question gets another answer."""
+
+_BUSY_S = 30.0
+_NO_TABLE = ("no such table", "does not exist", "doesn't exist")  # SQLite, PostgreSQL, MySQL
 
 
 class Base(DeclarativeBase):
@@ -18,7 +37,7 @@ class Base(DeclarativeBase):
 
 
 class PlanRow(Base):
-    """One plan. `document` is `{"plan", "chain", "hardware"}` in their JSON forms; `key` the digest of what it answers."""
+    """One plan: `document` is `{"plan", "chain", "hardware"}` in JSON forms, `key` the digest of what it answers."""
 
     __tablename__ = "plans"
 
@@ -47,3 +66,140 @@ class MeasurementRow(Base):
 
 
 metadata = Base.metadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPlan:
+    """A plan with the chain and the machine it was made for; `solve_s` is what finding it took."""
+
+    plan: Plan
+    chain: Chain
+    hardware: Hardware
+    solve_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """All that a plan depends on. Times and rates are left out, but for whether they are measured."""
+
+    chain: Chain
+    machine: str
+    gpu_budget_bytes: int
+    cpu_budget_bytes: int
+    slices: int
+    clip: bool
+    measured: bool
+    dtype: str
+    optimizer: str = "adamw"
+    exact: bool = True
+    rounds: int = 1
+
+    def key(self) -> str:
+        """Digest of the question, the planner's and torch's versions included."""
+        parts = to_json(replace(self, chain=without_times(self.chain)))
+        return _digest({"question": parts, "planner": PLANNER, "torch": version("torch")})
+
+
+def without_times(chain: Chain) -> Chain:
+    """The chain with all times zero."""
+    blocks = tuple(
+        replace(block, options=tuple(replace(option, forward_s=0.0, backward_s=0.0) for option in block.options))
+        for block in chain.blocks
+    )
+    return replace(chain, blocks=blocks)
+
+
+def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int) -> str:
+    """Digest of what is measured: option names per kind of block (which fixes shapes and dtypes), and on what."""
+    parts = {"kinds": kinds, "machine": machine, "threads": threads}
+    return _digest({"measurement": parts, "planner": PLANNER, "torch": version("torch")})
+
+
+def _digest(parts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+_Row = TypeVar("_Row", PlanRow, MeasurementRow)
+
+
+class Cache:
+    """The two tables of one database. Every method raises UserError when the tables are not there."""
+
+    def __init__(self, database: str | Engine) -> None:
+        """`database`: a SQLAlchemy URL or engine; the daemon's, whose migrations made the tables."""
+        if isinstance(database, str):
+            wait = {"timeout": _BUSY_S} if database.startswith("sqlite") else {}
+            database = create_engine(database, connect_args=wait)
+        self._engine = database
+
+    def find_plan(self, key: str) -> CachedPlan | None:
+        """The plan kept under `key`, one hit more."""
+        found = self._find(PlanRow, key)
+        if found is None:
+            return None
+        document, solve_s = found.document, found.solve_s
+        return CachedPlan(
+            plan=from_json(Plan, document["plan"]),
+            chain=from_json(Chain, document["chain"]),
+            hardware=from_json(Hardware, document["hardware"]),
+            solve_s=solve_s,
+        )
+
+    def keep_plan(self, key: str, cached: CachedPlan, *, model: str) -> None:
+        """Keep a plan under `key`, in place of what was there."""
+        document = {name: to_json(getattr(cached, name)) for name in ("plan", "chain", "hardware")}
+        self._keep(PlanRow, key, {"model": model, "document": document, "solve_s": cached.solve_s})
+
+    def find_measurement(self, key: str) -> dict[str, Any] | None:
+        """The measurement kept under `key`, one hit more."""
+        found = self._find(MeasurementRow, key)
+        return None if found is None else found.document
+
+    def keep_measurement(self, key: str, document: dict[str, Any], *, device: str) -> None:
+        """Keep a measurement under `key`, in place of what was there."""
+        self._keep(MeasurementRow, key, {"device": device[:255], "document": document})
+
+    def hits(self, key: str) -> int:
+        """How often the plan under `key` was found; 0 when there is none."""
+        with self._transaction() as session:
+            return session.scalar(select(PlanRow.hits).where(PlanRow.key == key)) or 0
+
+    def _find(self, table: type[_Row], key: str) -> _Row | None:
+        with self._transaction() as session:
+            # Writing first takes SQLite's lock at once; reading first could not wait for another writer.
+            values = {"hits": table.hits + 1, "used_at": datetime.now(UTC)}
+            session.execute(update(table).where(table.key == key).values(values))
+            row = session.scalar(select(table).where(table.key == key))
+            if row is not None:
+                session.expunge(row)
+            return row
+
+    def _keep(self, table: type[PlanRow] | type[MeasurementRow], key: str, values: dict[str, Any]) -> None:
+        now = datetime.now(UTC)
+        for _ in range(2):  # a second time when another process kept the same key in between
+            try:
+                with self._transaction() as session:
+                    changed = session.execute(
+                        update(table).where(table.key == key).values(**values, used_at=now).returning(table.id)
+                    ).first()
+                    if changed is None:
+                        session.add(table(key=key, hits=0, created_at=now, used_at=now, **values))
+                return
+            except IntegrityError:
+                continue
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
+        """A transaction, in which missing tables are told as what they are."""
+        try:
+            with Session(self._engine) as session, session.begin():
+                yield session
+        except (OperationalError, ProgrammingError) as error:
+            if not any(words in str(error.orig) for words in _NO_TABLE):
+                raise
+            raise UserError(
+                "The database has no tables for plans yet.",
+                code="database-not-ready",
+                numbers=(f"database {self._engine.url}",),
+                hint="offmate up",
+            ) from error

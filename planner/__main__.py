@@ -1,0 +1,90 @@
+"""The planner process: `python -m planner plan RUN_DIR [--measure] [--database URL] [--device cpu|cuda]`.
+
+Writes RUN_DIR/plan.json and prints the same object, less its chain, as one line. With `--job FILE` instead of a run
+folder it only prints. Exit codes are those of `planner.errors`; what a person should know goes to stderr, and into
+RUN_DIR/error.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.errors import Exit, UserError
+from planner.job import Job
+from planner.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    import torch
+
+    from planner.planning import Answer
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the process's exit code."""
+    options = _parser().parse_args(arguments)
+    run = RunFolder(options.run_dir) if options.run_dir else None
+    try:
+        job = Job.from_resolved(run.resolved) if run else Job.load(options.job)
+        answer = _plan(job, options)
+    except UserError as error:
+        if run is not None:
+            _write_error(run, error)
+        print(error, file=sys.stderr)
+        return error.exit_code
+    if run is not None:
+        _write(run.plan, answer.to_json())
+        run.error.unlink(missing_ok=True)
+    print(json.dumps(answer.to_json(with_chain=False)))
+    return Exit.DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m planner")
+    plan = parser.add_subparsers(dest="command", required=True).add_parser("plan", help="plan a job")
+    what = plan.add_mutually_exclusive_group(required=True)
+    what.add_argument("run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="run folder with resolved.yaml")
+    what.add_argument("--job", type=Path, metavar="FILE", help="a job file; nothing is written")
+    plan.add_argument("--measure", action="store_true", help="measure the blocks on the device: the plan is final")
+    plan.add_argument("--database", metavar="URL", help="where plans and measurements are kept")
+    plan.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    return parser
+
+
+def _plan(job: Job, options: argparse.Namespace) -> Answer:
+    # torch takes seconds to import: a wrong job file is told before that.
+    from planner.cache import Cache
+    from planner.planning import plan_job
+
+    cache = Cache(options.database) if options.database else None
+    return plan_job(job, _device(options.device), cache=cache, measure=options.measure)
+
+
+def _device(name: str | None) -> torch.device:
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "There is no CUDA device here.", code="no-cuda", hint="leave --device out", exit_code=Exit.USAGE
+        )
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _write_error(run: RunFolder, error: UserError) -> None:
+    parts = {name: getattr(error, name) for name in ("what", "numbers", "hint", "code")}
+    _write(run.error, {**parts, "exit_code": int(error.exit_code)})
+
+
+def _write(path: Path, value: object) -> None:
+    """Write JSON so that a reader finds the old file or the new one, whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(value) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

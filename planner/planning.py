@@ -1,0 +1,140 @@
+"""From a job to its plan: analysis, times from the cache, a measurement or an estimate, and a plan cached or solved."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from planner import cache as kept
+from planner.cache import Cache, CachedPlan, Question
+from planner.chain import Chain
+from planner.codec import Json, from_json, to_json
+from planner.hardware import Hardware
+from planner.job import Job
+from planner.model import working_dtype
+from planner.plan import Plan
+from planner.probe import estimate_hardware, measure_hardware
+from planner.profile import Analysis, analyse, estimate_times, measure_times
+from planner.solve import make_plan
+from planner.times import Times
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time."""
+
+    plan: Plan
+    chain: Chain
+    hardware: Hardware
+    measured: bool
+    cached: bool
+    solve_s: float
+    key: str
+
+    def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
+        """The object of plan.json."""
+        parts: dict[str, Json] = {"format": FORMAT, "plan": to_json(self.plan)}
+        if with_chain:
+            parts["chain"] = to_json(self.chain)
+        return parts | {
+            "hardware": to_json(self.hardware),
+            "measured": self.measured,
+            "cached": self.cached,
+            "solve_s": self.solve_s,
+            "key": self.key,
+        }
+
+
+def plan_job(job: Job, device: torch.device, *, cache: Cache | None, measure: bool) -> Answer:
+    """The plan of a job on this machine. Raises UserError.
+
+    A plan made from measurements is found first; else one is made from a kept measurement; else, with `measure`, the
+    blocks are measured now, and without it the plan rests on an estimate.
+    """
+    return _Planning(job, device, cache).answer(measure)
+
+
+class _Planning:
+    def __init__(self, job: Job, device: torch.device, cache: Cache | None) -> None:
+        self.job, self.device, self.cache = job, device, cache
+        self.analysis: Analysis = analyse(job, device)
+        self.machine = estimate_hardware(device, working_dtype(job))
+        self.estimate = estimate_times(self.analysis, self.machine)
+
+    def answer(self, measure: bool) -> Answer:
+        final = self._question(self.machine, measured=True)
+        if (found := self._found(final)) is not None:
+            return found
+        measurement = self._kept_measurement()
+        if measurement is None and measure:
+            measurement = self._measure()
+        if measurement is not None:
+            times, hardware = measurement
+            return self._solve(final, times, hardware)
+        preview = self._question(self.machine, measured=False)
+        return self._found(preview) or self._solve(preview, self.estimate, self.machine)
+
+    def _question(self, machine: Hardware, *, measured: bool) -> Question:
+        job = self.job
+        return Question(
+            chain=self.analysis.chain(self.estimate),
+            machine=machine.name,
+            gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes,
+            cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
+            slices=job.gradient_accumulation_steps,
+            clip=job.max_grad_norm is not None,
+            measured=measured,
+            dtype=str(working_dtype(job)),
+            exact=job.exact,
+        )
+
+    def _found(self, question: Question) -> Answer | None:
+        if self.cache is None:
+            return None
+        key = question.key()
+        found = self.cache.find_plan(key)
+        if found is None:
+            return None
+        return Answer(
+            plan=found.plan, chain=found.chain, hardware=found.hardware, measured=question.measured, cached=True,
+            solve_s=0.0, key=key,
+        )  # fmt: skip
+
+    def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
+        chain = self.analysis.chain(times)
+        start = time.monotonic()
+        plan = make_plan(
+            chain, hardware, gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
+            slices=question.slices, clip=question.clip,
+        )  # fmt: skip
+        solve_s = time.monotonic() - start
+        key = question.key()
+        if self.cache is not None:
+            cached = CachedPlan(plan=plan, chain=chain, hardware=hardware, solve_s=solve_s)
+            self.cache.keep_plan(key, cached, model=self.job.model)
+        return Answer(
+            plan=plan, chain=chain, hardware=hardware, measured=question.measured, cached=False, solve_s=solve_s,
+            key=key,
+        )  # fmt: skip
+
+    def _measurement_key(self) -> str:
+        kinds = {kind: sorted(by_option) for kind, by_option in self.analysis.pairs.items()}
+        return kept.measurement_key(kinds, machine=self.machine.name, threads=torch.get_num_threads())
+
+    def _kept_measurement(self) -> tuple[Times, Hardware] | None:
+        document = self.cache.find_measurement(self._measurement_key()) if self.cache is not None else None
+        if document is None:
+            return None
+        return from_json(Times, document["times"]), from_json(Hardware, document["hardware"])
+
+    def _measure(self) -> tuple[Times, Hardware]:
+        hardware = measure_hardware(self.device, working_dtype(self.job))
+        times = measure_times(self.analysis, self.device, hardware)
+        if self.cache is not None:
+            document = {"times": to_json(times), "hardware": to_json(hardware)}
+            self.cache.keep_measurement(self._measurement_key(), document, device=hardware.name)
+        return times, hardware
