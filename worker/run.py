@@ -32,7 +32,6 @@ from worker.training import Training, Trains
 log = logging.getLogger(__name__)
 
 _STATE_BYTES_PER_PARAMETER = 12
-_METERED_STEPS = 2
 
 
 def run_job(folder: RunFolder, stop: StopRequest) -> bool:
@@ -40,57 +39,87 @@ def run_job(folder: RunFolder, stop: StopRequest) -> bool:
 
     Raises UserError.
     """
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    job = Job.from_resolved(folder.resolved)
-    plan, chain = read_plan(folder)
-    tokenizer = load_tokenizer(job)
-    batches = Batches(job, tokenizer, folder.path / "data")
-    log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", batches.sample())
-    model = load_model(job)
-    check_reach(job, model, batches.largest_token)
-    output = Output(
-        Path(job.output_dir) if job.output_dir else folder.path / "output", run=str(folder.path), model=model
-    )
-    origin = Origin.of(job, data=batches.fingerprint, total_steps=batches.total_steps, plan=plan)
-    checkpoints = Checkpoints(folder.checkpoints, keep=job.save_total_limit, origin=origin)
-    state_bytes = _STATE_BYTES_PER_PARAMETER * sum(p.numel() for p in model.parameters() if p.requires_grad) + 2**20
-    check_space(folder.path, state_bytes + output.needed_bytes, "a checkpoint and the trained model")
-    last = checkpoints.latest()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    optimizer = AdamW(
-        betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
-        decay_names=decay_names(model),
-    )  # fmt: skip
-    engine = Engine(
-        model, plan=plan, chain=chain, optimizer=optimizer, max_grad_norm=job.max_grad_norm, device=device, metered=True
-    )
     try:
-        resume(engine, last, origin)
-        with Metrics(folder.metrics) as metrics:
-            name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-            metrics.write(
-                "start", step=engine.steps_done, total_steps=batches.total_steps,
-                resumed_from=last.step if last else None, device=name,
-            )  # fmt: skip
-            stop.begin()
-            training = Training(
-                job=job, engine=engine, batches=batches, checkpoints=checkpoints, metrics=metrics, stop=stop,
-                state_bytes=state_bytes,
-            )  # fmt: skip
-            status, path = "failed", None
-            try:
-                done = training.run()
-                if done:
-                    path = output.write(
-                        model, tokenizer, engine.state(), step=engine.steps_done, dtype=working_dtype(job)
-                    )
-                    log.info("the trained model is in %s", path)
-                status = "done" if done else "stopped"
-                return done
-            finally:
-                _write_end(metrics, folder, plan, engine.steps_done, status, path)
-    finally:
-        engine.close()
+        return _Run(folder).train(stop)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            "The GPU ran out of memory, although the plan should fit.", code="out-of-memory",
+            numbers=(str(error).partition("\n")[0][:300],),
+            hint="give a smaller gpu_budget, so that other programs have room",
+        ) from error  # fmt: skip
+
+
+class _Run:
+    """The parts of a run, put together in the order in which they may fail: what costs little first."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        self.folder = folder
+        self.job = job = Job.from_resolved(folder.resolved)
+        self.plan, self.chain = read_plan(folder)
+        self.tokenizer = load_tokenizer(job)
+        self.batches = Batches(job, self.tokenizer, folder.path / "data")
+        log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
+        self.model = load_model(job)
+        check_reach(job, self.model, self.batches.largest_token)
+        place = Path(job.output_dir) if job.output_dir else folder.path / "output"
+        self.output = Output(place, run=str(folder.path), model=self.model)
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self.state_bytes = _STATE_BYTES_PER_PARAMETER * trained + 2**20
+        needed = self.state_bytes + self.output.needed_bytes
+        check_space(folder.path, needed, "a checkpoint and the trained model")
+        self.origin = Origin.of(
+            job, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan=self.plan
+        )  # fmt: skip
+        self.checkpoints = Checkpoints(folder.checkpoints, keep=job.save_total_limit, origin=self.origin)
+
+    def train(self, stop: StopRequest) -> bool:
+        """From the last checkpoint to the end or to a stop."""
+        last = self.checkpoints.latest()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        engine = self._engine(device)
+        try:
+            resume(engine, last, self.origin)
+            with Metrics(self.folder.metrics) as metrics:
+                metrics.write(
+                    "start", step=engine.steps_done, total_steps=self.batches.total_steps,
+                    resumed_from=last.step if last else None,
+                    device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+                )  # fmt: skip
+                stop.begin()
+                return self._train(engine, metrics, stop)
+        finally:
+            engine.close()
+
+    def _engine(self, device: torch.device) -> Engine:
+        job = self.job
+        optimizer = AdamW(
+            betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
+            decay_names=decay_names(self.model),
+        )  # fmt: skip
+        return Engine(
+            self.model, plan=self.plan, chain=self.chain, optimizer=optimizer, max_grad_norm=job.max_grad_norm,
+            device=device, metered=True,
+        )  # fmt: skip
+
+    def _train(self, engine: Engine, metrics: Metrics, stop: StopRequest) -> bool:
+        """Train, write the model folder, and the line that says how it ended, however it did."""
+        training = Training(
+            job=self.job, engine=engine, batches=self.batches, checkpoints=self.checkpoints, metrics=metrics,
+            stop=stop, state_bytes=self.state_bytes,
+        )  # fmt: skip
+        status, path = "failed", None
+        try:
+            done = training.run()
+            if done:
+                path = self.output.write(
+                    self.model, self.tokenizer, engine.state(), step=engine.steps_done, dtype=working_dtype(self.job)
+                )
+                log.info("the trained model is in %s", path)
+            status = "done" if done else "stopped"
+        finally:
+            _write_end(metrics, self.folder, self.plan, engine.steps_done, status, path)
+        return done
 
 
 def read_plan(folder: RunFolder) -> tuple[Plan, Chain]:

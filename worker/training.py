@@ -118,7 +118,9 @@ class Training:
             batches,
             seeds=[micro_batch_seed(self.job.seed, step, k) for k in range(len(batches))],
             learning_rate=rate,
-            num_items_in_batch=self.batches.num_items(batches),
+            # A tensor, as transformers' Trainer gives it: as a number it would be a constant of the traced blocks,
+            # which would be traced anew whenever it changes.
+            num_items_in_batch=torch.tensor(self.batches.num_items(batches)),
         )
         loss = float(torch.stack([loss.detach().float() for loss in result.losses]).sum())
         norm = None if result.grad_norm is None else float(result.grad_norm)
