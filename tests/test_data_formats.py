@@ -8,6 +8,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from planner.errors import Exit, UserError
@@ -59,6 +60,14 @@ def test_completions_are_learned_and_prompts_are_not(tmp_path: Path) -> None:
     records = [{"prompt": "2+2=", "completion": "4"}]
     assert learn(tmp_path, records).sample() == "2+2=⟦4<eos>⟧"
     assert learn(tmp_path, records, train_on="all").sample() == "⟦2+2=4<eos>⟧"
+
+
+def test_a_token_that_reaches_into_the_completion_is_learned(tmp_path: Path) -> None:
+    alphabet = {character: number for number, character in enumerate("ab=4")}
+    joined = Tokenizer(models.BPE(vocab={**alphabet, "=4": 4, "<eos>": 5}, merges=[("=", "4")]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=joined, eos_token="<eos>")
+    (batch,) = learn(tmp_path, [{"prompt": "ab=", "completion": "4"}], tokenizer, per_device_train_batch_size=1).step(0)
+    assert batch["labels"][0, :5].tolist() == [-100, -100, 4, 5, -100]
 
 
 def test_assistant_turns_are_learned_with_their_end_mark(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import shutil
+import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from worker.sources import open_source
 log = logging.getLogger(__name__)
 
 _KEYS = ("dataset", "tokenizer", "chat_template", "packing", "train_on")
+_SAY_EVERY_S = 10.0
 _BATCH = 512  # the most documents given to the tokenizer at once
 
 
@@ -95,6 +97,7 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         log.warning("data: the tokenizer has no end-of-text token; documents follow each other without one")
     ends = array("q")
     count = 0
+    said_at = time.monotonic()
     with (folder / "tokens.raw").open("wb") as tokens, (folder / "trained.raw").open("wb") as trained:
         for documents in _batched(_documents(job, tokenizer)):
             for ids, learned in _encode(documents, tokenizer, job):
@@ -102,6 +105,9 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
                 trained.write(learned.tobytes())
                 count += len(ids)
                 ends.append(count)
+            if time.monotonic() - said_at >= _SAY_EVERY_S:
+                log.info("data: %d documents, %d tokens so far", len(ends), count)
+                said_at = time.monotonic()
     np.save(folder / "ends.npy", np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64))
     for name, kind in (("tokens", np.int32), ("trained", np.bool_)):
         raw = folder / f"{name}.raw"

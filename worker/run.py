@@ -56,6 +56,8 @@ class _Run:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.folder = folder
         self.job = job = Job.from_resolved(folder.resolved)
+        if job.lr_scheduler_type == "constant" and job.warmup_steps:
+            log.warning("lr_scheduler_type constant has no warm-up, warmup_steps is not used; constant_with_warmup has")
         self.plan, self.chain = read_plan(folder)
         self.tokenizer = load_tokenizer(job)
         self.batches = Batches(job, self.tokenizer, folder.path / "data")

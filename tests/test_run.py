@@ -1,0 +1,123 @@
+"""Whole runs in this process, against plain PyTorch, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from planner.codec import to_json
+from planner.errors import UserError
+from planner.job import Job
+from planner.model import sample_batch
+from planner.runfolder import RunFolder
+from tests.engine_plans import chain_of, mixed_plan
+from tests.plain import PlainEngine
+from tests.texts import make_job, sentences, tiny_llama_folder, write_jsonl
+from tests.tiny_models import config_of
+from worker.data import Batches
+from worker.metrics import read_metrics
+from worker.model import load_model, load_tokenizer
+from worker.optimizer import AdamW
+from worker.run import run_job
+from worker.schedule import decay_names, learning_rate
+from worker.seeds import micro_batch_seed
+from worker.stop import StopRequest
+
+STEPS = 10
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def make_run(tmp_path: Path, model: str, **keys: object) -> tuple[Job, RunFolder]:
+    """A job, and its run folder as the planner leaves it."""
+    folder = tiny_llama_folder(tmp_path / "model")
+    if model != "llama":
+        config_of(model, vocabulary=260).save_pretrained(folder)
+    small = {
+        "max_length": 32, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "weight_decay": 0.1,
+        "warmup_steps": 2, "max_steps": STEPS, "save_steps": 4,
+    }  # fmt: skip
+    job = make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(20)), **{**small, **keys})
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.resolved.write_text(job.resolved_yaml(), "utf-8")
+    chain = chain_of(load_model(job), sample_batch(job))
+    plan = mixed_plan(chain, slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None)
+    run.plan.write_text(json.dumps({"format": 1, "plan": to_json(plan), "chain": to_json(chain)}))
+    return job, run
+
+
+def plain_run(job: Job, run: RunFolder) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of plain PyTorch on the same data."""
+    model = load_model(job)
+    batches = Batches(job, load_tokenizer(job), run.path / "data")
+    optimizer = AdamW(
+        betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
+        decay_names=decay_names(model),
+    )  # fmt: skip
+    plain = PlainEngine(model, optimizer=optimizer, max_grad_norm=job.max_grad_norm)
+    losses = []
+    for step in range(STEPS):
+        data = batches.step(step)
+        result = plain.step(
+            data, seeds=[micro_batch_seed(job.seed, step, k) for k in range(len(data))],
+            learning_rate=learning_rate(job, step, STEPS), num_items_in_batch=torch.tensor(batches.num_items(data)),
+        )  # fmt: skip
+        losses.append(float(torch.stack(result.losses).sum()))
+    return losses, {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [
+        ("llama", {"gradient_accumulation_steps": 1, "max_grad_norm": None}),
+        ("llama", {"gradient_accumulation_steps": 4, "bf16": True}),
+        ("llama", {"gradient_accumulation_steps": 2, "packing": True, "lr_scheduler_type": "cosine"}),
+        ("gpt2", {"gradient_accumulation_steps": 1}),
+        ("gpt2", {"gradient_accumulation_steps": 4, "max_grad_norm": None}),
+    ],
+    ids=str,
+)
+def test_a_run_gives_the_losses_and_the_model_of_plain_pytorch(
+    tmp_path: Path, model: str, keys: dict[str, object]
+) -> None:
+    job, run = make_run(tmp_path, model, **keys)
+    assert run_job(run, StopRequest())
+    losses, weights = plain_run(job, run)
+    assert [event["loss"] for event in read_metrics(run.metrics) if event["event"] == "step"] == losses
+    trained = AutoModelForCausalLM.from_pretrained(run.path / "output")
+    assert {name: p.dtype for name, p in trained.named_parameters()} == {n: w.dtype for n, w in weights.items()}
+    assert [n for n, p in trained.named_parameters() if not torch.equal(p, weights[n])] == []
+
+
+def test_a_finished_run_may_be_run_again(tmp_path: Path) -> None:
+    _, run = make_run(tmp_path, "llama")
+    for _ in range(2):
+        assert run_job(run, StopRequest())
+    starts = [event["resumed_from"] for event in read_metrics(run.metrics) if event["event"] == "start"]
+    assert starts == [None, 8]
+
+
+def test_a_full_output_folder_is_told_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("precious")
+    _, run = make_run(tmp_path, "llama", output_dir=str(tmp_path / "mine"))
+    with pytest.raises(UserError, match="is not empty"):
+        run_job(run, StopRequest())
+    assert not run.metrics.exists()
+
+
+def test_a_diverging_run_says_so_in_its_last_line(tmp_path: Path) -> None:
+    _, run = make_run(tmp_path, "llama", learning_rate=1e30, max_grad_norm=None, warmup_steps=0)
+    with pytest.raises(UserError, match="is not finite at step"):
+        run_job(run, StopRequest())
+    end = read_metrics(run.metrics)[-1]
+    assert (end["event"], end["status"], end["output"]) == ("end", "failed", None)
