@@ -1,0 +1,88 @@
+"""Whatever the chain, the machine and the budget: the planner's plan is right, fits, and is no worse than greedy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planner.chain import Chain
+from planner.errors import UserError
+from planner.greedy import Setting, candidates
+from planner.hardware import Hardware
+from planner.instance import Budgets
+from planner.memory import cpu_peak_bytes, gpu_peak_bytes
+from planner.program import compile_program
+from planner.solve import least_budget, make_plan, predicted_step_s
+from planner.verify import verify
+from tests.random_chains import chains, machines
+
+UNLIMITED = 10**9
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    chain=chains(),
+    hardware=machines(),
+    slices=st.sampled_from((1, 2, 3, 5)),
+    clip=st.booleans(),
+    share=st.floats(0.0, 1.2),
+    cpu_updates=st.sampled_from((True, True, False)),
+    activation_offload=st.sampled_from((True, True, False)),
+)
+def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
+    chain: Chain, hardware: Hardware, slices: int, clip: bool, share: float, cpu_updates: bool, activation_offload: bool
+) -> None:
+    freedom = {"cpu_updates": cpu_updates, "activation_offload": activation_offload}
+    least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip, **freedom).gpu_bytes
+    most = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors()) + 3000 * slices * len(chain.blocks)
+    budget = least + int(share * max(0, most - least))
+    plan = make_plan(
+        chain, hardware, gpu_budget_bytes=budget, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip, **freedom
+    )
+    program = compile_program(plan, chain)
+    verify(program, chain, gpu_budget_bytes=budget)
+    assert plan.gpu_peak_bytes == gpu_peak_bytes(program, chain) <= budget
+    assert plan.cpu_peak_bytes == cpu_peak_bytes(plan, chain)
+    assert plan.step_s == predicted_step_s(program, chain, hardware)
+    assert plan.bound_s <= plan.step_s * (1 + 1e-6)
+    assert cpu_updates or not plan.cpu_updated()
+    setting = Setting(
+        chain=chain, hardware=hardware, slices=slices, clip=clip,
+        budgets=Budgets(gpu_bytes=budget, cpu_bytes=UNLIMITED, **freedom),
+    )  # fmt: skip
+
+    def fits(greedy: object) -> bool:
+        return gpu_peak_bytes(compile_program(greedy, chain), chain) <= budget
+
+    for greedy in candidates(setting, fits):
+        assert plan.step_s <= predicted_step_s(compile_program(greedy, chain), chain, hardware)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(chain=chains(), hardware=machines(), slices=st.sampled_from((1, 2, 4)), clip=st.booleans())
+def test_the_least_possible_budget_is_enough_and_one_byte_less_is_refused(
+    chain: Chain, hardware: Hardware, slices: int, clip: bool
+) -> None:
+    least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip).gpu_bytes
+    problem = {"cpu_budget_bytes": UNLIMITED, "slices": slices, "clip": clip}
+    assert make_plan(chain, hardware, gpu_budget_bytes=least, **problem).gpu_peak_bytes <= least
+    with pytest.raises(UserError) as refused:
+        make_plan(chain, hardware, gpu_budget_bytes=least - 1, **problem)
+    assert refused.value.code == "budget-too-small"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(chain=chains(), hardware=machines(), share=st.floats(0.0, 1.0), slices=st.sampled_from((1, 3)))
+def test_a_small_host_is_never_overfilled(chain: Chain, hardware: Hardware, share: float, slices: int) -> None:
+    everything = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
+    host = int(share * everything)
+    try:
+        plan = make_plan(
+            chain, hardware, gpu_budget_bytes=UNLIMITED, cpu_budget_bytes=host, slices=slices, clip=False
+        )
+    except UserError as error:
+        assert error.code == "host-memory-too-small"
+        assert all(not any(not o.offloaded_bytes for o in b.options) for b in chain.blocks)
+    else:
+        assert plan.cpu_peak_bytes <= host
