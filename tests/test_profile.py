@@ -193,13 +193,13 @@ def test_an_estimate_counts_the_arithmetic_of_every_matmul():
     assert estimate_times(analysis, slow).of(kind, "keep").forward_s == pytest.approx(flops, rel=0.01)
 
 
-def test_a_frame_that_looks_at_activations_is_refused_with_the_reason():
+def test_code_that_looks_at_activations_is_refused_by_the_name_of_its_module():
     model = make_model("llama")
     own = model.model.norm.forward
     model.model.norm.forward = lambda x: own(x) if x.abs().max() < 1e9 else x
-    with pytest.raises(UserError, match="fails on fake weights") as caught:
+    with pytest.raises(UserError, match=r"model\.norm") as caught:
         analyse_model(model, batch_of(), device=CPU)
-    assert caught.value.code == "blocks-not-found"
+    assert caught.value.code == "block-not-traceable"
 
 
 def test_the_probe_measures_rates_of_this_machine_in_seconds():

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner.errors import UserError
 from planner.graph.fake import FakeMode, fake_weights
+from planner.graph.joint import untraceable
 from planner.graph.signature import flatten_call
 
 _aten = torch.ops.aten
@@ -159,6 +160,7 @@ def _trace(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.de
     """One forward with fake parameters but real buffers and a real batch: only what depends on weights is fake, so code
     that looks at positions or masks takes the same way as when it trains."""
     mode = FakeMode()
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
     root = _ModuleCall("", model, 0, "")
     stack, hooks = [root], []
     with fake_weights(model, mode, device, buffers=False):
@@ -183,10 +185,9 @@ def _trace(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.de
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), record:
                 model(**batch)
         except Exception as error:  # the model's own code failed; that is the cause to name
-            first_line = str(error).strip().partition("\n")[0]
-            raise _not_found(
-                f"its forward fails on fake weights ({type(error).__name__}: {first_line[:300]})"
-            ) from error
+            if stack[-1].name:
+                raise untraceable(stack[-1].name, error) from error
+            raise _not_found(f"its forward fails on fake weights ({type(error).__name__}: {error})") from error
         finally:
             for hook in hooks:
                 hook.remove()

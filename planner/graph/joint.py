@@ -97,7 +97,7 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     """
     call, tensors = flatten_call(args, kwargs)
     if not tensors:
-        raise _untraceable(name, "it is called without a tensor")
+        raise untraceable(name, "it is called without a tensor")
     mode, device = FakeMode.of(tensors), tensors[0].device
     flat = _Flat(module, call)
     inputs = [mode.like(t) for t in tensors]
@@ -114,12 +114,15 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
         ):
             exported = aot_export_joint_with_descriptors(stack, flat, tuple(inputs))
     except Exception as error:  # whatever the model's own code or the tracer raised is the cause to name
-        first_line = str(error).strip().partition("\n")[0]
-        raise _untraceable(name, f"{type(error).__name__}: {first_line}") from error
+        raise untraceable(name, error) from error
     return _by_role(name, exported.graph_module, module, flat.result, tensors, device)
 
 
-def _untraceable(name: str, cause: str) -> UserError:
+def untraceable(name: str, cause: Exception | str) -> UserError:
+    """The error that says why a module cannot be traced."""
+    if isinstance(cause, Exception):
+        first_line = str(cause).strip().partition("\n")[0]
+        cause = f"{type(cause).__name__}: {first_line}"
     return UserError(
         f"Block {name} cannot be traced: {cause[:300]}",
         code="block-not-traceable",
@@ -151,7 +154,7 @@ def _by_role(
             case descriptors.TangentAOTInput(output=descriptors.PlainAOTOutput() as role):
                 tangents[role.idx] = node
             case role:
-                raise _untraceable(name, f"its graph has an input of a kind that is not supported ({role})")
+                raise untraceable(name, f"its graph has an input of a kind that is not supported ({role})")
     outputs: dict[int, fx.Node] = {}
     grads: dict[str | int, fx.Node | None] = {}
     last = graph.output_node()
@@ -167,7 +170,7 @@ def _by_role(
             case descriptors.GradAOTOutput(grad_of=descriptors.PlainAOTInput() as of):
                 grads[of.idx] = node
             case _:
-                raise _untraceable(name, f"it changes a buffer or an argument in place ({role})")
+                raise untraceable(name, f"it changes a buffer or an argument in place ({role})")
     joint = Joint(
         name=name,
         module=graph_module,
