@@ -18,7 +18,7 @@ class Rows:
 
     def variable(self, name: str, upper: float | None = None, *, binary: bool = False) -> pulp.LpVariable:
         """A variable between 0 and `upper`."""
-        return pulp.LpVariable(name, 0, 1 if binary else upper, cat="Binary" if binary else "Continuous")
+        return self.problem.add_variable(name, 0, 1 if binary else upper, "Binary" if binary else "Continuous")
 
     def equal(self, name: str, left: Term, right: Term) -> None:
         """left = right."""

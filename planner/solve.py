@@ -136,7 +136,7 @@ class _Search:
             best,
             bound_s=bound_s,
             lp_step_s=solved.step_s if solved else 0.0,
-            solver_gap=solved.gap if solved else 1.0,
+            solver_gap=min(1.0, solved.gap) if solved else 1.0,
         )
 
     def _candidates(self, least: Plan) -> Iterator[Plan]:
