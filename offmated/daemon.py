@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -108,6 +109,11 @@ class Daemon:
             signal.signal(number, lambda *_: self._ask_stop())
         signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
         upgrade(self._store.engine, self._paths)
+        if self._servers:
+            # Its file is for its own deaths while this daemon lives. The database has all that matters, and a file that
+            # a full disk or a power cut has damaged would keep the broker from starting.
+            shutil.rmtree(self._paths.broker)
+            self._paths.broker.mkdir()
         self._keep(self._servers)
         self._broker.wait_until_ready()
         self._dispatcher.adopt(blameless=True)

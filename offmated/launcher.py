@@ -16,9 +16,10 @@ TAIL_LINES = 15
 
 
 def start_in_background(paths: Paths) -> bool:
-    """Start a daemon and wait until it answers; False when one answered already.
+    """Start a daemon and wait until one answers; False when one answered already.
 
-    Raises UserError with the end of its log when it does not come up.
+    Two that are started at once are no mistake: one wins, and both callers have a daemon. Raises UserError with the end
+    of its log when it does not come up.
     """
     client = Client(paths)
     if client.running():
@@ -37,7 +38,7 @@ def start_in_background(paths: Paths) -> bool:
         )
     deadline = time.monotonic() + START_PATIENCE_S
     while not client.running():
-        if daemon.poll() is not None:
+        if daemon.poll() is not None and "[already-running]" not in _said(paths, start):
             raise _failed(paths, start, f"it ended with exit code {daemon.returncode}")
         if time.monotonic() > deadline:
             daemon.terminate()
@@ -46,11 +47,14 @@ def start_in_background(paths: Paths) -> bool:
     return True
 
 
+def _said(paths: Paths, start: int) -> str:
+    return paths.log.read_bytes()[start:].decode(errors="replace")
+
+
 def _failed(paths: Paths, start: int, how: str) -> UserError:
-    said = paths.log.read_bytes()[start:].decode(errors="replace").splitlines()
     return UserError(
         "The daemon did not start.",
-        numbers=(how, *said[-TAIL_LINES:]),
+        numbers=(how, *_said(paths, start).splitlines()[-TAIL_LINES:]),
         hint=f"the log is {paths.log}",
         code="daemon-did-not-start",
     )

@@ -34,8 +34,8 @@ def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
     output               the model folder, when there is one
     """
     run = RunFolder(Path(row.run_dir))
-    events = _events(run, _changed(run.metrics))
-    plan = _plan(run, _changed(run.plan))
+    events = _events(run, _version(run.metrics))
+    plan = _plan(run, _version(run.plan))
     view = {name: getattr(row, name) for name in _ROW_FIELDS}
     return view | {
         "reason": _reason(row, all_rows),
@@ -47,13 +47,19 @@ def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
     }
 
 
-def _changed(path: Path) -> int | None:
-    """When a file was last written; None when there is none. Part of a key: what it gives was read at that time."""
-    return path.stat().st_mtime_ns if path.exists() else None
+Version = tuple[int, int] | None
+"""When a file was last written, and its size; None when there is none."""
+
+
+def _version(path: Path) -> Version:
+    if not path.exists():
+        return None
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 @lru_cache(maxsize=1024)
-def _plan(run: RunFolder, _changed: int | None) -> Json | None:
+def _plan(run: RunFolder, _version: Version) -> Json | None:
     """Figures of plan.json, which may be large, and is the same at each look."""
     document = run.read_plan()
     if document is None:
@@ -69,7 +75,7 @@ def _plan(run: RunFolder, _changed: int | None) -> Json | None:
 
 
 @lru_cache(maxsize=1024)
-def _events(run: RunFolder, _changed: int | None) -> list[Json]:
+def _events(run: RunFolder, _version: Version) -> list[Json]:
     return run.recent_metrics()
 
 

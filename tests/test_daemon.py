@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -228,7 +229,7 @@ def test_no_trainer_outlives_its_worker_and_the_job_goes_on(shared: House, who: 
 
 
 def test_down_saves_a_running_job_which_goes_on_after_up(own: House) -> None:
-    number = own.submit("night", steps=150)
+    number = own.submit("night", steps=60)
     idle = own.submit("next", steps=1)
     own.wait_for_step(number, 3)
     own.down()
@@ -256,6 +257,15 @@ def test_a_killed_daemon_leaves_nothing_running_and_its_jobs_go_on(own: House) -
     own.up()
     job = own.wait_for(number, "done", "failed")
     assert (job["state"], job["attempts"], job["crashes"]) == ("done", 2, 0)
+
+
+def test_a_damaged_file_of_the_broker_does_not_keep_the_daemon_from_starting(own: House) -> None:
+    own.down()
+    folder = own.paths.broker / "appendonlydir"
+    for file in folder.iterdir():
+        file.write_bytes(b"not a command\r\n" * 10)
+    own.up()
+    assert own.wait_for(own.submit("after", steps=1), "done", "failed")["state"] == "done"
 
 
 def test_ctrl_c_at_a_daemon_in_front_stops_it_in_good_order(own: House) -> None:
@@ -297,6 +307,17 @@ def test_a_daemon_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
             "    hint: did you mean redis_url?   [bad-config]\n"
             f"  hint: the log is {paths.log}   [daemon-did-not-start]"
         )
+
+
+def test_two_starts_at_once_give_one_daemon_to_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with tempfile.TemporaryDirectory(prefix="offmate-", dir="/tmp") as home:
+        paths = Paths.at(Path(home))
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(start_in_background, [paths, paths])) == [True, True]
+        assert "[already-running]" in paths.log.read_text()
+        Client(paths).shutdown()
+        assert not Client(paths).running()
 
 
 def test_nobody_answering_is_said_with_the_command_to_type(tmp_path: Path) -> None:
