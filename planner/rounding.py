@@ -1,13 +1,14 @@
 """From the solver's fractions to whole tensors.
 
 Per block the solver gives bytes of each fate (`planner.oilp.Totals`). Here tensors are chosen for them, what is too
-much being passed on to the next block, in the direction in which memory sums over blocks: so every such sum stays within
-a tensor of the solver's, and on the side that needs less memory. Then the solver spreads the rounded bytes over the
-stages once more.
+much being passed on to the next block, in the direction in which memory sums over blocks: so every such sum stays
+within a tensor of the solver's, and on the side that needs less memory. Then the solver spreads the rounded bytes over
+the stages once more.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from planner.oilp import Solution, Totals, limits_of, solve_oilp
 from planner.plan import Plan
 
 _TOLERANCE = 1e-6
-_SHARES = (1.0, 0.995, 0.99, 0.98, 0.96, 0.93, 0.9, 0.85, 0.8)  # of the budgets, tried one after the other
+_SHARES = (1.0, 0.995, 0.99, 0.98, 0.96, 0.94, 0.91, 0.88, 0.84, 0.8)  # of the budgets, tried one after the other
 _SMALL_LP_S = 10.0
 
 
@@ -125,6 +126,7 @@ def rounded_plans(
     budgets: Budgets,
     slices: int,
     clip: bool,
+    gap: float,
     time_limit_s: float,
     fits: Callable[[Plan], bool],
     source: str,
@@ -135,14 +137,24 @@ def rounded_plans(
     """
     instance = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip)
     limits = limits_of(instance)
+    deadline = time.monotonic() + time_limit_s
+    tried = {1.0: solution}
     for up in (True, False):
         for share in _SHARES:
-            fractions = solution if share == 1.0 else _within(share, chain, hardware, solution, instance, budgets)
+            if time.monotonic() > deadline:
+                return
+            if share not in tried:
+                smaller = _share_of(budgets, share)
+                less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip)
+                tried[share] = _solve_near(less, solution, gap=gap, time_limit_s=deadline - time.monotonic())
+            fractions = tried[share]
             if fractions is None:
                 break
             fates = choose_fates(chain, hardware, fractions.totals, limits, up=up)
             totals = rounded_totals(chain, fates)
-            flows = solve_oilp(instance, time_limit_s=time_limit_s, gap=0.0, options=solution.options, totals=totals)
+            flows = solve_oilp(
+                instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=fractions.options, totals=totals
+            )  # fmt: skip
             if flows is None:
                 continue
             plan = _plan(chain, fates, flows, slices, clip, source)
@@ -151,15 +163,14 @@ def rounded_plans(
                 break
 
 
-def _within(
-    share: float, chain: Chain, hardware: Hardware, solution: Solution, instance: Instance, budgets: Budgets
-) -> Solution | None:
-    """The best fractions with the same options in a share of the budgets."""
-    smaller = replace(
-        budgets, gpu_bytes=int(budgets.gpu_bytes * share), cpu_bytes=int(budgets.cpu_bytes * share)
-    )
-    less = make_instance(chain, hardware, budgets=smaller, slices=instance.slices, clip=instance.clip)
-    return solve_oilp(less, time_limit_s=_SMALL_LP_S, gap=0.0, options=solution.options)
+def _share_of(budgets: Budgets, share: float) -> Budgets:
+    return replace(budgets, gpu_bytes=int(budgets.gpu_bytes * share), cpu_bytes=int(budgets.cpu_bytes * share))
+
+
+def _solve_near(instance: Instance, solution: Solution, *, gap: float, time_limit_s: float) -> Solution | None:
+    """The best fractions with the options of `solution`, or with any where these do not fit."""
+    same = solve_oilp(instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=solution.options)
+    return same or solve_oilp(instance, time_limit_s=time_limit_s, gap=gap)
 
 
 def _plan(chain: Chain, fates: Sequence[Fate], flows: Solution, slices: int, clip: bool, source: str) -> Plan:

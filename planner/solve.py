@@ -157,8 +157,8 @@ class _Search:
             return
         self.solutions.append(solution)
         yield from rounded_plans(
-            s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, time_limit_s=max(left_s, 1.0),
-            fits=self._fits, source="o-ilp" if barrier else "o-ilp without barriers",
+            s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, gap=self.gap,
+            time_limit_s=max(left_s, 1.0), fits=self._fits, source="o-ilp" if barrier else "o-ilp without barriers",
         )  # fmt: skip
 
     def _fits(self, plan: Plan) -> bool:
