@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from planner.hardware import Hardware
 log = logging.getLogger(__name__)
 
 _REPEATS = 5
-_LONG_S = 2.0  # no more repeats once an option has taken that long
+_LONG_S = 4.0  # no more repeats once a kind has taken that long
 _UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes weight and moments
 
 
@@ -80,23 +80,63 @@ def _loss_work(pair: Pair) -> tuple[Work, ...]:
 
 
 def measure_pairs(pairs: Pairs, head: str, device: torch.device, estimate: Times) -> Times:
-    """Run every pair on random data on `device`: the median of a few runs after a warm-up.
+    """Run every pair on random data: the median of a few runs after a warm-up. The options of a kind take turns,
+    so that what else the machine does in between touches all alike.
 
     An option that does not fit the device's memory by itself gets the time of `estimate`; a plan cannot use it anyhow.
     """
     options = []
     for kind, by_option in pairs.items():
-        for option, pair in by_option.items():
-            try:
-                forward_s, backward_s = _measure(pair, device, with_loss=kind == head)
-            except torch.OutOfMemoryError:
-                guess = estimate.of(kind, option)
-                forward_s, backward_s = guess.forward_s, guess.backward_s
+        runs = _measure_kind(by_option, device, with_loss=kind == head)
+        for option, seconds in runs.items():
+            if not seconds:
                 log.warning(
-                    "block %s, option %s, does not fit the device: its time is estimated", pair.joint.name, option
+                    "option %s of %s does not fit the device: its time is estimated",
+                    option,
+                    by_option[option].joint.name,
                 )
+                options.append(estimate.of(kind, option))
+                continue
+            counted = seconds[1:] or seconds
+            forward_s, backward_s = (statistics.median(each) for each in zip(*counted, strict=True))
             options.append(OptionTimes(kind=kind, option=option, forward_s=forward_s, backward_s=backward_s))
     return Times(options=tuple(options), device=device_name(device), measured=True)
+
+
+@torch.no_grad()
+def _measure_kind(
+    pairs: Mapping[str, Pair], device: torch.device, *, with_loss: bool
+) -> dict[str, list[tuple[float, float]]]:
+    """Option -> (forward, backward) seconds of each run, the warm-up first; nothing for an option that does not fit."""
+    pair = next(iter(pairs.values()))  # what goes in and what comes back is the same for all
+    primals = [_random(node, device) if node is not None else torch.empty(0) for node in pair.primals]
+    tangents = [_random(node, device) for node in pair.joint.tangents]
+    runs: dict[str, list[tuple[float, float]]] = {option: [] for option in pairs}
+    fitting = dict(pairs)
+    started = time.perf_counter()
+    for _ in range(1 + _REPEATS):
+        for option, pair in tuple(fitting.items()):
+            try:
+                runs[option].append(_run(pair, primals, tangents, device, with_loss=with_loss))
+            except torch.OutOfMemoryError:
+                del fitting[option]
+        if time.perf_counter() - started > _LONG_S:
+            break
+    return runs
+
+
+def _run(
+    pair: Pair, primals: Sequence[Tensor], tangents: Sequence[Tensor], device: torch.device, *, with_loss: bool
+) -> tuple[float, float]:
+    watch = Stopwatch(device)
+    made: list[tuple[list[Tensor], list[Tensor]]] = []
+    forward_s = watch.seconds(lambda: made.append(pair.forward(list(primals))))
+    results, states = made.pop()
+    if with_loss:
+        forward_s += watch.seconds(lambda: _loss(results[0]))
+    values = [*results[pair.n_outputs :], *(primals[i] for i in pair.backward_primals), *tangents]
+    results.clear()
+    return forward_s, watch.seconds(lambda: pair.backward(values, states, _forget))
 
 
 def device_name(device: torch.device) -> str:
@@ -124,28 +164,6 @@ class Stopwatch:
         after.record(torch.cuda.current_stream(self.device))
         after.synchronize()
         return float(before.elapsed_time(after)) / 1e3
-
-
-@torch.no_grad()
-def _measure(pair: Pair, device: torch.device, *, with_loss: bool) -> tuple[float, float]:
-    watch, count = Stopwatch(device), pair.n_outputs
-    primals = [_random(node, device) if node is not None else torch.empty(0) for node in pair.primals]
-    tangents = [_random(node, device) for node in pair.joint.tangents]
-    forward_s: list[float] = []
-    backward_s: list[float] = []
-    for run in range(1 + _REPEATS):
-        made: list[tuple[list[Tensor], list[Tensor]]] = []
-        seconds = watch.seconds(lambda: made.append(pair.forward(list(primals))))  # noqa: B023
-        results, states = made.pop()
-        if with_loss:
-            seconds += watch.seconds(lambda: _loss(results[0]))  # noqa: B023
-        forward_s.append(seconds)
-        values = [*results[count:], *(primals[i] for i in pair.backward_primals), *tangents]
-        results.clear()
-        backward_s.append(watch.seconds(lambda: pair.backward(values, states, _forget)))  # noqa: B023
-        if run and sum(forward_s) + sum(backward_s) > _LONG_S:
-            break
-    return statistics.median(forward_s[1:]), statistics.median(backward_s[1:])
 
 
 def _forget(name: str, gradient: Tensor) -> None:
