@@ -125,12 +125,18 @@ class _Search:
         least = _frugal(self.setting)
         if self._peak_bytes(least) > budgets.gpu_bytes:
             raise _too_small(self.setting)
-        plans = [self._rated(plan) for plan in self._candidates(least)]
-        best = min(plans, key=lambda plan: plan.step_s)
         bound_s = lower_bound_s(
             self.setting.chain, self.setting.hardware, budgets=budgets, slices=self.setting.slices,
             clip=self.setting.clip,
         )  # fmt: skip
+        best: Plan | None = None
+        for candidate in self._candidates(least):
+            plan = self._rated(candidate)
+            if best is None or plan.step_s < best.step_s:
+                best = plan
+            if self.solutions and best.step_s <= bound_s * (1 + self.gap):
+                break  # nothing can be better by more than the gap
+        assert best is not None  # the frugal plan is a candidate
         solved = min(self.solutions, key=lambda solution: solution.step_s, default=None)
         return replace(
             best,
