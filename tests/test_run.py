@@ -115,6 +115,18 @@ def test_a_full_output_folder_is_told_before_the_first_step(tmp_path: Path) -> N
     assert not run.metrics.exists()
 
 
+def test_a_run_folder_without_a_plan_is_an_error(tmp_path: Path) -> None:
+    _, run = make_run(tmp_path, "llama")
+    run.plan.unlink()
+    with pytest.raises(UserError) as caught:
+        run_job(run, StopRequest())
+    assert str(caught.value) == (
+        "The run folder has no plan to train under.\n"
+        f"  {run.plan}: there is none\n"
+        f"  hint: python -m planner plan {run.path} --measure   [no-plan]"
+    )
+
+
 def test_a_diverging_run_says_so_in_its_last_line(tmp_path: Path) -> None:
     _, run = make_run(tmp_path, "llama", learning_rate=1e30, max_grad_norm=None, warmup_steps=0)
     with pytest.raises(UserError, match="is not finite at step"):

@@ -18,6 +18,7 @@ from planner.codec import to_json
 from planner.errors import Exit
 from planner.job import Job
 from planner.model import sample_batch
+from planner.runfolder import RunFolder
 from tests.engine_plans import chain_of, mixed_plan
 from tests.plain import PlainEngine
 from tests.texts import make_job, sentences, tiny_llama_folder, write_jsonl
@@ -25,17 +26,19 @@ from worker.data import Batches
 from worker.metrics import Event, read_metrics
 from worker.model import load_model, load_tokenizer
 from worker.optimizer import AdamW
+from worker.run import run_job
 from worker.schedule import decay_names, learning_rate
 from worker.seeds import micro_batch_seed
+from worker.stop import StopRequest
 
-STEPS = 30
-PATIENCE_S = 120.0
+STEPS = 16
+PATIENCE_S = 300.0
 
 
 def tiny_job(folder: Path, **keys: object) -> Job:
     small = {
         "max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "learning_rate": 1e-2,
-        "weight_decay": 0.1, "warmup_steps": 2, "max_steps": STEPS, "save_steps": 5,
+        "weight_decay": 0.1, "warmup_steps": 2, "max_steps": STEPS, "save_steps": 4,
     }  # fmt: skip
     data = write_jsonl(folder / "data.jsonl", sentences(20))
     return make_job(tiny_llama_folder(folder / "model"), data, **{**small, **keys})
@@ -150,7 +153,7 @@ def test_the_metrics_tell_the_run_from_start_to_end(whole: Path) -> None:
         "event": "start", "time": 0, "step": 0, "total_steps": STEPS, "resumed_from": None, "device": "cpu",
     }  # fmt: skip
     assert [event["step"] for event in steps(whole)] == list(range(1, STEPS + 1))
-    assert [event["step"] for event in events if event["event"] == "checkpoint"] == [5, 10, 15, 20, 25]
+    assert [event["step"] for event in events if event["event"] == "checkpoint"] == [4, 8, 12]
     assert (last["event"], last["step"], last["status"]) == ("end", STEPS, "done")
     assert last["output"] == str(whole / "output")
     assert last["step_s"] > 0
@@ -177,19 +180,23 @@ def test_sigterm_ends_the_step_and_writes_a_checkpoint_to_go_on_from(run: Path, 
     end = read_metrics(run / "metrics.jsonl")[-1]
     assert (end["event"], end["status"]) == ("end", "stopped")
     assert (run / "checkpoints" / f"step-{end['step']}" / "manifest.json").exists()
-    assert finish(run) == Exit.DONE, said(run)
-    assert f"going on from step {end['step']}" in said(run)
+    assert run_job(RunFolder(run), StopRequest())  # in this process, which has torch loaded already
+    assert read_metrics(run / "metrics.jsonl")[-1]["status"] == "done"
+    assert [e["resumed_from"] for e in read_metrics(run / "metrics.jsonl") if e["event"] == "start"] == [
+        None,
+        end["step"],
+    ]
     assert losses(run) == losses(whole)
     assert differing(weights(run / "output"), weights(whole / "output")) == []
 
 
 def test_after_a_kill_in_mid_step_the_run_ends_as_if_nothing_had_happened(run: Path, whole: Path) -> None:
     process = start(run)
-    wait_for_step(run, 8, process)
+    wait_for_step(run, 6, process)
     process.kill()
     process.wait(PATIENCE_S)
     assert finish(run) == Exit.DONE, said(run)
-    assert "going on from step 5" in said(run) or "going on from step 10" in said(run)
+    assert "going on from step" in said(run)
     assert losses(run) == losses(whole)
     assert differing(weights(run / "output"), weights(whole / "output")) == []
 
@@ -229,12 +236,6 @@ def test_an_error_a_person_can_act_on_goes_to_the_log_and_to_error_json_without_
     }
     assert "[unknown-columns]" in said(run)
     assert "Traceback" not in said(run)
-
-
-def test_a_run_folder_without_a_plan_is_an_error(run: Path) -> None:
-    (run / "plan.json").unlink()
-    assert finish(run) == Exit.FAILED
-    assert json.loads((run / "error.json").read_text())["code"] == "no-plan"
 
 
 def test_without_a_run_folder_the_usage_is_shown(run: Path) -> None:

@@ -19,7 +19,7 @@ from worker.data import Batches
 from worker.metrics import Metrics, read_metrics
 from worker.model import check_reach, load_model, load_tokenizer
 from worker.optimizer import AdamW
-from worker.output import Output
+from worker.output import Output, check_place
 from worker.schedule import decay_names, learning_rate
 from worker.seeds import epoch_seed, micro_batch_seed
 from worker.stop import StopRequest
@@ -241,10 +241,11 @@ def test_an_output_replaces_an_earlier_one_of_the_same_run_only(tmp_path: Path) 
     model = load_model(job)
     state = [(n, {"master": p.detach()}) for n, p in model.named_parameters()]
     for step in (2, 4):
+        check_place(tmp_path / "out", "run 1")
         output = Output(tmp_path / "out", run="run 1", model=model)
         output.write(model, byte_tokenizer(), state, step=step, dtype=torch.float32)
     with pytest.raises(UserError) as caught:
-        Output(tmp_path / "out", run="run 2", model=model)
+        check_place(tmp_path / "out", "run 2")
     assert str(caught.value) == (
         f"The output folder {tmp_path}/out is not empty.\n"
         "  hint: give another output_dir, or move what is there   [output-exists]"

@@ -26,16 +26,20 @@ log = logging.getLogger(__name__)
 _MARK = "offmate.json"
 
 
+def check_place(folder: Path, run: str) -> None:
+    """Raise UserError when `folder` holds anything but an earlier output of the run named `run`."""
+    if folder.exists() and not (folder.is_dir() and (_run_of(folder) == run or not any(folder.iterdir()))):
+        raise UserError(
+            f"The output folder {folder} is not empty.", code="output-exists", exit_code=Exit.USAGE,
+            hint="give another output_dir, or move what is there",
+        )  # fmt: skip
+
+
 class Output:
     """Where a run's model goes, and what it needs to know of the model before an engine takes its weights away."""
 
     def __init__(self, folder: Path, *, run: str, model: nn.Module) -> None:
-        """`run` names the run: its own earlier output is replaced. Raises UserError when other files are in the way."""
-        if folder.exists() and any(folder.iterdir()) and _run_of(folder) != run:
-            raise UserError(
-                f"The output folder {folder} is not empty.", code="output-exists", exit_code=Exit.USAGE,
-                hint="give another output_dir, or move what is there",
-            )  # fmt: skip
+        """`folder` is replaced whatever is in it (see `check_place`); `run` names the run in it."""
         self.folder = folder
         self._run = run
         self._first: dict[str, str] = {}  # every name of a parameter -> its first

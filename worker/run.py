@@ -23,7 +23,7 @@ from worker.engine import Engine
 from worker.metrics import Metrics, measured, read_metrics
 from worker.model import check_reach, load_model, load_tokenizer
 from worker.optimizer import AdamW
-from worker.output import Output
+from worker.output import Output, check_place
 from worker.schedule import decay_names
 from worker.shards import check_space
 from worker.stop import StopRequest
@@ -58,13 +58,14 @@ class _Run:
         self.job = job = Job.from_resolved(folder.resolved)
         if job.lr_scheduler_type == "constant" and job.warmup_steps:
             log.warning("lr_scheduler_type constant has no warm-up, warmup_steps is not used; constant_with_warmup has")
+        place = Path(job.output_dir) if job.output_dir else folder.path / "output"
+        check_place(place, str(folder.path))
         self.plan, self.chain = read_plan(folder)
         self.tokenizer = load_tokenizer(job)
         self.batches = Batches(job, self.tokenizer, folder.path / "data")
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
         self.model = load_model(job)
         check_reach(job, self.model, self.batches.largest_token)
-        place = Path(job.output_dir) if job.output_dir else folder.path / "output"
         self.output = Output(place, run=str(folder.path), model=self.model)
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.state_bytes = _STATE_BYTES_PER_PARAMETER * trained + 2**20
