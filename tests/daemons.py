@@ -1,7 +1,7 @@
 """A real daemon with real workers, broker and database, below a folder of its own, for tests.
 
-Only the planner and trainer programs are stand-ins (tests/fakes): packages of links to the real modules, with those two
-replaced, come first on the module path of the daemon's processes.
+Only the planner and trainer programs are stand-ins (tests/fakes), unless `real` ones are asked for: packages of links
+to the real modules, with those two replaced, come first on the module path of the daemon's processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planner.processes import Process
 
 ROOT = Path(__file__).parent.parent
 FAKES = {"planner/__main__.py": "planner_main.py", "worker/trainer.py": "worker_trainer.py"}
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def until(claim: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -46,19 +46,22 @@ def link_fakes(folder: Path) -> None:
 
 
 class House:
-    """One installation in a folder, its daemon in the background."""
+    """One installation in a folder, its daemon in the background. The jobs' model and data are for the tests to make
+    where the programs are `real`."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, real: bool = False) -> None:
         self.home = home
         self.paths = Paths.at(home / "state")
         self.client = Client(self.paths)
         self.environment = {
             **os.environ,
             **self.paths.environment(),
-            "PYTHONPATH": f"{home / 'fakes'}:{ROOT}",
+            "PYTHONPATH": str(ROOT) if real else f"{home / 'fakes'}:{ROOT}",
             "OMP_NUM_THREADS": "1",
         }
         self.daemon: subprocess.Popen[bytes] | None = None
+        if real:
+            return
         link_fakes(home / "fakes")
         model = home / "model"
         model.mkdir()
@@ -135,10 +138,10 @@ class House:
 
 
 @contextmanager
-def house() -> Iterator[House]:
+def house(*, real: bool = False) -> Iterator[House]:
     """A house with its daemon up; ended, and removed, at the end."""
     home = Path(tempfile.mkdtemp(prefix="offmate-", dir="/tmp"))  # sockets have short paths
-    built = House(home)
+    built = House(home, real=real)
     try:
         built.up()
         yield built
