@@ -14,6 +14,7 @@ from planner.verify import verify
 from tests.tiny_models import batch_of
 from worker.optimizer import AdamW
 
+
 def chain_of(model: nn.Module, batch: dict[str, torch.Tensor] | None = None) -> Chain:
     """The model's chain for slices like `batch`: true bytes, made-up times."""
     analysis = analyse_model(model, batch or batch_of(), device=torch.device("cpu"))
@@ -62,14 +63,15 @@ def mixed_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan:
 def resident_plan(chain: Chain, *, option: str = "keep", slices: int = 1, clip: bool = False) -> Plan:
     """Everything stays on the device and is updated there."""
     users, last = chain.users(), len(chain.blocks) - 1
+    trained = [t.name for t in chain.tensors() if t.trainable]
     lines: dict[str, dict[str, list[str]]] = {}
     for direction, index in stage_order(last + 1):
-        done = [n for n, used in users.items() if used[0] == index and (index == last or direction.value == "B")]
+        done = [n for n in trained if users[n][0] == index and (index == last or direction.value == "B")]
         if clip:
-            done = list(users) if direction.value == "B" and index == 0 else []
+            done = trained if direction.value == "B" and index == 0 else []
         lines[f"{direction}{index}"] = {"gpu_update": done, "evict": [f"g:{n}" for n in done]}
     options = tuple(option if any(o.name == option for o in b.options) else "keep" for b in chain.blocks)
-    resident = [f"{c}:{n}" for n in users for c in "ws"]
+    resident = [*(f"w:{name}" for name in users), *(f"s:{name}" for name in trained)]
     return make_plan(chain, lines, options=options, resident=resident, slices=slices, clip=clip)
 
 

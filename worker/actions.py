@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from planner.program import Op, OpKind
@@ -24,9 +23,8 @@ class Actions:
         self._host, self._device, self._gradients = host, device, gradients
         self._optimizer, self._frame = optimizer, frame
 
-    @torch.no_grad()  # thread state: a fresh thread has gradients on
     def perform(self, op: Op, values: StepValues) -> None:
-        """Do `op`, or on a stream: issue it."""
+        """Do `op`, or on a stream: issue it. The caller has switched autograd off."""
         match op.kind:
             case OpKind.ALLOC:
                 self._device.allocate(op.subject)

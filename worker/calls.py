@@ -26,6 +26,12 @@ class ModelBlock:
         self.weights = {local: names[id(p)] for local, p in module.named_parameters()}
         self.items = tuple(f"w:{weight}" for weight in self.weights.values())
         self._own = module.__dict__.get("forward")
+        self._buffers = [(part._buffers, key) for part in module.modules() for key in part._buffers]
+
+    def buffers(self) -> list[Tensor]:
+        """What `module.buffers()` gives, without its walk over the modules at every call."""
+        found = (table[key] for table, key in self._buffers)
+        return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
 
     def replace_forward(self, forward: Callable[..., Any]) -> None:
         """Let calls of the module go to `forward`."""
@@ -65,7 +71,7 @@ class Call(BlockCall):
         """The block's outputs. Weights come again for backward; the block's input, masks and rotary tables of the frame
         are kept by reference."""
         pair = self.pair
-        values = [*(self._items[item][0] for item in self.block.items), *self.block.module.buffers(), *tensors]
+        values = [*(self._items[item][0] for item in self.block.items), *self.block.buffers(), *tensors]
         tensors.clear()
         self._primals = {i: values[i] for i in pair.backward_primals if i >= pair.n_params}
         results, self._states = pair.forward(values)

@@ -23,7 +23,7 @@ class CpuMachine:
 
     def __init__(self, *, metered: bool) -> None:
         self.device = torch.device("cpu")
-        self.meter = Meter() if metered else None
+        self.meter: Meter | None = Meter() if metered else None
 
     def computing(self) -> AbstractContextManager[object]:
         """Entered by every thread for the time it computes on the device."""
@@ -64,6 +64,10 @@ class CpuMachine:
     def set_random_state(self, state: RandomState) -> None:
         """Go on from `state`."""
         torch.set_rng_state(state[0])
+
+    def stop_metering(self) -> None:
+        """Count bytes no more."""
+        self.meter = None
 
     def reset_peak(self) -> None:
         """Begin to measure the peak of a step."""
@@ -138,7 +142,9 @@ class QueueThread:
         self._thread.join()
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)  # each thread has its own setting, and its own pool
+        # Both are thread state: a fresh thread records gradients, and has its own pool of threads.
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(self._threads)
         while (batch := self._batches.get()) is not None:
             for job in batch:
                 self._do(*job)
@@ -167,13 +173,14 @@ class CpuInterpreter:
             for queue in Queue
             if queue is not Queue.COMPUTE
         }
-        queue_of = {op.name: op.queue for op in program.ops}
+        self._program = program  # keeps the operations alive, whose ids are keys here: names are built at every call
+        by_name = {op.name: op for op in program.ops}
         # What computes is done when the next operation is issued: only copies and CPU updates are waited for.
-        self._waits = {
-            op.name: tuple((queue_of[name], name) for name in op.waits if queue_of[name] is not Queue.COMPUTE)
-            for op in program.ops
+        waits = {
+            op: [o for o in map(by_name.__getitem__, op.waits) if o.queue is not Queue.COMPUTE] for op in program.ops
         }
-        self._latest: dict[str, int] = {}
+        self._waits = {id(op): tuple((o.queue, id(o)) for o in others) for op, others in waits.items()}
+        self._latest: dict[int, int] = {}
 
     def issue(self, op: Op, values: StepValues) -> None:
         """Do an operation of the computing queue after what it waits for; hand any other one to its queue."""
@@ -183,16 +190,16 @@ class CpuInterpreter:
             return
         self._queues[op.queue].add((op, values, self._numbers(op)))
         self._tickets.issued[op.queue] += 1
-        self._latest[op.name] = self._tickets.issued[op.queue]
+        self._latest[id(op)] = self._tickets.issued[op.queue]
 
     def _numbers(self, op: Op) -> tuple[tuple[Queue, int], ...]:
         """What `op` waits for: in each case the instance issued last, of this step or the one before."""
-        return tuple((queue, self._latest[name]) for queue, name in self._waits[op.name] if name in self._latest)
+        return tuple((queue, self._latest[key]) for queue, key in self._waits[id(op)] if key in self._latest)
 
     def wait(self, op: Op) -> None:
         """Return when `op` may compute. Raises what went wrong on a queue."""
         waits = self._numbers(op)
-        if any(self._tickets.done[queue] < number for queue, number in waits):
+        if waits and any(self._tickets.done[queue] < number for queue, number in waits):
             self.flush()
             for queue, number in waits:
                 self._tickets.wait(queue, number)

@@ -15,7 +15,6 @@ class Device:
     def __init__(self, host: Host, device: torch.device) -> None:
         self.items: dict[str, list[Tensor]] = {}
         self._host, self._device = host, device
-        self.copies: dict[str, int] = {}
 
     def allocate(self, item: str) -> None:
         """Memory laid out as the item's copy on the host."""

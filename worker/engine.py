@@ -67,7 +67,7 @@ class Engine:
         self._calls: dict[tuple[int, int], Call] = {}
         # So that a block without a differentiable argument has a node in the frame's graph.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
-        self._torn = False
+        self._torn = self._closed = False
         self._open()
 
     def _open(self) -> None:
@@ -184,6 +184,8 @@ class Engine:
             return Pair(trace_block(block.module, args, kwargs, name=block.name), RECIPES[block.recipe])
 
     def _usable(self) -> None:
+        if self._closed and not self._torn:
+            raise RuntimeError("the engine is closed")
         if self._torn:
             raise RuntimeError("a step failed and left the weights torn between two steps; load a checkpoint")
 
@@ -207,6 +209,11 @@ class Engine:
             self._tear()
             raise
 
+    def stop_metering(self) -> None:
+        """Count device bytes no more, which takes time: from now on results have no `peak_bytes`."""
+        self.drain()
+        self._machine.stop_metering()
+
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory, one at a time.
         Some are the engine's own tensors: use them before the next step."""
@@ -217,14 +224,15 @@ class Engine:
         """Go on from what `state` gave after `step` steps. Raises ValueError when it is of another model."""
         if self._torn:
             self._open()
-            self._torn = False
-        else:
-            self.drain()
-        self._weights.load(tensors)
+            self._torn = self._closed = False
+        self.drain()
+        with self._machine.computing():
+            self._weights.load(tensors)
         self.steps_done = step
 
     def close(self) -> None:
         """End the threads. What is pending is left undone."""
+        self._closed = True
         self._lockstep.close()
         self._interpreter.close()
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from planner.plan import Direction
 from planner.program import Op, OpKind, Program
 from worker.optimizer import StepValues
@@ -101,10 +103,11 @@ class Cursor:
 
     def _issue(self) -> None:
         assert self._values is not None
-        for op in self._legs[self._at][0]:
-            values = self._previous if op.carried else self._values
-            if values is not None:
-                self._interpreter.issue(op, values)
+        with torch.no_grad():
+            for op in self._legs[self._at][0]:
+                values = self._previous if op.carried else self._values
+                if values is not None:
+                    self._interpreter.issue(op, values)
         self._interpreter.flush()
 
 

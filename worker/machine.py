@@ -41,6 +41,9 @@ class Machine(Protocol):
     def set_random_state(self, state: RandomState) -> None:
         """Go on from `state`."""
 
+    def stop_metering(self) -> None:
+        """Count bytes no more, if counting takes time."""
+
     def reset_peak(self) -> None:
         """Begin to measure the peak of a step."""
 

@@ -89,6 +89,7 @@ class Weights:
         """Take over what `state` gave. Raises ValueError when a tensor is missing, unknown or of another shape."""
         for item in self._resident - self.device.items.keys():  # lost in an error
             self.device.allocate(item)
+            self.device.fetch(item)
         missing = set(self.trained)
         for name, parts in tensors:
             if name not in missing:

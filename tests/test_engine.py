@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import threading
+from collections import Counter
+
+import pytest
+import torch
+
+from planner.memory import gpu_peak_bytes
+from planner.plan import Direction
+from planner.program import OpKind, compile_program
+from tests.engine_plans import adamw, chain_of, mixed_plan, resident_plan
+from tests.plain import PlainEngine
+from tests.tiny_models import batch_of, make_model
+from worker import adamw as adamw_module
+from worker.actions import Actions
+from worker.device import Device
+from worker.engine import Engine
+from worker.gradients import Gradients
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+PAIRS = {}  # generated code is shared by kind and shapes; here by all tests, to save time
+
+
+@functools.cache
+def chain_for(name, dtype):
+    return chain_of(make_model(name, dtype))
+
+
+def data(step, slices, length=16):
+    """Batches, seeds and keyword arguments of one step; the last slice is padded."""
+    batches = [batch_of(100 * step + k, length=length, padded=k == slices - 1) for k in range(slices)]
+    count = sum(int((b["labels"][:, 1:] != -100).sum()) for b in batches)
+    return batches, {"seeds": [1000 * step + k for k in range(slices)], "num_items_in_batch": count}
+
+
+def learning_rate(step):
+    return 1e-3 * (step + 1) / 4
+
+
+def run(engine, steps, slices):
+    """Losses and norms of `steps`, as numbers."""
+    out = []
+    for step in steps:
+        batches, rest = data(step, slices)
+        result = engine.step(batches, learning_rate=learning_rate(step), **rest)
+        norm = None if result.grad_norm is None else result.grad_norm.clone()
+        out.append(([loss.clone() for loss in result.losses], norm))
+    return out
+
+
+@pytest.fixture
+def make():
+    """make(name, plan function, …) -> (engine, plain engine); engines are closed at the end."""
+    engines = []
+
+    def build(name, plan_of=mixed_plan, *, slices=1, clip=None, dtype=torch.float32, metered=False, **options):
+        plain, model = make_model(name, dtype), make_model(name, dtype)
+        chain = chain_for(name, dtype)
+        plan = plan_of(chain, slices=slices, clip=clip is not None, **options)
+        settings = {"optimizer": adamw(model), "max_grad_norm": clip}
+        engine = Engine(model, plan=plan, chain=chain, device=CPU, metered=metered, **settings)
+        engine.plan, engine.chain = plan, chain
+        engine._pairs = PAIRS
+        engines.append(engine)
+        return engine, PlainEngine(plain, **settings)
+
+    yield build
+    for engine in engines:
+        engine.close()
+    assert own_threads() == []
+
+
+def own_threads():
+    return [t.name for t in threading.enumerate() if t.name.startswith("offmate-")]
+
+
+def assert_same(got, expected):
+    for step, ((losses, norm), (plain_losses, plain_norm)) in enumerate(zip(got, expected, strict=True)):
+        assert all(torch.equal(a, b) for a, b in zip(losses, plain_losses, strict=True)), f"losses of step {step}"
+        assert norm is None or torch.equal(norm, plain_norm), f"norm of step {step}"
+
+
+def assert_same_state(engine, plain):
+    expected = {name: {k: t.clone() for k, t in parts.items()} for name, parts in plain.state()}
+    found = set()
+    for name, parts in engine.state():
+        found.add(name)
+        assert parts.keys() == expected[name].keys()
+        wrong = [k for k, t in parts.items() if not torch.equal(t, expected[name][k])]
+        assert not wrong, f"{name}: {wrong}"
+    assert found == expected.keys()
+
+
+@pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
+@pytest.mark.parametrize("slices", [1, 4])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_ten_steps_of_a_mixed_plan_equal_plain_pytorch_bitwise(make, name, slices, clip):
+    engine, plain = make(name, slices=slices, clip=clip)
+    assert_same(run(engine, range(10), slices), run(plain, range(10), slices))
+    assert_same_state(engine, plain)
+    trained = engine.restore()
+    for (name, got), (_, expected) in zip(trained.named_parameters(), plain.model.named_parameters(), strict=True):
+        assert torch.equal(got, expected), name
+
+
+@pytest.mark.parametrize("plan_of", [mixed_plan, resident_plan], ids=["mixed", "resident"])
+@pytest.mark.parametrize(("slices", "clip"), [(1, None), (4, 0.5)])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_bf16_weights_with_fp32_masters_equal_plain_pytorch_bitwise(make, name, slices, clip, plan_of):
+    engine, plain = make(name, plan_of, slices=slices, clip=clip, dtype=torch.bfloat16)
+    assert_same(run(engine, range(4), slices), run(plain, range(4), slices))
+    assert_same_state(engine, plain)
+    trained = engine.restore()
+    assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), plain.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("option", ["keep", "recompute", "offload"])
+@pytest.mark.parametrize("name", ["qwen2", "bloom"])
+def test_each_option_alone_equals_plain_pytorch_bitwise(make, name, option):
+    engine, plain = make(name, resident_plan, slices=2, option=option)
+    assert_same(run(engine, range(3), 2), run(plain, range(3), 2))
+    assert_same_state(engine, plain)
+
+
+@pytest.mark.parametrize("plan_of", [mixed_plan, resident_plan], ids=["mixed", "resident"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_saving_and_loading_in_the_middle_changes_no_bit(make, dtype, plan_of):
+    first, plain = make("gpt2", plan_of, slices=2, dtype=dtype)
+    second, _ = make("gpt2", plan_of, slices=2, dtype=dtype)
+    expected = run(plain, range(6), 2)
+    assert_same(run(first, range(3), 2), expected[:3])
+    saved = [(name, {k: t.clone() for k, t in parts.items()}) for name, parts in first.state()]
+    assert_same(run(first, range(3, 4), 2), expected[3:4])  # goes on after the drain
+    second.load_state(saved, step=3)
+    first.load_state(iter(saved), step=3)  # and back
+    for engine in (first, second):
+        assert engine.steps_done == 3
+        assert_same(run(engine, range(3, 6), 2), expected[3:])
+        assert_same_state(engine, plain)
+
+
+def test_slices_and_steps_of_different_lengths_are_traced_on_demand(make):
+    engine, plain = make("llama", slices=2)
+    for step, lengths in enumerate([(8, 16), (16, 8), (24, 24)]):
+        batches = [batch_of(7 * step + k, length=n) for k, n in enumerate(lengths)]
+        rest = {"seeds": [step, step + 1], "learning_rate": 1e-3, "num_items_in_batch": 40}
+        got, expected = engine.step(batches, **rest), plain.step(batches, **rest)
+        assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True))
+    assert_same_state(engine, plain)
+
+
+def test_frozen_weights_stay_as_they_are(make):
+    def freeze(model):
+        for name, p in model.named_parameters():
+            p.requires_grad_("mlp" not in name)
+        return model
+
+    plain, model = freeze(make_model("llama")), freeze(make_model("llama"))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    chain = chain_of(model)
+    settings = {"optimizer": adamw(model), "max_grad_norm": 0.5}
+    plan = resident_plan(chain, clip=True)
+    engine = Engine(model, plan=plan, chain=chain, device=CPU, **settings)
+    reference = PlainEngine(plain, **settings)
+    assert_same(run(engine, range(3), 1), run(reference, range(3), 1))
+    assert_same_state(engine, reference)
+    for name, p in engine.restore().named_parameters():
+        assert torch.equal(p, before[name]) != p.requires_grad, name
+
+
+def test_the_caller_keeps_its_random_state(make):
+    engine, _ = make("gpt2", slices=2)
+    before = torch.get_rng_state()
+    run(engine, range(1), 2)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+def test_a_step_moves_what_the_program_says_and_a_weight_once_a_direction(make, monkeypatch, slices):
+    done = Counter()
+    perform = Actions.perform
+    monkeypatch.setattr(Actions, "perform", lambda self, op, values: (perform(self, op, values), done.update([op])))
+    engine, _ = make("llama", slices=slices)
+    run(engine, range(2), slices)
+    engine.drain()  # runs what the last step carries; the first had nothing to run
+    program = compile_program(engine.plan, engine.chain)
+    assert done == {op: 2 for op in program.ops if op.kind is not OpKind.RUN}
+    moves = Counter(op.subject for op in done if op.kind is OpKind.FETCH and op.subject[0] == "w")
+    streamed = [t.name for block in engine.chain.blocks[1:3] for t in block.tensors]
+    assert all(moves[f"w:{name}"] == 2 for name in streamed)  # once in forward, once in backward
+
+
+@pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("slices", [1, 4])
+@pytest.mark.parametrize(
+    ("plan_of", "option"), [(mixed_plan, None), (resident_plan, "keep"), (resident_plan, "offload")]
+)
+def test_the_measured_peak_is_the_predicted_one(make, plan_of, option, slices, dtype, clip):
+    options = {} if option is None else {"option": option}
+    engine, _ = make("llama", plan_of, slices=slices, dtype=dtype, clip=clip, metered=True, **options)
+    predicted = gpu_peak_bytes(compile_program(engine.plan, engine.chain), engine.chain)
+    # The frame's gradients count from the start of a step, and a few scalars that its caller may hold.
+    slack = 1024 + sum(t.gradient_bytes for t in engine.chain.frame_tensors)
+    if (
+        dtype == torch.bfloat16
+    ):  # with everything kept, backward does not read the block's input; the frame's is charged
+        slack += predicted // 100
+    for step in range(3):
+        batches, rest = data(step, slices)
+        measured = engine.step(batches, learning_rate=1e-3, **rest).peak_bytes
+        assert predicted - slack <= measured <= predicted
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+@pytest.mark.parametrize("name", ["gpt2", "qwen2", "bloom"])
+def test_the_peak_of_a_tied_model_stays_below_the_predicted_one(make, name, slices):
+    engine, _ = make(name, slices=slices, metered=True)
+    predicted = gpu_peak_bytes(compile_program(engine.plan, engine.chain), engine.chain)
+    for step in range(2):
+        batches, rest = data(step, slices)
+        # With slices the plan has memory for a row per token; tokens that come twice need it once.
+        measured = engine.step(batches, learning_rate=1e-3, **rest).peak_bytes
+        assert 0.93 * predicted <= measured <= predicted
+
+
+def test_thirty_steps_leave_no_thread_and_no_byte_behind(make):
+    engine, _ = make("gpt2", slices=2, clip=0.5, metered=True)
+    meter = engine._machine.meter
+    run(engine, range(2), 2)
+    engine.drain()
+    threads, alive = threading.active_count(), meter.now
+    for step in range(2, 30):
+        run(engine, [step], 2)
+        engine.drain()
+        assert (threading.active_count(), meter.now) == (threads, alive), f"step {step}"
+    assert len(own_threads()) == 2 + 3  # slices and queues
+
+
+class Injected(Exception):
+    pass
+
+
+def fail_at(monkeypatch, owner, method, matches):
+    """Let `method` raise where `matches(*args)`."""
+    original = getattr(owner, method)
+
+    def wrapped(*args, **kwargs):
+        if matches(*args):
+            raise Injected("injected")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, method, wrapped)
+
+
+def in_layer(index, k):
+    """Fails in forward, in the third call of a layer by the slices of a step."""
+    calls = iter(range(100))
+
+    def inject(monkeypatch, engine):
+        layer = engine._model.get_submodule(engine.chain.blocks[index].name)
+
+        def hook(module, args):
+            if next(calls) == k:
+                raise Injected("injected")
+
+        layer.register_forward_pre_hook(hook)
+
+    return inject
+
+
+FAILURES = {
+    "h2d queue": lambda m, e: fail_at(m, Device, "fetch", lambda self, item: item.startswith("w:model.layers.1")),
+    "d2h queue": lambda m, e: fail_at(m, Device, "send", lambda self, item: item.startswith("g:model.layers.0")),
+    "activations": lambda m, e: fail_at(m, Device, "send", lambda self, item: item == "a:3.1"),
+    "cpu queue": lambda m, e: fail_at(m, adamw_module, "update", lambda targets, *rest: "layers.0" in targets[0].name),
+    "device update": lambda m, e: fail_at(
+        m, adamw_module, "update", lambda targets, *rest: "lm_head" in targets[0].name
+    ),
+    "allocation": lambda m, e: fail_at(m, Device, "allocate", lambda self, item: item == "a:3.1"),
+    "backward": lambda m, e: fail_at(
+        m, Gradients, "add", lambda self, name, k, *rest: (k, name) == (2, "model.layers.0.mlp.up_proj.weight")
+    ),
+    "head": lambda m, e: fail_at(m, Gradients, "add", lambda self, name, k, *rest: (k, name) == (2, "lm_head.weight")),
+    "slice": in_layer(2, 2),
+    "first slice": in_layer(1, 0),
+}
+
+
+@pytest.mark.parametrize("where", FAILURES)
+def test_an_error_anywhere_is_raised_once_ends_the_threads_and_frees_the_device(make, monkeypatch, where):
+    engine, plain = make("llama", slices=3, metered=True)
+    run(engine, range(2), 3)
+    saved = [(name, {k: t.clone() for k, t in parts.items()}) for name, parts in engine.state()]
+    at_rest = engine._machine.meter.now
+    with monkeypatch.context() as patch:
+        FAILURES[where](patch, engine)
+        with pytest.raises(Injected):
+            run(engine, range(2, 3), 3)
+            engine.drain()
+    assert own_threads() == []
+    with pytest.raises(RuntimeError, match="load a checkpoint"):
+        run(engine, range(2, 3), 3)
+    engine.load_state(saved, step=2)
+    gc.collect()  # the traceback's frames refer to each other
+    assert engine._machine.meter.now == at_rest
+    run(plain, range(2), 3)
+    assert_same(run(engine, range(2, 4), 3), run(plain, range(2, 4), 3))
+    assert_same_state(engine, plain)
+
+
+def test_an_error_on_a_queue_names_the_operation(make, monkeypatch):
+    engine, _ = make("llama")
+    FAILURES["h2d queue"](monkeypatch, engine)
+    with pytest.raises(Injected) as caught:
+        run(engine, range(1), 1)
+    assert any("fetch@F1:w:model.layers.1" in note and "h2d" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_skipped_block_is_an_error_that_says_so(make, slices):
+    engine, _ = make("llama", slices=slices)
+    del engine._model.model.layers[1]
+    with pytest.raises(RuntimeError, match=r"slice 0 arrived at block 3, the program expects F2\.0 \(after F1\.\d\)"):
+        run(engine, range(1), slices)
+    assert own_threads() == []
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_forward_that_ends_early_is_an_error(make, slices):
+    engine, _ = make("llama", slices=slices)
+    engine._model.model.layers = engine._model.model.layers[:1]
+    engine._model.lm_head = torch.nn.Linear(32, 128)
+    with pytest.raises((RuntimeError, KeyError)):
+        run(engine, range(1), slices)
+    assert own_threads() == []
+
+
+def test_a_wrong_number_of_batches_is_refused_and_harms_nothing(make):
+    engine, plain = make("llama", slices=2)
+    batches, rest = data(0, 3)
+    with pytest.raises(ValueError, match="3 batches"):
+        engine.step(batches, learning_rate=1e-3, **rest)
+    assert_same(run(engine, range(2), 2), run(plain, range(2), 2))
+
+
+def test_a_norm_is_given_exactly_when_the_plan_clips():
+    model = make_model("llama")
+    chain = chain_of(model)
+    with pytest.raises(ValueError, match="clip"):
+        Engine(
+            model, plan=resident_plan(chain), chain=chain, optimizer=adamw(model), max_grad_norm=1.0, device=CPU
+        )  # fmt: skip
+
+
+def test_a_state_of_another_model_is_refused(make):
+    engine, _ = make("llama")
+    saved = list(engine.state())
+    with pytest.raises(ValueError, match="nothing was given for"):
+        engine.load_state(saved[1:], step=1)
+    with pytest.raises(ValueError, match="comes twice"):
+        engine.load_state([*saved, saved[0]], step=1)
+    name, parts = saved[0]
+    with pytest.raises(ValueError, match="has shape"):
+        engine.load_state([(name, {k: t[:1] for k, t in parts.items()}), *saved[1:]], step=1)
+
+
+def test_a_closed_engine_says_that_it_is_closed(make):
+    engine, _ = make("llama")
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        run(engine, range(1), 1)
+
+
+def test_blocks_of_one_kind_share_their_code(make):
+    engine, _ = make("llama", resident_plan, slices=2)
+    engine._pairs = {}
+    run(engine, range(1), 2)
+    assert len(engine._pairs) == 3  # embedding, layer, head
+
+
+def test_tensors_that_never_leave_the_device_have_no_host_copy(make):
+    engine, _ = make("llama", resident_plan)
+    assert not engine._weights.host.items
+    mixed, _ = make("llama")
+    assert {item for item in mixed._weights.host.items if "embed" in item or "lm_head" in item} == set()
+
+
+def test_a_mixed_plan_mixes_what_it_says():
+    plan = mixed_plan(chain_of(make_model("llama")))
+    assert set(plan.options) == {"keep", "recompute", "offload"}
+    assert plan.cpu_updated() and any(s.gpu_update for s in plan.stages)
+    program = compile_program(plan, chain_of(make_model("llama")))
+    assert any(op.carried for op in program.ops)
+    assert any(s.direction is Direction.HEAD and s.prefetch for s in plan.stages)
+    assert dataclasses.is_dataclass(plan)
