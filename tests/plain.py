@@ -87,6 +87,9 @@ class PlainEngine:
     def drain(self) -> None:
         """Nothing is ever pending."""
 
+    def stop_metering(self) -> None:
+        """Nothing is ever metered."""
+
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, on the host."""
         for name, master in self.masters.items():

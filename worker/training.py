@@ -61,6 +61,9 @@ class Trains(Protocol):
     def drain(self) -> None:
         """Finish every update."""
 
+    def stop_metering(self) -> None:
+        """Count device bytes no more."""
+
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Masters and moments."""
 
@@ -69,6 +72,25 @@ class Trains(Protocol):
 
     def close(self) -> None:
         """End the engine's threads."""
+
+
+class _Metering:
+    """Says once when the device has been metered long enough: for two steps, and until one had a slice of the largest
+    shape, which the plan is for; but not for more than twenty."""
+
+    def __init__(self, max_length: int) -> None:
+        self._max_length = max_length
+        self._steps = 0
+        self._largest = self._done = False
+
+    def seen_enough(self, batches: Sequence[Mapping[str, Tensor]]) -> bool:
+        """After each step, with its batches; True the first time it is enough."""
+        if self._done:
+            return False
+        self._steps += 1
+        self._largest |= any(batch["input_ids"].shape[1] == self._max_length for batch in batches)
+        self._done = self._steps >= (2 if self._largest else 20)
+        return self._done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,13 +112,17 @@ class Training:
         """
         total = self.batches.total_steps
         saved = self.engine.steps_done
+        meter = _Metering(self.job.max_length)
         saved_at = said_at = time.monotonic()
         while self.engine.steps_done < total:
             if self.stop.asked:
                 if self.engine.steps_done > saved:
                     self._save()
                 return False
-            text = self._step(self.engine.steps_done, total)
+            batches = self.batches.step(self.engine.steps_done)
+            text = self._step(batches, self.engine.steps_done, total)
+            if meter.seen_enough(batches):
+                self.engine.stop_metering()
             done, now = self.engine.steps_done, time.monotonic()
             if done == total or done <= 3 or now - said_at >= _SAY_EVERY_S:
                 log.info(text)
@@ -109,9 +135,8 @@ class Training:
         self.engine.drain()
         return True
 
-    def _step(self, step: int, total: int) -> str:
-        """Do step `step` (from 0), write its line. Returns what there is to say about it."""
-        batches = self.batches.step(step)
+    def _step(self, batches: list[dict[str, Tensor]], step: int, total: int) -> str:
+        """Do step `step` (from 0) on `batches`, write its line. Returns what there is to say about it."""
         rate = learning_rate(self.job, step, total)
         began = time.perf_counter()
         result = self.engine.step(
