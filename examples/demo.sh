@@ -4,17 +4,27 @@ set -eu
 cd "$(dirname "$0")/.."
 export OFFMATE_HOME="$PWD/.demo/state"
 
+jobs() { # the jobs as Python sees them
+    offmate status --json | python -c "import json, sys; jobs = json.load(sys.stdin); print($1)"
+}
+
 python examples/pydoc.py
-offmate up
 trap 'offmate down' EXIT
+trap 'exit 130' INT TERM
+offmate up
+for job in $(jobs '*(job["id"] for job in jobs if job["state"] in ("submitted", "planning", "waiting", "running"))'); do
+    offmate cancel "$job" # of a demo that was interrupted
+done
 offmate run examples/pydoc.yaml
 
-job=$(offmate status --json | python -c 'import json, sys; print(json.load(sys.stdin)[-1]["id"])')
-offmate show "$job"
-model=$(offmate show "$job" --json | python -c 'import json, sys; print(json.load(sys.stdin)["output"])')
+echo
+offmate show "$(jobs 'jobs[-1]["id"]')"
+model=$(jobs 'jobs[-1]["output"]')
+offmate down
+trap - EXIT
+
 echo
 echo "The model folder is $model"
 echo "It writes on from 'The statement':"
 echo
 python examples/sample.py "$model"
-echo

@@ -95,7 +95,6 @@ def test_plan_shows_a_plan_without_running_it(job: dict[str, Any], folder: Path)
     jobs = len(answer(folder, "status"))
     found = answer(folder, "plan", "job.yaml")
     assert len(found["plan"]["options"]) == 4
-    assert "GPU memory" in offmate(folder, "plan", "job.yaml").stdout
     assert len(answer(folder, "status")) == jobs
 
 
