@@ -7,28 +7,28 @@ import subprocess
 import sys
 
 BEGUN = """
-import signal
+import time
 from worker.stop import StopRequest
 stop = StopRequest()
 stop.install()
 stop.begin()
 print("ready", flush=True)
 while not stop.asked:
-    signal.pause()
+    time.sleep(0.005)
 print("asked", flush=True)
 while True:
-    signal.pause()
+    time.sleep(0.005)
 """
 
 STARTING = """
-import signal
+import time
 from worker.stop import Stopped, StopRequest
 stop = StopRequest()
 stop.install()
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     while True:
-        signal.pause()
+        time.sleep(0.005)
 except Stopped:
     print("stopped", flush=True)
 """
