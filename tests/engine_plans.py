@@ -15,9 +15,11 @@ from tests.tiny_models import batch_of
 from worker.optimizer import AdamW
 
 
-def chain_of(model: nn.Module, batch: dict[str, torch.Tensor] | None = None) -> Chain:
+def chain_of(
+    model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device = torch.device("cpu")
+) -> Chain:
     """The model's chain for slices like `batch`: true bytes, made-up times."""
-    analysis = analyse_model(model, batch or batch_of(), device=torch.device("cpu"))
+    analysis = analyse_model(model, batch or batch_of(), device=device)
     times = tuple(
         OptionTimes(kind=kind, option=option, forward_s=1.0, backward_s=2.0)
         for kind, pairs in analysis.pairs.items()

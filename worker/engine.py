@@ -16,7 +16,8 @@ from planner.plan import Plan
 from planner.program import compile_program
 from worker.actions import Actions
 from worker.calls import Call, ModelBlock
-from worker.cpu import CpuInterpreter, CpuMachine
+from worker.cpu import CpuMachine
+from worker.cuda import CudaMachine
 from worker.gradients import Gradients
 from worker.interpreter import Cursor, Interpreter
 from worker.lockstep import Lockstep
@@ -52,7 +53,7 @@ class Engine:
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
         self._model, self._slices = model, plan.slices
-        self._machine: Machine = CpuMachine(metered=metered)
+        self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
         self._weights = Weights(model, self._program, chain, self._machine)
         self._device = self._weights.device
@@ -71,7 +72,7 @@ class Engine:
         self._open()
 
     def _open(self) -> None:
-        self._interpreter: Interpreter = CpuInterpreter(self._program, self._actions)
+        self._interpreter: Interpreter = self._machine.interpreter(self._program, self._actions)
         self._cursor = Cursor(self._program, self._interpreter)
         self._lockstep = Lockstep(self._slices, self._cursor, self._machine)
 
@@ -93,6 +94,11 @@ class Engine:
         first, last = (frozenset(block.weights.values()) for block in (self._blocks[0], self._blocks[-1]))
         return first & last & frozenset(self._weights.trained) if self._slices > 1 else frozenset()
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that computation has waited for copies and CPU updates."""
+        return self._interpreter.waited_s
+
     def step(
         self,
         batches: Sequence[Mapping[str, Tensor]],
@@ -110,13 +116,14 @@ class Engine:
         if not len(batches) == len(seeds) == self._slices:
             raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {self._slices} slices")
         machine, values = self._machine, self._values(learning_rate)
+        staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
         before = machine.random_state()
         machine.reset_peak()
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
                 self._gradients.begin_step(self._tokens(batches))
                 self._cursor.begin(values)
-                losses = self._forward(batches, seeds, model_kwargs)
+                losses = self._forward(staged, seeds, model_kwargs)
                 self._backward()
                 self._cursor.end()
         except BaseException:
@@ -140,7 +147,7 @@ class Engine:
             return None
         with self._machine.on_host():
             rows: Tensor = torch.unique(torch.cat([batch["input_ids"].flatten() for batch in batches]))
-        return rows.to(self._machine.device)
+        return self._machine.stage(rows).to(self._machine.device, non_blocking=True)
 
     def _forward(
         self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], model_kwargs: Mapping[str, Any]
@@ -164,7 +171,9 @@ class Engine:
             self._cursor.end_turn()
 
     def _run_backward(self, block: int, k: int) -> None:
-        call = self._calls.pop((block, k))
+        call = self._calls.pop((block, k), None)
+        if call is None:
+            raise RuntimeError(f"slice {k} ended without a forward of block {block}")
         call.pass_on(call.backward(self._gradients), self._calls.get((block - 1, k)))
         call.clear()
 
@@ -196,6 +205,7 @@ class Engine:
         for call in self._calls.values():
             call.clear()
         self._calls.clear()
+        self._machine.synchronize()  # copies may still be using what is freed now
         self._gradients.clear()
         self._weights.drop_transient()
 
@@ -244,3 +254,9 @@ class Engine:
             block.give_back_forward()
         self._weights.give_back()
         return self._model
+
+
+def _machine(device: torch.device, *, metered: bool) -> Machine:
+    if device.type == "cuda":
+        return CudaMachine(device)
+    return CpuMachine(metered=metered)

@@ -27,11 +27,13 @@ class Gradients:
     ) -> None:  # fmt: skip
         """`frame`: the frame's parameters, whose gradients autograd adds up; `order`: names as `named_parameters()` has
         them, the order in which norms are stacked."""
-        self._items, self._machine, self._frame = device.items, machine, frame
+        self._items, self._frame = device.items, frame
         self._order, self._by_rows, self._max_norm = order, frozenset(by_rows), max_norm
         self._norms: dict[str, Tensor] = {}
         self._aside: dict[tuple[str, int | None], Tensor] = {}
         self.rows: Tensor | None = None
+        # One for all steps: the next norm waits for the CPU updates that read it.
+        self._host_coefficient = machine.host_empty((), torch.float32)
 
     def begin_step(self, rows: Tensor | None) -> None:
         """`rows`: the step's tokens on the device, sorted, each once; None where no tensor is added by rows."""
@@ -90,6 +92,4 @@ class Gradients:
         total = torch.linalg.vector_norm(torch.stack(norms), 2)
         coefficient: Tensor = torch.clamp(self._max_norm / (total + 1e-6), max=1.0)
         values.grad_norm, values.coefficient = total, coefficient
-        # Of its own even where host and device are one: it outlives the step with the updates that run late.
-        values.host_coefficient = self._machine.host_empty((), torch.float32)
-        values.host_coefficient.copy_(coefficient, non_blocking=True)
+        values.host_coefficient = self._host_coefficient.copy_(coefficient, non_blocking=True)

@@ -14,7 +14,12 @@ from worker.optimizer import StepValues
 
 
 class Interpreter(Protocol):
-    """Runs operations on queues. Methods are called by the one thread that has the right to compute."""
+    """Runs operations on queues. Methods are called by the one thread that has the right to compute.
+
+    waited_s    seconds that it has waited for other queues
+    """
+
+    waited_s: float
 
     def issue(self, op: Op, values: StepValues) -> None:
         """Do an operation of the computing queue after what it waits for; hand any other one to its queue."""

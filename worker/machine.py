@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+from planner.program import Program
+
+if TYPE_CHECKING:  # what is made of a machine is not needed to make one
+    from worker.actions import Actions
+    from worker.interpreter import Interpreter
 
 RandomState = tuple[Tensor, ...]
 
@@ -16,6 +22,9 @@ class Machine(Protocol):
     """A device with the host beside it."""
 
     device: torch.device
+
+    def interpreter(self, program: Program, actions: Actions) -> Interpreter:
+        """Queues for `program`."""
 
     def computing(self) -> AbstractContextManager[object]:
         """Entered by every thread for the time it computes on the device."""
@@ -43,6 +52,12 @@ class Machine(Protocol):
 
     def stop_metering(self) -> None:
         """Count bytes no more, if counting takes time."""
+
+    def stage(self, tensor: Tensor) -> Tensor:
+        """A host tensor of the data loader's, from where the device can copy it without anyone waiting."""
+
+    def synchronize(self) -> None:
+        """Return when the device has done all it was given."""
 
     def reset_peak(self) -> None:
         """Begin to measure the peak of a step."""

@@ -113,7 +113,9 @@ def run_slice(
 
     The slice's batch is copied to the device as it begins and dies as the forward ends.
     """
-    loss: Tensor = model(**{name: t.to(device, copy=True) for name, t in batch.items()}, **model_kwargs).loss
+    loss: Tensor = model(
+        **{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}, **model_kwargs
+    ).loss
     value = loss.detach()
     with torch.autocast(device.type, enabled=False):  # plain code leaves autocast before backward
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine_plans import adamw, chain_of, mixed_plan, resident_plan
+from tests.plain import PlainEngine
+from tests.test_engine import data, learning_rate, own_threads
+from tests.tiny_models import make_model
+from worker.cuda import CudaMachine
+from worker.engine import Engine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def deterministic(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+def both(name, plan_of, *, slices, clip=None, dtype=torch.float32):
+    device = torch.device("cuda", torch.cuda.current_device())
+    plain, model = make_model(name, dtype).to(device), make_model(name, dtype)
+    chain = chain_of(model, device=device)
+    settings = {"optimizer": adamw(model), "max_grad_norm": clip}
+    plan = plan_of(chain, slices=slices, clip=clip is not None)
+    return Engine(model, plan=plan, chain=chain, device=device, **settings), PlainEngine(
+        plain, device=device, **settings
+    )
+
+
+def run_both(engine, plain, steps, slices):
+    for step in range(steps):
+        batches, rest = data(step, slices)
+        got = engine.step(batches, learning_rate=learning_rate(step), **rest)
+        expected = plain.step(batches, learning_rate=learning_rate(step), **rest)
+        yield got, expected
+
+
+@pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
+@pytest.mark.parametrize("slices", [1, 4])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_resident_plan_equals_plain_pytorch_bitwise(name, slices, clip):
+    engine, plain = both(name, resident_plan, slices=slices, clip=clip)
+    for got, expected in run_both(engine, plain, 5, slices):
+        assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True))
+    trained = dict(engine.restore().named_parameters())
+    assert all(torch.equal(trained[n], p.cpu()) for n, p in plain.model.named_parameters())
+    assert own_threads() == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
+@pytest.mark.parametrize("slices", [1, 4])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_mixed_plan_equals_plain_pytorch_but_for_the_cpus_own_rounding(name, slices, clip, dtype):
+    engine, plain = both(name, mixed_plan, slices=slices, clip=clip, dtype=dtype)
+    for step, (got, expected) in enumerate(run_both(engine, plain, 10, slices)):
+        for a, b in zip(got.losses, expected.losses, strict=True):
+            # The first step has seen no update yet.
+            assert torch.equal(a, b) if step == 0 else torch.allclose(a, b, rtol=1e-2 if dtype.itemsize == 2 else 1e-4)
+    trained = dict(engine.restore().named_parameters())
+    for name, p in plain.model.named_parameters():
+        assert torch.allclose(trained[name], p.cpu(), rtol=1e-2, atol=1e-3), name
+
+
+def test_many_steps_of_a_mixed_plan_lose_no_update_and_no_byte():
+    engine, plain = both("llama", mixed_plan, slices=2)
+    allocated = []
+    for _ in run_both(engine, plain, 30, 2):
+        engine.drain()
+        allocated.append(torch.cuda.memory_allocated())
+    assert len(set(allocated[3:])) == 1
+    for (name, got), (_, expected) in zip(engine.state(), plain.state(), strict=True):
+        assert torch.allclose(got["master"], expected["master"], rtol=1e-3, atol=1e-4), name
+    engine.close()
+
+
+def test_host_memory_is_registered_exact_and_shared_by_small_tensors():
+    machine = CudaMachine(torch.device("cuda"))
+    small, other = (machine.host_empty((3, 5), torch.float32) for _ in range(2))
+    large = machine.host_empty((3 << 20,), torch.float32)
+    for tensor in (small, other, large):
+        tensor.fill_(1.0)
+        assert tensor.is_pinned() and tensor.is_contiguous()
+    assert small.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    assert large.untyped_storage().nbytes() == large.nbytes
+    assert torch.equal(large.to("cuda", non_blocking=True).cpu(), large)
