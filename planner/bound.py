@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import pulp
 
 from planner.chain import Chain
+from planner.columns import limits_of
 from planner.flows import Rows, Term
 from planner.hardware import Hardware
 from planner.highs import solve
-from planner.instance import UPDATE_TRAFFIC_BYTES, Budgets, Instance, make_instance
-from planner.oilp import limits_of
+from planner.instance import UPDATE_TRAFFIC_BYTES, Budgets, Instance, Spread, make_instance
 
 
 @dataclass(slots=True)
@@ -50,7 +50,9 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
     for i in range(p.blocks):
         alone = i if i in (0, p.blocks - 1) else -1
         choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded) for c in p.choices[i])
-        groups.setdefault((alone, p.weights[i], p.frozen[i], p.states[i], choices), []).append(i)
+        sizes = (p.weights[i], p.frozen[i], p.states[i], p.parameters[i])
+        spreads = (p.gradient_spread[i], p.parameter_spread[i], p.state_spread[i])
+        groups.setdefault((alone, sizes, spreads, choices), []).append(i)
     classes = []
     for number, blocks in enumerate(groups.values()):
         first, count = blocks[0], len(blocks)
@@ -67,13 +69,9 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
         rows.at_most(f"weights_{number}", total["X"] + total["N"] + total["D"], weights)
         rows.at_most(f"frozen_{number}", total["R"], total["Z"])
         rows.at_most(f"current_{number}", total["E"], total["X"] + total["N"] + total["Z"])
-        rows.at_most(f"states_{number}", total["Y"] + _on_host(p, first, total), states)
+        rows.at_most(f"states_{number}", total["Y"] + p.state_spread[first].least * total["X"], states)
         classes.append(_Class(blocks, total, comp))
     return classes
-
-
-def _on_host(p: Instance, first: int, total: dict[str, Term]) -> Term:
-    return (p.states[first] / p.weights[first]) * total["X"] if p.weights[first] else 0
 
 
 def _chosen(p: Instance, c: _Class, what: str) -> Term:
@@ -81,28 +79,35 @@ def _chosen(p: Instance, c: _Class, what: str) -> Term:
 
 
 def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], time: Term) -> None:
-    cpu = pulp.lpSum(c.total["X"] for c in classes)
+    def on_cpu(spreads: list[Spread], which: str) -> Term:
+        return pulp.lpSum(getattr(spreads[c.blocks[0]], which) * c.total["X"] for c in classes)
+
     moved = [pulp.lpSum([c.total["N"], c.total["D"], c.total["Y"], _chosen(p, c, "offloaded")]) for c in classes]
-    d2h = pulp.lpSum(moved) + p.gradient_ratio * cpu
-    h2d = pulp.lpSum(moved) + cpu + pulp.lpSum(c.total["R"] + c.total["E"] for c in classes)
+    updated = on_cpu(p.parameter_spread, "least")
+    gradients = on_cpu(p.gradient_spread, "least")
+    d2h = pulp.lpSum(moved) + gradients
+    h2d = pulp.lpSum(moved) + pulp.lpSum(c.total["X"] + c.total["R"] + c.total["E"] for c in classes)
     compute = pulp.lpSum(_chosen(p, c, "forward") + _chosen(p, c, "backward") for c in classes)
-    updates = sum(p.stage_update) + p.parameter_ratio * (sum(p.weights) - cpu) / p.gpu_update
-    rows.at_most("compute", compute + updates, time)
+    updates = (1 / p.gpu_update) * (sum(p.parameters) - on_cpu(p.parameter_spread, "most"))
+    rows.at_most("compute", compute + sum(p.stage_update) + updates, time)
+    rows.at_most("compute_alone", compute + sum(p.stage_update), time)
     rows.at_most("h2d", h2d, p.h2d * time)
     rows.at_most("d2h", d2h, p.d2h * time)
-    rows.at_most("cpu", p.parameter_ratio * cpu, p.cpu_update * time)
-    rows.at_most("host", h2d + d2h + UPDATE_TRAFFIC_BYTES * p.parameter_ratio * cpu, p.host * time)
+    rows.at_most("cpu", updated, p.cpu_update * time)
+    rows.at_most("host", h2d + d2h + UPDATE_TRAFFIC_BYTES * updated, p.host * time)
     rows.at_most("launch", p.launch, time)
-    host = [c.total["N"] + c.total["D"] + c.total["Y"] + c.total["Z"] + _chosen(p, c, "offloaded") for c in classes]
-    states = pulp.lpSum(_on_host(p, c.blocks[0], c.total) for c in classes)
-    rows.at_most("cpu_memory", pulp.lpSum(host) + states + (1 + p.gradient_ratio) * cpu, p.cpu_budget)
+    host = [c.total["X"] + c.total["Z"] for c in classes]
+    copies = pulp.lpSum(moved) + pulp.lpSum(host) + gradients + on_cpu(p.state_spread, "least")
+    rows.at_most("cpu_memory", copies, p.cpu_budget)
 
 
 def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class]) -> None:
     """At the head all activations are there; at block 0's backward all weights that stay after theirs."""
     of_block = {i: c for c in classes for i in c.blocks}
     weights = sum(p.weights) + sum(p.frozen)
-    states = sum(p.states) - pulp.lpSum(_on_host(p, c.blocks[0], c.total) + c.total["Y"] for c in classes)
+    states = sum(p.states) - pulp.lpSum(
+        p.state_spread[c.blocks[0]].most * c.total["X"] + c.total["Y"] for c in classes
+    )
     kept = pulp.lpSum(_chosen(p, c, "kept") for c in classes if c.blocks[0] != p.blocks - 1)
     turns = {
         p.blocks - 1: kept - pulp.lpSum(c.total["E"] + c.total["D"] for c in classes),

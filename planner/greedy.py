@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from planner.chain import Block, Chain, Option, Tensor
 from planner.hardware import Hardware
 from planner.instance import Budgets
-from planner.itinerary import Itinerary, Side, Trip, assemble, at_home, backward_stage, movable
+from planner.itinerary import Draft, Itinerary, Side, Trip, at_home, backward_stage, movable
 from planner.moments import kept_bytes, moments
-from planner.plan import Plan
 
 PROFILES = ("fast", "recompute", "offload")
 
@@ -55,7 +54,7 @@ def _pick(options: Sequence[Option], block: Block, name: str) -> Option:
 
 def streamed(
     setting: Setting, options: Sequence[str], *, ahead: bool, at_home_names: frozenset[str] = frozenset(), source: str
-) -> Plan:
+) -> Draft:
     """Every tensor that may leave is away between its uses, but for `at_home_names`.
 
     `ahead`: fetched in the stage before the one that reads it, its gradient released in the stage after; else in the
@@ -68,11 +67,11 @@ def streamed(
         for tensor in tensors
         if tensor.name not in at_home_names
     }
-    journeys = [
+    journeys = tuple(
         _stream(setting, tensor, free[tensor.name], ahead) if tensor.name in free else at_home(chain, tensor, clip)
         for tensor in chain.tensors()
-    ]
-    return assemble(chain, options, journeys, slices=setting.slices, clip=clip, source=source)
+    )
+    return Draft(options=tuple(options), journeys=journeys, source=source)
 
 
 def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool) -> Itinerary:
@@ -103,15 +102,13 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool) -> Itiner
     return Itinerary(tensor=tensor, side=side, weight=tuple(trips))
 
 
-def resident(setting: Setting, options: Sequence[str], source: str) -> Plan:
+def resident(setting: Setting, options: Sequence[str], source: str) -> Draft:
     """Everything on the device all the time."""
-    journeys = [at_home(setting.chain, tensor, setting.clip) for tensor in setting.chain.tensors()]
-    return assemble(
-        setting.chain, options, journeys, slices=setting.slices, clip=setting.clip, source=source
-    )  # fmt: skip
+    journeys = tuple(at_home(setting.chain, tensor, setting.clip) for tensor in setting.chain.tensors())
+    return Draft(options=tuple(options), journeys=journeys, source=source)
 
 
-def candidates(setting: Setting, fits: Callable[[Plan], bool]) -> Iterator[Plan]:
+def candidates(setting: Setting, fits: Callable[[Draft], bool]) -> Iterator[Draft]:
     """Instant plans that fit: all resident, all streamed, and streamed with as many tensors at home as fit."""
     for name in PROFILES:
         options = profile(setting, name)
@@ -124,11 +121,11 @@ def candidates(setting: Setting, fits: Callable[[Plan], bool]) -> Iterator[Plan]
             yield from _filled(setting, options, name, fits)
 
 
-def _filled(setting: Setting, options: Sequence[str], name: str, fits: Callable[[Plan], bool]) -> Iterator[Plan]:
+def _filled(setting: Setting, options: Sequence[str], name: str, fits: Callable[[Draft], bool]) -> Iterator[Draft]:
     """The streamed plan with the most blocks at home that fit, counted from the head down."""
     tensors = movable(setting.chain, setting.hardware)
 
-    def plan_of(count: int) -> Plan:
+    def plan_of(count: int) -> Draft:
         names = frozenset(t.name for block in tensors[len(tensors) - count :] for t in block)
         return streamed(setting, options, ahead=True, at_home_names=names, source=f"{count} blocks at home, {name}")
 
@@ -140,7 +137,7 @@ def _filled(setting: Setting, options: Sequence[str], name: str, fits: Callable[
         yield plan_of(low)
 
 
-def frugal(setting: Setting, peak_bytes: Callable[[Plan], int], cpu_bytes: Callable[[Plan], int]) -> Plan | None:
+def frugal(setting: Setting, peak_bytes: Callable[[Draft], int], cpu_bytes: Callable[[Draft], int]) -> Draft | None:
     """The plan with the least device memory whose host memory fits; None when the host is too small for any.
 
     Weights come in the stage that reads them. Of the options those are taken that keep the least among the ones whose
@@ -156,12 +153,12 @@ def frugal(setting: Setting, peak_bytes: Callable[[Plan], int], cpu_bytes: Calla
     return min(fitting, key=peak_bytes, default=None)
 
 
-def _less_on_host(setting: Setting, cpu_bytes: Callable[[Plan], int]) -> list[Plan]:
+def _less_on_host(setting: Setting, cpu_bytes: Callable[[Draft], int]) -> list[Draft]:
     """Streamed, without offloaded activations, with as few tensors at home as make the host's memory suffice."""
     options = profile(setting, "recompute")
     order = [t for block in movable(setting.chain, setting.hardware) for t in block]
 
-    def plan_of(count: int) -> Plan:
+    def plan_of(count: int) -> Draft:
         names = frozenset(t.name for t in order[len(order) - count :])
         return streamed(setting, options, ahead=False, at_home_names=names, source="frugal, host full")
 

@@ -18,8 +18,11 @@ UPDATE_TRAFFIC_BYTES = 28  # host memory traffic of a CPU update, per parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """Bytes the job may use, and the freedoms the solver has. `barrier`: an update's weight comes back from the stage
-    after the update's on (the papers' stages); without it, both may share a stage.
+    """Bytes the job may use, and the freedoms the solver has.
+
+    `barrier`: an update's weight comes back from the stage after the update's on (the papers' stages); without it, both
+    may share a stage. `pace`: the share of the links' and the CPU's rates the solver counts on, as whole tensors waste
+    some.
     """
 
     gpu_bytes: int
@@ -27,6 +30,7 @@ class Budgets:
     cpu_updates: bool = True
     activation_offload: bool = True
     barrier: bool = True
+    pace: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +45,20 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The least and the most of something per byte of weight, over the trainable tensors of a block that may leave."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """See the legend of `planner.oilp`. Lists are per block, but those of `stage_…`."""
+    """See the legend of `planner.oilp`. Lists are per block, but those of `stage_…`.
+
+    The solver takes every trainable weight for an average one (`gradient_ratio`, `parameter_ratio`): exact where all
+    are of one dtype. The spreads are for `planner.bound`, which must be right in any case.
+    """
 
     unit_bytes: float
     unit_s: float
@@ -57,6 +73,10 @@ class Instance:
     choices: list[list[Choice]]
     gradient_ratio: float  # bytes of gradient per byte of trainable weight
     parameter_ratio: float  # parameters, in unit_bytes, per byte of trainable weight
+    parameters: list[float]
+    gradient_spread: list[Spread]
+    parameter_spread: list[Spread]
+    state_spread: list[Spread]
     stage_update: list[float]  # time of updates that are always on the device
     stage_standing: list[float]  # bytes always there in a stage: frame, pinned weights and states, tied gradients
     moments: list[Moment]
@@ -83,7 +103,7 @@ class Instance:
 def make_instance(chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool) -> Instance:
     """The scaled numbers of one problem."""
     free = movable(chain, hardware)
-    trainable = [[t for t in tensors if t.trainable] for tensors in free]
+    trainable = [[t for t in tensors if t.trainable and t.bytes] for tensors in free]
     names = {t.name for tensors in free for t in tensors}
     total = sum(t.bytes + t.state_bytes for t in chain.tensors())
     need = _need_bytes(chain, slices)
@@ -110,18 +130,26 @@ def make_instance(chain: Chain, hardware: Hardware, *, budgets: Budgets, slices:
         choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
         gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,
         parameter_ratio=sum(t.elements for t in moving) / moving_bytes,
+        parameters=[sum(t.elements for t in tensors) / unit_bytes for tensors in trainable],
+        gradient_spread=[_spread([t.gradient_bytes / t.bytes for t in tensors]) for tensors in trainable],
+        parameter_spread=[_spread([t.elements / t.bytes for t in tensors]) for tensors in trainable],
+        state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
         stage_standing=_standing(chain, names, slices, clip, unit_bytes),
         moments=list(moments(chain, slices, clip)),
-        d2h=hardware.d2h_bytes_per_s * rate,
-        h2d=hardware.h2d_bytes_per_s * rate,
+        d2h=hardware.d2h_bytes_per_s * rate * budgets.pace,
+        h2d=hardware.h2d_bytes_per_s * rate * budgets.pace,
         host=hardware.cpu_memory_bytes_per_s * rate,
         gpu_update=hardware.gpu_update_parameters_per_s * rate,
-        cpu_update=hardware.cpu_update_parameters_per_s * rate,
+        cpu_update=hardware.cpu_update_parameters_per_s * rate * budgets.pace,
         launch=hardware.launch_s * slices * (2 * last + 1) / unit_s,
         gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
         cpu_budget=min(budgets.cpu_bytes, need) / unit_bytes,
     )
+
+
+def _spread(ratios: list[float]) -> Spread:
+    return Spread(least=min(ratios, default=0.0), most=max(ratios, default=0.0))
 
 
 def _need_bytes(chain: Chain, slices: int) -> int:

@@ -6,7 +6,7 @@ Stages are numbered 0 … T-1 in `stage_order`; T = 2L - 1 for L blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -72,9 +72,16 @@ def at_home(chain: Chain, tensor: Tensor, clip: bool) -> Itinerary:
     return Itinerary(tensor=tensor, side=Side.GPU, update=backward_stage(chain, 0 if clip else first))
 
 
-def assemble(
-    chain: Chain, options: Sequence[str], itineraries: Iterable[Itinerary], *, slices: int, clip: bool, source: str
-) -> Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A candidate: an option name per block and an itinerary per tensor. `source` says who proposes it."""
+
+    options: tuple[str, ...]
+    journeys: tuple[Itinerary, ...]
+    source: str
+
+
+def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool) -> Plan:
     """The plan in which every tensor follows its itinerary. Within a stage, items go in order of their next use."""
     order = stage_order(len(chain.blocks))
     lists: list[dict[str, list[tuple[int, int, str]]]] = [
@@ -98,7 +105,7 @@ def assemble(
         if not away:
             resident.append(item)
 
-    for journey in itineraries:
+    for journey in draft.journeys:
         name = journey.tensor.name
         blocks = users[name]
         backward = [backward_stage(chain, block) for block in blocks]
@@ -118,5 +125,5 @@ def assemble(
         for (direction, block), words in zip(order, lists, strict=True)
     )
     return Plan(
-        stages=stages, options=tuple(options), resident=tuple(resident), slices=slices, clip=clip, source=source
+        stages=stages, options=draft.options, resident=tuple(resident), slices=slices, clip=clip, source=draft.source
     )

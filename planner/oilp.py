@@ -31,13 +31,11 @@ from dataclasses import dataclass
 
 import pulp
 
-from planner.flows import Flow, Rows, Sums, Term
+from planner.columns import FETCHES, SENDS, Columns, backward_position, forward_position, position
+from planner.durations import stages_last_as_long_as_their_work
+from planner.flows import Rows, Term
 from planner.highs import Outcome, solve
-from planner.instance import UPDATE_TRAFFIC_BYTES, Instance
-
-WEIGHT_TOTALS = ("X", "N", "R", "E", "D", "K")
-SENDS = ("send_X", "send_N", "send_D")
-FETCHES = ("fetch_X", "fetch_N", "fetch_R")
+from planner.instance import Instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,99 +60,23 @@ class Solution:
     gap: float
 
 
-def limits_of(p: Instance) -> dict[str, list[float]]:
-    """The most that each kind of total can be, per block: 0 where the block has no gap for it, or clipping forbids."""
-    last = p.blocks - 1
-    return {
-        "X": [w if able else 0.0 for w, able in zip(p.weights, p.cpu_updatable, strict=True)],
-        "N": [0.0 if p.clip or i == 0 else w for i, w in enumerate(p.weights)],
-        "R": [0.0 if i == 0 else z for i, z in enumerate(p.frozen)],
-        "E": [0.0 if i == last else w + z for i, (w, z) in enumerate(zip(p.weights, p.frozen, strict=True))],
-        "D": [0.0 if p.clip or i == last else w for i, w in enumerate(p.weights)],
-        "K": [0.0 if i == last else w for i, w in enumerate(p.weights)],
-        "Y": [0.0 if p.clip and i else y for i, y in enumerate(p.states)],
-    }
-
-
-class _Variables:
-    """All columns and running sums of one instance."""
-
-    def __init__(self, rows: Rows, p: Instance) -> None:
-        L, T = p.blocks, p.stages
-        self.rows, self.p = rows, p
-        self.comp = [[rows.variable(f"Comp_{i}_{c.index}", binary=True) for c in p.choices[i]] for i in range(L)]
-        self.time = [rows.variable(f"Time_{s}") for s in range(T)]
-        limits = limits_of(p)
-        self.total = {
-            kind: [rows.variable(f"{kind}_{i}", limit) for i, limit in enumerate(of)] for kind, of in limits.items()
-        }
-        self.frozen_moved = [rows.variable(f"Z_{i}", w) for i, w in enumerate(p.frozen)]
-        self.sum = {kind: Sums(rows, kind, of) for kind, of in self.total.items()}
-        dropped = [e + d for e, d in zip(self.total["E"], self.total["D"], strict=True)]
-        self.sum["ED"] = Sums(rows, "ED", dropped)  # away from the forward's end on
-        self.sum["S"] = Sums(rows, "S", [self.choice(i, "kept") for i in range(L)])
-        self.flow = {name: Flow(rows, name, T) for name in (*SENDS, "update", "send_K", "fetch_E")}
-        self.flow |= {name: Flow(rows, name, T + 1) for name in FETCHES}  # the head's own fetch is at u = T
-        self.send_Y = [rows.variable(f"send_Y_{u}") for u in range(T)]
-        self.fetch_Y = [rows.variable(f"fetch_Y_{u}") for u in range(T)]
-        self.waiting = [rows.variable(f"waiting_Y_{u}") for u in range(T)]
-        self.back = [rows.variable(f"back_Y_{u}") for u in range(T)]
-        self.away = [rows.variable(f"away_Y_{u}") for u in range(T)]
-        self.own = {
-            name: [rows.variable(f"own_{name}_{i}") for i in range(L)]
-            for name in (*SENDS, *FETCHES, "fetch_E", "send_Y", "fetch_Y")
-        }
-
-    def choice(self, i: int, what: str) -> Term:
-        """A figure of block i's chosen option."""
-        return pulp.lpSum(getattr(c, what) * x for c, x in zip(self.p.choices[i], self.comp[i], strict=True))
-
-    def released(self, kind: str, u: int) -> Term:
-        """Sum over blocks whose backward has ended by the end of position u."""
-        return self.sum[kind].since(max(0, self.p.blocks - 1 - u)) if u >= 0 else 0
-
-    def dropped(self, v: int) -> Term:
-        """Sum of E + D over blocks whose forward has ended by the end of stage v."""
-        return self.sum["ED"].upto(v)
-
-
-# Positions after backward; after forward they are stages.
-
-
-def _backward_position(p: Instance, i: int) -> int:
-    return p.blocks - 1 - i
-
-
-def _forward_position(p: Instance, i: int) -> int:
-    return p.blocks + i
-
-
-def _position(p: Instance, s: int) -> int:
-    return (s - (p.blocks - 1)) % p.stages
-
-
-def one_option_per_block(v: _Variables) -> None:
+def one_option_per_block(v: Columns) -> None:
     """(4.1): each block has one option."""
     for i, chosen in enumerate(v.comp):
         v.rows.equal(f"eq4_1_option_b{i}", pulp.lpSum(chosen), 1)
 
 
-def totals_are_parts_of_blocks(v: _Variables) -> None:
+def totals_are_parts_of_blocks(v: Columns) -> None:
     """(4.3), (4.6): a byte has one fate; states of what the CPU updates stay on the host."""
     p, t = v.p, v.total
     for i in range(p.blocks):
         v.rows.at_most(f"eq4_3_weights_b{i}", t["X"][i] + t["N"][i] + t["D"][i] + t["K"][i], p.weights[i])
         v.rows.at_most(f"eq4_3_frozen_b{i}", t["R"][i], v.frozen_moved[i])
         v.rows.at_most(f"eq4_3_current_b{i}", t["E"][i], t["X"][i] + t["N"][i] + v.frozen_moved[i])
-        v.rows.at_most(f"eq4_6_states_b{i}", t["Y"][i] + _states_on_host(v, i), p.states[i])
+        v.rows.at_most(f"eq4_6_states_b{i}", t["Y"][i] + v.states_on_host(i), p.states[i])
 
 
-def _states_on_host(v: _Variables, i: int) -> Term:
-    p = v.p
-    return (p.states[i] / p.weights[i]) * v.total["X"][i] if p.weights[i] else 0
-
-
-def _own_part(v: _Variables, name: str, kind: str, i: int, u: int) -> Term:
+def _own_part(v: Columns, name: str, kind: str, i: int, u: int) -> Term:
     """The part of a flow at position u that is block i's own."""
     own = v.own[name][i]
     v.rows.at_most(f"own_{name}_of_b{i}", own, v.total[kind][i])
@@ -162,7 +84,7 @@ def _own_part(v: _Variables, name: str, kind: str, i: int, u: int) -> Term:
     return own
 
 
-def weights_leave_after_their_backward(v: _Variables) -> None:
+def weights_leave_after_their_backward(v: Columns) -> None:
     """(4.7), (4.12): nothing is sent before it is made, and all is sent in time.
 
     A gradient leaves between its backward and the end of block 0's; a weight before the stage that needs it. What the
@@ -174,15 +96,15 @@ def weights_leave_after_their_backward(v: _Variables) -> None:
         for u in range(p.stages):
             v.rows.at_most(f"eq4_7_{name}_u{u}", flow.upto(u), v.released(kind, u))
         for i in range(p.blocks):
-            g = _backward_position(p, i)
+            g = backward_position(p, i)
             own = _own_part(v, name, kind, i, g)
             # What is sent at g beyond what was released before g must be i's own.
             v.rows.at_most(f"eq4_7_own_{name}_b{i}", flow.upto(g) - v.released(kind, g - 1), own)
-            last = {"X": p.blocks - 1, "N": _forward_position(p, i) - 1, "D": _forward_position(p, i)}[kind]
+            last = {"X": p.blocks - 1, "N": forward_position(p, i) - 1, "D": forward_position(p, i)}[kind]
             v.rows.at_most(f"eq4_7_{name}_b{i}", v.sum[kind].upto(i), own + flow.within(g + 1, min(last, p.stages - 1)))
 
 
-def cpu_updates_follow_their_gradients(v: _Variables) -> None:
+def cpu_updates_follow_their_gradients(v: Columns) -> None:
     """(4.4), (4.12), (4.13): update after the gradient came, fetch after the update; with clipping after block 0."""
     p, update, send = v.p, v.flow["update"], v.flow["send_X"]
     for u in range(p.stages):
@@ -192,14 +114,12 @@ def cpu_updates_follow_their_gradients(v: _Variables) -> None:
         if p.clip and u < p.blocks:
             v.rows.equal(f"clip_waits_for_the_norm_u{u}", update.moved(u), 0)
     for i in range(p.blocks):
-        g, f = _backward_position(p, i), _forward_position(p, i)
-        if g < p.stages:
-            v.rows.at_most(f"eq4_12_own_b{i}", update.upto(g), send.upto(g) - v.own["send_X"][i])
-        last = f - 1 if p.barrier else f
-        v.rows.at_most(f"eq4_11_update_b{i}", v.sum["X"].upto(i), update.within(g + 1, min(last, p.stages - 1)))
+        g, f = backward_position(p, i), forward_position(p, i)
+        v.rows.at_most(f"eq4_12_own_b{i}", update.upto(g), send.upto(g) - v.own["send_X"][i])
+        v.rows.at_most(f"eq4_11_update_b{i}", v.sum["X"].upto(i), update.within(g + 1, f - 1))
 
 
-def weights_are_back_for_their_forward(v: _Variables) -> None:
+def weights_are_back_for_their_forward(v: Columns) -> None:
     """(4.5) forward, (4.9), (4.11): what was away after backward has come back, the last of it in the stage itself."""
     p = v.p
     for u in range(p.stages + 1):
@@ -208,13 +128,13 @@ def weights_are_back_for_their_forward(v: _Variables) -> None:
     v.rows.at_most("eq4_13_fetch_last", v.flow["fetch_X"].upto(p.stages), v.flow["update"].upto(p.stages - 1))
     for name, kind in (("fetch_X", "X"), ("fetch_N", "N"), ("fetch_R", "R")):
         for i in range(p.blocks):
-            g, f = _backward_position(p, i), _forward_position(p, i)
+            g, f = backward_position(p, i), forward_position(p, i)
             own = _own_part(v, name, kind, i, f)
             v.rows.at_most(f"eq4_5_{name}_b{i}", v.sum[kind].upto(i), own + v.flow[name].within(g + 1, f - 1))
         v.rows.equal(f"eq4_5_{name}_all", v.flow[name].upto(p.stages), v.sum[kind].all())
 
 
-def weights_are_back_for_their_backward(v: _Variables) -> None:
+def weights_are_back_for_their_backward(v: Columns) -> None:
     """(4.5) backward, (4.7), (4.9): what was away after forward has come back."""
     p, send, fetch = v.p, v.flow["send_K"], v.flow["fetch_E"]
     for s in range(p.stages):
@@ -231,10 +151,10 @@ def weights_are_back_for_their_backward(v: _Variables) -> None:
     v.rows.equal("own_fetch_E_head", v.own["fetch_E"][p.blocks - 1], 0)
 
 
-def states_are_there_for_their_update(v: _Variables) -> None:
+def states_are_there_for_their_update(v: Columns) -> None:
     """(4.6), (4.8), (4.10): travelling states go round: waiting to leave, away, back and waiting for their use."""
     p = v.p
-    used = {(p.blocks - 1 if p.clip else _backward_position(p, i)): i for i in ([0] if p.clip else range(p.blocks))}
+    used = {(p.blocks - 1 if p.clip else backward_position(p, i)): i for i in ([0] if p.clip else range(p.blocks))}
     for i in range(p.blocks):
         if i not in used.values():
             v.rows.equal(f"own_send_Y_b{i}", v.own["send_Y"][i], 0)
@@ -254,13 +174,13 @@ def states_are_there_for_their_update(v: _Variables) -> None:
     v.rows.equal("eq4_8_ring", ring, v.sum["Y"].all())
 
 
-def gpu_memory_fits(v: _Variables) -> None:
+def gpu_memory_fits(v: Columns) -> None:
     """(4.14)-(4.17): at every moment of a stage what is on the device fits the budget."""
     p = v.p
     weights = sum(p.weights) + sum(p.frozen)
-    states = sum(p.states) - pulp.lpSum(_states_on_host(v, i) for i in range(p.blocks))
+    states = sum(p.states) - pulp.lpSum(v.states_on_host(i) for i in range(p.blocks))
     for number, moment in enumerate(p.moments):
-        s, u = moment.stage, _position(p, moment.stage)
+        s, u = moment.stage, position(p, moment.stage)
         own_options = pulp.lpSum(
             moment.bytes_of.get((i, c.index), 0) / p.unit_bytes * x
             for i in {i for i, _ in moment.bytes_of}
@@ -273,7 +193,7 @@ def gpu_memory_fits(v: _Variables) -> None:
         v.rows.at_most(f"eq4_17_gpu_memory_s{s}_{number}", used, p.gpu_budget)
 
 
-def _weights_away(v: _Variables, s: int, u: int) -> Term:
+def _weights_away(v: Columns, s: int, u: int) -> Term:
     """(4.14): what left by the end of the stage before, less what comes in this one."""
     flow = v.flow
     after_backward = v.released("X", u - 1) + v.released("R", u - 1) + flow["send_N"].upto(u - 1)
@@ -282,7 +202,7 @@ def _weights_away(v: _Variables, s: int, u: int) -> Term:
     return after_backward - back + after_forward
 
 
-def _gradients_left(v: _Variables, s: int, u: int) -> Term:
+def _gradients_left(v: Columns, s: int, u: int) -> Term:
     """Gradients of blocks before this one that are still on the device: not sent yet, or waiting for the norm."""
     p = v.p
     left: Term = p.gradient_ratio * (v.released("X", u - 1) - v.flow["send_X"].upto(u - 1))
@@ -292,64 +212,18 @@ def _gradients_left(v: _Variables, s: int, u: int) -> Term:
     return left
 
 
-def host_memory_fits(v: _Variables) -> None:
+def host_memory_fits(v: Columns) -> None:
     """(4.18): the host keeps a copy of all that ever leaves, gradients of what it updates, offloaded activations."""
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):
-        used += [(1 + p.gradient_ratio) * t["X"][i], _states_on_host(v, i), t["N"][i], t["D"][i], t["K"][i], t["Y"][i]]
+        used += [(1 + p.gradient_ratio) * t["X"][i], v.states_on_host(i), t["N"][i], t["D"][i], t["K"][i], t["Y"][i]]
         used += [v.frozen_moved[i], v.choice(i, "offloaded")]
     v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget)
 
 
-def stages_last_as_long_as_their_work(v: _Variables) -> None:
-    """(4.19)-(4.23): a stage lasts as long as the slowest of device, both directions, host memory and CPU."""
-    p, flow = v.p, v.flow
-    for s in range(p.stages):
-        u, time = _position(p, s), v.time[s]
-        forward, backward = s < p.blocks, s >= p.blocks - 1
-        i = s if forward else p.stages - 1 - s
-        compute: list[Term] = [p.stage_update[s]]
-        if forward:
-            compute.append(v.choice(i, "forward"))
-            compute.append((1 / p.h2d) * pulp.lpSum(v.own[name][i] for name in FETCHES))
-        if backward:
-            compute += [v.choice(i, "backward"), _gpu_updates(v, s, i)]
-            sends = pulp.lpSum([v.own["send_N"][i], v.own["send_D"][i], v.own["send_Y"][i]])
-            compute.append((1 / p.d2h) * (sends + p.gradient_ratio * v.own["send_X"][i]))
-            compute.append((1 / p.h2d) * (v.own["fetch_E"][i] + v.own["fetch_Y"][i]))
-        d2h: list[Term] = [p.gradient_ratio * flow["send_X"].moved(u), flow["send_N"].moved(u), flow["send_D"].moved(u)]
-        d2h += [flow["send_K"].moved(s), v.send_Y[u]]
-        h2d: list[Term] = [flow[name].moved(u) for name in FETCHES] + [flow["fetch_E"].moved(s), v.fetch_Y[u]]
-        if u == 0:  # the head's own fetch, a cycle after its backward
-            h2d += [flow[name].moved(p.stages) for name in FETCHES]
-        if forward:
-            d2h.append(v.choice(i, "offloaded"))
-        else:
-            h2d.append(v.choice(i, "offloaded"))
-        updates = p.parameter_ratio * flow["update"].moved(u)
-        kind = "eq4_20_backward" if backward else "eq4_19_forward"
-        v.rows.at_most(f"{kind}_s{s}", pulp.lpSum(compute), time)
-        v.rows.at_most(f"eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
-        v.rows.at_most(f"eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
-        v.rows.at_most(f"eq4_23_cpu_s{s}", updates, p.cpu_update * time)
-        traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updates
-        v.rows.at_most(f"host_bandwidth_s{s}", traffic, p.host * time)
-    v.rows.at_most("eq4_23_launch", p.launch, pulp.lpSum(v.time))
-
-
-def _gpu_updates(v: _Variables, s: int, i: int) -> Term:
-    """Time of the updates at the end of stage s; with clipping all are at the end of block 0's backward."""
-    p = v.p
-    if p.clip and s < p.stages - 1:
-        return 0
-    blocks = range(p.blocks) if p.clip else [i]
-    left = pulp.lpSum(p.weights[j] - v.total["X"][j] for j in blocks)
-    return (p.parameter_ratio / p.gpu_update) * left
-
-
-def _build(p: Instance) -> _Variables:
-    v = _Variables(Rows("oilp"), p)
+def _build(p: Instance) -> Columns:
+    v = Columns(Rows("oilp"), p)
     one_option_per_block(v)
     totals_are_parts_of_blocks(v)
     weights_leave_after_their_backward(v)
@@ -394,7 +268,7 @@ def solve_oilp(
     return _solution(v, outcome) if outcome.found else None
 
 
-def _regular(v: _Variables) -> Term:
+def _regular(v: Columns) -> Term:
     """A small price on sending and updating late and on fetching early."""
     p = v.p
     price = 1e-4 / (p.stages * max(1e-9, sum(p.weights) + sum(p.frozen)))
@@ -403,7 +277,7 @@ def _regular(v: _Variables) -> Term:
     return price * (pulp.lpSum(early) - pulp.lpSum(late))
 
 
-def _solution(v: _Variables, outcome: Outcome) -> Solution:
+def _solution(v: Columns, outcome: Outcome) -> Solution:
     p = v.p
 
     def bytes_of(variables: list[pulp.LpVariable]) -> list[float]:

@@ -9,16 +9,16 @@ the stages once more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.assign import Fate, itineraries
 from planner.chain import Chain, Tensor
+from planner.columns import limits_of
 from planner.hardware import Hardware
 from planner.instance import Budgets, Instance, make_instance, tensor_lists
-from planner.itinerary import Side, assemble, at_home
-from planner.oilp import Solution, Totals, limits_of, solve_oilp
-from planner.plan import Plan
+from planner.itinerary import Draft, Side, at_home
+from planner.oilp import Solution, Totals, solve_oilp
 
 _TOLERANCE = 1e-6
 _SHARES = (1.0, 0.995, 0.99, 0.98, 0.96, 0.94, 0.91, 0.88, 0.84, 0.8)  # of the budgets, tried one after the other
@@ -118,7 +118,7 @@ def rounded_totals(chain: Chain, fates: Sequence[Fate]) -> Totals:
     return Totals(of=of)
 
 
-def rounded_plans(
+def rounded_draft(
     chain: Chain,
     hardware: Hardware,
     solution: Solution,
@@ -128,10 +128,10 @@ def rounded_plans(
     clip: bool,
     gap: float,
     time_limit_s: float,
-    fits: Callable[[Plan], bool],
+    fits: Callable[[Draft], bool],
     source: str,
-) -> Iterator[Plan]:
-    """Plans of whole tensors near the solution that fit, at most one per way of rounding.
+) -> Draft | None:
+    """A draft of whole tensors near the solution that fits; None when none was found.
 
     Where whole tensors do not fit as the solver's bytes did, its choice for a slightly smaller budget is rounded.
     """
@@ -142,7 +142,7 @@ def rounded_plans(
     for up in (True, False):
         for share in _SHARES:
             if time.monotonic() > deadline:
-                return
+                return None
             if share not in tried:
                 smaller = _share_of(budgets, share)
                 less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip)
@@ -157,10 +157,10 @@ def rounded_plans(
             )  # fmt: skip
             if flows is None:
                 continue
-            plan = _plan(chain, fates, flows, slices, clip, source)
-            if fits(plan):
-                yield plan
-                break
+            draft = _draft(chain, fates, flows, clip, source)
+            if fits(draft):
+                return draft
+    return None
 
 
 def _share_of(budgets: Budgets, share: float) -> Budgets:
@@ -173,9 +173,9 @@ def _solve_near(instance: Instance, solution: Solution, *, gap: float, time_limi
     return same or solve_oilp(instance, time_limit_s=time_limit_s, gap=gap)
 
 
-def _plan(chain: Chain, fates: Sequence[Fate], flows: Solution, slices: int, clip: bool, source: str) -> Plan:
+def _draft(chain: Chain, fates: Sequence[Fate], flows: Solution, clip: bool, source: str) -> Draft:
     moving = {fate.tensor.name for fate in fates}
     journeys = itineraries(chain, fates, flows, clip=clip)
     journeys += [at_home(chain, tensor, clip) for tensor in chain.tensors() if tensor.name not in moving]
-    options = [block.options[o].name for block, o in zip(chain.blocks, flows.options, strict=True)]
-    return assemble(chain, options, journeys, slices=slices, clip=clip, source=source)
+    options = tuple(block.options[o].name for block, o in zip(chain.blocks, flows.options, strict=True))
+    return Draft(options=options, journeys=tuple(journeys), source=source)

@@ -12,12 +12,14 @@ from planner.errors import Exit, UserError
 from planner.greedy import Setting, candidates, frugal
 from planner.hardware import Hardware
 from planner.instance import UPDATE_TRAFFIC_BYTES, Budgets, make_instance
-from planner.memory import cpu_peak_bytes, gpu_peak_bytes
+from planner.itinerary import Draft, assemble
+from planner.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
 from planner.oilp import Solution, solve_oilp
 from planner.plan import Plan
 from planner.program import OpKind, Program, compile_program
-from planner.rounding import rounded_plans
+from planner.rounding import rounded_draft
 from planner.simulate import simulate
+from planner.slack import loosen
 from planner.units import format_bytes
 from planner.verify import verify
 
@@ -75,8 +77,7 @@ def least_budget(
             gpu_bytes=0, cpu_bytes=cpu_bytes, cpu_updates=cpu_updates, activation_offload=activation_offload
         )
         setting = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
-        plan = _frugal(setting)
-        return _peak_bytes(plan, chain)
+        return _peak_bytes(_frugal(setting), setting)
 
     return LeastBudget(gpu_bytes=least(cpu_budget_bytes), any_host_bytes=least(2**62))
 
@@ -93,15 +94,21 @@ def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> floa
     return max(simulate(program, chain, hardware).step_s, traffic / hardware.cpu_memory_bytes_per_s)
 
 
-def _peak_bytes(plan: Plan, chain: Chain) -> int:
-    return gpu_peak_bytes(compile_program(plan, chain), chain)
+def _assemble(draft: Draft, setting: Setting) -> Plan:
+    return assemble(setting.chain, draft, slices=setting.slices, clip=setting.clip)
 
 
-def _frugal(setting: Setting) -> Plan:
-    plan = frugal(
-        setting, lambda p: _peak_bytes(p, setting.chain), lambda p: cpu_peak_bytes(p, setting.chain)
-    )
-    if plan is None:
+def _peak_bytes(draft: Draft, setting: Setting) -> int:
+    return gpu_peak_bytes(compile_program(_assemble(draft, setting), setting.chain), setting.chain)
+
+
+def _cpu_bytes(draft: Draft, setting: Setting) -> int:
+    return cpu_peak_bytes(_assemble(draft, setting), setting.chain)
+
+
+def _frugal(setting: Setting) -> Draft:
+    draft = frugal(setting, lambda d: _peak_bytes(d, setting), lambda d: _cpu_bytes(d, setting))
+    if draft is None:
         raise UserError(
             "No schedule fits this host memory budget.",
             code="host-memory-too-small",
@@ -109,7 +116,24 @@ def _frugal(setting: Setting) -> Plan:
             hint="a larger --cpu-budget, or a smaller batch",
             exit_code=Exit.DOES_NOT_FIT,
         )
-    return plan
+    return draft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """One way to ask the solver: see `Budgets`."""
+
+    barrier: bool
+    pace: float
+    source: str
+
+
+_VARIANTS = (
+    _Variant(barrier=True, pace=1.0, source="o-ilp"),
+    _Variant(barrier=False, pace=1.0, source="o-ilp without barriers"),
+    _Variant(barrier=False, pace=0.94, source="o-ilp with time to spare, without barriers"),
+    _Variant(barrier=True, pace=0.94, source="o-ilp with time to spare"),
+)
 
 
 class _Search:
@@ -123,17 +147,16 @@ class _Search:
     def best(self) -> Plan:
         budgets = self.setting.budgets
         least = _frugal(self.setting)
-        if self._peak_bytes(least) > budgets.gpu_bytes:
+        if _peak_bytes(least, self.setting) > budgets.gpu_bytes:
             raise _too_small(self.setting)
         bound_s = lower_bound_s(
             self.setting.chain, self.setting.hardware, budgets=budgets, slices=self.setting.slices,
             clip=self.setting.clip,
         )  # fmt: skip
         best: Plan | None = None
-        for candidate in self._candidates(least):
-            plan = self._rated(candidate)
-            if best is None or plan.step_s < best.step_s:
-                best = plan
+        for draft in self._candidates(least):
+            fastest = min(self._rated(draft), key=lambda plan: plan.step_s)
+            best = fastest if best is None or fastest.step_s < best.step_s else best
             if self.solutions and best.step_s <= bound_s * (1 + self.gap):
                 break  # nothing can be better by more than the gap
         assert best is not None  # the frugal plan is a candidate
@@ -145,41 +168,53 @@ class _Search:
             solver_gap=min(1.0, solved.gap) if solved else 1.0,
         )
 
-    def _candidates(self, least: Plan) -> Iterator[Plan]:
+    def _candidates(self, least: Draft) -> Iterator[Draft]:
         yield least
         yield from candidates(self.setting, self._fits)
-        for barrier in (True, False):
-            yield from self._solved(barrier)
+        for variant in _VARIANTS:
+            left_s = self.deadline - time.monotonic()
+            if left_s > 0 and (draft := self._solved(variant, left_s)) is not None:
+                yield draft
 
-    def _solved(self, barrier: bool) -> Iterator[Plan]:
+    def _solved(self, variant: _Variant, time_limit_s: float) -> Draft | None:
         s = self.setting
-        budgets = replace(s.budgets, barrier=barrier)
-        left_s = self.deadline - time.monotonic()
-        if left_s <= 0:
-            return
+        budgets = replace(s.budgets, barrier=variant.barrier, pace=variant.pace)
         instance = make_instance(s.chain, s.hardware, budgets=budgets, slices=s.slices, clip=s.clip)
-        solution = solve_oilp(instance, time_limit_s=left_s, gap=self.gap)
+        solution = solve_oilp(instance, time_limit_s=time_limit_s, gap=self.gap)
         if solution is None:
-            return
-        self.solutions.append(solution)
-        yield from rounded_plans(
+            return None
+        if variant.pace == 1.0:
+            self.solutions.append(solution)
+        return rounded_draft(
             s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, gap=self.gap,
-            time_limit_s=max(left_s, 1.0), fits=self._fits, source="o-ilp" if barrier else "o-ilp without barriers",
+            time_limit_s=time_limit_s, fits=self._fits, source=variant.source,
         )  # fmt: skip
 
-    def _fits(self, plan: Plan) -> bool:
+    def _fits(self, draft: Draft) -> bool:
         budgets = self.setting.budgets
-        if cpu_peak_bytes(plan, self.setting.chain) > budgets.cpu_bytes:
+        if _cpu_bytes(draft, self.setting) > budgets.cpu_bytes:
             return False
-        return self._peak_bytes(plan) <= budgets.gpu_bytes
+        return _peak_bytes(draft, self.setting) <= budgets.gpu_bytes
 
-    def _peak_bytes(self, plan: Plan) -> int:
-        return _peak_bytes(plan, self.setting.chain)
+    def _rated(self, draft: Draft) -> Iterator[Plan]:
+        """The draft as a plan, and loosened where it leaves room, with predictions."""
+        s = self.setting
+        plan = _assemble(draft, s)
+        program = compile_program(plan, s.chain)
+        yield self._predicted(plan, program)
+        order = {stage.name: number for number, stage in enumerate(plan.stages)}
+        room = [s.budgets.gpu_bytes] * len(order)
+        for usage in gpu_usage(program, s.chain):
+            number = order[usage.op.stage]
+            room[number] = min(room[number], s.budgets.gpu_bytes - usage.peak_bytes)
+        looser = loosen(s.chain, draft, room)
+        if looser.journeys != draft.journeys:
+            plan = _assemble(looser, s)
+            yield self._predicted(plan, compile_program(plan, s.chain))
 
-    def _rated(self, plan: Plan) -> Plan:
+    def _predicted(self, plan: Plan, program: Program) -> Plan:
         """The plan with its prediction. A candidate that `verify` rejects is our bug: InvalidProgram."""
         s = self.setting
-        program = compile_program(plan, s.chain)
         verify(program, s.chain, gpu_budget_bytes=s.budgets.gpu_bytes)
         return replace(
             plan,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pulp
 
+from planner.columns import limits_of
 from planner.instance import UPDATE_TRAFFIC_BYTES, Instance
-from planner.oilp import limits_of
 
 
 class _Moves:
@@ -65,6 +65,7 @@ def printed_step(p: Instance, *, relax: bool = False) -> float | None:
     away: list[list[Any]] = [[] for _ in range(T)]  # weights and states not on the device, per stage
     extra: list[list[Any]] = [[] for _ in range(T)]  # gradients still there
 
+    rate_down, rate_up = 1 / p.d2h, 1 / p.h2d
     for i in range(L):
         g = T - 1 - i
         f = 2 * i + 1  # stages from the backward to the next forward; the head's are one stage, a cycle apart
@@ -75,7 +76,7 @@ def printed_step(p: Instance, *, relax: bool = False) -> float | None:
             return (g + d) % T
 
         send = _Moves(m, f"sX_{i}", T, 0, end)
-        update = _Moves(m, f"u_{i}", T, max(1, end + 1 if p.clip else 1), min(f - 1 if p.barrier else f, T))
+        update = _Moves(m, f"u_{i}", T, end + 1 if p.clip else 1, f - 1)
         fetch = _Moves(m, f"fX_{i}", T, 1, f)
         sent_n, fetch_n = _Moves(m, f"sN_{i}", T, 0, f - 1), _Moves(m, f"fN_{i}", T, 1, f)
         fetch_r = _Moves(m, f"fR_{i}", T, 1, f)
@@ -97,7 +98,6 @@ def printed_step(p: Instance, *, relax: bool = False) -> float | None:
             d2h[s] += [p.gradient_ratio * send.moved(d), sent_n.moved(d), sent_d.moved(d)]
             h2d[s] += [fetch.moved(d), fetch_n.moved(d), fetch_r.moved(d)]
             cpu[s].append(p.parameter_ratio * update.moved(d))
-        rate_down, rate_up = 1 / p.d2h, 1 / p.h2d
         exposed[g] += [rate_down * (p.gradient_ratio * send.moved(0) + sent_n.moved(0) + sent_d.moved(0))]
         exposed[i] += [rate_up * (fetch.moved(f) + fetch_n.moved(f) + fetch_r.moved(f))]
         for d in range(1, T if i == L - 1 else f):
@@ -159,15 +159,23 @@ def printed_step(p: Instance, *, relax: bool = False) -> float | None:
         + chosen(i, "offloaded") for i in range(L)
     ]  # fmt: skip
     m += pulp.lpSum(host) <= p.cpu_budget
+    # Activations of each slice travel in the turn after its forward's and in the one before its backward's.
+    turns = [(s, k) for s in range(T) for k in range(p.slices)]
+    for i in range(L - 1):
+        for k in range(p.slices):
+            forth, back = turns.index((i, k)), turns.index((T - 1 - i, k))
+            part = (1 / p.slices) * chosen(i, "offloaded")
+            d2h[turns[forth + 1][0]].append(part)
+            again = max(forth + 2, back - 1)
+            h2d[turns[again][0]].append(part)
+            if again == back:
+                exposed[T - 1 - i].append(rate_up * part)
     for s in range(T):
         i = min(s, T - 1 - s)
         forward, backward = s < L, s >= L - 1
         compute = [p.stage_update[s], *exposed[s]]
         if forward:
             compute.append(chosen(i, "forward"))
-            d2h[s].append(chosen(i, "offloaded"))
-        else:
-            h2d[s].append(chosen(i, "offloaded"))
         if backward:
             compute.append(chosen(i, "backward"))
             updated = (range(L) if s == T - 1 else []) if p.clip else [i]

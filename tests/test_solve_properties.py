@@ -11,8 +11,9 @@ from planner.errors import UserError
 from planner.greedy import Setting, candidates
 from planner.hardware import Hardware
 from planner.instance import Budgets
+from planner.itinerary import Draft, assemble
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes
-from planner.program import compile_program
+from planner.program import Program, compile_program
 from planner.solve import least_budget, make_plan, predicted_step_s
 from planner.verify import verify
 from tests.random_chains import chains, machines
@@ -52,11 +53,11 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
         budgets=Budgets(gpu_bytes=budget, cpu_bytes=UNLIMITED, **freedom),
     )  # fmt: skip
 
-    def fits(greedy: object) -> bool:
-        return gpu_peak_bytes(compile_program(greedy, chain), chain) <= budget
+    def program_of(draft: Draft) -> Program:
+        return compile_program(assemble(chain, draft, slices=slices, clip=clip), chain)
 
-    for greedy in candidates(setting, fits):
-        assert plan.step_s <= predicted_step_s(compile_program(greedy, chain), chain, hardware)
+    for draft in candidates(setting, lambda draft: gpu_peak_bytes(program_of(draft), chain) <= budget):
+        assert plan.step_s <= predicted_step_s(program_of(draft), chain, hardware)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

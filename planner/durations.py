@@ -1,0 +1,81 @@
+"""How long stages last: the O-ILP's rows of time, thesis (4.19)-(4.23). Symbols: see the legend in `planner.oilp`."""
+
+from __future__ import annotations
+
+import pulp
+
+from planner.columns import FETCHES, Columns, position
+from planner.flows import Term
+from planner.instance import UPDATE_TRAFFIC_BYTES
+
+
+def stages_last_as_long_as_their_work(v: Columns) -> None:
+    """(4.19)-(4.23): a stage lasts as long as the slowest of device, both directions, host memory and CPU."""
+    p, flow = v.p, v.flow
+    for s in range(p.stages):
+        u, time = position(p, s), v.time[s]
+        forward, backward = s < p.blocks, s >= p.blocks - 1
+        i = s if forward else p.stages - 1 - s
+        compute: list[Term] = [p.stage_update[s]]
+        if forward:
+            compute.append(v.choice(i, "forward"))
+            compute.append((1 / p.h2d) * pulp.lpSum(v.own[name][i] for name in FETCHES))
+        if backward:
+            compute += [v.choice(i, "backward"), _gpu_updates(v, s, i)]
+            sends = pulp.lpSum([v.own["send_N"][i], v.own["send_D"][i], v.own["send_Y"][i]])
+            compute.append((1 / p.d2h) * (sends + p.gradient_ratio * v.own["send_X"][i]))
+            compute.append((1 / p.h2d) * (v.own["fetch_E"][i] + v.own["fetch_Y"][i]))
+        d2h: list[Term] = [p.gradient_ratio * flow["send_X"].moved(u), flow["send_N"].moved(u), flow["send_D"].moved(u)]
+        d2h += [flow["send_K"].moved(s), v.send_Y[u]]
+        h2d: list[Term] = [flow[name].moved(u) for name in FETCHES] + [flow["fetch_E"].moved(s), v.fetch_Y[u]]
+        if u == 0:  # the head's own fetch, a cycle after its backward
+            h2d += [flow[name].moved(p.stages) for name in FETCHES]
+        d2h.append(_activations_leaving(v, s))
+        h2d.append(_activations_coming(v, s))
+        compute.append((1 / p.h2d) * _activations_awaited(v, s))
+        updates = p.parameter_ratio * flow["update"].moved(u)
+        kind = "eq4_20_backward" if backward else "eq4_19_forward"
+        v.rows.at_most(f"{kind}_s{s}", pulp.lpSum(compute), time)
+        v.rows.at_most(f"eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
+        v.rows.at_most(f"eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
+        v.rows.at_most(f"eq4_23_cpu_s{s}", updates, p.cpu_update * time)
+        traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updates
+        v.rows.at_most(f"host_bandwidth_s{s}", traffic, p.host * time)
+    v.rows.at_most("eq4_23_launch", p.launch, pulp.lpSum(v.time))
+
+
+def _activations_leaving(v: Columns, s: int) -> Term:
+    """Offloaded activations on their way in stage s: a slice's leave in the turn after its own."""
+    p = v.p
+    own = v.choice(s, "offloaded") if s < p.blocks - 1 else 0
+    below = v.choice(s - 1, "offloaded") if 0 < s < p.blocks else 0
+    return (1 - 1 / p.slices) * own + (1 / p.slices) * below
+
+
+def _activations_coming(v: Columns, s: int) -> Term:
+    """Those that come back in stage s: a slice's in the turn before its own. See `_activations_awaited`."""
+    p = v.p
+    if s < p.blocks - 1:
+        return 0
+    i = p.stages - 1 - s
+    own = v.choice(i, "offloaded") if i < p.blocks - 1 else 0
+    following = v.choice(i - 1, "offloaded") if i else 0
+    if p.slices == 1 and i == p.blocks - 1:
+        return 0
+    return (1 - 1 / p.slices) * own + (1 / p.slices) * following + _activations_awaited(v, s)
+
+
+def _activations_awaited(v: Columns, s: int) -> Term:
+    """A single slice of the last layer leaves in the turn before its backward: it comes in its own, awaited."""
+    p = v.p
+    return v.choice(p.blocks - 2, "offloaded") if p.slices == 1 and s == p.blocks else 0
+
+
+def _gpu_updates(v: Columns, s: int, i: int) -> Term:
+    """Time of the updates at the end of stage s; with clipping all are at the end of block 0's backward."""
+    p = v.p
+    if p.clip and s < p.stages - 1:
+        return 0
+    blocks = range(p.blocks) if p.clip else [i]
+    left = pulp.lpSum(p.weights[j] - v.total["X"][j] for j in blocks)
+    return (p.parameter_ratio / p.gpu_update) * left
