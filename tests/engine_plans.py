@@ -16,10 +16,10 @@ from worker.optimizer import AdamW
 
 
 def chain_of(
-    model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device = torch.device("cpu")
+    model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device | None = None
 ) -> Chain:
     """The model's chain for slices like `batch`: true bytes, made-up times."""
-    analysis = analyse_model(model, batch or batch_of(), device=device)
+    analysis = analyse_model(model, batch or batch_of(), device=device or torch.device("cpu"))
     times = tuple(
         OptionTimes(kind=kind, option=option, forward_s=1.0, backward_s=2.0)
         for kind, pairs in analysis.pairs.items()

@@ -79,8 +79,9 @@ class Storages:
             self.of[node] = []
 
     def own(self, node: fx.Node) -> bool:
-        """The node's value fills a fresh storage of exactly its size, contiguously."""
-        if is_view(node) or node.op != "call_function":
+        """The node's value fills a storage that the graph makes, of exactly its size, contiguously. It may be a view:
+        the gradient of a linear layer's weight is the transpose of a transpose."""
+        if node.op != "call_function" or [source.op for source, _ in self.of[node]] != ["call_function"]:
             return False
         value = node.meta["val"]
         return bool(value.is_contiguous() and nbytes(value) == value.numel() * value.element_size())
