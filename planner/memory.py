@@ -7,7 +7,7 @@ the peak exactly, whatever the copies and the CPU do.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from planner.chain import Chain, Option, Tensor
 from planner.plan import Direction, Plan, stage_order
@@ -26,6 +26,43 @@ class Usage:
     after_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Device bytes by what they are for; `total_bytes` is their sum.
+
+    frame_bytes      the frame's weights, gradients and states, and norms
+    weights_bytes, gradients_bytes, states_bytes    of the blocks' tensors; gradient rows kept aside included
+    saved_bytes      activations that stay from forward to backward, block inputs included
+    offloaded_bytes  activations on their way to the host or back
+    waiting_bytes    what slices hold that are between two blocks, the next block's input among it
+    running_bytes    what the running operation needs beside all that: a turn's working memory, outputs and gradients in
+                     the making, an update's scratch
+    """
+
+    frame_bytes: int = 0
+    weights_bytes: int = 0
+    gradients_bytes: int = 0
+    states_bytes: int = 0
+    saved_bytes: int = 0
+    offloaded_bytes: int = 0
+    waiting_bytes: int = 0
+    running_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """What a `Usage` consists of: `peak.total_bytes == usage.peak_bytes`, and `after` likewise."""
+
+    usage: Usage
+    peak: Parts
+    after: Parts
+
+
 def gpu_usage(program: Program, chain: Chain) -> Iterator[Usage]:
     """Device bytes at each operation of the computing queue, for a program that `planner.verify` accepts."""
     return _Walk(program, chain).run()
@@ -36,6 +73,25 @@ def gpu_peak_bytes(program: Program, chain: Chain) -> int:
     return max(usage.peak_bytes for usage in gpu_usage(program, chain))
 
 
+def gpu_breakdown(program: Program, chain: Chain) -> Iterator[Breakdown]:
+    """`gpu_usage` with its parts."""
+    walk = _Walk(program, chain)
+    before = walk.parts()
+    for usage in walk.run():
+        after = walk.parts()
+        standing = before if usage.op.kind is OpKind.FREE else after
+        if usage.op.kind is OpKind.RUN:
+            standing = replace(before, waiting_bytes=walk.others)
+        peak = replace(standing, running_bytes=usage.peak_bytes - standing.total_bytes)
+        yield Breakdown(usage=usage, peak=peak, after=after)
+        before = after
+
+
+def parts_at_peak(program: Program, chain: Chain) -> Breakdown:
+    """What the device holds at the first operation with the most bytes of the step."""
+    return max(gpu_breakdown(program, chain), key=lambda found: found.usage.peak_bytes)
+
+
 class _Walk:
     def __init__(self, program: Program, chain: Chain) -> None:
         self.chain, self.program = chain, program
@@ -43,16 +99,29 @@ class _Walk:
         self.options = [block.option(name) for block, name in zip(chain.blocks, program.options, strict=True)]
         self.users = chain.users()
         self.held = [self._held_bytes(*stage) for stage in stage_order(len(chain.blocks))] + [_LOSS_BYTES]
-        self.items = {item: self._item_bytes(item) for item in program.resident}
-        self.now = sum(self.items.values())
+        self.items: dict[str, int] = {}
+        self.now = 0
+        self.by_sort = dict.fromkeys(("w", "g", "rows", "s", "saved", "a"), 0)
+        for item in program.resident:
+            self._add(item, self._item_bytes(item))
         self.norms = 0
+        self.others = self.waiting = 0  # held by slices between blocks: beside the last turn, and after it
+
+    def parts(self) -> Parts:
+        """What is on the device now."""
+        sort = self.by_sort
+        return Parts(
+            frame_bytes=self.chain.frame_bytes + self.norms, weights_bytes=sort["w"],
+            gradients_bytes=sort["g"] + sort["rows"], states_bytes=sort["s"], saved_bytes=sort["saved"],
+            offloaded_bytes=sort["a"], waiting_bytes=self.waiting,
+        )  # fmt: skip
 
     def _held_bytes(self, direction: Direction, index: int) -> int:
         block = self.chain.blocks[index]
         return block.backward_held_bytes if direction is Direction.BACKWARD else block.forward_held_bytes
 
     def run(self) -> Iterator[Usage]:
-        slices, done, waiting = self.program.slices, 0, 0
+        slices, done = self.program.slices, 0
         for op in self.program.ops:
             if op.queue is not Queue.COMPUTE:
                 continue
@@ -66,15 +135,15 @@ class _Walk:
                 case OpKind.RUN:
                     # Slices run a stage in order: those before this one wait for the next stage, those after for this.
                     stage, k = divmod(done, slices)
-                    others = k * self.held[stage + 1] + (slices - 1 - k) * (self.held[stage] if stage else 0)
+                    self.others = k * self.held[stage + 1] + (slices - 1 - k) * (self.held[stage] if stage else 0)
                     done += 1
-                    waiting = others + self.held[stage + 1]
-                    peak = self._run(op, stage) + others - waiting
+                    self.waiting = self.others + self.held[stage + 1]
+                    peak = self._run(op, stage) + self.others - self.waiting
                 case OpKind.NORM:
                     self.norms += _NORM_BYTES * len(op.names)
                 case OpKind.UPDATE:
                     peak = self.now + op.bytes
-            fixed = self.chain.frame_bytes + self.norms + waiting
+            fixed = self.chain.frame_bytes + self.norms + self.waiting
             after = self.now + fixed
             yield Usage(op=op, peak_bytes=max(peak + fixed, after), after_bytes=after)
 
@@ -140,9 +209,12 @@ class _Walk:
         if item not in self.items:
             self.items[item] = size
             self.now += size
+            self.by_sort[item.partition(":")[0]] += size
 
     def _drop(self, item: str) -> None:
-        self.now -= self.items.pop(item, 0)
+        size = self.items.pop(item, 0)
+        self.now -= size
+        self.by_sort[item.partition(":")[0]] -= size
 
 
 def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:
