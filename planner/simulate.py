@@ -58,13 +58,39 @@ def durations_s(program: Program, chain: Chain, hardware: Hardware) -> list[floa
 def simulate(program: Program, chain: Chain, hardware: Hardware) -> Timeline:
     """Run the program on queues that each do one operation at a time, in order, after what it waits for."""
     durations = durations_s(program, chain, hardware)
+    *_, before, last = _run(program, durations)
+    busy = {queue: sum(d for d, op in zip(durations, program.ops, strict=True) if op.queue is queue) for queue in Queue}
+    return Timeline(
+        spans=last.spans(program, last.origin_s), step_s=last.end_s - before.end_s, busy_s=tuple(busy.items())
+    )
+
+
+def last_steps(program: Program, chain: Chain, hardware: Hardware, count: int) -> tuple[tuple[Span, ...], ...]:
+    """The spans of the last `count` simulated steps, one after another; seconds from the start of the first of them."""
+    steps = _run(program, durations_s(program, chain, hardware))[-count:]
+    return tuple(step.spans(program, steps[0].origin_s) for step in steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """One simulated step: per operation start and end; the computing queue's work begins and ends the step."""
+
+    starts_s: list[float]
+    ends_s: list[float]
+    origin_s: float
+    end_s: float
+
+    def spans(self, program: Program, origin_s: float) -> tuple[Span, ...]:
+        times = zip(program.ops, self.starts_s, self.ends_s, strict=True)
+        return tuple(Span(op=op, start_s=start - origin_s, end_s=end - origin_s) for op, start, end in times)
+
+
+def _run(program: Program, durations: list[float]) -> list[_Step]:
     position = {op.name: number for number, op in enumerate(program.ops)}
     waits = [[position[name] for name in op.waits] for op in program.ops]
     before = [0.0] * len(program.ops)
     free = dict.fromkeys(Queue, 0.0)
-    ends: list[float] = []
-    spans: tuple[Span, ...] = ()
-    origin = 0.0
+    steps: list[_Step] = []
     for _ in range(_STEPS):
         origin = free[Queue.COMPUTE]
         now = [0.0] * len(program.ops)
@@ -74,9 +100,5 @@ def simulate(program: Program, chain: Chain, hardware: Hardware) -> Timeline:
             starts[number] = max(free[op.queue], ready)
             now[number] = free[op.queue] = starts[number] + durations[number]
         before = now
-        ends.append(free[Queue.COMPUTE])
-        spans = tuple(
-            Span(op=op, start_s=starts[n] - origin, end_s=now[n] - origin) for n, op in enumerate(program.ops)
-        )
-    busy = {queue: sum(d for d, op in zip(durations, program.ops, strict=True) if op.queue is queue) for queue in Queue}
-    return Timeline(spans=spans, step_s=ends[-1] - ends[-2], busy_s=tuple(busy.items()))
+        steps.append(_Step(starts_s=starts, ends_s=now, origin_s=origin, end_s=free[Queue.COMPUTE]))
+    return steps
