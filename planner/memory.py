@@ -217,19 +217,41 @@ class _Walk:
         self.by_sort[item.partition(":")[0]] -= size
 
 
-def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:
-    """Host bytes of a plan, thesis (4.18) with gradients: what has a host copy, all of it all the time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostParts:
+    """Host bytes of a plan by what they are for, thesis (4.18) with gradients; all of it all the time.
 
-    A weight that ever leaves the device or that the CPU updates, states likewise, gradient buffers of tensors updated
-    on the CPU, offloaded activations of all slices.
+    weights_bytes      working copies of weights that ever leave the device or that the CPU updates
+    states_bytes       their optimizer states, likewise
+    gradients_bytes    gradients of tensors the CPU updates
+    offloaded_bytes    activations of all slices
     """
+
+    weights_bytes: int = 0
+    states_bytes: int = 0
+    gradients_bytes: int = 0
+    offloaded_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
+    """What has a host copy."""
     updated = plan.cpu_updated()
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
-    total = 0
-    for tensor in chain.tensors():
-        on_cpu = tensor.name in updated
-        total += tensor.bytes if on_cpu or f"w:{tensor.name}" in moved else 0
-        total += tensor.state_bytes if on_cpu or f"s:{tensor.name}" in moved else 0
-        total += tensor.gradient_bytes if on_cpu else 0
+    on_cpu = [t for t in chain.tensors() if t.name in updated]
     offloaded = sum(b.option(name).offloaded_bytes for b, name in zip(chain.blocks, plan.options, strict=True))
-    return total + plan.slices * offloaded
+    return HostParts(
+        weights_bytes=sum(t.bytes for t in chain.tensors() if t.name in updated or f"w:{t.name}" in moved),
+        states_bytes=sum(t.state_bytes for t in chain.tensors() if t.name in updated or f"s:{t.name}" in moved),
+        gradients_bytes=sum(t.gradient_bytes for t in on_cpu),
+        offloaded_bytes=plan.slices * offloaded,
+    )
+
+
+def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:
+    """The bytes of `cpu_parts`."""
+    return cpu_parts(plan, chain).total_bytes
