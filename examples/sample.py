@@ -6,10 +6,12 @@ import sys
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 
 def sample(folder: str, prompt: str) -> str:
     """`prompt` and the text that the model in `folder` adds to it, the same one every time."""
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)

@@ -12,7 +12,7 @@ from offmated.client import Client
 from offmated.states import FINAL
 
 POLL_S = 0.5
-LINE_EVERY_S = 5.0
+LINE_EVERY_S = 10.0
 
 
 def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import ParamSpec
+from typing import ParamSpec, TextIO, cast
 
 import click
 from rich.console import Console
@@ -24,10 +26,27 @@ COLOURS = {
 }  # fmt: skip
 
 
+class _Pipe(io.TextIOBase):
+    """A stream without the spaces that pad tables to their width."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write whole lines, as Rich does."""
+        return self._stream.write(re.sub(r" +\n", "\n", text))
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
+
+
 def console(*, stderr: bool = False) -> Console:
     """Where people's words go; plain and unwrapped when that is no terminal."""
-    width = None if (sys.stderr if stderr else sys.stdout).isatty() else UNLIMITED
-    return Console(stderr=stderr, width=width, highlight=False, markup=False)
+    stream = sys.stderr if stderr else sys.stdout
+    if stream.isatty():
+        return Console(file=stream, highlight=False, markup=False)
+    return Console(file=cast(TextIO, _Pipe(stream)), width=UNLIMITED, highlight=False, markup=False)
 
 
 def print_json(value: object) -> None:

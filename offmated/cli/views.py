@@ -82,7 +82,7 @@ def progress(job: Json) -> str:
 def remaining(job: Json) -> str:
     """The time a running job still takes, or nothing."""
     found = job["progress"]
-    if not found or found["eta_s"] is None or job["state"] != JobState.RUNNING:
+    if not found or not found["eta_s"] or job["state"] != JobState.RUNNING:
         return ""
     return format_seconds(found["eta_s"])
 
