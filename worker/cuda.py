@@ -145,8 +145,11 @@ class CudaInterpreter(QueueInterpreter):
             self._actions.perform(op, values)
             return
         self._wait_on_stream(op)
-        with torch.cuda.stream(self._streams[op.queue]):
+        if op.queue is Queue.COMPUTE:  # whoever computes is on that stream already
             self._actions.perform(op, values)
+        else:
+            with torch.cuda.stream(self._streams[op.queue]):
+                self._actions.perform(op, values)
         self.done(op)
 
     def wait(self, op: Op) -> None:

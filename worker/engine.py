@@ -52,7 +52,7 @@ class Engine:
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
-        self._model, self._slices = model, plan.slices
+        self._model, self._slices = model.train(), plan.slices
         self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
         self._weights = Weights(model, self._program, chain, self._machine)
@@ -68,10 +68,11 @@ class Engine:
         self._calls: dict[tuple[int, int], Call] = {}
         # So that a block without a differentiable argument has a node in the frame's graph.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
-        self._torn = self._closed = False
+        self._torn = False
         self._open()
 
     def _open(self) -> None:
+        self._closed = False
         self._interpreter: Interpreter = self._machine.interpreter(self._program, self._actions)
         self._cursor = Cursor(self._program, self._interpreter)
         self._lockstep = Lockstep(self._slices, self._cursor, self._machine)
@@ -196,7 +197,7 @@ class Engine:
         if self._closed and not self._torn:
             raise RuntimeError("the engine is closed")
         if self._torn:
-            raise RuntimeError("a step failed and left the weights torn between two steps; load a checkpoint")
+            raise RuntimeError("something failed and left the weights torn between two steps; load a checkpoint")
 
     def _tear(self) -> None:
         """After an error: end the threads, free what the step held."""
@@ -232,12 +233,15 @@ class Engine:
 
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
         """Go on from what `state` gave after `step` steps. Raises ValueError when it is of another model."""
-        if self._torn:
+        if not self._torn:
+            self.drain()
+        elif self._closed:
             self._open()
-            self._torn = self._closed = False
-        self.drain()
+        self._torn = True  # until all of it is there
         with self._machine.computing():
             self._weights.load(tensors)
+        self._cursor.forget()
+        self._torn = False
         self.steps_done = step
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -103,7 +104,7 @@ class _QueueThread:
         self._tickets.advance(self._queue)
 
 
-class QueueInterpreter:
+class QueueInterpreter(ABC):
     """Computes in the calling thread, with a thread for every other queue. Subclasses say what `run` does, and so what
     a ticket means: that an operation is done, or that a stream has it.
 
@@ -125,13 +126,13 @@ class QueueInterpreter:
         others = (queue for queue in Queue if queue is not Queue.COMPUTE)
         self._queues = {queue: _QueueThread(queue, self._tickets, self.setup, self.run) for queue in others}
 
+    @abstractmethod
     def setup(self) -> None:
         """Set the state of a queue's new thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, op: Op, values: StepValues) -> None:
         """Do `op` in its queue's thread; the tickets it waits for are there."""
-        raise NotImplementedError
 
     def issue(self, op: Op, values: StepValues) -> None:
         """Do an operation of the computing queue after what it waits for; hand any other one to its queue."""
@@ -147,8 +148,8 @@ class QueueInterpreter:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""
         self._wait(op)
 
-    def done(self, op: Op) -> None:
-        """The turn `op` has computed."""
+    def done(self, op: Op) -> None:  # noqa: B027
+        """The turn `op` has computed. Nothing to do where a ticket says as much."""
 
     def flush(self) -> None:
         """Let the queues see what was issued. Raises what went wrong on a queue."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class Weights:
     def __init__(self, model: nn.Module, program: Program, chain: Chain, machine: Machine) -> None:
         self.host = Host(machine)
         self.device = Device(self.host, machine.device)
-        self._machine = machine
+        self._machine, self._model = machine, model
         self._parameters = dict(model.named_parameters())
         self.trained = tuple(name for name, p in self._parameters.items() if p.requires_grad)
         in_blocks = {t.name for t in chain.tensors()}
@@ -35,18 +35,21 @@ class Weights:
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
         for name, parameter in self._parameters.items():
             self._take(name, parameter)
-        for buffer_name, buffer in model.named_buffers():
-            module, _, local = buffer_name.rpartition(".")
-            setattr(model.get_submodule(module), local, machine.place(buffer, copy=False))
+        self._move_buffers(lambda buffer: machine.place(buffer, copy=False))
+
+    def _move_buffers(self, move: Callable[[Tensor], Tensor]) -> None:
+        for name, buffer in list(self._model.named_buffers()):
+            module, _, local = name.rpartition(".")
+            setattr(self._model.get_submodule(module), local, move(buffer))
 
     @torch.no_grad()
     def _take(self, name: str, parameter: nn.Parameter) -> None:
         """Make the tensor's items from the parameter, which becomes a view of one element, or of the device's copy."""
-        weight, machine = parameter.detach(), self._machine
+        weight, machine = parameter.detach().contiguous(), self._machine
         if f"w:{name}" in self._on_host:
             self.host.items[f"w:{name}"] = [weight := machine.adopt(weight)]
         if f"s:{name}" in self._on_host:
-            self.host.items[f"s:{name}"] = [self._host_copy(t) for t in new_states(weight)]
+            self.host.items[f"s:{name}"] = [machine.adopt(t) for t in new_states(weight)]
         if f"g:{name}" in self._on_host:
             self.host.items[f"g:{name}"] = [machine.host_empty(weight.shape, weight.dtype)]
         if f"w:{name}" in self._resident:
@@ -59,9 +62,6 @@ class Weights:
             # Frames read a weight's shape, dtype and device.
             one = torch.zeros((), dtype=weight.dtype, device=machine.device)
             parameter.data = one.expand(weight.shape)
-
-    def _host_copy(self, tensor: Tensor) -> Tensor:
-        return self._machine.host_empty(tensor.shape, tensor.dtype).copy_(tensor)
 
     def check_closed(self) -> None:
         """A step leaves on the device what it found there."""
@@ -114,6 +114,7 @@ class Weights:
         for name, parameter in self._parameters.items():
             parameter.data = self._current(f"w:{name}")[0].detach().cpu()
             parameter.grad = None
+        self._move_buffers(Tensor.cpu)
         self.host.items.clear()
         self.device.items.clear()
 
