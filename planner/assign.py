@@ -47,11 +47,13 @@ class Job:
     deadline: int
 
 
-def hand_out(amounts: Sequence[float], jobs: Sequence[Job], *, eager: bool) -> dict[str, int]:
+def hand_out(
+    amounts: Sequence[float], jobs: Sequence[Job], *, eager: bool, new_last: bool = False
+) -> dict[str, int]:  # fmt: skip
     """Name -> position. Up to each position, eager jobs sum to at least the amounts, others to at most.
 
-    Earliest deadline first, but what is released at a position comes after what waited. Whoever reaches the deadline
-    goes there in any case.
+    Earliest deadline first; with `new_last`, what is released at a position comes after what waited: the block running
+    makes its gradients at the stage's end. Whoever reaches the deadline goes there in any case.
     """
     slack = _TOLERANCE * sum(job.size for job in jobs)
     position: dict[str, int] = {}
@@ -59,7 +61,9 @@ def hand_out(amounts: Sequence[float], jobs: Sequence[Job], *, eager: bool) -> d
     due = handed = 0.0
     for u in range(max([len(amounts), *(job.deadline + 1 for job in jobs)])):
         due += amounts[u] if u < len(amounts) else 0.0
-        ready = sorted((job for job in left if job.release <= u), key=lambda job: job.release == u)
+        ready = [job for job in left if job.release <= u]
+        if new_last:
+            ready.sort(key=lambda job: job.release == u)
         for job in ready:
             wanted = handed < due - slack if eager else handed + job.size <= due + slack
             if wanted or job.deadline <= u:
@@ -142,7 +146,7 @@ def _after_backward(
     made = {name: circle.backward(f.block) for name, f in names.items()}
     needed = {name: circle.forward(f.block) for name, f in names.items()}
     end_of_step = dict.fromkeys(names, L - 1)
-    gradients = hand_out(solution.flows["send_X"], jobs(Side.CPU, made, end_of_step), eager=True)
+    gradients = hand_out(solution.flows["send_X"], jobs(Side.CPU, made, end_of_step), eager=True, new_last=True)
     arrived = {name: L if clip else max(u, made[name] + 1) for name, u in gradients.items()}
     in_time = {name: max(arrived[name], needed[name] - 1) for name in gradients}
     updates = hand_out(solution.flows["update"], jobs(Side.CPU, arrived, in_time), eager=True)
@@ -151,9 +155,8 @@ def _after_backward(
     # A weight may be fetched in the stage after its gradient was sent at the earliest: the update is listed before.
     fresh = {name: max(updates[name], gradients[name]) + 1 for name in updates}
     back = hand_out(solution.flows["fetch_X"], jobs(Side.CPU, fresh, needed), eager=False)
-    sent = hand_out(
-        solution.flows["send_N"], jobs(Side.GPU, made, {name: u - 1 for name, u in needed.items()}), eager=True
-    )
+    before = {name: u - 1 for name, u in needed.items()}
+    sent = hand_out(solution.flows["send_N"], jobs(Side.GPU, made, before), eager=True, new_last=True)
     gone = {name: u + 1 for name, u in sent.items()}
     back |= hand_out(solution.flows["fetch_N"], jobs(Side.GPU, gone, needed), eager=False)
     left = {name: u + 1 for name, u in made.items()}
@@ -173,9 +176,8 @@ def _after_forward(
     def job(fate: Fate, release: int, deadline: int) -> Job:
         return Job(name=fate.tensor.name, size=fate.tensor.bytes, release=release, deadline=deadline)
 
-    sent = hand_out(
-        solution.flows["send_D"], [job(f, circle.backward(f.block), circle.forward(f.block)) for f in early], eager=True
-    )
+    jobs = [job(f, circle.backward(f.block), circle.forward(f.block)) for f in early]
+    sent = hand_out(solution.flows["send_D"], jobs, eager=True, new_last=True)
     offload = {name: circle.stage(u) for name, u in sent.items()}
     after = hand_out(
         solution.flows["send_K"], [job(f, f.block + 1, needed[f.tensor.name] - 1) for f in late], eager=True

@@ -138,7 +138,7 @@ def rounded_draft(
     instance = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip)
     limits = limits_of(instance)
     deadline = time.monotonic() + time_limit_s
-    tried = {1.0: solution}
+    tried: dict[float, Solution | None] = {1.0: solution}
     for up in (True, False):
         for share in _SHARES:
             if time.monotonic() > deadline:

@@ -157,8 +157,9 @@ class _Search:
         for draft in self._candidates(least):
             fastest = min(self._rated(draft), key=lambda plan: plan.step_s)
             best = fastest if best is None or fastest.step_s < best.step_s else best
-            if self.solutions and best.step_s <= bound_s * (1 + self.gap):
-                break  # nothing can be better by more than the gap
+            solved_s = min((solution.step_s for solution in self.solutions), default=0.0)
+            if self.solutions and best.step_s <= max(bound_s, solved_s) * (1 + self.gap):
+                break  # another candidate could hardly be better by more than the gap
         assert best is not None  # the frugal plan is a candidate
         solved = min(self.solutions, key=lambda solution: solution.step_s, default=None)
         return replace(

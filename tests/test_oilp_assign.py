@@ -28,9 +28,10 @@ def test_the_earliest_deadline_goes_first() -> None:
     assert hand_out([10, 10], jobs, eager=True) == {"soon": 0, "late": 1}
 
 
-def test_what_waited_goes_before_what_is_just_released() -> None:
+def test_what_waited_is_sent_before_what_the_running_block_makes() -> None:
     jobs = [job("new", 10, 1, 3), job("old", 10, 0, 9)]
-    assert hand_out([0, 10, 10], jobs, eager=True) == {"old": 1, "new": 2}
+    assert hand_out([0, 10, 10], jobs, eager=True, new_last=True) == {"old": 1, "new": 2}
+    assert hand_out([0, 10, 10], jobs, eager=True) == {"new": 1, "old": 2}
 
 
 def test_at_its_deadline_a_tensor_moves_in_any_case() -> None:

@@ -30,7 +30,7 @@ def test_a_7b_on_12_gb_is_near_optimal_in_seconds() -> None:
     assert plan.bound_s <= plan.lp_step_s
     assert plan.step_s <= 1.05 * plan.lp_step_s
     assert plan.source.startswith("o-ilp")
-    assert set(plan.options) == {"keep", "offload"}
+    assert "offload" in plan.options and "keep" in plan.options
     assert plan.cpu_updated()
     assert took_s < 20
 

@@ -21,7 +21,7 @@ from tests.random_chains import chains, machines
 UNLIMITED = 10**9
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=chains(),
     hardware=machines(),
@@ -60,7 +60,7 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
         assert plan.step_s <= predicted_step_s(program_of(draft), chain, hardware)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains(), hardware=machines(), slices=st.sampled_from((1, 2, 4)), clip=st.booleans())
 def test_the_least_possible_budget_is_enough_and_one_byte_less_is_refused(
     chain: Chain, hardware: Hardware, slices: int, clip: bool
@@ -73,7 +73,7 @@ def test_the_least_possible_budget_is_enough_and_one_byte_less_is_refused(
     assert refused.value.code == "budget-too-small"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains(), hardware=machines(), share=st.floats(0.0, 1.0), slices=st.sampled_from((1, 3)))
 def test_a_small_host_is_never_overfilled(chain: Chain, hardware: Hardware, share: float, slices: int) -> None:
     everything = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
