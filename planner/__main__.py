@@ -2,7 +2,7 @@
 
 Writes RUN_DIR/plan.json and prints the same object, less its chain, as one line. With `--job FILE` instead of a run
 folder it only prints. Exit codes are those of `planner.errors`; what a person should know goes to stderr, and into
-RUN_DIR/error.json.
+RUN_DIR/error.json. The subcommands `solve`, `ask` and `plans` are those of `planner.questions`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import argparse
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner import questions
 from planner.errors import Exit, UserError
 from planner.job import Job
 from planner.runfolder import RunFolder
@@ -23,10 +25,14 @@ if TYPE_CHECKING:
 
     from planner.planning import Answer
 
+_STARTED_S = time.monotonic()
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the process's exit code."""
     options = _parser().parse_args(arguments)
+    if options.command != "plan":
+        return questions.answer(options, _STARTED_S)
     run = RunFolder(options.run_dir) if options.run_dir else None
     try:
         job = Job.from_resolved(run.resolved) if run else Job.load(options.job)
@@ -45,7 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m planner")
-    plan = parser.add_subparsers(dest="command", required=True).add_parser("plan", help="plan a job")
+    commands = parser.add_subparsers(dest="command", required=True)
+    questions.add_parsers(commands)
+    plan = commands.add_parser("plan", help="plan a job")
     what = plan.add_mutually_exclusive_group(required=True)
     what.add_argument("run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="run folder with resolved.yaml")
     what.add_argument("--job", type=Path, metavar="FILE", help="a job file; nothing is written")

@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import JSON, DateTime, Engine, Float, Integer, String, create_engine, select, update
+from sqlalchemy import JSON, DateTime, Engine, Float, Integer, String, create_engine, delete, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from planner.chain import Chain
 from planner.codec import from_json, to_json
-from planner.errors import UserError
+from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.plan import Plan
 
@@ -119,6 +119,45 @@ def _digest(parts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPlan:
+    """What a list of plans says of one. `hits`: how often it was found; times are seconds since 1970."""
+
+    key: str
+    model: str
+    machine: str
+    step_s: float
+    gpu_budget_bytes: int
+    cpu_budget_bytes: int
+    slices: int
+    solve_s: float
+    hits: int
+    created_at: float
+    used_at: float
+
+
+def _kept(row: PlanRow) -> KeptPlan:
+    plan = row.document["plan"]
+    return KeptPlan(
+        key=row.key,
+        model=row.model,
+        machine=row.document["hardware"]["name"],
+        step_s=plan["step_s"],
+        gpu_budget_bytes=plan["gpu_budget_bytes"],
+        cpu_budget_bytes=plan["cpu_budget_bytes"],
+        slices=plan["slices"],
+        solve_s=row.solve_s,
+        hits=row.hits,
+        created_at=_unix(row.created_at),
+        used_at=_unix(row.used_at),
+    )
+
+
+def _unix(moment: datetime) -> float:
+    """SQLite gives back moments without their zone; they were written in UTC."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
 _Row = TypeVar("_Row", PlanRow, MeasurementRow)
 
 
@@ -158,6 +197,39 @@ class Cache:
     def keep_measurement(self, key: str, document: dict[str, Any], *, device: str) -> None:
         """Keep a measurement under `key`, in place of what was there."""
         self._keep(MeasurementRow, key, {"device": device[:255], "document": document})
+
+    def plans(self) -> list[KeptPlan]:
+        """What plans there are, the one used last first."""
+        with self._transaction() as session:
+            rows = session.scalars(select(PlanRow).order_by(PlanRow.used_at.desc(), PlanRow.id.desc())).all()
+            return [_kept(row) for row in rows]
+
+    def show_plan(self, key: str) -> dict[str, Any]:
+        """`KeptPlan` and `{"plan", "chain", "hardware"}` of the one plan whose key begins with `key`; no hit is
+        counted. Raises UserError."""
+        with self._transaction() as session:
+            row = self._one(session, key)
+            return {**cast(dict[str, Any], to_json(_kept(row))), **row.document}
+
+    def forget_plan(self, key: str) -> None:
+        """Delete the one plan whose key begins with `key`. Raises UserError."""
+        with self._transaction() as session:
+            session.delete(self._one(session, key))
+
+    def forget_plans(self) -> int:
+        """Delete all plans; how many there were."""
+        with self._transaction() as session:
+            return len(session.scalars(delete(PlanRow).returning(PlanRow.id)).all())
+
+    @staticmethod
+    def _one(session: Session, key: str) -> PlanRow:
+        found = session.scalars(select(PlanRow).where(PlanRow.key.startswith(key, autoescape=True)).limit(2)).all()
+        if len(found) == 1:
+            return found[0]
+        raise UserError(
+            f"There is no plan {key}." if not found else f"More than one plan begins with {key}.",
+            code="no-such-plan", hint="offmate plans list", exit_code=Exit.NO_SUCH_JOB if not found else Exit.USAGE,
+        )  # fmt: skip
 
     def hits(self, key: str) -> int:
         """How often the plan under `key` was found; 0 when there is none."""

@@ -1,0 +1,171 @@
+""" "Will it fit, and how fast?", for any machine, from the model's config alone: no weights are loaded, nothing is
+measured. Times come from operations and bytes against the machine's rates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from planner.chain import Chain
+from planner.errors import Exit, UserError
+from planner.hardware import Hardware
+from planner.job import Job
+from planner.jobpaths import looks_local, resolve
+from planner.model import sample_batch, skeleton_model
+from planner.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
+from planner.profile import analyse_model, estimate_times
+from planner.receipt import Asked, Receipt, no_fit, receipt
+from planner.solve import GAP, least_budget
+from planner.units import format_bytes
+from planner.variations import Problem, Variations
+
+PATIENCE_S = 16.0
+"""When to answer, counted from the process's start: variations that are not planned by then are left out."""
+_PLAN_S = 5.0  # of the solver for the plan itself
+_SHORTEST = 256  # tokens; below that nobody trains
+_NEAR_BYTES = 2**30  # as near as a least host budget is looked for
+
+
+def question_job(
+    model: str, *, length: int, rows: int, slices: int, bf16: bool, clip: bool, folder: Path
+) -> Job:  # fmt: skip
+    """The job that a question without a job file is about; it has no data.
+
+    `model` is a hub id, a folder or a config.json. Raises UserError (exit 2) when there is no such file.
+    """
+    if looks_local(model, folder) or model.endswith(".json"):
+        path = Path(resolve(model, folder))
+        if not (path if path.is_file() else path / "config.json").is_file():
+            raise UserError(
+                f"There is no model config at {path}.", code="missing-file", exit_code=Exit.USAGE,
+                hint="give a folder with config.json, the file itself, or a Hugging Face id",
+            )  # fmt: skip
+        model = str(path)
+    return Job(
+        model=model, tokenizer=model, dataset=("none",), max_length=length, per_device_train_batch_size=rows,
+        gradient_accumulation_steps=slices, bf16=bf16, max_grad_norm=1.0 if clip else None,
+    )  # fmt: skip
+
+
+def ask(job: Job, hardware: Hardware, *, started_s: float) -> Receipt:
+    """The receipt of `job` on `hardware`, within `PATIENCE_S` of `started_s` (monotonic) where the model's size allows.
+
+    Raises UserError for a model that cannot be used.
+    """
+    deadline = started_s + PATIENCE_S
+    with Variations() as others:
+        problem = _problem(job, hardware)
+        least = _least(problem, problem.cpu_budget_bytes)
+        if least is None or least > problem.gpu_budget_bytes:
+            return _too_large(job, problem, least, deadline)
+        others.start(problem)
+        plan = problem.plan(min(_PLAN_S, max(1.0, (deadline - time.monotonic()) / 2)))
+        found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
+        return replace(found, changes=others.changes(problem, plan, deadline), answer_s=time.monotonic() - started_s)
+
+
+def _asked(job: Job) -> Asked:
+    return Asked(
+        model=job.model,
+        dtype="bf16" if job.bf16 else "fp32",
+        length=job.max_length,
+        rows=job.per_device_train_batch_size,
+        slices=job.gradient_accumulation_steps,
+        clip=job.max_grad_norm is not None,
+        keep=job.save_total_limit,
+    )
+
+
+def _problem(job: Job, hardware: Hardware) -> Problem:
+    return Problem(
+        chain=_chain(job, hardware),
+        hardware=hardware,
+        gpu_budget_bytes=job.gpu_budget or hardware.gpu_bytes,
+        cpu_budget_bytes=job.cpu_budget or hardware.cpu_bytes,
+        slices=job.gradient_accumulation_steps,
+        clip=job.max_grad_norm is not None,
+    )
+
+
+def _chain(job: Job, hardware: Hardware) -> Chain:
+    device = torch.device("cpu")
+    analysis = analyse_model(skeleton_model(job, device), sample_batch(job), device=device)
+    return analysis.chain(estimate_times(analysis, hardware))
+
+
+def _least(problem: Problem, cpu_budget_bytes: int) -> int | None:
+    """The least device budget beside that host budget; None where the host is too small for any."""
+    try:
+        return least_budget(
+            problem.chain, problem.hardware, cpu_budget_bytes=cpu_budget_bytes, slices=problem.slices,
+            clip=problem.clip,
+        ).gpu_bytes  # fmt: skip
+    except UserError:
+        return None
+
+
+def _too_large(job: Job, problem: Problem, least: int | None, deadline: float) -> Receipt:
+    least_cpu = _least_cpu_budget(problem, deadline)
+    fits_with = list(_more_machine(problem, least, least_cpu))
+    fits_with += _smaller_job(job, problem, deadline)
+    budgets = (problem.gpu_budget_bytes, problem.cpu_budget_bytes)
+    found = no_fit(
+        problem.chain, problem.hardware, _asked(job), budgets=budgets, least=(least, least_cpu),
+        fits_with=tuple(fits_with),
+    )  # fmt: skip
+    return replace(found, answer_s=PATIENCE_S - (deadline - time.monotonic()))
+
+
+def _least_cpu_budget(problem: Problem, deadline: float) -> int | None:
+    """About the least host budget beside the device's budget, by bisection; None where no host is large enough."""
+
+    def fits(size: int) -> bool:
+        least = _least(problem, size)
+        return least is not None and least <= problem.gpu_budget_bytes
+
+    low, high = 0, sum(t.bytes + t.gradient_bytes + t.state_bytes for t in problem.chain.tensors())
+    high += problem.slices * sum(max(o.offloaded_bytes for o in b.options) for b in problem.chain.blocks)
+    if not fits(high):
+        return None
+    while high - low > _NEAR_BYTES and time.monotonic() < deadline:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) -> Iterator[str]:
+    """Machines on which the job fits as it is."""
+    if least_cpu is not None and least_cpu > problem.cpu_budget_bytes:
+        yield f"{format_bytes(needed_cpu_memory(least_cpu))} of RAM"
+    if least is not None and least > problem.gpu_budget_bytes:
+        for name, card in sorted(CARDS.items(), key=lambda each: each[1].memory_bytes):
+            if usable_gpu_bytes(card.memory_bytes) >= least:
+                yield f"a GPU of {format_bytes(card.memory_bytes)}, as in --hardware {name}"
+                return
+
+
+def _smaller_job(job: Job, problem: Problem, deadline: float) -> Iterator[str]:
+    """Jobs that fit on the machine as it is: the first of each kind that does."""
+
+    def fits(other: Problem) -> bool:
+        least = _least(other, other.cpu_budget_bytes)
+        return least is not None and least <= other.gpu_budget_bytes
+
+    if problem.clip and time.monotonic() < deadline and fits(replace(problem, clip=False)):
+        yield "no clipping (--clip none, max_grad_norm: 0)"
+    if not job.bf16 and time.monotonic() < deadline:
+        narrow = job.model_copy(update={"bf16": True})
+        if fits(_problem(narrow, problem.hardware)):
+            yield "bf16 with fp32 masters (--bf16, bf16: true)"
+    rows, length = job.per_device_train_batch_size, job.max_length
+    while time.monotonic() < deadline and (rows > 1 or length // 2 >= _SHORTEST):
+        rows, length = (1, length) if rows > 1 else (1, length // 2)
+        smaller = job.model_copy(update={"per_device_train_batch_size": rows, "max_length": length})
+        if fits(_problem(smaller, problem.hardware)):
+            yield f"slices of {rows} × {length} tokens (--batch-size {rows} --max-length {length})"
+            return

@@ -1,0 +1,195 @@
+"""What the planner process answers beside planning a job: chains from files, other machines, and the kept plans.
+
+    solve   a chain and a machine from files
+    ask     a model's config, or a job, on a machine by name
+    plans   list, show and forget what the plan cache has
+
+Each prints one JSON object as one line. What does not fit is an answer, with exit code 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from planner.cache import Cache
+from planner.chain import Chain
+from planner.codec import Json, to_json
+from planner.errors import Exit, UserError
+from planner.files import load_chain, load_hardware
+from planner.hardware import Hardware
+from planner.job import Job
+from planner.plan import Plan
+from planner.presets import is_preset, preset
+from planner.units import parse_bytes
+
+
+def add_parsers(commands: Any) -> None:
+    """The subcommands; `commands` is what `add_subparsers` gave."""
+    solve = commands.add_parser("solve", help="plan a chain on a machine, both from files")
+    solve.add_argument("--chain", type=Path, required=True, metavar="FILE")
+    _machine(solve)
+    solve.add_argument("--slices", type=_count, default=1)
+    solve.add_argument("--clip", choices=("none", "exact"), default="none")
+    solve.add_argument("--time-limit", type=_seconds, default=60.0, metavar="SECONDS")
+    solve.add_argument("--gap", type=_share, default=0.01)
+    solve.add_argument("--no-cpu-updates", action="store_true")
+    solve.add_argument("--no-activation-offload", action="store_true")
+    ask = commands.add_parser("ask", help="a model or a job on some machine")
+    what = ask.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", metavar="ID_OR_PATH")
+    what.add_argument("--job", type=Path, metavar="FILE")
+    _machine(ask)
+    ask.add_argument("--max-length", type=_count, default=1024)
+    ask.add_argument("--batch-size", type=_count, default=1)
+    ask.add_argument("--slices", type=_count, default=8)
+    ask.add_argument("--clip", choices=("none", "exact"), default="exact")
+    ask.add_argument("--fp32", action="store_true")
+    plans = commands.add_parser("plans", help="the kept plans")
+    plans.add_argument("verb", choices=("list", "show", "forget"))
+    plans.add_argument("key", nargs="?", help="a plan's key or how it begins; forget takes all without one")
+    plans.add_argument("--database", required=True, metavar="URL")
+
+
+def _machine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hardware", required=True, metavar="NAME_OR_FILE")
+    parser.add_argument("--cpu-memory", type=parse_bytes, metavar="SIZE")
+    parser.add_argument("--link", metavar="NAME_OR_RATE")
+    parser.add_argument("--gpu-budget", type=parse_bytes, metavar="SIZE")
+    parser.add_argument("--cpu-budget", type=parse_bytes, metavar="SIZE")
+
+
+def answer(options: argparse.Namespace, started_s: float) -> int:
+    """Answer what the command line asks; the exit code. `started_s`: when the process began (monotonic)."""
+    try:
+        if options.command == "ask":
+            code, said = _ask(options, started_s)
+        else:
+            code, said = {"solve": _solve, "plans": _plans}[options.command](options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(said))
+    return code
+
+
+def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
+    from planner.solve import make_plan
+
+    chain, hardware = load_chain(options.chain), _hardware(options, bf16=True)
+    start = time.monotonic()
+    try:
+        plan = make_plan(
+            chain, hardware, gpu_budget_bytes=options.gpu_budget or hardware.gpu_bytes,
+            cpu_budget_bytes=options.cpu_budget or hardware.cpu_bytes, slices=options.slices,
+            clip=options.clip == "exact", time_limit_s=options.time_limit, gap=options.gap,
+            cpu_updates=not options.no_cpu_updates, activation_offload=not options.no_activation_offload,
+        )  # fmt: skip
+    except UserError as error:
+        if error.exit_code is not Exit.DOES_NOT_FIT:
+            raise
+        print(error, file=sys.stderr)
+        return Exit.DOES_NOT_FIT, _infeasible(chain, hardware, options, error) | {"solve_s": time.monotonic() - start}
+    return Exit.DONE, _solved(plan, chain, options.gap) | {"solve_s": time.monotonic() - start}
+
+
+def _solved(plan: Plan, chain: Chain, gap: float) -> dict[str, Json]:
+    from planner.receipt import cpu_update_share, status_of
+
+    return {
+        "status": status_of(plan, gap),
+        "step_s": plan.step_s,
+        "lp_step_s": plan.lp_step_s,
+        "bound_s": plan.bound_s,
+        "solver_gap": plan.solver_gap,
+        "gpu_peak_bytes": plan.gpu_peak_bytes,
+        "cpu_peak_bytes": plan.cpu_peak_bytes,
+        "options": list(plan.options),
+        "cpu_update_share": cpu_update_share(plan, chain),
+        "source": plan.source,
+        "resident": list(plan.resident),
+        "stages": to_json(plan.stages),
+    }
+
+
+def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, error: UserError) -> dict[str, Json]:
+    from planner.solve import least_budget
+
+    try:
+        least = least_budget(
+            chain, hardware, cpu_budget_bytes=options.cpu_budget or hardware.cpu_bytes, slices=options.slices,
+            clip=options.clip == "exact", cpu_updates=not options.no_cpu_updates,
+            activation_offload=not options.no_activation_offload,
+        ).gpu_bytes  # fmt: skip
+    except UserError:  # the host is too small, whatever the device
+        least = None
+    return {"status": "infeasible", "code": error.code, "least_gpu_budget_bytes": least}
+
+
+def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
+    if options.job is not None:
+        job = Job.load(options.job)
+        hardware = _hardware(options, bf16=job.bf16)
+    else:
+        job, hardware = None, _hardware(options, bf16=not options.fp32)
+    # torch takes seconds to import: what is wrong with the words is told before that.
+    from planner.ask import ask, question_job
+
+    if job is None:
+        job = question_job(
+            options.model, length=options.max_length, rows=options.batch_size, slices=options.slices,
+            bf16=not options.fp32, clip=options.clip == "exact", folder=Path.cwd(),
+        )  # fmt: skip
+    budgets = {key: value for key in ("gpu_budget", "cpu_budget") if (value := getattr(options, key)) is not None}
+    found = ask(job.model_copy(update=budgets), hardware, started_s=started_s)
+    return Exit.DOES_NOT_FIT if found.status == "infeasible" else Exit.DONE, to_json(found)
+
+
+def _hardware(options: argparse.Namespace, *, bf16: bool) -> Hardware:
+    """A machine by its name or from a file. Raises UserError."""
+    path = Path(options.hardware)
+    if is_preset(options.hardware) or not (path.suffix == ".json" or path.exists()):
+        return preset(options.hardware, bf16=bf16, cpu_memory_bytes=options.cpu_memory, link=options.link)
+    if options.cpu_memory is not None or options.link is not None:
+        raise UserError(
+            "--cpu-memory and --link change a machine known by its name.", code="two-machines",
+            numbers=(f"{path} is a file",), hint="change them in the file", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    return load_hardware(path)
+
+
+def _plans(options: argparse.Namespace) -> tuple[Exit, Json]:
+    cache = Cache(options.database)
+    if options.verb == "list":
+        return Exit.DONE, to_json(cache.plans())
+    if options.verb == "show":
+        return Exit.DONE, cache.show_plan(options.key)
+    if options.key is None:
+        return Exit.DONE, {"forgotten": cache.forget_plans()}
+    cache.forget_plan(options.key)
+    return Exit.DONE, {"forgotten": 1}
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < 1:
+        raise ValueError(text)
+    return number
