@@ -44,12 +44,11 @@ def scratch_bytes(tensor: Tensor) -> int:
     return 4 * tensor.elements if tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements else 0
 
 
-def aside_bytes(chain: Chain, tensor: Tensor, slices: int) -> int:
-    """Gradient rows of a tied embedding that are kept per slice until its first block's backward adds them."""
-    if slices == 1 or not tensor.row_bytes or not tensor.trainable:
+def rows_bytes(chain: Chain, tensor: Tensor, slices: int) -> int:
+    """Gradient rows of a tied embedding that wait, per slice, from the head until its own backward adds them."""
+    if slices == 1 or not tensor.row_bytes or not tensor.trainable or len(chain.users()[tensor.name]) == 1:
         return 0
-    rows = min(tensor.gradient_bytes // tensor.row_bytes, slices * chain.slice_tokens)
-    return (slices + 1) * rows * tensor.row_bytes
+    return min(tensor.gradient_bytes, slices * chain.slice_tokens * tensor.row_bytes)
 
 
 def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
@@ -62,7 +61,7 @@ def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
             continue
         made, used = 2 * last - blocks[-1], 2 * last - blocks[0]
         for stage in range(made + 1, used + 1):
-            bytes_at[stage] += tensors[name].gradient_bytes + aside_bytes(chain, tensors[name], slices)
+            bytes_at[stage] += tensors[name].gradient_bytes + slices * rows_bytes(chain, tensors[name], slices)
         for stage in range(used + 1, 2 * last + 1) if clip else ():
             bytes_at[stage] += _NORM_BYTES
     return bytes_at
@@ -70,23 +69,40 @@ def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Gradient sums that a stage makes, and rows of a tied embedding's that it puts aside after its first slice."""
+    """Gradients of a stage: the sums it makes; rows of a tied embedding that each of its slices puts aside, that each
+    takes up, and that a slice needs beside them while it does so.
+    """
 
     sums: int
-    aside: int
+    rows_put: int
+    rows_taken: int
+    rows_beside: int
 
-    @property
-    def all(self) -> int:
-        return self.sums + self.aside
+    @classmethod
+    def of(cls, chain: Chain, index: int, slices: int) -> _Made:
+        users = chain.users()
+        tensors = [t for t in chain.blocks[index].tensors if t.trainable]
+        rows = {t.name: rows_bytes(chain, t, slices) for t in tensors}
+        return cls(
+            sums=sum(t.gradient_bytes for t in tensors if users[t.name][-1] == index),
+            rows_put=sum(rows[t.name] for t in tensors if users[t.name][-1] == index),
+            rows_taken=sum(rows[t.name] for t in tensors if users[t.name][0] == index),
+            rows_beside=sum(rows.values()),
+        )
+
+    def rows_during(self, k: int) -> int:
+        """Rows while slice k runs, above those that wait for all slices where an earlier stage put them aside."""
+        return k * self.rows_put - max(0, k - 1) * self.rows_taken + self.rows_beside
+
+    def rows_after(self, k: int, slices: int) -> int:
+        """Rows after slice k: the first slice's are taken up last."""
+        return (k + 1) * self.rows_put - (slices if k == slices - 1 else k) * self.rows_taken
 
 
 def moments(chain: Chain, slices: int, clip: bool) -> Iterator[Moment]:
     """All moments of a cycle, stage by stage. Gradients that earlier stages made are in `standing_bytes`."""
-    users = chain.users()
     for stage, (direction, index) in enumerate(stage_order(len(chain.blocks))):
-        new = [t for t in chain.blocks[index].tensors if t.trainable and users[t.name][-1] == index]
-        tied = [t for t in new if len(users[t.name]) > 1]
-        made = _Made(sum(t.gradient_bytes for t in new), sum(aside_bytes(chain, t, slices) for t in tied))
+        made = _Made.of(chain, index, slices)
         for k in sorted({0, min(1, slices - 1), max(0, slices - 2), slices - 1}):
             if direction is Direction.FORWARD:
                 yield _forward(chain, stage, index, slices, k)
@@ -123,8 +139,8 @@ def _head(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Mome
     bytes_of = {
         (i, o): max(
             block.forward_held_bytes,
-            option.forward_peak_bytes + (made.all if k else 0),
-            made.all + max(block.forward_frame_bytes, below.backward_held_bytes),
+            option.forward_peak_bytes + (made.sums if k else 0) + made.rows_during(k),
+            made.sums + made.rows_after(k, m) + max(block.forward_frame_bytes, below.backward_held_bytes),
         )
         for o, option in enumerate(block.options)
     }
@@ -141,13 +157,13 @@ def _backward(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> 
     for o, option in enumerate(block.options):
         first = option.backward_first_peak_bytes
         if k or not made.sums:
-            peak = made.all + option.backward_peak_bytes
+            peak = made.sums + option.backward_peak_bytes
         else:
             peak = option.backward_peak_bytes + made.sums if first is None else first
         kept, offloaded = kept_bytes(block, option), option.offloaded_bytes
         running = max(
-            kept + offloaded + block.backward_held_bytes + peak,
-            made.all + max(block.backward_frame_bytes, below),
+            kept + offloaded + block.backward_held_bytes + peak + made.rows_during(k),
+            made.sums + made.rows_after(k, m) + max(block.backward_frame_bytes, below),
         )
         coming = offloaded if k < m - 1 else 0  # the next slice comes back while this one runs
         bytes_of[i, o] = (m - 1 - k) * kept + coming + running
@@ -170,7 +186,7 @@ def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -
     bytes_of: dict[tuple[int, int], int] = {}
     if i:
         _add_offloaded(bytes_of, chain, i - 1)
-    fixed = held + made.all + scratch + norms
+    fixed = held + made.sums + made.rows_after(m - 1, m) + scratch + norms
     return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of, update=True)
 
 

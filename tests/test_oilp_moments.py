@@ -1,0 +1,36 @@
+"""The solver's memory, linear in the options, against the walk over the finished program."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planner.chain import Chain
+from planner.itinerary import Draft, assemble, at_home
+from planner.memory import gpu_peak_bytes
+from planner.moments import kept_bytes, moments, scratch_bytes, standing_bytes
+from planner.program import compile_program
+from tests.random_chains import chains
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(chain=chains(), slices=st.sampled_from((1, 2, 3, 4, 7)), data=st.data())
+def test_with_everything_resident_the_highest_moment_is_the_walked_peak(
+    chain: Chain, slices: int, data: st.DataObject
+) -> None:
+    chosen = [data.draw(st.integers(0, len(block.options) - 1)) for block in chain.blocks]
+    options = tuple(block.options[o].name for block, o in zip(chain.blocks, chosen, strict=True))
+    draft = Draft(options=options, journeys=tuple(at_home(chain, t, False) for t in chain.tensors()), source="test")
+    walked = gpu_peak_bytes(compile_program(assemble(chain, draft, slices=slices, clip=False), chain), chain)
+
+    resident = sum(t.bytes + t.state_bytes for t in chain.tensors())
+    standing = standing_bytes(chain, slices, clip=False)
+    kept = [slices * kept_bytes(block, block.options[o]) for block, o in zip(chain.blocks, chosen, strict=True)]
+    highest = max(
+        resident + standing[m.stage] + m.fixed_bytes + sum(kept[: m.before + 1])
+        + sum(size for (i, o), size in m.bytes_of.items() if chosen[i] == o)
+        for m in moments(chain, slices, clip=False)
+    )  # fmt: skip
+    assert walked <= highest
+    if not any(scratch_bytes(t) for t in (*chain.tensors(), *chain.frame_tensors)):
+        assert highest == walked
