@@ -90,7 +90,6 @@ class _QueueThread:
         while (batch := self._batches.get()) is not None:
             for job in batch:
                 self._run_job(*job)
-            del batch, job
 
     def _run_job(self, op: Op, values: StepValues, numbers: Numbers) -> None:
         for queue, number in numbers:
