@@ -1,0 +1,131 @@
+"""What a plan decides, block by block and tensor by tensor, for the page's table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.chain import Chain, Tensor
+from planner.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trip:
+    """An absence of a weight or of optimizer states from the device: stage names; `next_step` when it spans a step."""
+
+    leaves: str
+    returns: str
+    next_step: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDecision:
+    """One tensor's step. `updated` is "gpu", "cpu" or "" for a frozen one; `sent` the stage its gradient leaves in."""
+
+    name: str
+    elements: int
+    bytes: int
+    state_bytes: int
+    gradient_bytes: int
+    weight_trips: tuple[Trip, ...]
+    state_trips: tuple[Trip, ...]
+    updated: str
+    update_stage: str
+    sent: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockDecision:
+    """One block's step. Bytes of weights by where they are: `resident_bytes` never leave, `away_once_bytes` are away
+    between two passes, `away_twice_bytes` travel for each. `up_bytes` and `down_bytes` are all that travels in a step.
+    A tied tensor counts with its first block.
+    """
+
+    name: str
+    kind: str
+    option: str
+    forward_s: float
+    backward_s: float
+    saved_bytes: int
+    offloaded_bytes: int
+    resident_bytes: int
+    away_once_bytes: int
+    away_twice_bytes: int
+    up_bytes: int
+    down_bytes: int
+    parameters: int
+    cpu_parameters: int
+    gpu_parameters: int
+    tensors: tuple[TensorDecision, ...]
+
+
+def decisions(plan: Plan, chain: Chain) -> tuple[BlockDecision, ...]:
+    """Per block, in order."""
+    reader = _Reader(plan, chain)
+    return tuple(reader.block(index) for index in range(len(chain.blocks)))
+
+
+class _Reader:
+    def __init__(self, plan: Plan, chain: Chain) -> None:
+        self.plan, self.chain, self.users = plan, chain, chain.users()
+        self.names = [stage.name for stage in plan.stages]
+        self.moves: dict[tuple[str, str], list[int]] = {}
+        for number, stage in enumerate(plan.stages):
+            for word in ("prefetch", "offload", "evict", "cpu_update", "gpu_update"):
+                for item in getattr(stage, word):
+                    self.moves.setdefault((word, item), []).append(number)
+
+    def block(self, index: int) -> BlockDecision:
+        block, name, slices = self.chain.blocks[index], self.plan.options[index], self.plan.slices
+        option = block.option(name)
+        tensors = [t for t in block.tensors if self.users[t.name][0] == index]
+        found = [self.tensor(t) for t in tensors]
+        offloaded = slices * option.offloaded_bytes
+        saved = option.saved_bytes + (block.input_bytes if option.reads_input else 0)
+        last = index == len(self.chain.blocks) - 1
+
+        def weights(trips: Sequence[int]) -> int:
+            return sum(t.bytes for t, d in zip(tensors, found, strict=True) if len(d.weight_trips) in trips)
+
+        def updated(by: str) -> int:
+            return sum(d.elements for d in found if d.updated == by)
+
+        return BlockDecision(
+            name=block.name, kind=block.kind, option=name, forward_s=slices * option.forward_s,
+            backward_s=slices * option.backward_s, saved_bytes=0 if last else slices * saved,
+            offloaded_bytes=offloaded, resident_bytes=weights((0,)), away_once_bytes=weights((1,)),
+            away_twice_bytes=weights(range(2, 9)), up_bytes=offloaded + self._moved(tensors, "prefetch"),
+            down_bytes=offloaded + self._moved(tensors, "offload"), parameters=sum(t.elements for t in tensors),
+            cpu_parameters=updated("cpu"), gpu_parameters=updated("gpu"), tensors=tuple(found),
+        )  # fmt: skip
+
+    def tensor(self, tensor: Tensor) -> TensorDecision:
+        name = tensor.name
+        on_cpu, on_gpu = self._stages("cpu_update", name), self._stages("gpu_update", name)
+        return TensorDecision(
+            name=name, elements=tensor.elements, bytes=tensor.bytes, state_bytes=tensor.state_bytes,
+            gradient_bytes=tensor.gradient_bytes, weight_trips=self._trips(f"w:{name}"),
+            state_trips=self._trips(f"s:{name}"), updated="cpu" if on_cpu else "gpu" if on_gpu else "",
+            update_stage=next(iter((*on_cpu, *on_gpu)), ""), sent=next(iter(self._stages("offload", f"g:{name}")), ""),
+        )  # fmt: skip
+
+    def _stages(self, word: str, item: str) -> list[str]:
+        return [self.names[number] for number in self.moves.get((word, item), ())]
+
+    def _trips(self, item: str) -> tuple[Trip, ...]:
+        """Each release with the next fetch, around the cycle if need be."""
+        back = self.moves.get(("prefetch", item), [])
+        trips = []
+        for left in self.moves.get(("evict", item), []):
+            later = [number for number in back if number > left]
+            returns = later[0] if later else back[0]
+            trips.append(Trip(leaves=self.names[left], returns=self.names[returns], next_step=not later))
+        return tuple(trips)
+
+    def _moved(self, tensors: Sequence[Tensor], word: str) -> int:
+        sizes = {f"{kind}:{t.name}": size for t in tensors for kind, size in _sizes(t)}
+        return sum(size * len(self.moves.get((word, item), ())) for item, size in sizes.items())
+
+
+def _sizes(tensor: Tensor) -> tuple[tuple[str, int], ...]:
+    return ("w", tensor.bytes), ("g", tensor.gradient_bytes), ("s", tensor.state_bytes)

@@ -1,0 +1,77 @@
+"""The data of the page: columns of operations, samples of memory, figures and decisions, as one JSON object."""
+
+from __future__ import annotations
+
+from planner.codec import Json, to_json
+from planner.memory import Parts
+from planner.picture.decisions import decisions
+from planner.picture.drawing import Drawing, Sort, sort_of
+from planner.picture.headline import figures, summary
+from planner.picture.trace import ns
+from planner.program import OpKind, Queue
+
+FORMAT = 1
+
+
+def document(drawing: Drawing) -> dict[str, Json]:
+    """What the page's script reads. Times are whole nanoseconds from the first step's start."""
+    plan = drawing.plan
+    return {
+        "format": FORMAT,
+        "title": drawing.title,
+        "summary": summary(drawing),
+        "figures": to_json(figures(drawing)),
+        "plan": {
+            "step_s": drawing.step_s,
+            "bound_s": plan.bound_s,
+            "lp_step_s": plan.lp_step_s,
+            "solver_gap": plan.solver_gap,
+            "source": plan.source,
+            "slices": plan.slices,
+            "clip": plan.clip,
+            "gpu_peak_bytes": plan.gpu_peak_bytes,
+            "gpu_budget_bytes": plan.gpu_budget_bytes,
+            "measured": drawing.measured,
+        },
+        "hardware": to_json(drawing.hardware),
+        "loads": to_json(drawing.loads),
+        "host_limited": drawing.step_s > drawing.queues_step_s * (1 + 1e-9),
+        "step_ns": ns(drawing.queues_step_s),
+        "stages": [str(stage) for stage in plan.stages],
+        "operations": _operations(drawing),
+        "memory": _memory(drawing),
+        "blocks": to_json(decisions(plan, drawing.chain)),
+    }
+
+
+def _operations(drawing: Drawing) -> dict[str, Json]:
+    """Columns, one entry per operation in program order; `start_ns` and `end_ns` have one column per step.
+
+    A wait is the number of an operation; one that is not smaller than the operation's own means the step before.
+    """
+    ops = drawing.program.ops
+    kinds, sorts, queues = list(OpKind), list(Sort), list(Queue)
+    stages = {stage.name: number for number, stage in enumerate(drawing.plan.stages)}
+    position = {op.name: number for number, op in enumerate(ops)}
+    return {
+        "kinds": [kind.value for kind in kinds],
+        "sorts": [sort.value for sort in sorts],
+        "queues": [queue.value for queue in queues],
+        "kind": [kinds.index(op.kind) for op in ops],
+        "sort": [sorts.index(sort_of(op)) for op in ops],
+        "queue": [queues.index(op.queue) for op in ops],
+        "stage": [stages[op.stage] for op in ops],
+        "subject": [op.subject for op in ops],
+        "bytes": [op.bytes for op in ops],
+        "waits": [[position[name] for name in op.waits] for op in ops],
+        "start_ns": [[ns(span.start_s) for span in step] for step in drawing.steps],
+        "end_ns": [[ns(span.end_s) for span in step] for step in drawing.steps],
+    }
+
+
+def _memory(drawing: Drawing) -> dict[str, Json]:
+    """Rows of samples: start, end, and the bytes of each part."""
+    samples: list[Json] = [
+        [ns(s.start_s), ns(s.end_s), *(getattr(s.parts, name) for name in Parts.__slots__)] for s in drawing.samples()
+    ]
+    return {"parts": [name.removesuffix("_bytes") for name in Parts.__slots__], "samples": samples}

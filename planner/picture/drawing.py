@@ -1,0 +1,151 @@
+"""All that is shown of a plan, in numbers: two steady steps on the queues, the memory beside them, how busy all are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.chain import Chain
+from planner.hardware import Hardware
+from planner.instance import UPDATE_TRAFFIC_BYTES
+from planner.memory import Breakdown, Parts, gpu_breakdown
+from planner.plan import Direction, Plan
+from planner.program import Op, OpKind, Program, Queue, compile_program
+from planner.simulate import Span, last_steps, simulate
+
+STEPS = 2
+
+
+class Sort(StrEnum):
+    """What an operation is about: its colour on the page, its category in the trace."""
+
+    FORWARD = "forward"
+    HEAD = "head"
+    BACKWARD = "backward"
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    STATES = "states"
+    ACTIVATIONS = "activations"
+    UPDATE = "update"
+    MEMORY = "memory"  # allocation and release: no time
+    NORM = "norm"
+
+
+TURNS = {Direction.FORWARD: Sort.FORWARD, Direction.HEAD: Sort.HEAD, Direction.BACKWARD: Sort.BACKWARD}
+_ITEMS = {"w": Sort.WEIGHTS, "g": Sort.GRADIENTS, "s": Sort.STATES, "a": Sort.ACTIVATIONS}
+
+
+def sort_of(op: Op) -> Sort:
+    """The sort of an operation."""
+    match op.kind:
+        case OpKind.RUN:
+            return TURNS[op.turn[0]]
+        case OpKind.FETCH | OpKind.SEND:
+            return _ITEMS[op.subject[0]]
+        case OpKind.UPDATE | OpKind.CPU_UPDATE:
+            return Sort.UPDATE
+        case OpKind.NORM | OpKind.CLIP:
+            return Sort.NORM
+    return Sort.MEMORY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Seconds of a step that one resource is at work."""
+
+    name: str
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What the device holds from `start_s` to `end_s`; a length of zero is a moment that stands out."""
+
+    start_s: float
+    end_s: float
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A plan with its program and what becomes of it.
+
+    `steps[k]` holds the spans of the k-th step in program order, seconds from the first step's start; `memory` one
+    breakdown per operation of the computing queue, the same in every step; `step_s` the predicted step, which the
+    host's memory may make longer than the queues alone would.
+    """
+
+    title: str
+    plan: Plan
+    chain: Chain
+    hardware: Hardware
+    measured: bool
+    program: Program
+    steps: tuple[tuple[Span, ...], ...]
+    memory: tuple[Breakdown, ...]
+    loads: tuple[Load, ...]
+    queues_step_s: float
+    step_s: float
+
+    @property
+    def busiest(self) -> Load:
+        """The resource that limits the step."""
+        return max(self.loads, key=lambda load: load.busy_s)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second at the largest shape; None where the chain does not say how many a slice has."""
+        tokens = self.plan.rounds * self.plan.slices * self.chain.slice_tokens
+        return tokens / self.step_s if tokens and self.step_s else None
+
+    def samples(self) -> Iterator[Sample]:
+        """Device memory over the steps, without overlaps, in order of time."""
+        for step in self.steps:
+            spans = [span for span in step if span.op.queue is Queue.COMPUTE]
+            yield from _samples(spans, self.memory)
+
+
+def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, measured: bool) -> Drawing:
+    """Compile, walk and simulate the plan. Raises ValueError for a plan that does not speak of this chain."""
+    program = compile_program(plan, chain)
+    timeline = simulate(program, chain, hardware)
+    host_s = _host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
+    loads = (*(Load(name=_NAMES[q], busy_s=s) for q, s in timeline.busy_s), Load(name="host memory", busy_s=host_s))
+    return Drawing(
+        title=title, plan=plan, chain=chain, hardware=hardware, measured=measured, program=program,
+        steps=last_steps(program, chain, hardware, STEPS), memory=tuple(gpu_breakdown(program, chain)), loads=loads,
+        queues_step_s=timeline.step_s, step_s=max(timeline.step_s, host_s),
+    )  # fmt: skip
+
+
+_NAMES = {Queue.COMPUTE: "GPU", Queue.H2D: "link to the GPU", Queue.D2H: "link to the host", Queue.CPU: "CPU"}
+
+
+def _host_traffic_bytes(program: Program, chain: Chain) -> int:
+    """What a step moves through the host's memory."""
+    elements = {t.name: t.elements for t in chain.tensors()}
+    copies = sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND))
+    updated = sum(elements[name] for op in program.ops if op.kind is OpKind.CPU_UPDATE for name in op.names)
+    return copies + UPDATE_TRAFFIC_BYTES * updated
+
+
+def _samples(spans: list[Span], memory: tuple[Breakdown, ...]) -> Iterator[Sample]:
+    now, resting, shown = spans[0].start_s, memory[-1].after, 0
+    moment: Parts | None = None  # the fullest one since `now`, of operations that take no time
+    for span, found in zip(spans, memory, strict=True):
+        if span.start_s > now:
+            if moment is not None and moment.total_bytes > max(shown, resting.total_bytes):
+                yield Sample(start_s=now, end_s=now, parts=moment)
+            yield Sample(start_s=now, end_s=span.start_s, parts=resting)
+            now, shown, moment = span.start_s, resting.total_bytes, None
+        if span.end_s > span.start_s:
+            if moment is not None and moment.total_bytes > max(shown, found.peak.total_bytes):
+                yield Sample(start_s=now, end_s=now, parts=moment)
+            yield Sample(start_s=span.start_s, end_s=span.end_s, parts=found.peak)
+            now, shown, moment = span.end_s, found.peak.total_bytes, None
+        elif moment is None or found.peak.total_bytes > moment.total_bytes:
+            moment = found.peak
+        resting = found.after
+    if moment is not None and moment.total_bytes > shown:
+        yield Sample(start_s=now, end_s=now, parts=moment)

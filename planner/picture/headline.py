@@ -1,0 +1,97 @@
+"""The page's first lines: headline figures and a summary, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from planner.picture.drawing import Drawing
+from planner.program import OpKind
+from planner.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One headline figure. `share` fills a bar from 0 to 1; None for none."""
+
+    name: str
+    value: str
+    note: str
+    share: float | None = None
+
+
+def figures(drawing: Drawing) -> tuple[Figure, ...]:
+    """Step time, throughput, memory on both sides, and what limits the step."""
+    plan = drawing.plan
+    found = [Figure(name="step time", value=format_seconds(drawing.step_s), note=_against_bound(drawing))]
+    if drawing.tokens_per_s is not None:
+        tokens = plan.rounds * plan.slices * drawing.chain.slice_tokens
+        rate = drawing.tokens_per_s
+        note = f"{tokens:,} tokens a step" + _pieces(drawing)
+        found.append(Figure(name="throughput", value=f"{rate:,.0f} tokens/s" if rate >= 10 else f"{rate:.2g} tokens/s",
+                            note=note))  # fmt: skip
+    found.append(_memory("GPU memory, peak", plan.gpu_peak_bytes, plan.gpu_budget_bytes))
+    found.append(_memory("host memory, peak", plan.cpu_peak_bytes, plan.cpu_budget_bytes))
+    busiest = drawing.busiest
+    share = busiest.busy_s / drawing.step_s if drawing.step_s else 0.0
+    name = busiest.name[0].upper() + busiest.name[1:]
+    found.append(Figure(name="limited by", value=name, note=f"at work {_percent(share)} of the step", share=share))
+    return tuple(found)
+
+
+def summary(drawing: Drawing) -> str:
+    """What the plan does, in three sentences."""
+    plan, chain = drawing.plan, drawing.chain
+    elements = {t.name: t.elements for t in chain.tensors() if t.trainable}
+    on_cpu = sum(elements.get(name, 0) for name in plan.cpu_updated())
+    share = on_cpu / sum(elements.values()) if elements else 0.0
+    up = sum(op.bytes for op in drawing.program.ops if op.kind is OpKind.FETCH)
+    down = sum(op.bytes for op in drawing.program.ops if op.kind is OpKind.SEND)
+    updates = f"The CPU updates {_percent(share)} of the parameters" if on_cpu else "The GPU updates all parameters"
+    wait = ", once the norm of all gradients is known" if plan.clip else ""
+    return (
+        f"{_treated(drawing)} {updates}{wait}. In every step "
+        f"{format_bytes(up)} travel to the GPU and {format_bytes(down)} back."
+    )
+
+
+def _treated(drawing: Drawing) -> str:
+    """What becomes of the activations of those blocks that have a choice."""
+    pairs = zip(drawing.chain.blocks, drawing.plan.options, strict=True)
+    counts = Counter(name for block, name in pairs if len(block.options) > 1)
+    if not counts:
+        return "No block has a choice of what to do with its activations."
+    if len(counts) == 1:
+        ((name, count),) = counts.items()
+        return f"All {count} blocks that have a choice {name} their activations."
+    parts = [f"{count} {name}" for name, count in counts.most_common()]
+    return f"Of {counts.total()} blocks that have a choice {', '.join(parts[:-1])} and {parts[-1]} their activations."
+
+
+def _against_bound(drawing: Drawing) -> str:
+    origin = "predicted from measurements" if drawing.measured else "predicted"
+    bound = drawing.plan.bound_s
+    if bound <= 0:
+        return origin
+    over = max(0.0, drawing.step_s / bound - 1)
+    return f"{origin}; {format_seconds(bound)} is a bound for any schedule: at most {100 * over:.1f}% above the best"
+
+
+def _pieces(drawing: Drawing) -> str:
+    plan = drawing.plan
+    text = f" in {plan.slices} slices" if plan.slices > 1 else ""
+    return text + (f" × {plan.rounds} rounds" if plan.rounds > 1 else "")
+
+
+def _memory(name: str, peak: int, budget: int) -> Figure:
+    if not budget:
+        return Figure(name=name, value=format_bytes(peak), note="no budget given")
+    side = "below" if peak <= budget else "above"
+    note = f"{format_bytes(abs(budget - peak))} {side} the budget of {format_bytes(budget)}"
+    return Figure(name=name, value=format_bytes(peak), note=note, share=peak / budget)
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 0.001:
+        return "< 0.1%"
+    return f"{100 * share:.0f}%" if share >= 0.1 or share == 0 else f"{100 * share:.1f}%"

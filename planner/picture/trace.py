@@ -1,0 +1,129 @@
+"""A drawing in the Trace Event format, which Perfetto and chrome://tracing open.
+
+One track per queue, a track of stages above them, device memory as counters, an arrow for every wait.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+from planner.codec import Json
+from planner.memory import Parts
+from planner.picture.drawing import TURNS, Drawing, Sort, sort_of
+from planner.program import OpKind, Queue
+from planner.simulate import Span
+
+_PROCESS = 1
+_STAGES = 1
+_TRACKS = {Queue.COMPUTE: 2, Queue.H2D: 3, Queue.D2H: 4, Queue.CPU: 5}
+_LABELS = {
+    Queue.COMPUTE: "GPU computes", Queue.H2D: "copies to the GPU", Queue.D2H: "copies to the host",
+    Queue.CPU: "CPU updates",
+}  # fmt: skip
+_COLOURS = {  # names chrome://tracing knows; Perfetto chooses by the event's name
+    Sort.FORWARD: "thread_state_running", Sort.BACKWARD: "thread_state_iowait", Sort.HEAD: "thread_state_runnable",
+    Sort.UPDATE: "good",
+}  # fmt: skip
+
+
+def trace(drawing: Drawing) -> dict[str, Json]:
+    """The trace as a JSON object; times in microseconds, to the nanosecond."""
+    events: list[Json] = [*_names(drawing)]
+    for number in range(len(drawing.steps)):
+        events += _stages(drawing, number)
+        events += _operations(drawing, number)
+    events += _memory(drawing)
+    events += _waits(drawing)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": drawing.title}}
+
+
+def _names(drawing: Drawing) -> Iterator[Json]:
+    title = drawing.title or "offmate plan"
+    yield {"ph": "M", "pid": _PROCESS, "tid": 0, "name": "process_name", "args": {"name": title}}
+    for track, label in ((_STAGES, "stages"), *((_TRACKS[queue], _LABELS[queue]) for queue in Queue)):
+        place: dict[str, Json] = {"ph": "M", "pid": _PROCESS, "tid": track}
+        yield {**place, "name": "thread_name", "args": {"name": label}}
+        yield {**place, "name": "thread_sort_index", "args": {"sort_index": track}}
+
+
+def _slice(
+    name: str, category: str, track: int, start_s: float, end_s: float, args: dict[str, Json]
+) -> dict[str, Json]:
+    start_ns, end_ns = ns(start_s), ns(end_s)
+    return {
+        "ph": "X", "name": name, "cat": category, "pid": _PROCESS, "tid": track, "ts": start_ns / 1000,
+        "dur": (end_ns - start_ns) / 1000, "args": args,
+    }  # fmt: skip
+
+
+def _stages(drawing: Drawing, number: int) -> Iterator[Json]:
+    """From a stage's first turn to the end of what the computing queue does for it."""
+    began: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    for span in drawing.steps[number]:
+        if span.op.queue is Queue.COMPUTE:
+            if span.op.kind is OpKind.RUN:
+                began.setdefault(span.op.stage, span.start_s)
+            if span.op.stage in began:
+                ended[span.op.stage] = span.end_s
+    for stage in drawing.plan.stages:
+        block = drawing.chain.blocks[stage.block]
+        args: dict[str, Json] = {
+            "step": number, "block": block.name, "option": drawing.plan.options[stage.block], "does": str(stage)
+        }  # fmt: skip
+        yield _slice(str(stage), TURNS[stage.direction], _STAGES, began[stage.name], ended[stage.name], args)
+
+
+def _operations(drawing: Drawing, number: int) -> Iterator[Json]:
+    for span in drawing.steps[number]:
+        op, sort = span.op, sort_of(span.op)
+        args: dict[str, Json] = {"step": number, "stage": op.stage, "subject": op.subject}
+        if op.bytes:
+            args["bytes"] = op.bytes
+        if op.waits:
+            args["waits"] = " ".join(op.waits)
+        event = _slice(op.name, sort, _TRACKS[op.queue], span.start_s, span.end_s, args)
+        yield event | ({"cname": _COLOURS[sort]} if sort in _COLOURS else {})
+
+
+def _memory(drawing: Drawing) -> Iterator[Json]:
+    """Counters keep their value until the next one. The budget is one of its own, so that it does not pile up."""
+    for sample in drawing.samples():
+        args: dict[str, Json] = {name.removesuffix("_bytes"): getattr(sample.parts, name) for name in Parts.__slots__}
+        place: dict[str, Json] = {"ph": "C", "pid": _PROCESS, "tid": 0, "ts": ns(sample.start_s) / 1000}
+        yield {**place, "name": "GPU memory by kind (bytes)", "args": args}
+        total: dict[str, Json] = {"bytes": sample.parts.total_bytes}
+        yield {**place, "name": "GPU memory in use", "args": total}
+        if drawing.plan.gpu_budget_bytes:
+            yield {**place, "name": "GPU memory budget", "args": {"bytes": drawing.plan.gpu_budget_bytes}}
+
+
+def _waits(drawing: Drawing) -> Iterator[Json]:
+    """Arrows from what was waited for. One on an operation that stands later in the program is of the step before."""
+    position = {op.name: place for place, op in enumerate(drawing.program.ops)}
+    numbers = count(1)
+    for number, step in enumerate(drawing.steps):
+        for place, span in enumerate(step):
+            for name in span.op.waits:
+                source = number if position[name] < place else number - 1
+                if source >= 0:
+                    yield from _arrow(drawing.steps[source][position[name]], span, next(numbers))
+
+
+def _arrow(source: Span, target: Span, number: int) -> Iterator[Json]:
+    # An arrow belongs to the slice around its time stamp: a moment before the end is still inside, the end may not be.
+    leaves_ns = max(ns(source.start_s), ns(source.end_s) - 1)
+    for phase, track, at_ns in (
+        ("s", _TRACKS[source.op.queue], leaves_ns), ("f", _TRACKS[target.op.queue], ns(target.start_s))
+    ):  # fmt: skip
+        event: dict[str, Json] = {
+            "ph": phase, "id": number, "name": "wait", "cat": "wait", "pid": _PROCESS, "tid": track, "ts": at_ns / 1000
+        }  # fmt: skip
+        yield event | ({"bp": "e"} if phase == "f" else {})
+
+
+def ns(seconds: float) -> int:
+    """Whole nanoseconds: spans that touch still touch after rounding."""
+    return round(seconds * 1e9)
