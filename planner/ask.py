@@ -19,12 +19,12 @@ from planner.jobpaths import looks_local, resolve
 from planner.model import sample_batch, skeleton_model
 from planner.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
 from planner.profile import analyse_model, estimate_times
-from planner.receipt import Asked, Receipt, no_fit, receipt
+from planner.receipt import Asked, Receipt
+from planner.reckon import no_fit, receipt
 from planner.solve import GAP, least_budget
-from planner.units import format_bytes
 from planner.variations import Problem, Variations
 
-PATIENCE_S = 16.0
+PATIENCE_S = 17.0
 """When to answer, counted from the process's start: variations that are not planned by then are left out."""
 _PLAN_S = 5.0  # of the solver for the plan itself
 _SHORTEST = 256  # tokens; below that nobody trains
@@ -60,13 +60,17 @@ def ask(job: Job, hardware: Hardware, *, started_s: float) -> Receipt:
     deadline = started_s + PATIENCE_S
     with Variations() as others:
         problem = _problem(job, hardware)
-        least = _least(problem, problem.cpu_budget_bytes)
-        if least is None or least > problem.gpu_budget_bytes:
-            return _too_large(job, problem, least, deadline)
         others.start(problem)
-        plan = problem.plan(min(_PLAN_S, max(1.0, (deadline - time.monotonic()) / 2)))
-        found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
-        return replace(found, changes=others.changes(problem, plan, deadline), answer_s=time.monotonic() - started_s)
+        try:
+            plan = problem.plan(min(_PLAN_S, max(1.0, (deadline - time.monotonic()) / 2)))
+        except UserError as error:
+            if error.exit_code is not Exit.DOES_NOT_FIT:
+                raise
+        else:
+            found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
+            changes = others.changes(problem, plan, deadline)
+            return replace(found, changes=changes, answer_s=time.monotonic() - started_s)
+    return replace(_too_large(job, problem, deadline), answer_s=time.monotonic() - started_s)
 
 
 def _asked(job: Job) -> Asked:
@@ -109,16 +113,16 @@ def _least(problem: Problem, cpu_budget_bytes: int) -> int | None:
         return None
 
 
-def _too_large(job: Job, problem: Problem, least: int | None, deadline: float) -> Receipt:
+def _too_large(job: Job, problem: Problem, deadline: float) -> Receipt:
+    least = _least(problem, problem.cpu_budget_bytes)
     least_cpu = _least_cpu_budget(problem, deadline)
     fits_with = list(_more_machine(problem, least, least_cpu))
     fits_with += _smaller_job(job, problem, deadline)
     budgets = (problem.gpu_budget_bytes, problem.cpu_budget_bytes)
-    found = no_fit(
+    return no_fit(
         problem.chain, problem.hardware, _asked(job), budgets=budgets, least=(least, least_cpu),
         fits_with=tuple(fits_with),
     )  # fmt: skip
-    return replace(found, answer_s=PATIENCE_S - (deadline - time.monotonic()))
 
 
 def _least_cpu_budget(problem: Problem, deadline: float) -> int | None:
@@ -128,10 +132,15 @@ def _least_cpu_budget(problem: Problem, deadline: float) -> int | None:
         least = _least(problem, size)
         return least is not None and least <= problem.gpu_budget_bytes
 
-    low, high = 0, sum(t.bytes + t.gradient_bytes + t.state_bytes for t in problem.chain.tensors())
-    high += problem.slices * sum(max(o.offloaded_bytes for o in b.options) for b in problem.chain.blocks)
+    tensors = list(problem.chain.tensors())
+    standing = sum(t.bytes + t.state_bytes for t in tensors)
+    offloaded = sum(max(o.offloaded_bytes for o in b.options) for b in problem.chain.blocks)
+    low = max(0, standing - problem.gpu_budget_bytes)  # all of it is somewhere
+    high = standing + sum(t.gradient_bytes for t in tensors)
     if not fits(high):
-        return None
+        low, high = high, high + problem.slices * offloaded
+        if not fits(high):
+            return None
     while high - low > _NEAR_BYTES and time.monotonic() < deadline:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
@@ -141,11 +150,13 @@ def _least_cpu_budget(problem: Problem, deadline: float) -> int | None:
 def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) -> Iterator[str]:
     """Machines on which the job fits as it is."""
     if least_cpu is not None and least_cpu > problem.cpu_budget_bytes:
-        yield f"{format_bytes(needed_cpu_memory(least_cpu))} of RAM"
+        yield f"{needed_cpu_memory(least_cpu) // 2**30} GiB of RAM"
+        parameters = sum(t.elements for t in problem.chain.tensors()) * problem.cpu_budget_bytes / least_cpu
+        yield f"this host and a model of about {parameters / 1e9:.1f} billion parameters"
     if least is not None and least > problem.gpu_budget_bytes:
         for name, card in sorted(CARDS.items(), key=lambda each: each[1].memory_bytes):
             if usable_gpu_bytes(card.memory_bytes) >= least:
-                yield f"a GPU of {format_bytes(card.memory_bytes)}, as in --hardware {name}"
+                yield f"a GPU with {card.memory_bytes // 2**30} GiB (--hardware {name})"
                 return
 
 

@@ -15,6 +15,7 @@ later ones; eight channels of DDR4-3200 or DDR5-4800 (204.8, 307.2 GB/s) in a se
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -133,11 +134,9 @@ def usable_cpu_bytes(memory_bytes: int) -> int:
 
 
 def needed_cpu_memory(usable_bytes: int) -> int:
-    """The least host memory, in whole 8 GiB, of which a job may use `usable_bytes`."""
-    size = 8 * _GIB
-    while usable_cpu_bytes(size) < usable_bytes:
-        size += 8 * _GIB
-    return size
+    """The least host memory, of the sizes people buy, of which a job may use `usable_bytes`."""
+    sizes = itertools.chain((8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768), itertools.count(1024, 512))
+    return next(size * _GIB for size in sizes if usable_cpu_bytes(size * _GIB) >= usable_bytes)
 
 
 def _link_bytes_per_s(link: str) -> float:

@@ -23,7 +23,6 @@ from planner.errors import Exit, UserError
 from planner.files import load_chain, load_hardware
 from planner.hardware import Hardware
 from planner.job import Job
-from planner.plan import Plan
 from planner.presets import is_preset, preset
 from planner.units import parse_bytes
 
@@ -78,6 +77,7 @@ def answer(options: argparse.Namespace, started_s: float) -> int:
 
 
 def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
+    from planner.reckon import solved
     from planner.solve import make_plan
 
     chain, hardware = load_chain(options.chain), _hardware(options, bf16=True)
@@ -94,26 +94,7 @@ def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
             raise
         print(error, file=sys.stderr)
         return Exit.DOES_NOT_FIT, _infeasible(chain, hardware, options, error) | {"solve_s": time.monotonic() - start}
-    return Exit.DONE, _solved(plan, chain, options.gap) | {"solve_s": time.monotonic() - start}
-
-
-def _solved(plan: Plan, chain: Chain, gap: float) -> dict[str, Json]:
-    from planner.receipt import cpu_update_share, status_of
-
-    return {
-        "status": status_of(plan, gap),
-        "step_s": plan.step_s,
-        "lp_step_s": plan.lp_step_s,
-        "bound_s": plan.bound_s,
-        "solver_gap": plan.solver_gap,
-        "gpu_peak_bytes": plan.gpu_peak_bytes,
-        "cpu_peak_bytes": plan.cpu_peak_bytes,
-        "options": list(plan.options),
-        "cpu_update_share": cpu_update_share(plan, chain),
-        "source": plan.source,
-        "resident": list(plan.resident),
-        "stages": to_json(plan.stages),
-    }
+    return Exit.DONE, to_json(solved(plan, chain, gap=options.gap, solve_s=time.monotonic() - start))
 
 
 def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, error: UserError) -> dict[str, Json]:

@@ -16,6 +16,7 @@ from offmated.cli import views
 from offmated.cli.follow import follow
 from offmated.cli.jobtext import read_job
 from offmated.cli.output import budget_options, console, json_option, print_json
+from offmated.cli.plancommand import plan, plans
 from offmated.client import Client
 from offmated.launcher import start_in_background
 from offmated.paths import Paths
@@ -80,21 +81,7 @@ def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: 
     print_json(job | {"place": place}) if as_json else console().print(views.submitted(job, place))
 
 
-@main.command()
-@FILE
-@budget_options
-@click.option("--measure", is_flag=True, help="Measure the blocks on this machine first, as training does.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Plan for this device.")
-@json_option
-def plan(
-    file: Path, gpu_budget: str | None, cpu_budget: str | None, measure: bool, device: str | None, as_json: bool
-) -> None:
-    """Show how the job in FILE would run, without running it. Exits with 3 when it does not fit."""
-    from offmated.cli.planning import make_plan
-
-    text, folder = read_job(file, gpu_budget, cpu_budget)
-    answer = make_plan(text, folder, file.name, measure=measure, device=device)
-    print_json(answer) if as_json else console().print(views.plan(answer))
+main.add_command(plan)
 
 
 @main.command()
@@ -153,6 +140,9 @@ def down() -> None:
         return
     client.shutdown()
     click.echo("The daemon has ended.")
+
+
+main.add_command(plans)
 
 
 @main.command()
