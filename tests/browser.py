@@ -1,4 +1,4 @@
-"""A real browser for tests, driven over its debugging pipe: open a page, move the mouse, ask its scripts, photograph it."""
+"""A real browser for tests, driven over its debugging pipe: open a page, move the mouse, ask its scripts."""
 
 from __future__ import annotations
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from planner.chain import Chain
 from planner.hardware import Hardware
-from planner.instance import UPDATE_TRAFFIC_BYTES
 from planner.memory import Breakdown, Parts, gpu_breakdown
 from planner.plan import Direction, Plan
 from planner.program import Op, OpKind, Program, Queue, compile_program
+from planner.receipt import Load
+from planner.reckon import loads
 from planner.simulate import Span, last_steps, simulate
 
 STEPS = 2
@@ -51,14 +52,6 @@ def sort_of(op: Op) -> Sort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Seconds of a step that one resource is at work."""
-
-    name: str
-    busy_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """What the device holds from `start_s` to `end_s`; a length of zero is a moment that stands out."""
 
@@ -72,8 +65,8 @@ class Drawing:
     """A plan with its program and what becomes of it.
 
     `steps[k]` holds the spans of the k-th step in program order, seconds from the first step's start; `memory` one
-    breakdown per operation of the computing queue, the same in every step; `step_s` the predicted step, which the
-    host's memory may make longer than the queues alone would.
+    breakdown per operation of the computing queue, the same in every step; `loads` begins with the resource that
+    limits; `step_s` is the predicted step, which the host's memory may make longer than the queues alone would.
     """
 
     title: str
@@ -87,11 +80,6 @@ class Drawing:
     loads: tuple[Load, ...]
     queues_step_s: float
     step_s: float
-
-    @property
-    def busiest(self) -> Load:
-        """The resource that limits the step."""
-        return max(self.loads, key=lambda load: load.busy_s)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -110,24 +98,14 @@ def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, measured: 
     """Compile, walk and simulate the plan. Raises ValueError for a plan that does not speak of this chain."""
     program = compile_program(plan, chain)
     timeline = simulate(program, chain, hardware)
-    host_s = _host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
-    loads = (*(Load(name=_NAMES[q], busy_s=s) for q, s in timeline.busy_s), Load(name="host memory", busy_s=host_s))
+    found = loads(program, chain, hardware, timeline.step_s)
+    step_s = max([timeline.step_s, *(load.busy_s for load in found)])
     return Drawing(
         title=title, plan=plan, chain=chain, hardware=hardware, measured=measured, program=program,
-        steps=last_steps(program, chain, hardware, STEPS), memory=tuple(gpu_breakdown(program, chain)), loads=loads,
-        queues_step_s=timeline.step_s, step_s=max(timeline.step_s, host_s),
+        steps=last_steps(program, chain, hardware, STEPS), memory=tuple(gpu_breakdown(program, chain)),
+        loads=tuple(replace(load, share=load.busy_s / step_s) for load in found), queues_step_s=timeline.step_s,
+        step_s=step_s,
     )  # fmt: skip
-
-
-_NAMES = {Queue.COMPUTE: "GPU", Queue.H2D: "link to the GPU", Queue.D2H: "link to the host", Queue.CPU: "CPU"}
-
-
-def _host_traffic_bytes(program: Program, chain: Chain) -> int:
-    """What a step moves through the host's memory."""
-    elements = {t.name: t.elements for t in chain.tensors()}
-    copies = sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND))
-    updated = sum(elements[name] for op in program.ops if op.kind is OpKind.CPU_UPDATE for name in op.names)
-    return copies + UPDATE_TRAFFIC_BYTES * updated
 
 
 def _samples(spans: list[Span], memory: tuple[Breakdown, ...]) -> Iterator[Sample]:

@@ -1,29 +1,63 @@
-"""Writes the pictures a person asked for."""
+"""The pictures a command line asks for, and the files they go to."""
 
 from __future__ import annotations
 
+import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
+from planner.chain import Chain
 from planner.errors import Exit, UserError
-from planner.picture.drawing import Drawing
-from planner.picture.page import page
-from planner.picture.trace import trace
+from planner.hardware import Hardware
+from planner.plan import Plan
 
 
-def write_pictures(drawing: Drawing, *, trace_file: Path | None, html_file: Path | None) -> None:
-    """Write a trace, a page, or both. Raises UserError (exit 2) for a file that cannot be written."""
-    if trace_file is not None:
-        _write(trace_file, json.dumps(trace(drawing), separators=(",", ":")) + "\n")
-    if html_file is not None:
-        _write(html_file, page(drawing))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """--trace and --html."""
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline for Perfetto")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the plan as a page")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    """Where a trace and a page shall go; None: nowhere."""
+
+    trace: Path | None = None
+    html: Path | None = None
+
+    @classmethod
+    def wanted(cls, options: argparse.Namespace) -> Pictures:
+        """What `add_options` found. Raises UserError (exit 2) for a folder that is not there, before any planning."""
+        for path in (options.trace, options.html):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise _cannot_write(path, "there is no such folder")
+        return cls(trace=options.trace, html=options.html)
+
+    def write(self, plan: Plan, chain: Chain, hardware: Hardware, *, title: str, measured: bool = False) -> None:
+        """Draw the plan into the files. Raises UserError (exit 2) for one that cannot be written."""
+        if self.trace is None and self.html is None:
+            return
+        from planner.picture.drawing import draw
+        from planner.picture.page import page
+        from planner.picture.trace import trace
+
+        drawing = draw(plan, chain, hardware, title=title, measured=measured)
+        if self.trace is not None:
+            _write(self.trace, json.dumps(trace(drawing), separators=(",", ":")) + "\n")
+        if self.html is not None:
+            _write(self.html, page(drawing))
 
 
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, "utf-8")
     except OSError as error:
-        raise UserError(
-            f"The file {path} cannot be written: {error.strerror}.", code="cannot-write", hint="name another file",
-            exit_code=Exit.USAGE,
-        ) from None  # fmt: skip
+        raise _cannot_write(path, error.strerror or str(error)) from None
+
+
+def _cannot_write(path: Path, why: str) -> UserError:
+    return UserError(
+        f"The file {path} cannot be written: {why}.", code="cannot-write", hint="name another file",
+        exit_code=Exit.USAGE,
+    )  # fmt: skip

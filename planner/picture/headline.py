@@ -32,10 +32,10 @@ def figures(drawing: Drawing) -> tuple[Figure, ...]:
                             note=note))  # fmt: skip
     found.append(_memory("GPU memory, peak", plan.gpu_peak_bytes, plan.gpu_budget_bytes))
     found.append(_memory("host memory, peak", plan.cpu_peak_bytes, plan.cpu_budget_bytes))
-    busiest = drawing.busiest
-    share = busiest.busy_s / drawing.step_s if drawing.step_s else 0.0
-    name = busiest.name[0].upper() + busiest.name[1:]
-    found.append(Figure(name="limited by", value=name, note=f"at work {_percent(share)} of the step", share=share))
+    for load in drawing.loads[:1]:
+        note = f"at work {_percent(load.share)} of the step"
+        found.append(Figure(name="limited by", value=load.resource[0].upper() + load.resource[1:], note=note,
+                            share=load.share))  # fmt: skip
     return tuple(found)
 
 

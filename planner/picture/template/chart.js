@@ -143,14 +143,14 @@ function paintLane(c, queue) {
     let next = at + 1;
     while (
       next < last && end - x < 3 && ops.sort[lane.occasions[next] % COUNT] === sort &&
-      xOf(lane.starts[next]) - end < 0.4
+      xOf(lane.starts[next]) - end < 0.05
     ) {
       end = xOf(lane.ends[next]);
       next += 1;
     }
     const thin = end - x < 1;
     const alone = (at === first || x - xOf(lane.ends[at - 1]) > 4) && (next === last || xOf(lane.starts[next]) - end > 4);
-    c.globalAlpha = (emphasis && emphasis !== SORTS[sort] ? 0.15 : 1) * (thin && !alone ? Math.max(0.06, end - x) : 1);
+    c.globalAlpha = (emphasis && emphasis !== SORTS[sort] ? 0.15 : 1) * (thin && !alone ? Math.max(0.03, end - x) : 1);
     c.fillStyle = colours[SORTS[sort]];
     c.fillRect(x, top + 1, thin ? 1 : end - x - (end - x > 4 ? 1 : 0), height - 2);
     if (next === at + 1) paintLabel(c, lane.occasions[at] % COUNT, x, end, top + height / 2);

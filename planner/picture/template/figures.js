@@ -4,8 +4,9 @@ document.getElementById("summary").textContent = doc.summary;
 
 document.getElementById("figures").append(
   ...doc.figures.map((figure) => {
+    const note = figure.note.replace(/ (?=[KMGT]?i?B\b)/g, "\u00a0"); // "9.4 GiB" stays on one line
     const card = el("div", { className: "card" }, el("div", { className: "name" }, figure.name),
-      el("div", { className: "value" }, figure.value), el("div", { className: "remark" }, figure.note));
+      el("div", { className: "value" }, figure.value), el("div", { className: "remark" }, note));
     if (figure.share !== null) card.append(meter(figure.share));
     return card;
   }),
@@ -39,13 +40,11 @@ const present = PARTS.filter((_, number) => samples.some((sample) => sample.part
 legend("parts", "memory", present.map((part) => [part, PART_NAMES[part], PART_HELP[part], PART_COLOURS[part]]));
 
 {
-  const most = doc.loads.reduce((a, b) => (b.busy_s > a.busy_s ? b : a));
   document.getElementById("loads").append(
     ...doc.loads.flatMap((load) => {
-      const share = doc.plan.step_s ? load.busy_s / doc.plan.step_s : 0;
-      const mark = load === most ? " most" : "";
-      return [el("div", { className: mark }, load.name), meter(share, `meter${mark}`),
-        el("div", { className: `share${mark}` }, `${percent(share)} · ${seconds(load.busy_s * 1e9)}`)];
+      const mark = load === doc.loads[0] ? " most" : "";
+      return [el("div", { className: mark }, load.resource), meter(load.share, `meter${mark}`),
+        el("div", { className: `share${mark}` }, `${percent(load.share)} · ${seconds(load.busy_s * 1e9)}`)];
     }),
   );
   document.getElementById("host").hidden = !doc.host_limited;

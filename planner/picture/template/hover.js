@@ -129,7 +129,7 @@ function barWords({ lane, at }) {
   if (names.length > 1) lines.push(line("tensors", names.slice(0, 8).join(", ") + (names.length > 8 ? " …" : "")));
   lines.push(line("takes", seconds(length)));
   const from = lane.starts[at] - step * doc.step_ns;
-  lines.push(line("from", `${seconds(from)} to ${seconds(from + length)} of ${step ? "the next step" : "the step"}`));
+  lines.push(line("from", `${moment(from, length)} to ${moment(from + length, length)} of ${step ? "the next step" : "the step"}`));
   const causes = lane.causes[at];
   const late = causes.reduce((sum, cause) => sum + cause.ns, 0);
   const why = at === 0 ? [] : [el("p", {}, late ? waitWords(causes) : "Did not wait: it began when its queue was free.")];

@@ -16,6 +16,13 @@ function seconds(ns) {
   return minutes < 120 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
 }
 
+// A point in time with as many digits as something of this length needs.
+function moment(at, length) {
+  const [factor, unit] = at >= 1e9 ? [1e9, "s"] : at >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
+  const digits = Math.ceil(-Math.log10(length / 10 / factor));
+  return `${(at / factor).toFixed(Math.min(6, Math.max(0, digits)))} ${unit}`;
+}
+
 function percent(share) {
   if (share > 0 && share < 0.001) return "< 0.1%";
   return `${(100 * share).toFixed(share >= 0.1 || share === 0 ? 0 : 1)}%`;
