@@ -53,9 +53,11 @@ def _pick(options: Sequence[Option], block: Block, name: str) -> Option:
 
 
 def streamed(
-    setting: Setting, options: Sequence[str], *, ahead: bool, at_home_names: frozenset[str] = frozenset(), source: str
-) -> Draft:
-    """Every tensor that may leave is away between its uses, but for `at_home_names`.
+    setting: Setting, options: Sequence[str], *, ahead: bool, at_home_names: frozenset[str] = frozenset(),
+    gpu_updated: frozenset[str] = frozenset(), source: str,
+) -> Draft:  # fmt: skip
+    """Every tensor that may leave is away between its uses, but for `at_home_names`. The CPU updates them, but for
+    `gpu_updated`.
 
     `ahead`: fetched in the stage before the one that reads it, its gradient released in the stage after; else in the
     very stage, and the device waits.
@@ -68,19 +70,21 @@ def streamed(
         if tensor.name not in at_home_names
     }
     journeys = tuple(
-        _stream(setting, tensor, free[tensor.name], ahead) if tensor.name in free else at_home(chain, tensor, clip)
+        _stream(setting, tensor, free[tensor.name], ahead, on_gpu=tensor.name in gpu_updated)
+        if tensor.name in free
+        else at_home(chain, tensor, clip)
         for tensor in chain.tensors()
     )
     return Draft(options=tuple(options), journeys=journeys, source=source)
 
 
-def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool) -> Itinerary:
+def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu: bool = False) -> Itinerary:
     chain, clip = setting.chain, setting.clip
     backward, stages = backward_stage(chain, block), 2 * len(chain.blocks) - 1
     lead = 1 if ahead else 0
     side = Side.NOBODY
     if tensor.trainable:
-        side = Side.CPU if setting.budgets.cpu_updates and block > 0 else Side.GPU
+        side = Side.CPU if setting.budgets.cpu_updates and block > 0 and not on_gpu else Side.GPU
     if side is Side.GPU and clip and block > 0:  # the update waits for the norm with all its data there
         return at_home(chain, tensor, clip)
     trips: list[Trip] = []
@@ -154,24 +158,34 @@ def frugal(setting: Setting, peak_bytes: Callable[[Draft], int], cpu_bytes: Call
 
 
 def _less_on_host(setting: Setting, cpu_bytes: Callable[[Draft], int]) -> list[Draft]:
-    """Streamed, without offloaded activations, with as few tensors at home as make the host's memory suffice."""
+    """Streamed, without offloaded activations, with as few tensors at home as make the host's memory suffice; or, as
+    an update on the device needs no gradient on the host, with as few of these updates."""
     options = profile(setting, "recompute")
     order = [t for block in movable(setting.chain, setting.hardware) for t in block]
 
-    def plan_of(count: int) -> Draft:
+    def at_home_plan(count: int) -> Draft:
         names = frozenset(t.name for t in order[len(order) - count :])
         return streamed(setting, options, ahead=False, at_home_names=names, source="frugal, host full")
 
-    def suffices(count: int) -> bool:
-        return cpu_bytes(plan_of(count)) <= setting.budgets.cpu_bytes
+    def gpu_updated_plan(count: int) -> Draft:
+        names = frozenset(t.name for t in order[:count])  # the head last: its states would be there with its loss
+        return streamed(setting, options, ahead=False, gpu_updated=names, source="frugal, host full, GPU updates")
 
-    if suffices(0) or not suffices(len(order)):
-        return []
-    low, high = 0, len(order)  # high suffices
+    # With clipping an update on the device waits for the norm there, with all its data: nothing is gained.
+    ways = [at_home_plan] if setting.clip else [at_home_plan, gpu_updated_plan]
+    drafts = (_fewest(way, len(order), lambda d: cpu_bytes(d) <= setting.budgets.cpu_bytes) for way in ways)
+    return [draft for draft in drafts if draft is not None]
+
+
+def _fewest(plan_of: Callable[[int], Draft], most: int, suffices: Callable[[Draft], bool]) -> Draft | None:
+    """The draft with the smallest count up to `most` that suffices; None where 0 does, or none does."""
+    if suffices(plan_of(0)) or not suffices(plan_of(most)):
+        return None
+    low, high = 0, most  # high suffices
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
-    return [plan_of(high)]
+        low, high = (low, middle) if suffices(plan_of(middle)) else (middle, high)
+    return plan_of(high)
 
 
 def _least_options(setting: Setting) -> list[str]:

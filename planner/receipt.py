@@ -51,8 +51,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What a job costs on a machine. `status`: optimal (the solver proved its optimum to within its gap), feasible, or
-    infeasible; then only `least_…`, `fits_with` and `disk` say something.
+    """What a job costs on a machine. `status`: optimal (proven to be within the gap of the O-ILP's optimum, or of any
+    schedule), feasible, or infeasible; then only `least_…`, `fits_with` and `disk` say something.
 
     `gpu` is what the device holds at its peak, `host` what the host holds all the time, `disk` what the run leaves on
     it at most. `loads` begins with the resource that limits, `changes` with the one that helps most.
@@ -73,6 +73,7 @@ class Receipt:
     gpu: tuple[Share, ...] = ()
     host: tuple[Share, ...] = ()
     step_s: float = 0.0
+    lp_step_s: float = 0.0
     bound_s: float = 0.0
     solver_gap: float = 1.0
     tokens_per_step: int = 0

@@ -15,9 +15,10 @@ _MASTER_BYTES = 12  # of a checkpoint, per trained parameter: the fp32 weight an
 
 
 def status_of(plan: Plan, gap: float) -> str:
-    """ "optimal" when the solver proved the plan's program to within `gap`, or the plan is that near to `bound_s`."""
-    proven = plan.solver_gap <= gap or plan.step_s <= plan.bound_s * (1 + gap)
-    return "optimal" if proven else "feasible"
+    """ "optimal" when it is proven that the plan is within `gap` of the O-ILP's optimum or of the best schedule."""
+    near_solver = plan.solver_gap <= gap and plan.step_s <= plan.lp_step_s * (1 + gap)
+    near_bound = plan.step_s <= plan.bound_s * (1 + gap)
+    return "optimal" if near_solver or near_bound else "feasible"
 
 
 def cpu_update_share(plan: Plan, chain: Chain) -> float:
@@ -45,6 +46,7 @@ def receipt(plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: 
         gpu=gpu_shares(program, chain),
         host=host_shares(plan, chain),
         step_s=plan.step_s,
+        lp_step_s=plan.lp_step_s,
         bound_s=plan.bound_s,
         solver_gap=plan.solver_gap,
         tokens_per_step=tokens,

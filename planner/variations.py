@@ -95,7 +95,7 @@ class Variations:
 
     def __init__(self) -> None:
         # Not forked: this process has threads by now.
-        self._pool: Pool = multiprocessing.get_context("spawn").Pool(max(1, min(4, (os.cpu_count() or 1) - 1)))
+        self._pool: Pool = multiprocessing.get_context("spawn").Pool(max(2, min(4, (os.cpu_count() or 1) - 1)))
         self._running: list[tuple[str, Problem, AsyncResult[float | None]]] = []
 
     def __enter__(self) -> Variations:

@@ -56,7 +56,7 @@ def _verdict(found: Receipt) -> str:
 
 def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield "", ""
-    yield "proven", proof(found.step_s, found.bound_s)
+    yield "proven", proof(found)
     yield "limit", f"{found.loads[0].resource}, busy {found.loads[0].share:.0%} of the step"
     yield "", " · ".join(f"{load.resource} {load.share:.0%}" for load in found.loads[1:])
     yield "updates", f"{found.cpu_update_share:.0%} of the parameters on the CPU"
@@ -71,13 +71,16 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
         yield "" if number else "would help", f"{change.text}: {change.factor:.2g}×, {change.tokens_per_s:.0f} tokens/s"
 
 
-def proof(step_s: float, bound_s: float) -> str:
-    """How far the plan is from what nothing can beat, as far as that is proven."""
-    if not 0 < bound_s <= step_s:
-        return "no bound is known" if bound_s <= 0 else "no schedule is faster"
-    return (
-        f"no schedule takes less than {format_seconds(bound_s)}; this one is within {step_s / bound_s - 1:.1%} of that"
-    )
+def proof(found: Receipt | Solved) -> str:
+    """How far the plan is at most from the best, as far as that is proven, and from which best."""
+    proven = []
+    if found.bound_s > 0:
+        over = max(0.0, found.step_s / found.bound_s - 1)
+        proven.append(f"within {over:.1%} of what any schedule takes ({format_seconds(found.bound_s)})")
+    if found.lp_step_s > 0 and found.solver_gap < 1:
+        over = max(0.0, found.step_s / (found.lp_step_s * (1 - found.solver_gap)) - 1)
+        proven.append(f"within {over:.1%} of the O-ILP's optimum")
+    return ", ".join(proven) or "nothing"
 
 
 def _memory(name: str, used: int, budget: int, shares: Sequence[Share]) -> Rows:
@@ -119,7 +122,8 @@ def _least(least: int | None, beside: str) -> str:
 def _solved(found: Solved) -> Rows:
     return [
         ("status", f"{found.status}, {found.source}, in {format_seconds(found.solve_s)}"),
-        ("step", f"{format_seconds(found.step_s)}; {proof(found.step_s, found.bound_s)}"),
+        ("step", format_seconds(found.step_s)),
+        ("proven", proof(found)),
         ("solver", f"{format_seconds(found.lp_step_s)} before rounding, gap {found.solver_gap:.2%}"),
         ("GPU memory", f"peak {format_bytes(found.gpu_peak_bytes)}"),
         ("host memory", f"peak {format_bytes(found.cpu_peak_bytes)}"),
