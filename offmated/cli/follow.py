@@ -48,6 +48,7 @@ class News:
 
     def tell(self, job: dict[str, Any]) -> None:
         """Say what is new."""
+        self._tell_loss(job)
         if job["state"] != self._state:
             self._state = job["state"]
             self._screen.print(f"{self._state}  {job['reason']}".rstrip())
@@ -56,7 +57,6 @@ class News:
             answer = self._client.plan(job["id"])
             if answer is not None:
                 self._screen.print(views.plan(answer))
-        self._tell_loss(job)
 
     def _tell_loss(self, job: dict[str, Any]) -> None:
         found, over = job["progress"], job["state"] in FINAL
