@@ -47,16 +47,23 @@ class News:
         self._line_due = 0.0
 
     def tell(self, job: dict[str, Any]) -> None:
-        """Say what is new."""
-        self._tell_loss(job)
-        if job["state"] != self._state:
-            self._state = job["state"]
-            self._screen.print(f"{self._state}  {job['reason']}".rstrip())
+        """Say what is new, an ending last."""
+        over = job["state"] in FINAL
+        if not over:
+            self._tell_state(job)
         if job["plan"] is not None and job["plan"] != self._plan:
             self._plan = job["plan"]
             answer = self._client.plan(job["id"])
             if answer is not None:
                 self._screen.print(views.plan(answer))
+        self._tell_loss(job)
+        if over:
+            self._tell_state(job)
+
+    def _tell_state(self, job: dict[str, Any]) -> None:
+        if job["state"] != self._state:
+            self._state = job["state"]
+            self._screen.print(f"{self._state}  {job['reason']}".rstrip())
 
     def _tell_loss(self, job: dict[str, Any]) -> None:
         found, over = job["progress"], job["state"] in FINAL
