@@ -1,8 +1,9 @@
 """The planner process: `python -m planner plan RUN_DIR [--measure] [--database URL] [--device cpu|cuda]`.
 
 Writes RUN_DIR/plan.json and prints the same object, less its chain, as one line. With `--job FILE` instead of a run
-folder it only prints. Exit codes are those of `planner.errors`; what a person should know goes to stderr, and into
-RUN_DIR/error.json. The subcommands `solve`, `ask` and `plans` are those of `planner.questions`.
+folder it only prints. `--trace FILE` and `--html FILE` draw the plan, too. Exit codes are those of `planner.errors`;
+what a person should know goes to stderr, and into RUN_DIR/error.json. The subcommands `solve`, `ask`, `plans` and
+`picture` are those of `planner.questions`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from planner import questions
 from planner.errors import Exit, UserError
 from planner.job import Job
+from planner.picture.files import Pictures, add_options
 from planner.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -35,18 +37,27 @@ def main(arguments: list[str] | None = None) -> int:
         return questions.answer(options, _STARTED_S)
     run = RunFolder(options.run_dir) if options.run_dir else None
     try:
-        job = Job.from_resolved(run.resolved) if run else Job.load(options.job)
-        answer = _plan(job, options)
+        answer = _answer(options, run)
     except UserError as error:
         if run is not None:
             _write_error(run, error)
         print(error, file=sys.stderr)
         return error.exit_code
+    print(json.dumps(answer.to_json(with_chain=False)))
+    return Exit.DONE
+
+
+def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
+    """The answer, written into the run folder, and drawn where that is wanted."""
+    pictures = Pictures.wanted(options)
+    job = Job.from_resolved(run.resolved) if run else Job.load(options.job)
+    answer = _plan(job, options)
     if run is not None:
         _write(run.plan, answer.to_json())
         run.error.unlink(missing_ok=True)
-    print(json.dumps(answer.to_json(with_chain=False)))
-    return Exit.DONE
+    title = job.run_name or Path(job.model).name
+    pictures.write(answer.plan, answer.chain, answer.hardware, title=title, measured=answer.measured)
+    return answer
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--measure", action="store_true", help="measure the blocks on the device: the plan is final")
     plan.add_argument("--database", metavar="URL", help="where plans and measurements are kept")
     plan.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    add_options(plan)
     return parser
 
 

@@ -17,6 +17,7 @@ from planner.hardware import Hardware
 from planner.job import Job
 from planner.jobpaths import looks_local, resolve
 from planner.model import sample_batch, skeleton_model
+from planner.picture.files import NO_PICTURES, Pictures
 from planner.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
 from planner.profile import analyse_model, estimate_times
 from planner.receipt import Asked, Receipt
@@ -52,7 +53,7 @@ def question_job(
     )  # fmt: skip
 
 
-def ask(job: Job, hardware: Hardware, *, started_s: float) -> Receipt:
+def ask(job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = NO_PICTURES) -> Receipt:
     """The receipt of `job` on `hardware`, within `PATIENCE_S` of `started_s` (monotonic) where the model's size allows.
 
     Raises UserError for a model that cannot be used.
@@ -68,6 +69,7 @@ def ask(job: Job, hardware: Hardware, *, started_s: float) -> Receipt:
                 raise
         else:
             found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
+            pictures.write(plan, problem.chain, hardware, title=Path(job.model.removesuffix("/config.json")).name)
             changes = others.changes(problem, plan, deadline)
             return replace(found, changes=changes, answer_s=time.monotonic() - started_s)
     return replace(_too_large(job, problem, deadline), answer_s=time.monotonic() - started_s)

@@ -3,6 +3,7 @@
     solve   a chain and a machine from files
     ask     a model's config, or a job, on a machine by name
     plans   list, show and forget what the plan cache has
+    picture draw a plan.json
 
 Each prints one JSON object as one line. What does not fit is an answer, with exit code 3.
 """
@@ -23,6 +24,7 @@ from planner.errors import Exit, UserError
 from planner.files import load_chain, load_hardware
 from planner.hardware import Hardware
 from planner.job import Job
+from planner.picture.files import Pictures, add_options, redraw
 from planner.presets import is_preset, preset
 from planner.units import parse_bytes
 
@@ -38,6 +40,7 @@ def add_parsers(commands: Any) -> None:
     solve.add_argument("--gap", type=_share, default=0.01)
     solve.add_argument("--no-cpu-updates", action="store_true")
     solve.add_argument("--no-activation-offload", action="store_true")
+    add_options(solve)
     ask = commands.add_parser("ask", help="a model or a job on some machine")
     what = ask.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", metavar="ID_OR_PATH")
@@ -48,10 +51,15 @@ def add_parsers(commands: Any) -> None:
     ask.add_argument("--slices", type=_count, default=8)
     ask.add_argument("--clip", choices=("none", "exact"), default="exact")
     ask.add_argument("--fp32", action="store_true")
+    add_options(ask)
     plans = commands.add_parser("plans", help="the kept plans")
     plans.add_argument("verb", choices=("list", "show", "forget"))
     plans.add_argument("key", nargs="?", help="a plan's key or how it begins; forget takes all without one")
     plans.add_argument("--database", required=True, metavar="URL")
+    picture = commands.add_parser("picture", help="draw a plan")
+    picture.add_argument("plan", type=Path, metavar="PLAN_JSON")
+    picture.add_argument("--title", default="")
+    add_options(picture)
 
 
 def _machine(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +76,7 @@ def answer(options: argparse.Namespace, started_s: float) -> int:
         if options.command == "ask":
             code, said = _ask(options, started_s)
         else:
-            code, said = {"solve": _solve, "plans": _plans}[options.command](options)
+            code, said = {"solve": _solve, "plans": _plans, "picture": _picture}[options.command](options)
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -80,6 +88,7 @@ def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
     from planner.reckon import solved
     from planner.solve import make_plan
 
+    pictures = Pictures.wanted(options)
     chain, hardware = load_chain(options.chain), _hardware(options, bf16=True)
     start = time.monotonic()
     try:
@@ -94,7 +103,9 @@ def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
             raise
         print(error, file=sys.stderr)
         return Exit.DOES_NOT_FIT, _infeasible(chain, hardware, options, error) | {"solve_s": time.monotonic() - start}
-    return Exit.DONE, to_json(solved(plan, chain, gap=options.gap, solve_s=time.monotonic() - start))
+    said = to_json(solved(plan, chain, gap=options.gap, solve_s=time.monotonic() - start))
+    pictures.write(plan, chain, hardware, title=options.chain.stem)
+    return Exit.DONE, said
 
 
 def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, error: UserError) -> dict[str, Json]:
@@ -112,6 +123,7 @@ def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, e
 
 
 def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
+    pictures = Pictures.wanted(options)
     if options.job is not None:
         job = Job.load(options.job)
         hardware = _hardware(options, bf16=job.bf16)
@@ -126,7 +138,7 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
             bf16=not options.fp32, clip=options.clip == "exact", folder=Path.cwd(),
         )  # fmt: skip
     budgets = {key: value for key in ("gpu_budget", "cpu_budget") if (value := getattr(options, key)) is not None}
-    found = ask(job.model_copy(update=budgets), hardware, started_s=started_s)
+    found = ask(job.model_copy(update=budgets), hardware, started_s=started_s, pictures=pictures)
     return Exit.DOES_NOT_FIT if found.status == "infeasible" else Exit.DONE, to_json(found)
 
 
@@ -153,6 +165,11 @@ def _plans(options: argparse.Namespace) -> tuple[Exit, Json]:
         return Exit.DONE, {"forgotten": cache.forget_plans()}
     cache.forget_plan(options.key)
     return Exit.DONE, {"forgotten": 1}
+
+
+def _picture(options: argparse.Namespace) -> tuple[Exit, Json]:
+    redraw(options.plan, Pictures.wanted(options), title=options.title)
+    return Exit.DONE, {"drawn": [str(path) for path in (options.trace, options.html) if path is not None]}
 
 
 def _count(text: str) -> int:

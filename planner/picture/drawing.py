@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.chain import Chain
 from planner.hardware import Hardware
+from planner.instance import UPDATE_TRAFFIC_BYTES
 from planner.memory import Breakdown, Parts, gpu_breakdown
 from planner.plan import Direction, Plan
 from planner.program import Op, OpKind, Program, Queue, compile_program
 from planner.receipt import Load
-from planner.reckon import loads
 from planner.simulate import Span, last_steps, simulate
 
 STEPS = 2
@@ -98,14 +98,29 @@ def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, measured: 
     """Compile, walk and simulate the plan. Raises ValueError for a plan that does not speak of this chain."""
     program = compile_program(plan, chain)
     timeline = simulate(program, chain, hardware)
-    found = loads(program, chain, hardware, timeline.step_s)
-    step_s = max([timeline.step_s, *(load.busy_s for load in found)])
+    host_s = _host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
+    busy = {**{_RESOURCES[queue]: s for queue, s in timeline.busy_s}, "host memory bandwidth": host_s}
+    step_s = max(timeline.step_s, host_s)
+    loads = [Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in busy.items() if s]
     return Drawing(
         title=title, plan=plan, chain=chain, hardware=hardware, measured=measured, program=program,
         steps=last_steps(program, chain, hardware, STEPS), memory=tuple(gpu_breakdown(program, chain)),
-        loads=tuple(replace(load, share=load.busy_s / step_s) for load in found), queues_step_s=timeline.step_s,
+        loads=tuple(sorted(loads, key=lambda load: -load.busy_s)), queues_step_s=timeline.step_s,
         step_s=step_s,
     )  # fmt: skip
+
+
+_RESOURCES = {
+    Queue.COMPUTE: "GPU", Queue.H2D: "link to the GPU", Queue.D2H: "link from the GPU", Queue.CPU: "CPU updates",
+}  # fmt: skip
+
+
+def _host_traffic_bytes(program: Program, chain: Chain) -> int:
+    """What a step moves through the host's memory."""
+    elements = {t.name: t.elements for t in chain.tensors()}
+    copies = sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND))
+    updated = sum(elements[name] for op in program.ops if op.kind is OpKind.CPU_UPDATE for name in op.names)
+    return copies + UPDATE_TRAFFIC_BYTES * updated
 
 
 def _samples(spans: list[Span], memory: tuple[Breakdown, ...]) -> Iterator[Sample]:

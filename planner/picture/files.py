@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.chain import Chain
+from planner.codec import from_json
 from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.plan import Plan
@@ -47,6 +48,22 @@ class Pictures:
             _write(self.trace, json.dumps(trace(drawing), separators=(",", ":")) + "\n")
         if self.html is not None:
             _write(self.html, page(drawing))
+
+
+NO_PICTURES = Pictures()
+
+
+def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
+    """Draw the plan of a plan.json. Raises UserError (exit 2) where there is none."""
+    try:
+        found = json.loads(file.read_text("utf-8"))
+        plan, chain = from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
+        hardware, measured = from_json(Hardware, found["hardware"]), bool(found["measured"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"There is no plan in {file}.", code="no-plan", numbers=(str(error),), exit_code=Exit.USAGE
+        ) from None
+    pictures.write(plan, chain, hardware, title=title, measured=measured)
 
 
 def _write(path: Path, text: str) -> None:

@@ -7,6 +7,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 
 from planner.codec import Json
@@ -31,11 +32,12 @@ _COLOURS = {  # names chrome://tracing knows; Perfetto chooses by the event's na
 def trace(drawing: Drawing) -> dict[str, Json]:
     """The trace as a JSON object; times in microseconds, to the nanosecond."""
     events: list[Json] = [*_names(drawing)]
+    clock = _Clock(min(0, *(ns(span.start_s) for span in drawing.steps[0])))
     for number in range(len(drawing.steps)):
-        events += _stages(drawing, number)
-        events += _operations(drawing, number)
-    events += _memory(drawing)
-    events += _waits(drawing)
+        events += _stages(drawing, number, clock)
+        events += _operations(drawing, number, clock)
+    events += _memory(drawing, clock)
+    events += _waits(drawing, clock)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": drawing.title}}
 
 
@@ -48,17 +50,26 @@ def _names(drawing: Drawing) -> Iterator[Json]:
         yield {**place, "name": "thread_sort_index", "args": {"sort_index": track}}
 
 
-def _slice(
-    name: str, category: str, track: int, start_s: float, end_s: float, args: dict[str, Json]
-) -> dict[str, Json]:
-    start_ns, end_ns = ns(start_s), ns(end_s)
-    return {
-        "ph": "X", "name": name, "cat": category, "pid": _PROCESS, "tid": track, "ts": start_ns / 1000,
-        "dur": (end_ns - start_ns) / 1000, "args": args,
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """Microseconds since the first operation: a copy may begin before its step's computing, no event before zero."""
+
+    zero_ns: int
+
+    def us(self, at_ns: int) -> float:
+        return (at_ns - self.zero_ns) / 1000
+
+    def during(self, start_s: float, end_s: float) -> dict[str, Json]:
+        """The fields of time of a slice."""
+        start_ns, end_ns = ns(start_s), ns(end_s)
+        return {"ts": self.us(start_ns), "dur": (end_ns - start_ns) / 1000}
 
 
-def _stages(drawing: Drawing, number: int) -> Iterator[Json]:
+def _slice(name: str, sort: Sort, track: int, args: dict[str, Json]) -> dict[str, Json]:
+    return {"ph": "X", "name": name, "cat": sort.value, "pid": _PROCESS, "tid": track, "args": args}
+
+
+def _stages(drawing: Drawing, number: int, clock: _Clock) -> Iterator[Json]:
     """From a stage's first turn to the end of what the computing queue does for it."""
     began: dict[str, float] = {}
     ended: dict[str, float] = {}
@@ -73,10 +84,11 @@ def _stages(drawing: Drawing, number: int) -> Iterator[Json]:
         args: dict[str, Json] = {
             "step": number, "block": block.name, "option": drawing.plan.options[stage.block], "does": str(stage)
         }  # fmt: skip
-        yield _slice(str(stage), TURNS[stage.direction], _STAGES, began[stage.name], ended[stage.name], args)
+        event = _slice(str(stage), TURNS[stage.direction], _STAGES, args)
+        yield event | clock.during(began[stage.name], ended[stage.name])
 
 
-def _operations(drawing: Drawing, number: int) -> Iterator[Json]:
+def _operations(drawing: Drawing, number: int, clock: _Clock) -> Iterator[Json]:
     for span in drawing.steps[number]:
         op, sort = span.op, sort_of(span.op)
         args: dict[str, Json] = {"step": number, "stage": op.stage, "subject": op.subject}
@@ -84,15 +96,15 @@ def _operations(drawing: Drawing, number: int) -> Iterator[Json]:
             args["bytes"] = op.bytes
         if op.waits:
             args["waits"] = " ".join(op.waits)
-        event = _slice(op.name, sort, _TRACKS[op.queue], span.start_s, span.end_s, args)
+        event = _slice(op.name, sort, _TRACKS[op.queue], args) | clock.during(span.start_s, span.end_s)
         yield event | ({"cname": _COLOURS[sort]} if sort in _COLOURS else {})
 
 
-def _memory(drawing: Drawing) -> Iterator[Json]:
+def _memory(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
     """Counters keep their value until the next one. The budget is one of its own, so that it does not pile up."""
     for sample in drawing.samples():
         args: dict[str, Json] = {name.removesuffix("_bytes"): getattr(sample.parts, name) for name in Parts.__slots__}
-        place: dict[str, Json] = {"ph": "C", "pid": _PROCESS, "tid": 0, "ts": ns(sample.start_s) / 1000}
+        place: dict[str, Json] = {"ph": "C", "pid": _PROCESS, "tid": 0, "ts": clock.us(ns(sample.start_s))}
         yield {**place, "name": "GPU memory by kind (bytes)", "args": args}
         total: dict[str, Json] = {"bytes": sample.parts.total_bytes}
         yield {**place, "name": "GPU memory in use", "args": total}
@@ -100,7 +112,7 @@ def _memory(drawing: Drawing) -> Iterator[Json]:
             yield {**place, "name": "GPU memory budget", "args": {"bytes": drawing.plan.gpu_budget_bytes}}
 
 
-def _waits(drawing: Drawing) -> Iterator[Json]:
+def _waits(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
     """Arrows from what was waited for. One on an operation that stands later in the program is of the step before."""
     position = {op.name: place for place, op in enumerate(drawing.program.ops)}
     numbers = count(1)
@@ -109,17 +121,18 @@ def _waits(drawing: Drawing) -> Iterator[Json]:
             for name in span.op.waits:
                 source = number if position[name] < place else number - 1
                 if source >= 0:
-                    yield from _arrow(drawing.steps[source][position[name]], span, next(numbers))
+                    yield from _arrow(drawing.steps[source][position[name]], span, next(numbers), clock)
 
 
-def _arrow(source: Span, target: Span, number: int) -> Iterator[Json]:
+def _arrow(source: Span, target: Span, number: int, clock: _Clock) -> Iterator[Json]:
     # An arrow belongs to the slice around its time stamp: a moment before the end is still inside, the end may not be.
     leaves_ns = max(ns(source.start_s), ns(source.end_s) - 1)
     for phase, track, at_ns in (
         ("s", _TRACKS[source.op.queue], leaves_ns), ("f", _TRACKS[target.op.queue], ns(target.start_s))
     ):  # fmt: skip
         event: dict[str, Json] = {
-            "ph": phase, "id": number, "name": "wait", "cat": "wait", "pid": _PROCESS, "tid": track, "ts": at_ns / 1000
+            "ph": phase, "id": number, "name": "wait", "cat": "wait", "pid": _PROCESS, "tid": track,
+            "ts": clock.us(at_ns),
         }  # fmt: skip
         yield event | ({"bp": "e"} if phase == "f" else {})
 

@@ -67,6 +67,8 @@ const samples = doc.memory.samples.map((row) => {
 const sampleStarts = samples.map((sample) => sample.start);
 const peakSample = samples.reduce((a, b) => (b.total > a.total ? b : a));
 
+// A copy queue may be ahead of the computing that begins a step, and the CPU behind the one that ends it.
+const START = Math.min(0, ...lanes.map((lane) => lane.starts[0] ?? 0));
 const END = Math.max(STEPS * doc.step_ns, ...lanes.map((lane) => lane.ends.at(-1) ?? 0));
 
 // Where `value` belongs in ascending `values`: the number of entries that are not larger.

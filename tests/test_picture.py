@@ -1,0 +1,283 @@
+"""A plan drawn: its two steps, its memory, the trace, and what the page carries. No browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.chain import Chain
+from planner.errors import UserError
+from planner.memory import Parts, gpu_peak_bytes
+from planner.picture.decisions import Trip, decisions
+from planner.picture.document import document
+from planner.picture.drawing import Drawing, Sort, draw, sort_of
+from planner.picture.files import Pictures
+from planner.picture.headline import figures, summary
+from planner.picture.page import page
+from planner.picture.trace import ns, trace
+from planner.plan import Plan
+from planner.program import Queue, compile_program
+from planner.simulate import simulate
+from planner.solve import make_plan
+from planner.verify import verify
+from tests import chains as small
+from tests.llama import RTX_3060, llama
+
+
+def streamed() -> Plan:
+    """Layer 1's first tensor is updated by the CPU and fetched for each pass; layer 0 offloads its activations."""
+    return small.plan(
+        """
+        F1 offload=w:l0.a evict=w:l0.a
+        F2 prefetch=w:l1.a
+        H3 gpu=h evict=g:h
+        B2 prefetch=w:l0.a offload=g:l1.a evict=w:l1.a,g:l1.a,g:l1.b gpu=l1.b
+        B1 cpu=l1.a gpu=l0.a,l0.b evict=g:l0.a,g:l0.b
+        B0 gpu=e evict=g:e
+        """,
+        options="keep offload keep keep",
+        resident="w:e s:e w:l0.a s:l0.a w:l0.b s:l0.b w:l1.b s:l1.b w:h s:h",
+        slices=2,
+    )
+
+
+@pytest.fixture
+def drawing() -> Drawing:
+    chain = small.chain()
+    plan = streamed()
+    verify(compile_program(plan, chain), chain)
+    return draw(plan, chain, small.HARDWARE, title="layers <&> co", measured=True)
+
+
+def large() -> Drawing:
+    """A solved plan with everything in it."""
+    chain = llama(4)
+    plan = make_plan(
+        chain, RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=True, time_limit_s=5
+    )
+    return draw(plan, chain, RTX_3060, title="four layers", measured=False)
+
+
+def slices_of(found: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    """The slices of each track, in order of time."""
+    tracks: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in found["traceEvents"]:
+        if event["ph"] == "X":
+            tracks[event["tid"]].append(event)
+    return {track: sorted(events, key=lambda e: (e["ts"], e["dur"])) for track, events in tracks.items()}
+
+
+def steps_of(data: dict[str, Any]) -> Iterator[list[tuple[str, int, int]]]:
+    """Name, start and end of every operation, as the page's script reads them."""
+    ops = data["operations"]
+    stages = [text.split(" ")[0] for text in data["stages"]]
+    names = [
+        f"{ops['kinds'][kind]}@{stages[stage]}:{subject}"
+        for kind, stage, subject in zip(ops["kind"], ops["stage"], ops["subject"], strict=True)
+    ]
+    for starts, ends in zip(ops["start_ns"], ops["end_ns"], strict=True):
+        yield list(zip(names, starts, ends, strict=True))
+
+
+def page_data(text: str) -> dict[str, Any]:
+    """The JSON inside the page."""
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    data: dict[str, Any] = json.loads(found)
+    return data
+
+
+def test_two_steps_follow_each_other_as_the_simulator_says(drawing: Drawing) -> None:
+    timeline = simulate(drawing.program, drawing.chain, drawing.hardware)
+    first, second = drawing.steps
+    assert [span.op for span in first] == [span.op for span in second] == list(drawing.program.ops)
+    shift = drawing.queues_step_s
+    for a, b, alone in zip(first, second, timeline.spans, strict=True):
+        assert b.start_s - shift == pytest.approx(alone.start_s, abs=1e-9)
+        assert (a.start_s, a.end_s) == pytest.approx((alone.start_s, alone.end_s), abs=1e-9)
+
+
+def test_queues_of_a_trace_never_do_two_things_at_once() -> None:
+    found = trace(large())
+    tracks = slices_of(found)
+    assert len(tracks) == 1 + len(Queue)
+    for events in tracks.values():
+        for before, after in pairwise(events):
+            assert after["ts"] >= before["ts"] + before["dur"] - 1e-9, (before["name"], after["name"])
+
+
+def test_a_trace_has_every_operation_of_both_steps_on_its_queue(drawing: Drawing) -> None:
+    found = trace(drawing)
+    names = {e["tid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
+    assert names == {
+        1: "stages", 2: "GPU computes", 3: "copies to the GPU", 4: "copies to the host", 5: "CPU updates"
+    }  # fmt: skip
+    tracks = slices_of(found)
+    ahead_ns = -min(ns(span.start_s) for span in drawing.steps[0])
+    assert ahead_ns > 0, "one copy begins before the step it belongs to"
+    for queue, track in zip(Queue, (2, 3, 4, 5), strict=True):
+        expected = sorted(
+            (ns(s.start_s) + ahead_ns, ns(s.end_s) + ahead_ns, s.op.name)
+            for step in drawing.steps
+            for s in step
+            if s.op.queue is queue
+        )
+        assert sorted((round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"])), e["name"]) for e in tracks[track]) == (
+            expected
+        )
+    assert [e["name"] for e in tracks[1]] == [str(stage) for stage in drawing.plan.stages] * 2
+
+
+def test_every_event_of_a_trace_has_the_fields_of_its_kind(drawing: Drawing) -> None:
+    needed = {
+        "X": {"ts", "dur", "pid", "tid", "name", "cat"}, "C": {"ts", "pid", "name", "args"},
+        "M": {"pid", "name", "args"}, "s": {"ts", "pid", "tid", "id", "name", "cat"},
+        "f": {"ts", "pid", "tid", "id", "name", "cat", "bp"},
+    }  # fmt: skip
+    found = json.loads(json.dumps(trace(drawing), allow_nan=False))
+    for event in found["traceEvents"]:
+        assert needed[event["ph"]] <= set(event), event
+        assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
+
+
+def test_an_arrow_leaves_inside_what_was_waited_for_and_ends_where_the_waiting_ends(drawing: Drawing) -> None:
+    found = trace(drawing)
+    tracks = slices_of(found)
+    ends: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for event in found["traceEvents"]:
+        if event["ph"] in "sf":
+            ends[event["id"]][event["ph"]] = event
+    drawn = set()
+    for pair in ends.values():
+        source, target = pair["s"], pair["f"]
+        assert source["ts"] <= target["ts"]
+        assert any(e["ts"] <= source["ts"] <= e["ts"] + e["dur"] for e in tracks[source["tid"]])
+        assert any(e["ts"] == target["ts"] for e in tracks[target["tid"]])
+        drawn.add((source["tid"], target["tid"]))
+    # Compute waits for fetches; fetches for memory; the CPU for gradients; sends for compute.
+    assert {(3, 2), (2, 3), (4, 5), (2, 4)} <= drawn
+    waits = sum(len(op.waits) for op in drawing.program.ops)
+    assert waits < len(ends) <= 2 * waits  # those on the step before the first have no place
+
+
+def test_counters_of_a_trace_reach_the_peak_and_never_pass_it(drawing: Drawing) -> None:
+    counters = [e for e in trace(drawing)["traceEvents"] if e["ph"] == "C"]
+    sums = [sum(e["args"].values()) for e in counters if e["name"] == "GPU memory by kind (bytes)"]
+    totals = [e["args"]["bytes"] for e in counters if e["name"] == "GPU memory in use"]
+    assert sums == totals and max(sums) == gpu_peak_bytes(drawing.program, drawing.chain)
+    kinds = {name for e in counters if e["name"] == "GPU memory by kind (bytes)" for name in e["args"]}
+    assert kinds == {name.removesuffix("_bytes") for name in Parts.__slots__}
+
+
+def test_samples_of_memory_follow_each_other_without_gaps_through_both_steps() -> None:
+    drawn = large()
+    samples = list(drawn.samples())
+    assert samples[0].start_s == 0
+    assert all(a.end_s == b.start_s for a, b in pairwise(samples))
+    assert max(s.parts.total_bytes for s in samples) == drawn.plan.gpu_peak_bytes
+
+
+def test_the_page_carries_the_timeline_to_the_nanosecond(drawing: Drawing) -> None:
+    data = page_data(page(drawing))
+    assert data == json.loads(json.dumps(document(drawing)))
+    assert list(steps_of(data)) == [
+        [(span.op.name, ns(span.start_s), ns(span.end_s)) for span in step] for step in drawing.steps
+    ]
+    ops = data["operations"]
+    waits = [{drawing.program.ops[number].name for number in numbers} for numbers in ops["waits"]]
+    assert waits == [set(op.waits) for op in drawing.program.ops]
+    assert [ops["sorts"][s] for s in ops["sort"]] == [sort_of(op).value for op in drawing.program.ops]
+    assert [ops["queues"][q] for q in ops["queue"]] == [op.queue.value for op in drawing.program.ops]
+
+
+def test_the_page_asks_for_nothing_outside_itself(drawing: Drawing) -> None:
+    text = page(drawing)
+    assert not re.search(r"https?://|//[a-z]+\.|url\(|@import|<link|<img|<iframe|\bsrc=|\bfetch\(|XMLHttp", text)
+    assert "default-src 'none'" in text
+
+
+def test_names_from_a_model_cannot_become_markup() -> None:
+    hostile = small.chain(layers=0)
+    plan = small.resident_plan(hostile)
+    title = '</script><script>alert("{{data}}")</script>'
+    text = page(draw(plan, hostile, small.HARDWARE, title=title, measured=False))
+    assert "<script>alert" not in text
+    assert page_data(text)["title"] == title
+
+
+def test_every_place_of_the_template_is_filled(drawing: Drawing) -> None:
+    assert "{{" not in page(drawing).replace(json.dumps(document(drawing)), "")
+
+
+def test_headline_figures_are_those_of_the_plan() -> None:
+    drawn = large()
+    found = {figure.name: figure for figure in figures(drawn)}
+    plan = drawn.plan
+    assert drawn.step_s == pytest.approx(plan.step_s)
+    assert found["step time"].value.endswith(" s") and "at most" in found["step time"].note
+    over = 100 * (drawn.step_s / plan.bound_s - 1)
+    assert f"at most {over:.1f}% above the best" in found["step time"].note
+    assert found["GPU memory, peak"].share == pytest.approx(plan.gpu_peak_bytes / plan.gpu_budget_bytes)
+    assert "throughput" not in found  # this chain does not say how many tokens a slice has
+    assert found["limited by"].share == drawn.loads[0].share == max(load.share for load in drawn.loads)
+    assert "once the norm of all gradients is known" in summary(drawn)
+
+
+def test_throughput_counts_the_tokens_of_all_slices() -> None:
+    chain = small.chain()
+    tokens = Chain(**{name: getattr(chain, name) for name in chain.__slots__} | {"slice_tokens": 32})
+    drawn = draw(streamed(), tokens, small.HARDWARE, title="", measured=False)
+    assert drawn.tokens_per_s == pytest.approx(64 / drawn.step_s)
+
+
+def test_a_step_that_the_hosts_memory_limits_is_as_long_as_that(drawing: Drawing) -> None:
+    names = drawing.hardware.__slots__
+    slow = type(drawing.hardware)(
+        **{n: getattr(drawing.hardware, n) for n in names} | {"cpu_memory_bytes_per_s": 1.0}
+    )  # fmt: skip
+    drawn = draw(drawing.plan, drawing.chain, slow, title="", measured=False)
+    assert drawn.loads[0].resource == "host memory bandwidth" and drawn.loads[0].share == 1.0
+    assert drawn.step_s == drawn.loads[0].busy_s > drawn.queues_step_s
+    assert document(drawn)["host_limited"] is True and document(drawing)["host_limited"] is False
+
+
+def test_decisions_tell_where_each_tensor_is_and_who_updates_it(drawing: Drawing) -> None:
+    embedding, first, second, head = decisions(drawing.plan, drawing.chain)
+    assert (first.option, first.offloaded_bytes) == ("offload", 2 * 500)
+    assert (first.resident_bytes, first.away_once_bytes, first.away_twice_bytes) == (800, 400, 0)
+    assert first.tensors[0].weight_trips == (Trip(leaves="F1", returns="B2", next_step=False),)
+    by_name = {tensor.name: tensor for tensor in second.tensors}
+    assert by_name["l1.a"].weight_trips == (Trip(leaves="B2", returns="F2", next_step=True),)
+    assert (by_name["l1.a"].updated, by_name["l1.a"].update_stage, by_name["l1.a"].sent) == ("cpu", "B1", "B2")
+    assert (by_name["l1.b"].updated, by_name["l1.b"].sent, by_name["l1.b"].weight_trips) == ("gpu", "", ())
+    assert (second.cpu_parameters, second.gpu_parameters, second.parameters) == (100, 200, 300)
+    assert head.saved_bytes == 0 and embedding.up_bytes == 0
+
+
+def test_bytes_in_the_table_are_those_of_the_queues() -> None:
+    drawn = large()
+    table = decisions(drawn.plan, drawn.chain)
+    for queue, found in ((Queue.H2D, sum(b.up_bytes for b in table)), (Queue.D2H, sum(b.down_bytes for b in table))):
+        assert found == sum(op.bytes for op in drawn.program.queue(queue)) > 0
+
+
+def test_each_operation_has_a_sort(drawing: Drawing) -> None:
+    assert {sort_of(op) for op in drawing.program.ops} == set(Sort) - {Sort.STATES, Sort.NORM}
+
+
+def test_pictures_are_written_where_asked(drawing: Drawing, tmp_path: Path) -> None:
+    about = (drawing.plan, drawing.chain, drawing.hardware)
+    Pictures().write(*about, title="nothing")
+    assert list(tmp_path.iterdir()) == []
+    Pictures(trace=tmp_path / "t.json", html=tmp_path / "p.html").write(*about, title="layers <&> co", measured=True)
+    assert json.loads((tmp_path / "t.json").read_text()) == json.loads(json.dumps(trace(drawing)))
+    assert (tmp_path / "p.html").read_text() == page(drawing)
+    with pytest.raises(UserError) as told:
+        Pictures(html=tmp_path / "none" / "p.html").write(*about, title="")
+    assert told.value.code == "cannot-write" and told.value.exit_code == 2
