@@ -16,6 +16,7 @@ from offmated.cli import views
 from offmated.cli.follow import follow
 from offmated.cli.jobtext import read_job
 from offmated.cli.output import budget_options, console, json_option, print_json
+from offmated.cli.pictures import draw_plan, drawn, picture_options
 from offmated.cli.plancommand import plan, plans
 from offmated.client import Client
 from offmated.launcher import start_in_background
@@ -94,12 +95,16 @@ def status(as_json: bool) -> None:
 
 @main.command()
 @ID
+@picture_options
 @json_option
-def show(job_id: int, as_json: bool) -> None:
+def show(job_id: int, trace: Path | None, html: Path | None, as_json: bool) -> None:
     """Show one job: its plan, what was predicted and what was measured, its progress, its error."""
     client = Client(Paths.from_environment())
     job, plan = client.job(job_id), client.plan(job_id)
+    draw_plan(job, trace, html)
     print_json(job | {"plan_document": plan}) if as_json else console().print(views.job(job, plan))
+    for line in () if as_json else drawn(trace, html):
+        click.echo(line)
 
 
 @main.command()

@@ -9,6 +9,8 @@ import click
 
 from offmated.cli import planning, receiptview, views
 from offmated.cli.output import Size, budget_options, console, json_option, print_json
+from offmated.cli.pictures import drawn, picture_options
+from planner.errors import Exit
 
 _COUNT = click.IntRange(min=1)
 
@@ -32,6 +34,7 @@ _COUNT = click.IntRange(min=1)
 @click.option("--gap", type=click.FloatRange(0, 1, max_open=True), metavar="SHARE", help="With --chain (0.01).")
 @click.option("--no-cpu-updates", is_flag=True, help="With --chain: all updates on the GPU.")
 @click.option("--no-activation-offload", is_flag=True, help="With --chain: activations stay, or are recomputed.")
+@picture_options
 @json_option
 def plan(file: Path | None, as_json: bool, **options: object) -> None:
     """Show how a job would run, without running it; here, or on a machine you do not have. Exits with 3 when it does
@@ -42,18 +45,22 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
     offmate plan job.yaml --hardware rtx4090 --cpu-memory 128GiB
     offmate plan --model meta-llama/Llama-3.1-8B --hardware rtx3060
     offmate plan --chain chain.json --hardware hardware.json --gpu-budget 10GiB --json
+    offmate plan job.yaml --html plan.html --trace plan.json
     """
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     kind = planning.kind_of_question(file, given)
     if kind == "FILE" and file is not None:
-        answer = planning.make_plan(file, given)
-        print_json(answer) if as_json else console().print(views.plan(answer))
-        return
-    code, answer = planning.ask(file, given)
+        code, answer = int(Exit.DONE), planning.make_plan(file, given)
+        shown = None if as_json else views.plan(answer)
+    else:
+        code, answer = planning.ask(file, given)
+        shown = None if as_json else receiptview.answer(answer)
     if as_json:
         print_json(answer)
-    elif shown := receiptview.answer(answer):
+    elif shown is not None:
         console().print(shown)
+    for line in drawn(options["trace"], options["html"]) if code == Exit.DONE and not as_json else ():
+        click.echo(line)
     sys.exit(code)
 
 

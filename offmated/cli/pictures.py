@@ -1,0 +1,53 @@
+"""`--trace` and `--html`: plans as pictures. They are drawn by the planner's process."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import click
+
+from planner.errors import Exit, UserError
+from planner.runfolder import RunFolder
+
+P = ParamSpec("P")
+FILE = click.Path(path_type=Path, dir_okay=False)
+NAMES = frozenset({"trace", "html"})
+
+
+def picture_options(command: Callable[P, None]) -> Callable[P, None]:
+    """`--trace` and `--html`."""
+
+    @click.option("--trace", type=FILE, metavar="FILE", help="Write the plan's timeline for Perfetto.")
+    @click.option("--html", type=FILE, metavar="FILE", help="Write the plan as a page for the browser.")
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        command(*args, **kwargs)
+
+    return wrapped
+
+
+def draw_plan(job: dict[str, Any], trace: Path | None, html: Path | None) -> None:
+    """Draw a job's plan. Raises UserError where there is none yet; leaves with the planner's exit code on failure."""
+    if trace is None and html is None:
+        return
+    plan = RunFolder(Path(job["run_dir"])).plan
+    if not plan.exists():
+        raise UserError(
+            f"Job {job['id']} has no plan yet.", code="no-plan", hint=f"offmate show {job['id']}", exit_code=Exit.FAILED
+        )
+    wanted = [f"--{name}={path}" for name, path in (("trace", trace), ("html", html)) if path is not None]
+    command = [sys.executable, "-P", "-m", "planner", "picture", str(plan), f"--title={job['name']}", *wanted]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise click.exceptions.Exit(done.returncode if done.returncode > 0 else Exit.FAILED)
+
+
+def drawn(trace: Any, html: Any) -> list[str]:
+    """What to tell people about the files, a line each."""
+    lines = [f"The timeline is in {trace}; open it at ui.perfetto.dev"] if trace else []
+    return lines + ([f"The plan as a page is in {html}"] if html else [])
