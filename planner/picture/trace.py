@@ -6,7 +6,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -113,25 +113,47 @@ def _memory(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 
 
 def _waits(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
-    """Arrows from what was waited for. One on an operation that stands later in the program is of the step before."""
+    """Arrows from what was waited for. One on an operation that stands later in the program is of the step before.
+
+    An arrow is tied to the slice around its time stamp. An operation that takes no time has no inside: its arrows begin
+    at the one before it on its queue and end at the one after it.
+    """
     position = {op.name: place for place, op in enumerate(drawing.program.ops)}
+    spans = [span for step in drawing.steps for span in step]
+    size = len(drawing.program.ops)
+    sources, targets = _timed(spans), _timed(spans[::-1])[::-1]
+    drawn: set[tuple[int, int]] = set()
     numbers = count(1)
-    for number, step in enumerate(drawing.steps):
-        for place, span in enumerate(step):
-            for name in span.op.waits:
-                source = number if position[name] < place else number - 1
-                if source >= 0:
-                    yield from _arrow(drawing.steps[source][position[name]], span, next(numbers), clock)
+    for place, span in enumerate(spans):
+        for name in span.op.waits:
+            waited = place - place % size + position[name]
+            waited -= size if waited >= place else 0
+            source, target = sources[waited] if waited >= 0 else None, targets[place]
+            if source is None or target is None or (id(source), id(target)) in drawn:
+                continue
+            drawn.add((id(source), id(target)))
+            yield from _arrow(source, target, next(numbers), clock)
+
+
+def _timed(spans: Sequence[Span]) -> list[Span | None]:
+    """Per span: itself if it takes time, else the last on its queue before it that does."""
+    last: dict[Queue, Span] = {}
+    found: list[Span | None] = []
+    for span in spans:
+        if ns(span.end_s) > ns(span.start_s):
+            last[span.op.queue] = span
+        found.append(last.get(span.op.queue))
+    return found
 
 
 def _arrow(source: Span, target: Span, number: int, clock: _Clock) -> Iterator[Json]:
-    # An arrow belongs to the slice around its time stamp: a moment before the end is still inside, the end may not be.
-    leaves_ns = max(ns(source.start_s), ns(source.end_s) - 1)
-    for phase, track, at_ns in (
-        ("s", _TRACKS[source.op.queue], leaves_ns), ("f", _TRACKS[target.op.queue], ns(target.start_s))
-    ):  # fmt: skip
+    # Neighbours touch: only a nanosecond further in is it clear which slice is meant.
+    for phase, queue, at_ns in (
+        ("s", source.op.queue, ns(source.end_s) - 1),
+        ("f", target.op.queue, ns(target.start_s) + 1),
+    ):
         event: dict[str, Json] = {
-            "ph": phase, "id": number, "name": "wait", "cat": "wait", "pid": _PROCESS, "tid": track,
+            "ph": phase, "id": number, "name": "wait", "cat": "wait", "pid": _PROCESS, "tid": _TRACKS[queue],
             "ts": clock.us(at_ns),
         }  # fmt: skip
         yield event | ({"bp": "e"} if phase == "f" else {})
