@@ -3,9 +3,10 @@
     nice python benchmarks/solver.py [--cases 16 34 82 128] [--random 50] [--repeat 3] [--profile] [--json FILE]
 
 For each chain: columns, rows, nonzeros, seconds to build and to solve the O-ILP alone (least of the repeats), the
-solver's gap, seconds of `make_plan` in all (candidates, rounding, proofs and simulation included; least and greatest of
-the repeats), the step before rounding (`lp_step_s`), after it (`step_s`), and the bound for any schedule. Seconds are
-of this machine; gaps and ratios are not. With --profile: where the time of one `make_plan` goes, by function.
+solver's gap, seconds of `make_plan` in all, candidates, rounding, proofs and simulation included (least and greatest of
+the repeats, and the least of the process's own time), the step before rounding (`lp_step_s`), after it (`step_s`), and
+the bound for any schedule. Seconds are of this machine; gaps and ratios are not. With --profile: where the time of one
+`make_plan` goes, by function.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Result:
     build_s: float
     solve_s: float
     plan_s: tuple[float, ...]
+    plan_cpu_s: tuple[float, ...]  # the process's own time: what an idle machine would take
     solver_gap: float
     lp_step_s: float
     step_s: float
@@ -117,7 +119,7 @@ def random_case(seed: int) -> Case:
 def measure(case: Case, repeats: int) -> Result:
     """Build, solve and plan `case`, each `repeats` times."""
     budgets = Budgets(gpu_bytes=case.gpu_bytes, cpu_bytes=case.cpu_bytes)
-    build, solve, plans = [], [], []
+    build, solve, plans, own = [], [], [], []
     for _ in range(repeats):
         start = time.perf_counter()
         instance = make_instance(case.chain, case.hardware, budgets=budgets, slices=1, clip=False)
@@ -126,16 +128,17 @@ def measure(case: Case, repeats: int) -> Result:
         start = time.perf_counter()
         solve_oilp(instance, time_limit_s=TIME_LIMIT_S, gap=GAP)  # builds it once more
         solve.append(time.perf_counter() - start - build[-1])
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), time.process_time()
         plan = make_plan(
             case.chain, case.hardware, gpu_budget_bytes=case.gpu_bytes, cpu_budget_bytes=case.cpu_bytes, slices=1,
             clip=False, time_limit_s=TIME_LIMIT_S, gap=GAP,
         )  # fmt: skip
         plans.append(time.perf_counter() - start)
+        own.append(time.process_time() - start_cpu)
     return Result(
         name=case.name, blocks=len(case.chain.blocks), columns=len(problem.variables()),
         rows=len(problem.constraints), nonzeros=sum(len(row) for row in problem.constraints.values()),
-        build_s=min(build), solve_s=min(solve), plan_s=tuple(plans), solver_gap=plan.solver_gap,
+        build_s=min(build), solve_s=min(solve), plan_s=tuple(plans), plan_cpu_s=tuple(own), solver_gap=plan.solver_gap,
         lp_step_s=plan.lp_step_s, step_s=plan.step_s, bound_s=plan.bound_s, source=plan.source,
     )  # fmt: skip
 
@@ -152,27 +155,30 @@ def show_profile(case: Case) -> None:
     pstats.Stats(profiler).sort_stats("cumulative").print_stats("planner|pulp.*solve|highs", 30)
 
 
-HEADER = "blocks  columns   rows  nonzeros  build s  solve s  solver's gap  plan s (least, most)  rounding  to bound"
+HEADER = (
+    "blocks  columns   rows  nonzeros  build s  solve s  solver's gap  plan s (least, most)  its CPU s  rounding"
+    "  to bound"
+)
 
 
 def line(r: Result) -> str:
     """One row of the table."""
     return (
         f"{r.blocks:6d} {r.columns:8d} {r.rows:6d} {r.nonzeros:9d} {r.build_s:8.2f} {r.solve_s:8.2f} "
-        f"{100 * r.solver_gap:12.2f}% {min(r.plan_s):12.2f} {max(r.plan_s):8.2f} {100 * r.rounding:8.2f}% "
-        f"{100 * r.to_bound:8.2f}%  {r.name}; {r.step_s:.3f} s, {r.source}"
+        f"{100 * r.solver_gap:12.2f}% {min(r.plan_s):12.2f} {max(r.plan_s):8.2f} {min(r.plan_cpu_s):9.2f} "
+        f"{100 * r.rounding:8.2f}% {100 * r.to_bound:8.2f}%  {r.name}; {r.step_s:.3f} s, {r.source}"
     )
 
 
 def summary(results: list[Result]) -> str:
     """The random chains in a few figures."""
     gaps, costs = [r.solver_gap for r in results], [r.rounding for r in results]
-    seconds = [s for r in results for s in r.plan_s]
+    seconds = [s for r in results for s in r.plan_cpu_s]
     over = sum(cost > 0.03 for cost in costs)
     return (
         f"{len(results)} random chains: solver's gap at most {100 * max(gaps):.2f}%, median "
         f"{100 * statistics.median(gaps):.2f}%; rounding at most {100 * max(costs):.2f}%, median "
-        f"{100 * statistics.median(costs):.2f}%, over 3% on {over}; planning at most {max(seconds):.2f} s"
+        f"{100 * statistics.median(costs):.2f}%, over 3% on {over}; planning at most {max(seconds):.2f} s of its own"
     )
 
 
@@ -199,8 +205,13 @@ def main() -> None:
         limit = BARS_S.get(results[-1].blocks)
         if limit:
             r = results[-1]
-            met = r.solver_gap <= GAP and min(r.plan_s) <= limit and r.rounding <= 0.03
-            print(f"       bar: gap 0.5%, {limit:.0f} s, rounding 3%: {'met' if met else 'NOT met'}")
+            bars = {
+                "gap 0.5%": r.solver_gap <= GAP,
+                f"{limit:.0f} s": min(r.plan_s) <= limit,
+                f"{limit:.0f} s of its own": min(r.plan_cpu_s) <= limit,
+                "rounding 3%": r.rounding <= 0.03,
+            }
+            print("       bars:", ", ".join(f"{bar} {'met' if met else 'NOT met'}" for bar, met in bars.items()))
     scattered = []
     for seed in range(options.random):
         scattered.append(measure(random_case(seed), 1))
@@ -209,7 +220,7 @@ def main() -> None:
     if scattered:
         print(summary(scattered))
     if options.json:
-        rows = {"chains": [asdict(r) for r in results], "random": [asdict(r) for r in scattered]}
+        rows: dict[str, object] = {"chains": [asdict(r) for r in results], "random": [asdict(r) for r in scattered]}
         rows["load"] = os.getloadavg()
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
