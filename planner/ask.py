@@ -22,7 +22,7 @@ from planner.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
 from planner.profile import analyse_model, estimate_times
 from planner.receipt import Asked, Receipt
 from planner.reckon import no_fit, receipt
-from planner.solve import GAP, least_budget
+from planner.solve import GAP, least_budget, round_up
 from planner.variations import Problem, Variations
 
 PATIENCE_S = 17.0
@@ -155,7 +155,11 @@ def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) ->
         yield f"{needed_cpu_memory(least_cpu) // 2**30} GiB of RAM"
         parameters = sum(t.elements for t in problem.chain.tensors()) * problem.cpu_budget_bytes / least_cpu
         yield f"this host and a model of about {parameters / 1e9:.1f} billion parameters"
-    if least is not None and least > problem.gpu_budget_bytes:
+    if least is None or least <= problem.gpu_budget_bytes:
+        return
+    if least <= problem.hardware.gpu_bytes:
+        yield f"more of this GPU (--gpu-budget {round_up(least)})"
+    else:
         for name, card in sorted(CARDS.items(), key=lambda each: each[1].memory_bytes):
             if usable_gpu_bytes(card.memory_bytes) >= least:
                 yield f"a GPU with {card.memory_bytes // 2**30} GiB (--hardware {name})"

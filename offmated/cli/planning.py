@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from offmated.cli import pictures
 from offmated.cli.jobtext import read_job
 from offmated.config import Config
 from offmated.paths import Paths
@@ -41,7 +42,7 @@ def kind_of_question(file: Path | None, given: Mapping[str, Any]) -> str:
     if subjects != ["FILE"] and "hardware" not in given:
         raise _usage(f"{subjects[0]} needs a machine.", f"offmate plan {subjects[0]} … --hardware rtx3060")
     for name in given:
-        if name not in _KINDS[kind]:
+        if name not in _KINDS[kind] | pictures.NAMES:
             raise _usage(f"--{name.replace('_', '-')} does not go with offmate plan {kind}.", "offmate plan --help")
     return kind
 
@@ -53,9 +54,8 @@ def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     refuses: it has said why on stderr by then.
     """
     with _resolved(file, given) as resolved:
-        paths = Paths.from_environment()
-        url = Config.load(paths).database_url
-        known = ["--database", url] if paths.database.exists() or url != f"sqlite:///{paths.database}" else []
+        url = _database()
+        known = ["--database", url] if url else []
         code, answer = _planner("plan", "--job", str(resolved), *known, *_words(_without_budgets(given)))
     if code != Exit.DONE:
         raise click.exceptions.Exit(code)
@@ -72,11 +72,23 @@ def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any
 
 
 def kept_plans(verb: str, *words: str) -> Any:
-    """What the plan cache says: a list, a plan, or how many were forgotten."""
-    code, answer = _planner("plans", verb, *words, "--database", Config.load(Paths.from_environment()).database_url)
+    """What the plan cache says: a list, a plan, or how many were forgotten. Nothing is kept before the first `up`."""
+    url = _database()
+    if url is None and verb == "list":
+        return []
+    if url is None:
+        raise UserError("No plans are kept yet.", code="no-such-plan", exit_code=Exit.NO_SUCH_JOB)
+    code, answer = _planner("plans", verb, *words, "--database", url)
     if code != Exit.DONE:
         raise click.exceptions.Exit(code)
     return answer
+
+
+def _database() -> str | None:
+    """The URL of the daemon's database, if that has been made: opening an SQLite file that is not there makes one."""
+    paths = Paths.from_environment()
+    url = Config.load(paths).database_url
+    return url if paths.database.exists() or url != f"sqlite:///{paths.database}" else None
 
 
 @contextmanager

@@ -1,0 +1,117 @@
+""" "Will it fit, and how fast?", asked about real models by their config."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from planner.ask import PATIENCE_S, ask, question_job
+from planner.errors import UserError
+from planner.job import Job
+from planner.presets import preset
+from planner.receipt import Receipt
+
+GIB = 2**30
+# meta-llama/Llama-3.1-8B
+LLAMA_8B = LlamaConfig(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+    num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5, tie_word_embeddings=False,
+    rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+)  # fmt: skip
+SMALL = LlamaConfig(
+    vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def llama_8b(tmp_path: Path) -> Path:
+    LLAMA_8B.save_pretrained(tmp_path / "llama-8b")
+    return tmp_path / "llama-8b"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    SMALL.save_pretrained(tmp_path / "small")
+    return tmp_path / "small"
+
+
+def job_of(model: Path | str, *, slices: int = 8, bf16: bool = True, clip: bool = True, length: int = 1024) -> Job:
+    return question_job(
+        str(model), length=length, rows=1, slices=slices, bf16=bf16, clip=clip, folder=Path(str(model)).parent
+    )
+
+
+def asked(job: Job, name: str, ram: int, *, patience_s: float = PATIENCE_S) -> Receipt:
+    hardware = preset(name, bf16=job.bf16, cpu_memory_bytes=ram * GIB)
+    return ask(job, hardware, started_s=time.monotonic() - PATIENCE_S + patience_s)
+
+
+def test_llama_8b_does_not_fit_a_3060_with_64_gib_and_why(llama_8b: Path) -> None:
+    found = asked(job_of(llama_8b), "rtx3060", 64, patience_s=8)
+    assert found.status == "infeasible"
+    assert found.parameters == found.trained_parameters == 8_030_261_248
+    # Masters and moments are 12 bytes a parameter, working copies and gradients 2 each: 16 on the host, all but what
+    # stays on the card.
+    assert found.least_cpu_budget_bytes is not None
+    assert 12 * found.parameters < found.least_cpu_budget_bytes <= 16 * found.parameters
+    assert found.cpu_budget_bytes < found.least_cpu_budget_bytes
+    assert "192 GiB of RAM" in found.fits_with
+    assert {share.name: share.bytes for share in found.disk}["a checkpoint being written"] == 12 * found.parameters
+
+
+def test_llama_8b_on_a_3060_with_192_gib_computes_most_of_the_time(llama_8b: Path) -> None:
+    found = asked(job_of(llama_8b), "rtx3060", 192, patience_s=8)
+    assert found.status in ("optimal", "feasible")
+    assert found.gpu_peak_bytes <= found.gpu_budget_bytes < 12 * GIB
+    assert sum(share.bytes for share in found.gpu) == found.gpu_peak_bytes
+    assert sum(share.bytes for share in found.host) == found.cpu_peak_bytes
+    # 8192 tokens at 6 operations per parameter and token, of which the card does 20 TFLOP/s: 19.4 s at least; a third
+    # more when every activation is computed twice.
+    least_s = 6 * found.parameters * 8192 / found.hardware.flops_per_s
+    assert least_s < found.bound_s <= found.step_s < 1.5 * least_s
+    assert found.loads[0].resource == "GPU computing"
+    assert found.loads[0].share > 0.8
+    assert found.tokens_per_s == pytest.approx(8192 / found.step_s)
+
+
+def test_a_small_model_is_answered_with_what_would_help(small: Path) -> None:
+    found = asked(job_of(small, slices=2, length=64), "rtx4090", 32)
+    assert (found.status, found.cpu_update_share) == ("optimal", 0.0)
+    # So small a model waits for its operations to be launched: twice the slices are no faster.
+    assert found.host == ()
+    assert found.answer_s < 2 * PATIENCE_S
+    assert found.asked.model == str(small)
+
+
+def test_a_model_is_a_folder_or_its_config(small: Path) -> None:
+    hardware = preset("rtx4090", bf16=True)
+    answers = [
+        ask(job_of(model, length=64), hardware, started_s=time.monotonic() - PATIENCE_S)
+        for model in (small, small / "config.json")
+    ]
+    assert answers[0].gpu == answers[1].gpu
+    with pytest.raises(UserError, match="There is no model config at"):
+        job_of(small.parent / "nowhere")
+
+
+def test_what_fits_on_the_same_machine_is_tried(small: Path) -> None:
+    job = job_of(small, length=1024, bf16=False).model_copy(update={"gpu_budget": 6 * 2**20, "cpu_budget": GIB})
+    found = ask(job, preset("rtx3060", bf16=False), started_s=time.monotonic())
+    assert found.status == "infeasible"
+    assert found.least_gpu_budget_bytes is not None
+    assert found.least_gpu_budget_bytes > 6 * 2**20
+    assert found.least_cpu_budget_bytes is None, "no host helps a card that is too small for one turn"
+    assert any(text.startswith("slices of 1 × ") for text in found.fits_with)
+    again = job.model_copy(update={"gpu_budget": found.least_gpu_budget_bytes})
+    assert ask(again, preset("rtx3060", bf16=False), started_s=time.monotonic()).status != "infeasible"

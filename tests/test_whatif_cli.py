@@ -1,0 +1,231 @@
+"""`offmate plan` about other machines and about chains, and `offmate plans`, as people run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from offmated.config import Config
+from offmated.database import open_engine
+from offmated.migrate import upgrade
+from offmated.paths import Paths
+from planner.cache import Cache, CachedPlan
+from planner.codec import to_json
+from planner.hardware import Hardware
+from tests.chains import HARDWARE, chain, resident_plan
+
+COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
+SMALL = LlamaConfig(
+    vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2,
+)  # fmt: skip
+
+
+class Shell:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ, "OFFMATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        }  # fmt: skip
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*COMMAND, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def json(self, *words: str) -> Any:
+        done = self.run(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    (tmp_path / "chain.json").write_text(json.dumps(to_json(chain(4))))
+    (tmp_path / "hardware.json").write_text(json.dumps(to_json(HARDWARE)))
+    return Shell(tmp_path)
+
+
+CHAIN = ["plan", "--chain", "chain.json", "--hardware", "hardware.json"]
+
+
+def test_a_chain_on_a_machine_is_answered_with_one_object(shell: Shell) -> None:
+    found = shell.json(*CHAIN, "--gpu-budget", "8000", "--cpu-budget", "1GiB", "--slices", "2", "--clip", "exact")
+    assert found.keys() >= {
+        "status", "step_s", "lp_step_s", "bound_s", "solver_gap", "solve_s", "gpu_peak_bytes", "cpu_peak_bytes",
+        "options", "cpu_update_share", "stages",
+    }  # fmt: skip
+    assert found["status"] in ("optimal", "feasible")
+    assert 0 < found["bound_s"] <= found["step_s"]
+    assert (len(found["options"]), len(found["stages"])) == (6, 11)
+    assert found["stages"][5].keys() == {
+        "block", "direction", "prefetch", "offload", "evict", "cpu_update", "gpu_update",
+    }  # fmt: skip
+    assert (found["stages"][5]["block"], found["stages"][5]["direction"]) == (5, "H")
+    assert found["gpu_peak_bytes"] <= 8000
+    assert 0 < found["cpu_update_share"] < 1
+
+
+def test_freedoms_can_be_taken_away(shell: Shell) -> None:
+    words = [*CHAIN, "--gpu-budget", "9000", "--time-limit", "5", "--gap", "0.05"]
+    free = shell.json(*words)
+    bound = shell.json(*words, "--no-cpu-updates", "--no-activation-offload")
+    assert bound["cpu_update_share"] == 0.0 < free["cpu_update_share"]
+    assert "offload" not in bound["options"]
+    assert bound["step_s"] > free["step_s"]
+
+
+def test_what_does_not_fit_exits_with_3_and_the_least_budget_which_fits(shell: Shell) -> None:
+    done = shell.run(*CHAIN, "--gpu-budget", "3000", "--json")
+    assert done.returncode == 3
+    found = json.loads(done.stdout)
+    assert (found["status"], found["code"]) == ("infeasible", "budget-too-small")
+    assert "No schedule fits this memory budget." in done.stderr
+    least = found["least_gpu_budget_bytes"]
+    assert least > 3000
+    assert shell.json(*CHAIN, "--gpu-budget", str(least))["gpu_peak_bytes"] <= least
+    assert shell.run(*CHAIN, "--gpu-budget", str(least - 1)).returncode == 3
+
+
+def test_a_host_that_is_too_small_has_no_least_budget(shell: Shell) -> None:
+    blocks = to_json(chain(2))
+    assert isinstance(blocks, dict)
+    (shell.folder / "hardware.json").write_text(json.dumps(to_json(HARDWARE)))
+    done = shell.run(*CHAIN, "--gpu-budget", "3000", "--cpu-budget", "10", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["least_gpu_budget_bytes"] > 3000, "with all on the device no host is needed"
+
+
+def test_a_chain_is_told_stage_by_stage(shell: Shell) -> None:
+    lines = shell.run(*CHAIN, "--gpu-budget", "8000").stdout.splitlines()
+    assert [line.split()[0] for line in lines[:7]] == ["status", "step", "proven", "solver", "GPU", "host", "blocks"]
+    assert lines[-1].strip().startswith("B0 ")
+
+
+def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
+    text = (shell.folder / "chain.json").read_text()
+    (shell.folder / "chain.json").write_text(text.replace('"forward_s": 0.5', '"forward_s": NaN'))
+    done = shell.run(*CHAIN, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[1] == "  $.blocks[5].options[0].forward_s is nan; it must be a finite number"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Give one thing to plan: a job FILE, --model or --chain."),
+        (["job.yaml", "--model", "m"], "Give one thing to plan: a job FILE, --model or --chain."),
+        (["--model", "m"], "--model needs a machine."),
+        (["--chain", "chain.json"], "--chain needs a machine."),
+        ([*CHAIN[1:], "--max-length", "8"], "--max-length does not go with offmate plan --chain --hardware."),
+        (["job.yaml", "--cpu-memory", "8GiB"], "--cpu-memory does not go with offmate plan FILE."),
+        (["--model", "./m", "--hardware", "rtx3060"], "There is no model config at "),
+        (["--model", "me/none", "--hardware", "rtx9"], "There is no hardware called rtx9."),
+        ([*CHAIN[1:], "--cpu-memory", "8GiB"], "--cpu-memory and --link change a machine known by its name."),
+        ([*CHAIN[1:], "--clip", "some"], "Usage: "),
+        ([*CHAIN[1:], "--gap", "1"], "Usage: "),
+        ([*CHAIN[1:], "--slices", "0"], "Usage: "),
+    ],
+)
+def test_words_that_do_not_go_together_exit_with_2(words: list[str], said: str, shell: Shell) -> None:
+    done = shell.run("plan", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(said)
+
+
+def test_a_job_is_asked_about_on_another_machine(shell: Shell) -> None:
+    SMALL.save_pretrained(shell.folder / "small")
+    (shell.folder / "small" / "tokenizer.json").write_text("{}")
+    (shell.folder / "text.jsonl").write_text('{"text": "a"}\n')
+    (shell.folder / "job.yaml").write_text("model: small\ndataset: text.jsonl\nmax_length: 64\nsave_total_limit: 3\n")
+    done = shell.run("plan", "job.yaml", "--hardware", "rtx3060", "--gpu-budget", "1GiB")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    question = "small (0.1 million parameters) in fp32 on GeForce RTX 3060 12 GB, 1 slice of 8 × 64 tokens a step"
+    assert lines[0] == question
+    assert lines[1].startswith("It fits: ")
+    starts = {line.split()[0] for line in lines if line and not line.startswith(" ")}
+    assert starts >= {"proven", "limit", "updates", "blocks", "GPU", "disk", "would"}
+    assert any("of 1.0 GiB" in line for line in lines)
+    assert any(line.endswith("checkpoints kept: 3") for line in lines)
+
+
+def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would(shell: Shell) -> None:
+    SMALL.save_pretrained(shell.folder / "small")
+    words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "512", "--gpu-budget", "6MiB"]
+    done = shell.run(*words)
+    assert done.returncode == 3
+    lines = done.stdout.splitlines()
+    assert lines[1] == "It does not fit."
+    assert lines[3].startswith("GPU        6.0 MiB for the job; at least ")
+    assert any("more of this GPU (--gpu-budget " in line for line in lines)
+    assert any("--max-length 256" in line for line in lines)
+    assert json.loads(shell.run(*words, "--json").stdout)["status"] == "infeasible"
+
+
+@pytest.fixture
+def kept(shell: Shell) -> Shell:
+    """A shell whose database keeps two plans, the first found twice."""
+    paths = Paths.from_environment(shell.environment)
+    paths.state.mkdir()
+    engine = open_engine(Config.load(paths, shell.environment).database_url)
+    upgrade(engine, paths)
+    cache = Cache(engine)
+    for key, model, machine in (("a" * 64, "one", "here"), ("ab" + "b" * 62, "two", "there")):
+        cache.keep_plan(key, cached(machine), model=model)
+    cache.find_plan("a" * 64)
+    cache.find_plan("a" * 64)
+    engine.dispose()
+    return shell
+
+
+def cached(machine: str) -> CachedPlan:
+    hardware = Hardware(**(to_json(HARDWARE) | {"name": machine}))  # type: ignore[arg-type, operator]
+    return CachedPlan(plan=resident_plan(chain(2)), chain=chain(2), hardware=hardware, solve_s=1.5)
+
+
+def test_kept_plans_are_listed_with_their_hits(kept: Shell) -> None:
+    rows = kept.json("plans", "list")
+    assert [(row["model"], row["machine"], row["hits"], row["solve_s"]) for row in rows] == [
+        ("one", "here", 2, 1.5),
+        ("two", "there", 0, 1.5),
+    ]
+    lines = kept.run("plans", "list").stdout.splitlines()
+    assert lines[0].split() == ["KEY", "MODEL", "MACHINE", "GPU", "HOST", "SLICES", "STEP", "HITS", "USED"]
+    assert [line.split()[:3] for line in lines[1:]] == [["a" * 12, "one", "here"], ["ab" + "b" * 10, "two", "there"]]
+
+
+def test_a_kept_plan_is_shown_by_the_beginning_of_its_key_and_looking_is_no_hit(kept: Shell) -> None:
+    found = kept.json("plans", "show", "ab")
+    assert (found["model"], found["hits"], len(found["plan"]["stages"])) == ("two", 0, 7)
+    assert "resident" in found["plan"]
+    assert kept.run("plans", "show", "ab").stdout.splitlines()[1] == "model        two"
+    assert [row["hits"] for row in kept.json("plans", "list")] == [2, 0]
+    unclear = kept.run("plans", "show", "a")
+    assert (unclear.returncode, unclear.stderr.splitlines()[0]) == (2, "More than one plan begins with a.")
+    missing = kept.run("plans", "show", "c")
+    assert (missing.returncode, missing.stderr.splitlines()[0]) == (4, "There is no plan c.")
+
+
+def test_plans_are_forgotten_one_by_one_or_all(kept: Shell) -> None:
+    assert kept.run("plans", "forget").returncode == 2
+    assert kept.run("plans", "forget", "ab", "--all").returncode == 2
+    assert kept.run("plans", "forget", "ab").stdout == "Forgotten: 1\n"
+    assert [row["model"] for row in kept.json("plans", "list")] == ["one"]
+    assert kept.json("plans", "forget", "--all") == {"forgotten": 1}
+    assert kept.run("plans", "list").stdout == "No plans are kept yet.\n"
+
+
+def test_without_a_database_no_plans_are_kept_and_none_is_made(shell: Shell) -> None:
+    assert shell.run("plans", "list").stdout == "No plans are kept yet.\n"
+    assert shell.run("plans", "show", "a").returncode == 4
+    assert not (shell.folder / "state").exists()
