@@ -132,8 +132,10 @@ class _State:
                 self._send(op)
             case OpKind.NORM:
                 for name in op.names:
-                    if name not in self.frame and not self.complete(name):
-                        raise InvalidProgram(f"{op.name}: the gradient of {name} is not complete")
+                    if name not in self.frame:
+                        self.gone(op, f"g:{name}")
+                        if not self.complete(name):
+                            raise InvalidProgram(f"{op.name}: the gradient of {name} is not complete")
                     self.normed.add(name)
             case OpKind.CLIP:
                 if missing := (self.trainable | self.frame) - self.normed:
@@ -222,15 +224,24 @@ class _State:
 
 
 def _contents_are_right(program: Program, chain: Chain) -> None:
+    """From the drained state into the steady one, through a drain, and on."""
     state = _State(program, chain)
-    everything = state.trainable | state.frame
+    carried = tuple(op for op in program.ops if op.carried)
     for cycle in range(_CYCLES):
-        state.updated = {}
-        for op in program.ops:
-            if not (cycle == 0 and op.carried):
-                state.apply(op)
-        state.end_step()
-        carried = {name for op in program.ops if op.carried for name in op.names}
-        for name in everything - (carried if cycle == 0 else set()):
-            if state.updated.get(name, 0) != 1:
-                raise InvalidProgram(f"{name} is updated {state.updated.get(name, 0)} times a step")
+        _one_step(state, drained=cycle == 0)
+    for op in carried:  # a drain runs what the last step left to the next one
+        state.apply(op)
+    _one_step(state, drained=True)
+
+
+def _one_step(state: _State, *, drained: bool) -> None:
+    """Apply a step's operations; after a drain there is nothing carried to do."""
+    state.updated = {}
+    for op in state.program.ops:
+        if not (drained and op.carried):
+            state.apply(op)
+    state.end_step()
+    carried = {name for op in state.program.ops if op.carried for name in op.names}
+    for name in (state.trainable | state.frame) - (carried if drained else set()):
+        if state.updated.get(name, 0) != 1:
+            raise InvalidProgram(f"{name} is updated {state.updated.get(name, 0)} times a step")

@@ -84,6 +84,38 @@ def test_damage_is_rejected(name):
         verify(compile_program(damaged, chain()), chain())
 
 
+def test_a_carried_update_of_a_weight_that_is_there_when_a_step_begins_is_rejected():
+    # In the steady state this is right; a drain would update the host's copy while the device's is still there.
+    lines = """
+    F0 cpu=l1.a evict=w:l1.a
+    F1 prefetch=w:l1.a
+    H3 gpu=h evict=g:h
+    B2 gpu=l1.b evict=g:l1.b
+    B1 offload=g:l1.a evict=g:l1.a gpu=l0.a,l0.b
+    B0 gpu=e evict=g:l0.a,g:l0.b,g:e
+    """
+    resident = "w:e s:e w:h s:h w:l0.a s:l0.a w:l0.b s:l0.b w:l1.b s:l1.b w:l1.a"
+    odd = plan(lines, options="keep keep keep keep", resident=resident)
+    with pytest.raises(InvalidProgram, match="stale"):
+        verify(compile_program(odd, chain()), chain())
+
+
+def test_a_norm_of_a_gradient_that_is_gone_is_rejected():
+    lines = """
+    F0 prefetch=w:l0.b
+    B1 offload=g:l0.b evict=g:l0.b,w:l0.b
+    B0 cpu=l0.b gpu=e,h,l0.a,l1.a,l1.b evict=g:e,g:h,g:l0.a,g:l1.a,g:l1.b
+    """
+    there = " ".join(f"{kind}:{name}" for name in ("e", "h", "l0.a", "l1.a", "l1.b") for kind in "ws")
+    program = compile_program(plan(lines, options="keep keep keep keep", resident=there, clip=True), chain())
+    verify(program, chain())
+    ops = list(program.ops)
+    names = [op.name for op in ops]
+    ops.insert(names.index("free@B1:g:l0.b"), ops.pop(names.index("norm@B1:l0.a,l0.b")))
+    with pytest.raises(InvalidProgram, match="g:l0.b, which is not on the device"):
+        verify(replace(program, ops=tuple(ops)), chain())
+
+
 def test_a_missing_turn_is_rejected():
     program = compile_program(mixed_plan(), chain())
     ops = tuple(op for op in program.ops if op.subject != "B1.0")
