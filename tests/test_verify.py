@@ -112,7 +112,7 @@ def test_a_norm_of_a_gradient_that_is_gone_is_rejected():
     ops = list(program.ops)
     names = [op.name for op in ops]
     ops.insert(names.index("free@B1:g:l0.b"), ops.pop(names.index("norm@B1:l0.a,l0.b")))
-    with pytest.raises(InvalidProgram, match="g:l0.b, which is not on the device"):
+    with pytest.raises(InvalidProgram, match=r"g:l0\.b, which is not on the device"):
         verify(replace(program, ops=tuple(ops)), chain())
 
 
