@@ -58,17 +58,22 @@ def durations_s(program: Program, chain: Chain, hardware: Hardware) -> list[floa
 def simulate(program: Program, chain: Chain, hardware: Hardware) -> Timeline:
     """Run the program on queues that each do one operation at a time, in order, after what it waits for."""
     durations = durations_s(program, chain, hardware)
-    *_, before, last = _run(program, durations)
+    *_, before, last = _run(program, durations, _STEPS)
     busy = {queue: sum(d for d, op in zip(durations, program.ops, strict=True) if op.queue is queue) for queue in Queue}
     return Timeline(
         spans=last.spans(program, last.origin_s), step_s=last.end_s - before.end_s, busy_s=tuple(busy.items())
     )
 
 
-def last_steps(program: Program, chain: Chain, hardware: Hardware, count: int) -> tuple[tuple[Span, ...], ...]:
-    """The spans of the last `count` simulated steps, one after another; seconds from the start of the first of them."""
-    steps = _run(program, durations_s(program, chain, hardware))[-count:]
-    return tuple(step.spans(program, steps[0].origin_s) for step in steps)
+def last_steps(
+    program: Program, chain: Chain, hardware: Hardware, count: int, *, around: int = 0
+) -> tuple[tuple[Span, ...], ...]:
+    """The spans of the last `count` simulated steps, and of `around` more before and after: what these do at the same
+    time. Seconds from the start of the first of the `count`.
+    """
+    every = count + 2 * around
+    steps = _run(program, durations_s(program, chain, hardware), _STEPS - 2 + every)[-every:]
+    return tuple(step.spans(program, steps[around].origin_s) for step in steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +90,13 @@ class _Step:
         return tuple(Span(op=op, start_s=start - origin_s, end_s=end - origin_s) for op, start, end in times)
 
 
-def _run(program: Program, durations: list[float]) -> list[_Step]:
+def _run(program: Program, durations: list[float], count: int) -> list[_Step]:
     position = {op.name: number for number, op in enumerate(program.ops)}
     waits = [[position[name] for name in op.waits] for op in program.ops]
     before = [0.0] * len(program.ops)
     free = dict.fromkeys(Queue, 0.0)
     steps: list[_Step] = []
-    for _ in range(_STEPS):
+    for _ in range(count):
         origin = free[Queue.COMPUTE]
         now = [0.0] * len(program.ops)
         starts = [0.0] * len(program.ops)

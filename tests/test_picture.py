@@ -17,7 +17,7 @@ from planner.errors import UserError
 from planner.memory import Parts, gpu_peak_bytes
 from planner.picture.decisions import Trip, decisions
 from planner.picture.document import document
-from planner.picture.drawing import Drawing, Sort, draw, sort_of
+from planner.picture.drawing import AROUND, STEPS, Drawing, Sort, draw, sort_of
 from planner.picture.files import Pictures
 from planner.picture.headline import figures, summary
 from planner.picture.page import page
@@ -93,14 +93,22 @@ def page_data(text: str) -> dict[str, Any]:
     return data
 
 
-def test_two_steps_follow_each_other_as_the_simulator_says(drawing: Drawing) -> None:
+def test_steps_follow_each_other_as_the_simulator_says(drawing: Drawing) -> None:
     timeline = simulate(drawing.program, drawing.chain, drawing.hardware)
-    first, second = drawing.steps
-    assert [span.op for span in first] == [span.op for span in second] == list(drawing.program.ops)
-    shift = drawing.queues_step_s
-    for a, b, alone in zip(first, second, timeline.spans, strict=True):
-        assert b.start_s - shift == pytest.approx(alone.start_s, abs=1e-9)
-        assert (a.start_s, a.end_s) == pytest.approx((alone.start_s, alone.end_s), abs=1e-9)
+    assert len(drawing.steps) == STEPS + 2 * AROUND
+    for number, step in enumerate(drawing.steps):
+        shift = (number - AROUND) * timeline.step_s
+        for span, alone in zip(step, timeline.spans, strict=True):
+            assert span.op == alone.op
+            assert (span.start_s - shift, span.end_s - shift) == pytest.approx((alone.start_s, alone.end_s), abs=1e-9)
+    assert drawing.end_s == pytest.approx(STEPS * timeline.step_s)
+
+
+def test_what_other_steps_do_meanwhile_is_shown_too(drawing: Drawing) -> None:
+    steps = [step for step, _ in drawing.occasions()]
+    assert steps.count(1) == steps.count(2) == len(drawing.program.ops)
+    # The next step's first copy does not wait for that step's computing.
+    assert [(step, span.op.name) for step, span in drawing.occasions() if step in (0, 3)] == [(3, "send@F1:w:l0.a")]
 
 
 def test_queues_of_a_trace_never_do_two_things_at_once() -> None:
@@ -119,13 +127,12 @@ def test_a_trace_has_every_operation_of_both_steps_on_its_queue(drawing: Drawing
         1: "stages", 2: "GPU computes", 3: "copies to the GPU", 4: "copies to the host", 5: "CPU updates"
     }  # fmt: skip
     tracks = slices_of(found)
-    ahead_ns = -min(ns(span.start_s) for span in drawing.steps[0])
+    ahead_ns = -min(ns(span.start_s) for _, span in drawing.occasions())
     assert ahead_ns > 0, "one copy begins before the step it belongs to"
     for queue, track in zip(Queue, (2, 3, 4, 5), strict=True):
         expected = sorted(
             (ns(s.start_s) + ahead_ns, ns(s.end_s) + ahead_ns, s.op.name)
-            for step in drawing.steps
-            for s in step
+            for _, s in drawing.occasions()
             if s.op.queue is queue
         )
         assert sorted((round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"])), e["name"]) for e in tracks[track]) == (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.codec import Json, to_json
 from planner.memory import Parts
 from planner.picture.decisions import decisions
-from planner.picture.drawing import Drawing, Sort, sort_of
+from planner.picture.drawing import AROUND, STEPS, Drawing, Sort, sort_of
 from planner.picture.headline import figures, summary
 from planner.picture.trace import ns
 from planner.program import OpKind, Queue
@@ -14,7 +14,7 @@ FORMAT = 1
 
 
 def document(drawing: Drawing) -> dict[str, Json]:
-    """What the page's script reads. Times are whole nanoseconds from the first step's start."""
+    """What the page's script reads. Times are whole nanoseconds from the start of the first step shown."""
     plan = drawing.plan
     return {
         "format": FORMAT,
@@ -37,6 +37,9 @@ def document(drawing: Drawing) -> dict[str, Json]:
         "loads": to_json(drawing.loads),
         "host_limited": drawing.step_s > drawing.queues_step_s * (1 + 1e-9),
         "step_ns": ns(drawing.queues_step_s),
+        "end_ns": ns(drawing.end_s),
+        "first_step": AROUND,
+        "shown_steps": STEPS,
         "stages": [str(stage) for stage in plan.stages],
         "operations": _operations(drawing),
         "memory": _memory(drawing),

@@ -15,7 +15,8 @@ from planner.program import Op, OpKind, Program, Queue, compile_program
 from planner.receipt import Load
 from planner.simulate import Span, last_steps, simulate
 
-STEPS = 2
+STEPS = 2  # that are shown
+AROUND = 1  # more of them on both sides: a queue may still be at the step before, or at the one after already
 
 
 class Sort(StrEnum):
@@ -64,9 +65,10 @@ class Sample:
 class Drawing:
     """A plan with its program and what becomes of it.
 
-    `steps[k]` holds the spans of the k-th step in program order, seconds from the first step's start; `memory` one
-    breakdown per operation of the computing queue, the same in every step; `loads` begins with the resource that
-    limits; `step_s` is the predicted step, which the host's memory may make longer than the queues alone would.
+    `steps` holds the spans of each step in program order, seconds from the start of the first that is shown, which is
+    number `AROUND`; `memory` one breakdown per operation of the computing queue, the same in every step; `loads` begins
+    with the resource that limits; `step_s` is the predicted step, which the host's memory may make longer than the
+    queues alone would.
     """
 
     title: str
@@ -87,9 +89,21 @@ class Drawing:
         tokens = self.plan.rounds * self.plan.slices * self.chain.slice_tokens
         return tokens / self.step_s if tokens and self.step_s else None
 
+    @property
+    def end_s(self) -> float:
+        """When the computing of the last step shown ends."""
+        return max(span.end_s for span in self.steps[AROUND + STEPS - 1] if span.op.queue is Queue.COMPUTE)
+
+    def occasions(self) -> Iterator[tuple[int, Span]]:
+        """Step and span of all operations of the steps shown, and of those of others that run meanwhile."""
+        end_s = self.end_s
+        for step, spans in enumerate(self.steps):
+            shown = AROUND <= step < AROUND + STEPS
+            yield from ((step, span) for span in spans if shown or (span.end_s > 0 and span.start_s < end_s))
+
     def samples(self) -> Iterator[Sample]:
-        """Device memory over the steps, without overlaps, in order of time."""
-        for step in self.steps:
+        """Device memory over the steps shown, without overlaps, in order of time."""
+        for step in self.steps[AROUND : AROUND + STEPS]:
             spans = [span for span in step if span.op.queue is Queue.COMPUTE]
             yield from _samples(spans, self.memory)
 
@@ -104,7 +118,7 @@ def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, measured: 
     loads = [Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in busy.items() if s]
     return Drawing(
         title=title, plan=plan, chain=chain, hardware=hardware, measured=measured, program=program,
-        steps=last_steps(program, chain, hardware, STEPS), memory=tuple(gpu_breakdown(program, chain)),
+        steps=last_steps(program, chain, hardware, STEPS, around=AROUND), memory=tuple(gpu_breakdown(program, chain)),
         loads=tuple(sorted(loads, key=lambda load: -load.busy_s)), queues_step_s=timeline.step_s,
         step_s=step_s,
     )  # fmt: skip

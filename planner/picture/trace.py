@@ -12,7 +12,7 @@ from itertools import count
 
 from planner.codec import Json
 from planner.memory import Parts
-from planner.picture.drawing import TURNS, Drawing, Sort, sort_of
+from planner.picture.drawing import AROUND, STEPS, TURNS, Drawing, Sort, sort_of
 from planner.program import OpKind, Queue
 from planner.simulate import Span
 
@@ -32,10 +32,10 @@ _COLOURS = {  # names chrome://tracing knows; Perfetto chooses by the event's na
 def trace(drawing: Drawing) -> dict[str, Json]:
     """The trace as a JSON object; times in microseconds, to the nanosecond."""
     events: list[Json] = [*_names(drawing)]
-    clock = _Clock(min(0, *(ns(span.start_s) for span in drawing.steps[0])))
-    for number in range(len(drawing.steps)):
-        events += _stages(drawing, number, clock)
-        events += _operations(drawing, number, clock)
+    clock = _Clock(min(ns(span.start_s) for _, span in drawing.occasions()))
+    for step in range(AROUND, AROUND + STEPS):
+        events += _stages(drawing, step, clock)
+    events += _operations(drawing, clock)
     events += _memory(drawing, clock)
     events += _waits(drawing, clock)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": drawing.title}}
@@ -69,11 +69,11 @@ def _slice(name: str, sort: Sort, track: int, args: dict[str, Json]) -> dict[str
     return {"ph": "X", "name": name, "cat": sort.value, "pid": _PROCESS, "tid": track, "args": args}
 
 
-def _stages(drawing: Drawing, number: int, clock: _Clock) -> Iterator[Json]:
+def _stages(drawing: Drawing, step: int, clock: _Clock) -> Iterator[Json]:
     """From a stage's first turn to the end of what the computing queue does for it."""
     began: dict[str, float] = {}
     ended: dict[str, float] = {}
-    for span in drawing.steps[number]:
+    for span in drawing.steps[step]:
         if span.op.queue is Queue.COMPUTE:
             if span.op.kind is OpKind.RUN:
                 began.setdefault(span.op.stage, span.start_s)
@@ -82,16 +82,16 @@ def _stages(drawing: Drawing, number: int, clock: _Clock) -> Iterator[Json]:
     for stage in drawing.plan.stages:
         block = drawing.chain.blocks[stage.block]
         args: dict[str, Json] = {
-            "step": number, "block": block.name, "option": drawing.plan.options[stage.block], "does": str(stage)
+            "step": step - AROUND, "block": block.name, "option": drawing.plan.options[stage.block], "does": str(stage)
         }  # fmt: skip
         event = _slice(str(stage), TURNS[stage.direction], _STAGES, args)
         yield event | clock.during(began[stage.name], ended[stage.name])
 
 
-def _operations(drawing: Drawing, number: int, clock: _Clock) -> Iterator[Json]:
-    for span in drawing.steps[number]:
+def _operations(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
+    for step, span in drawing.occasions():
         op, sort = span.op, sort_of(span.op)
-        args: dict[str, Json] = {"step": number, "stage": op.stage, "subject": op.subject}
+        args: dict[str, Json] = {"step": step - AROUND, "stage": op.stage, "subject": op.subject}
         if op.bytes:
             args["bytes"] = op.bytes
         if op.waits:
@@ -120,6 +120,7 @@ def _waits(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
     """
     position = {op.name: place for place, op in enumerate(drawing.program.ops)}
     spans = [span for step in drawing.steps for span in step]
+    shown = {id(span) for _, span in drawing.occasions()}
     size = len(drawing.program.ops)
     sources, targets = _timed(spans), _timed(spans[::-1])[::-1]
     drawn: set[tuple[int, int]] = set()
@@ -129,7 +130,9 @@ def _waits(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
             waited = place - place % size + position[name]
             waited -= size if waited >= place else 0
             source, target = sources[waited] if waited >= 0 else None, targets[place]
-            if source is None or target is None or (id(source), id(target)) in drawn:
+            if source is None or target is None or not {id(source), id(target)} <= shown:
+                continue
+            if (id(source), id(target)) in drawn:
                 continue
             drawn.add((id(source), id(target)))
             yield from _arrow(source, target, next(numbers), clock)

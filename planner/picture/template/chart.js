@@ -217,7 +217,7 @@ function paintStack(c, parts, x, width, bottom, scale, plain) {
 }
 
 function paintSteps(c) {
-  for (let step = START < 0 ? 0 : 1; step < STEPS; step++) {
+  for (let step = 1; step < doc.shown_steps; step++) {
     const x = xOf(step * doc.step_ns);
     c.fillStyle = colours.text;
     c.globalAlpha = 0.55;
@@ -226,7 +226,7 @@ function paintSteps(c) {
     c.fillStyle = colours.quiet;
     c.textAlign = "left";
     c.font = SMALL;
-    if (step) c.fillText("next step →", x + 6, rows.memory.top - 12);
+    c.fillText("next step →", x + 6, rows.memory.top - 12);
   }
 }
 
@@ -286,7 +286,7 @@ function paintPeak(c, bottom, scale, budget) {
 function paintStrip(width) {
   const height = 46;
   const c = context(strip, width, height);
-  const x = (ns) => view.left + ((ns - START) / (END - START)) * view.width;
+  const x = (ns) => view.left + (ns / END) * view.width;
   c.fillStyle = colours.track;
   c.fillRect(view.left, 0, view.width, height);
   for (const phase of phases) {
@@ -294,7 +294,7 @@ function paintStrip(width) {
     c.globalAlpha = 0.75;
     c.fillRect(x(phase.start), 4, Math.max(1, x(phase.end) - x(phase.start) - 1), 8);
   }
-  paintMemory(c, { top: 14, height: height - 15 }, START, END, true);
+  paintMemory(c, { top: 14, height: height - 15 }, 0, END, true);
   c.fillStyle = colours.panel;
   c.globalAlpha = 0.65;
   c.fillRect(view.left, 0, x(view.start) - view.left, height);

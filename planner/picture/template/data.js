@@ -4,6 +4,8 @@ const doc = JSON.parse(document.getElementById("data").textContent);
 const ops = doc.operations;
 const COUNT = ops.kind.length;
 const STEPS = ops.start_ns.length;
+const FIRST = doc.first_step; // the steps around those that are shown are there for what runs meanwhile
+const END = doc.end_ns;
 const SORTS = ops.sorts;
 const PARTS = doc.memory.parts;
 const STAGES = doc.stages.map((text) => text.split(" ")[0]);
@@ -36,25 +38,27 @@ function waitedOnBy(occasion) {
 // One lane per queue: the occasions that take time, in order, with the waits that made each late.
 const lanes = ops.queues.map(() => ({ occasions: [], starts: [], ends: [], causes: [] }));
 {
-  const free = ops.queues.map(() => 0);
+  const free = ops.queues.map(() => Infinity);
   const pending = ops.queues.map(() => []);
   for (let occasion = 0; occasion < STEPS * COUNT; occasion++) {
     const queue = ops.queue[occasion % COUNT];
     const start = startOf(occasion);
     const end = endOf(occasion);
     const late = start - free[queue];
-    if (late > 0 && lanes[queue].occasions.length) {
+    if (late > 0) {
       // What takes no time itself can hold its queue up, too: its reasons are those of the next that does.
       const last = waitsOf(occasion).reduce((a, b) => (a === null || endOf(b) > endOf(a) ? b : a), null);
       if (last !== null) pending[queue].push({ source: last, ns: late });
     }
     free[queue] = end;
     if (end > start) {
-      const lane = lanes[queue];
-      lane.occasions.push(occasion);
-      lane.starts.push(start);
-      lane.ends.push(end);
-      lane.causes.push(pending[queue]);
+      if (end > 0 && start < END) {
+        const lane = lanes[queue];
+        lane.occasions.push(occasion);
+        lane.starts.push(start);
+        lane.ends.push(end);
+        lane.causes.push(pending[queue]);
+      }
       pending[queue] = [];
     }
   }
@@ -66,10 +70,6 @@ const samples = doc.memory.samples.map((row) => {
 });
 const sampleStarts = samples.map((sample) => sample.start);
 const peakSample = samples.reduce((a, b) => (b.total > a.total ? b : a));
-
-// A copy queue may be ahead of the computing that begins a step, and the CPU behind the one that ends it.
-const START = Math.min(0, ...lanes.map((lane) => lane.starts[0] ?? 0));
-const END = Math.max(STEPS * doc.step_ns, ...lanes.map((lane) => lane.ends.at(-1) ?? 0));
 
 // Where `value` belongs in ascending `values`: the number of entries that are not larger.
 function rank(values, value) {
@@ -85,7 +85,7 @@ function rank(values, value) {
 
 // The phases of each step, for the ruler.
 const phases = [];
-for (let step = 0; step < STEPS; step++) {
+for (let step = FIRST; step < FIRST + doc.shown_steps; step++) {
   for (const [direction, name, sort] of [["F", "forward", "forward"], ["H", "head and loss", "head"], ["B", "backward", "backward"]]) {
     let start = Infinity;
     let end = -Infinity;

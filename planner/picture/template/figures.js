@@ -55,7 +55,7 @@ function pauses() {
   const lane = lanes[ops.queues.indexOf("compute")];
   const found = new Map();
   lane.occasions.forEach((occasion, at) => {
-    if (occasion < COUNT) return;
+    if (Math.floor(occasion / COUNT) !== FIRST + 1) return;
     for (const { source, ns } of lane.causes[at]) {
       const kind = ops.kinds[ops.kind[source % COUNT]];
       const sort = SORT_NAMES[SORTS[ops.sort[source % COUNT]]];

@@ -19,7 +19,7 @@ function find(x, y) {
   if (next < lane.occasions.length && lane.starts[next] <= at) return { queue, lane, at: next, idle: false };
   if (next < lane.occasions.length && lane.starts[next] - at < reach) return { queue, lane, at: next, idle: false };
   if (next > 0 && at - lane.ends[next - 1] < reach) return { queue, lane, at: next - 1, idle: false };
-  return next > 0 ? { queue, lane, at: next, idle: true } : null;
+  return { queue, lane, at: next, idle: true };
 }
 
 function sampleAt(ns) {
@@ -101,6 +101,7 @@ function arrow(c, x0, y0, x1, y1, strength) {
   c.globalAlpha = 1;
 }
 
+const STEP_NAMES = { "-1": "the step before", 0: "the step", 1: "the next step" };
 const line = (name, ...value) => el("tr", {}, el("td", {}, name), el("td", {}, ...value));
 const title = (text, sort) => el("strong", {}, ...(sort ? [swatch(sort)] : []), text);
 const OPTION_WORDS = {
@@ -113,7 +114,7 @@ function barWords({ lane, at }) {
   const op = occasion % COUNT;
   const stage = STAGES[ops.stage[op]];
   const kind = ops.kinds[ops.kind[op]];
-  const step = Math.floor(occasion / COUNT);
+  const step = Math.floor(occasion / COUNT) - FIRST;
   const length = lane.ends[at] - lane.starts[at];
   const lines = [];
   if (kind === "run") {
@@ -129,10 +130,10 @@ function barWords({ lane, at }) {
   if (names.length > 1) lines.push(line("tensors", names.slice(0, 8).join(", ") + (names.length > 8 ? " …" : "")));
   lines.push(line("takes", seconds(length)));
   const from = lane.starts[at] - step * doc.step_ns;
-  lines.push(line("from", `${moment(from, length)} to ${moment(from + length, length)} of ${step ? "the next step" : "the step"}`));
+  lines.push(line("from", `${moment(from, length)} to ${moment(from + length, length)} of ${STEP_NAMES[step] ?? "a later step"}`));
   const causes = lane.causes[at];
   const late = causes.reduce((sum, cause) => sum + cause.ns, 0);
-  const why = at === 0 ? [] : [el("p", {}, late ? waitWords(causes) : "Did not wait: it began when its queue was free.")];
+  const why = [el("p", {}, late ? waitWords(causes) : "Did not wait: it began when its queue was free.")];
   return [title(capital(opName(op)), SORTS[ops.sort[op]]), el("table", {}, ...lines), ...why];
 }
 
@@ -147,7 +148,7 @@ function waitWords(causes) {
 function idleWords({ queue, lane, at }) {
   if (at >= lane.occasions.length) return [title("Nothing more"), el("div", {}, "What follows is the next step again.")];
   const causes = lane.causes[at];
-  const length = lane.starts[at] - lane.ends[at - 1];
+  const length = lane.starts[at] - (at ? lane.ends[at - 1] : 0);
   const next = capital(opName(lane.occasions[at] % COUNT));
   const about = el("table", {}, line("for", seconds(length)), line("then", next));
   const why = causes.length ? [el("p", {}, waitWords(causes))] : [];

@@ -1,15 +1,15 @@
 // The piece of time that is shown, and how people change it.
 
 const chartBox = document.getElementById("chart");
-const view = { start: START, end: END, left: 0, width: 1, changed: () => {} };
-const SHORTEST = Math.max(100, (END - START) / 2e5);
+const view = { start: 0, end: END, left: 0, width: 1, changed: () => {} };
+const SHORTEST = Math.max(100, END / 2e5);
 
 const xOf = (ns) => view.left + ((ns - view.start) / (view.end - view.start)) * view.width;
 const timeAt = (x) => view.start + ((x - view.left) / view.width) * (view.end - view.start);
 
 function show(start, end) {
-  const length = Math.min(END - START, Math.max(SHORTEST, end - start));
-  view.start = Math.min(Math.max(START, start), END - length);
+  const length = Math.min(END, Math.max(SHORTEST, end - start));
+  view.start = Math.min(Math.max(0, start), END - length);
   view.end = view.start + length;
   view.changed();
 }
@@ -25,12 +25,12 @@ function pan(share) {
 
 document.getElementById("in").onclick = () => zoom(0.5);
 document.getElementById("out").onclick = () => zoom(2);
-document.getElementById("whole").onclick = () => show(START, END);
+document.getElementById("whole").onclick = () => show(0, END);
 document.getElementById("step").onclick = () => show(0, doc.step_ns);
 
 const KEYS = {
   ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": () => zoom(0.6), "=": () => zoom(0.6),
-  "-": () => zoom(1 / 0.6), 0: () => show(START, END), w: () => zoom(0.6), s: () => zoom(1 / 0.6), a: () => pan(-0.2),
+  "-": () => zoom(1 / 0.6), 0: () => show(0, END), w: () => zoom(0.6), s: () => zoom(1 / 0.6), a: () => pan(-0.2),
   d: () => pan(0.2),
 };
 chartBox.addEventListener("keydown", (event) => {
@@ -101,12 +101,12 @@ for (const name of ["pointerup", "pointercancel"]) {
 const strip = document.getElementById("overview");
 const stripTime = (event) => {
   const x = event.clientX - strip.getBoundingClientRect().left - view.left;
-  return START + (Math.min(view.width, Math.max(0, x)) / view.width) * (END - START);
+  return (Math.min(view.width, Math.max(0, x)) / view.width) * END;
 };
 const grip = { held: null, offset: 0 };
 strip.addEventListener("pointerdown", (event) => {
   const at = stripTime(event);
-  const near = (7 / view.width) * (END - START);
+  const near = (7 / view.width) * END;
   if (Math.abs(at - view.start) < near) grip.held = "start";
   else if (Math.abs(at - view.end) < near) grip.held = "end";
   else {
