@@ -127,6 +127,15 @@ def test_a_run_folder_without_a_plan_is_an_error(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_whose_only_step_diverges_writes_no_model(tmp_path: Path) -> None:
+    keys = {"learning_rate": 1e39, "max_grad_norm": None, "warmup_steps": 0, "max_steps": 1}
+    _, run = make_run(tmp_path, "llama", **keys)
+    with pytest.raises(UserError, match="is not finite at step 1"):
+        run_job(run, StopRequest())
+    assert not (run.path / "output").exists()
+    assert read_metrics(run.metrics)[-1]["status"] == "failed"
+
+
 def test_a_diverging_run_says_so_in_its_last_line(tmp_path: Path) -> None:
     _, run = make_run(tmp_path, "llama", learning_rate=1e30, max_grad_norm=None, warmup_steps=0)
     with pytest.raises(UserError, match="is not finite at step"):

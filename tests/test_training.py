@@ -208,6 +208,26 @@ def test_a_loss_that_is_not_finite_ends_the_run_at_its_last_checkpoint(tmp_path:
     assert run.losses()[-1] is None
 
 
+def test_a_last_step_that_is_not_finite_ends_the_run_too(tmp_path: Path) -> None:
+    run = Run(tiny_job(tmp_path, save_steps=4, max_grad_norm=None), tmp_path / "run")
+    step = run.engine.step
+
+    def poisoned(*args: object, **kwargs: object) -> object:
+        result = step(*args, **kwargs)
+        if run.engine.steps_done == 6:  # the loss was fine, the update is not
+            run.engine.masters["model.norm.weight"].data[3] = torch.inf
+        return result
+
+    run.engine.step = poisoned
+    with pytest.raises(UserError) as caught:
+        run.training.run()
+    assert str(caught.value) == (
+        "The training has diverged: master of model.norm.weight is not finite at step 6.\n"
+        f"  last checkpoint: {tmp_path}/run/checkpoints/step-4\n"
+        "  hint: use a lower learning_rate, more warmup_steps, or max_grad_norm: 1.0   [non-finite]"
+    )
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_model_folder_loads_with_the_trained_weights(tmp_path: Path, name: str, bf16: bool) -> None:

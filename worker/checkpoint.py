@@ -132,7 +132,7 @@ class Checkpoints:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
-            files = write_shards(temporary, "state", self._finite(state, step))
+            files = write_shards(temporary, "state", finite(state, step, self.last()))
             _write_manifest(temporary, step, self._origin, files)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -160,14 +160,17 @@ class Checkpoints:
             shutil.rmtree(hidden)  # renamed first: a half-removed folder must not look like a checkpoint
         self._torn.clear()
 
-    def _finite(
-        self, state: Iterable[tuple[str, dict[str, Tensor]]], step: int
-    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        for name, parts in state:
-            for part, tensor in parts.items():
-                if not torch.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
-                    raise non_finite(f"{part} of {name}", step, self.last())
-            yield name, parts
+
+def finite(
+    state: Iterable[tuple[str, dict[str, Tensor]]], step: int, last: Path | None
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The items of `state`, taken after `step`. Raises UserError at a number that is not finite; `last` is the
+    checkpoint to go back to."""
+    for name, parts in state:
+        for part, tensor in parts.items():
+            if not torch.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
+                raise non_finite(f"{part} of {name}", step, last)
+        yield name, parts
 
 
 def non_finite(what: str, step: int, last: Path | None) -> UserError:

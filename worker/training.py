@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planner.job import Job
 from planner.units import format_seconds
-from worker.checkpoint import Checkpoints, non_finite
+from worker.checkpoint import Checkpoints, finite, non_finite
 from worker.data import Batches
 from worker.metrics import Metrics
 from worker.schedule import learning_rate
@@ -108,7 +108,7 @@ class Training:
     def run(self) -> bool:
         """Train until the last step, then drain: True. Or until a stop is asked for, then checkpoint: False.
 
-        Raises UserError when the loss or the gradients' norm is no longer finite.
+        Raises UserError when the loss, the gradients' norm, or what was trained in the end, is no longer finite.
         """
         total = self.batches.total_steps
         saved = self.engine.steps_done
@@ -132,8 +132,13 @@ class Training:
             if due and done < total:
                 self._save()
                 saved, saved_at = done, time.monotonic()
-        self.engine.drain()
+        self._check_state()
         return True
+
+    def _check_state(self) -> None:
+        """Nothing follows the last step: no loss of a next one, and no checkpoint, would show what it did."""
+        for _ in finite(self.engine.state(), self.engine.steps_done, self.checkpoints.last()):
+            pass
 
     def _step(self, batches: list[dict[str, Tensor]], step: int, total: int) -> str:
         """Do step `step` (from 0) on `batches`, write its line. Returns what there is to say about it."""
