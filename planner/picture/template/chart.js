@@ -163,9 +163,7 @@ function paintLabel(c, op, x, end, y) {
   const from = Math.max(x, view.left) + 5;
   const room = Math.min(end, view.left + view.width) - from - 4;
   if (room < 14) return;
-  const text = shortName(op);
-  const long = ops.kinds[ops.kind[op]] === "run" && room > 150 ? capital(opName(op)) : text;
-  const fitting = [long, text].find((each) => c.measureText(each).width <= room);
+  const fitting = barNames(op).find((each) => c.measureText(each).width <= room);
   if (!fitting) return;
   c.fillStyle = colours.inks[SORTS[ops.sort[op]]];
   c.textAlign = "left";

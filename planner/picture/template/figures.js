@@ -1,5 +1,6 @@
 // Headline figures, legends, who is busy, and what the plan rests on.
 
+document.getElementById("machine").textContent = doc.hardware.name;
 document.getElementById("summary").textContent = doc.summary;
 
 document.getElementById("figures").append(
@@ -79,14 +80,15 @@ function pauses() {
 {
   const { plan, hardware } = doc;
   const rate = (value) => `${bytes(Math.round(value))}/s`;
+  const updates = (value) => `${(value / 1e9).toPrecision(3)} billion parameters/s`;
   const facts = [
     ["machine", hardware.name],
     ["times", plan.measured ? "measured on this machine" : "estimated from operations and bytes"],
     ["host to GPU", rate(hardware.h2d_bytes_per_s)],
     ["GPU to host", rate(hardware.d2h_bytes_per_s)],
     ["host memory", rate(hardware.cpu_memory_bytes_per_s)],
-    ["CPU updates", `${(hardware.cpu_update_parameters_per_s / 1e6).toLocaleString("en")} million parameters/s`],
-    ["GPU updates", `${(hardware.gpu_update_parameters_per_s / 1e6).toLocaleString("en")} million parameters/s`],
+    ["CPU updates", updates(hardware.cpu_update_parameters_per_s)],
+    ["GPU updates", updates(hardware.gpu_update_parameters_per_s)],
     ["found by", plan.source || "hand"],
   ];
   if (plan.bound_s) facts.push(["bound", `${seconds(plan.bound_s * 1e9)} for any schedule`]);
@@ -94,6 +96,6 @@ function pauses() {
     facts.push(["integer program", `${seconds(plan.lp_step_s * 1e9)} before rounding to whole tensors, solved to ` +
       `${(100 * plan.solver_gap).toFixed(2)}% of its own optimum`]);
   }
-  const finite = ([name, value]) => [el("dt", {}, name), el("dd", {}, value)];
-  document.getElementById("facts").append(...facts.flatMap(finite));
+  const pair = ([name, value]) => [el("dt", {}, name), el("dd", {}, value)];
+  document.getElementById("facts").append(...facts.flatMap(pair));
 }

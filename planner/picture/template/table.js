@@ -1,8 +1,8 @@
 // The decisions: a row per block, the block's tensors below it when it is clicked.
 
 const HEADINGS = [
-  ["block", ""], ["activations", ""], ["held till backward", "number"], ["weights", ""], ["updated by", ""],
-  ["to the GPU", "number"], ["to the host", "number"], ["forward", "number"], ["backward", "number"],
+  ["block", ""], ["activations", ""], ["kept", "number"], ["weights", ""], ["updated by", ""],
+  ["to GPU", "number"], ["to host", "number"], ["forward", "number"], ["backward", "number"],
 ];
 const OPTION_COLOURS = { keep: "activations", recompute: "running", offload: "offloaded" };
 
@@ -42,23 +42,24 @@ function optionCell(block) {
 
 function journey(trips, home) {
   if (!trips.length) return home;
-  const text = (trip) => `leaves after ${trip.leaves}, back for ${trip.returns}${trip.next_step ? " of the next step" : ""}`;
+  const text = (trip) => `leaves after ${trip.leaves}, back for ${trip.returns}${trip.next_step ? " (next step)" : ""}`;
   return trips.map(text).join("; ");
 }
 
-function tensorRow(tensor) {
+function tensorRow(tensor, block) {
+  const name = tensor.name.startsWith(`${block.name}.`) ? tensor.name.slice(block.name.length + 1) : tensor.name;
   const states = tensor.updated === "cpu" ? "on the host" : journey(tensor.state_trips, "resident");
   const update = tensor.updated === "cpu"
-    ? `CPU, listed at ${tensor.update_stage}; its gradient leaves at ${tensor.sent}`
+    ? `CPU, listed at ${tensor.update_stage}; gradient leaves at ${tensor.sent}`
     : tensor.updated === "gpu" ? `GPU, at the end of ${tensor.update_stage}` : "frozen";
-  return el("tr", {}, cell(tensor.name), cell(bytes(tensor.bytes), "number"),
+  return el("tr", {}, cell(name), cell(bytes(tensor.bytes), "number"),
     cell(journey(tensor.weight_trips, "resident")), cell(tensor.updated ? states : "–"), cell(update));
 }
 
 function details(block) {
   const names = ["tensor", "bytes", "weight", "optimizer states", "update"];
   const table = el("table", {}, el("thead", {}, el("tr", {}, ...names.map((name) => el("th", {}, name)))),
-    el("tbody", {}, ...block.tensors.map(tensorRow)));
+    el("tbody", {}, ...block.tensors.map((tensor) => tensorRow(tensor, block))));
   const inside = block.tensors.length ? table : "No tensors of its own.";
   return el("tr", {}, el("td", { className: "inside", colspan: String(HEADINGS.length) }, inside));
 }

@@ -101,15 +101,16 @@ function causeName(op) {
   return ops.kinds[ops.kind[op]] === "alloc" ? `its memory, set aside when ${stage} begins` : opName(op);
 }
 
-// What fits on a bar.
-function shortName(op) {
+// What could stand on a bar, the longest first: "model.layers.9.mlp.up_proj.weight", "mlp.up_proj", "up_proj".
+function barNames(op) {
   const subject = ops.subject[op];
-  switch (ops.kinds[ops.kind[op]]) {
-    case "run": return doc.plan.slices > 1 ? subject : subject.split(".")[0];
-    case "fetch":
-    case "send": return subject[0] === "a" ? blockName(Number(subject.slice(2).split(".")[0])) : subject.slice(2);
-    default: return tensorsName(subject);
-  }
+  const kind = ops.kinds[ops.kind[op]];
+  if (kind === "run") return [capital(turnName(subject)), doc.plan.slices > 1 ? subject : subject.split(".")[0]];
+  if (subject.includes(",")) return [tensorsName(subject)];
+  if (subject.startsWith("a:")) return [blockName(Number(subject.slice(2).split(".")[0]))];
+  const name = kind === "cpu_update" || kind === "update" ? subject : subject.slice(2);
+  const parts = name.replace(/\.weight$/, "").split(".");
+  return [name, parts.slice(-2).join("."), parts.at(-1)];
 }
 
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
