@@ -15,8 +15,9 @@ from planner.hardware import Hardware
 from planner.job import Job
 from planner.model import working_dtype
 from planner.plan import Plan
-from planner.probe import estimate_hardware, measure_hardware
+from planner.probe import measure_hardware
 from planner.profile import Analysis, analyse, estimate_times, measure_times
+from planner.site import check_budgets, find_site
 from planner.solve import make_plan
 from planner.times import Times
 
@@ -53,30 +54,38 @@ def plan_job(job: Job, device: torch.device, *, cache: Cache | None, measure: bo
     """The plan of a job on this machine. Raises UserError.
 
     A plan made from measurements is found first; else one is made from a kept measurement; else, with `measure`, the
-    blocks are measured now, and without it the plan rests on an estimate.
+    blocks are measured now, and without it the plan rests on an estimate. Without `measure` a GPU is not touched,
+    because a job may be running on it: there the plan is always an estimate.
     """
-    return _Planning(job, device, cache).answer(measure)
+    return _Planning(job, device, cache, measure=measure).answer()
 
 
 class _Planning:
-    def __init__(self, job: Job, device: torch.device, cache: Cache | None) -> None:
-        self.job, self.device, self.cache = job, device, cache
-        self.analysis: Analysis = analyse(job, device)
-        self.machine = estimate_hardware(device, working_dtype(job))
+    def __init__(self, job: Job, device: torch.device, cache: Cache | None, *, measure: bool) -> None:
+        self.job, self.cache, self.measure = job, cache, measure
+        self.site = find_site(device, working_dtype(job), measure=measure)
+        check_budgets(job.gpu_budget, job.cpu_budget, self.site)
+        self.machine = self.site.machine
+        self.analysis: Analysis = analyse(job, self.site.device)
         self.estimate = estimate_times(self.analysis, self.machine)
 
-    def answer(self, measure: bool) -> Answer:
+    def answer(self) -> Answer:
+        preview = self._question(self.machine, measured=False)
+        final = self._final() if self.site.final else None
+        return final or self._found(preview) or self._solve(preview, self.estimate, self.machine)
+
+    def _final(self) -> Answer | None:
+        """A plan from measurements, where there are any or they may be made."""
         final = self._question(self.machine, measured=True)
         if (found := self._found(final)) is not None:
             return found
         measurement = self._kept_measurement()
-        if measurement is None and measure:
+        if measurement is None and self.measure:
             measurement = self._measure()
-        if measurement is not None:
-            times, hardware = measurement
-            return self._solve(final, times, hardware)
-        preview = self._question(self.machine, measured=False)
-        return self._found(preview) or self._solve(preview, self.estimate, self.machine)
+        if measurement is None:
+            return None
+        times, hardware = measurement
+        return self._solve(final, times, hardware)
 
     def _question(self, machine: Hardware, *, measured: bool) -> Question:
         job = self.job
@@ -132,8 +141,8 @@ class _Planning:
         return from_json(Times, document["times"]), from_json(Hardware, document["hardware"])
 
     def _measure(self) -> tuple[Times, Hardware]:
-        hardware = measure_hardware(self.device, working_dtype(self.job))
-        times = measure_times(self.analysis, self.device, hardware)
+        hardware = measure_hardware(self.site.device, working_dtype(self.job))
+        times = measure_times(self.analysis, self.site.device, hardware)
         if self.cache is not None:
             document = {"times": to_json(times), "hardware": to_json(hardware)}
             self.cache.keep_measurement(self._measurement_key(), document, device=hardware.name)

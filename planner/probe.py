@@ -41,7 +41,7 @@ def measure_hardware(device: torch.device, dtype: torch.dtype = torch.float32) -
         memory = _cpu_memory_bytes_per_s()
         latency_s = _copy_latency_s(device, watch)
         return Hardware(
-            name=machine_name(device),
+            name=machine_name(device_name(device)),
             gpu_bytes=gpu_bytes(device),
             cpu_bytes=cpu_bytes(device),
             h2d_bytes_per_s=up,
@@ -61,7 +61,7 @@ def estimate_hardware(device: torch.device, dtype: torch.dtype = torch.float32) 
     copies = 12e9 if device.type == "cuda" else memory / 4
     device_memory, flops = _device_rates(device, dtype) if device.type == "cuda" else (memory, _cpu_flops())
     return Hardware(
-        name=machine_name(device),
+        name=machine_name(device_name(device)),
         gpu_bytes=gpu_bytes(device),
         cpu_bytes=cpu_bytes(device),
         h2d_bytes_per_s=copies,
@@ -75,10 +75,10 @@ def estimate_hardware(device: torch.device, dtype: torch.dtype = torch.float32) 
     )
 
 
-def machine_name(device: torch.device) -> str:
-    """Which machine this is, the same in every run: a plan or a measurement is found again by it."""
-    processor = _processor()
-    return f"{device_name(device)} on {processor}, {ram_bytes() // 2**30} GiB"
+def machine_name(device: str) -> str:
+    """Which machine this is, by its device's name; the same in every run: a plan or a measurement is found again by
+    it."""
+    return f"{device} on {_processor()}, {ram_bytes() // 2**30} GiB"
 
 
 def gpu_bytes(device: torch.device) -> int:
