@@ -151,15 +151,4 @@ def shut_down(use: Use) -> Json:
 def _user_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, UserError)
     status = 404 if error.exit_code is Exit.NO_SUCH_JOB else 422
-    return JSONResponse(error_fields(error), status_code=status)
-
-
-def error_fields(error: UserError) -> Json:
-    """A UserError as JSON, as in error.json."""
-    return {
-        "what": error.what,
-        "numbers": list(error.numbers),
-        "hint": error.hint,
-        "code": error.code,
-        "exit_code": int(error.exit_code),
-    }
+    return JSONResponse(error.to_json(), status_code=status)

@@ -113,13 +113,7 @@ class Client:
 def _error(answer: httpx.Response) -> UserError:
     """The daemon's answer as the error it was there."""
     if answer.headers.get("content-type") == "application/json" and "what" in (fields := answer.json()):
-        return UserError(
-            fields["what"],
-            numbers=tuple(fields["numbers"]),
-            hint=fields["hint"],
-            code=fields["code"],
-            exit_code=Exit(fields["exit_code"]),
-        )
+        return UserError.from_json(fields)
     return UserError(
         "The daemon could not answer.",
         numbers=(f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.reason_phrase}",),

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         answer = _answer(options, run)
     except UserError as error:
         if run is not None:
-            _write_error(run, error)
+            _write(run.error, error.to_json())
         print(error, file=sys.stderr)
         return error.exit_code
     print(json.dumps(answer.to_json(with_chain=False)))
@@ -94,11 +94,6 @@ def _device(name: str | None) -> torch.device:
             "There is no CUDA device here.", code="no-cuda", hint="leave --device out", exit_code=Exit.USAGE
         )
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def _write_error(run: RunFolder, error: UserError) -> None:
-    parts = {name: getattr(error, name) for name in ("what", "numbers", "hint", "code")}
-    _write(run.error, {**parts, "exit_code": int(error.exit_code)})
 
 
 def _write(path: Path, value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 
 class Exit(IntEnum):
@@ -35,3 +36,24 @@ class UserError(Exception):
         lines = [what, *(f"  {number}" for number in numbers)]
         lines.append(f"  hint: {hint}   [{code}]" if hint else f"  [{code}]")
         super().__init__("\n".join(lines))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads: the object of error.json, of the API's refusals, and of a job's row."""
+        return {
+            "what": self.what,
+            "numbers": list(self.numbers),
+            "hint": self.hint,
+            "code": self.code,
+            "exit_code": int(self.exit_code),
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> UserError:
+        """The error that `to_json` gave `fields` of. Raises KeyError or ValueError for other objects."""
+        return cls(
+            fields["what"],
+            code=fields["code"],
+            numbers=tuple(fields["numbers"]),
+            hint=fields["hint"],
+            exit_code=Exit(fields["exit_code"]),
+        )

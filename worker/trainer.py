@@ -46,12 +46,8 @@ def main(arguments: list[str]) -> int:
 def report(folder: RunFolder, error: UserError) -> None:
     """Write the error to stderr and to the run folder."""
     print(error, file=sys.stderr, flush=True)
-    content = {
-        "what": error.what, "numbers": error.numbers, "hint": error.hint, "code": error.code,
-        "exit_code": int(error.exit_code),
-    }  # fmt: skip
     temporary = folder.error.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1), "utf-8")
+    temporary.write_text(json.dumps(error.to_json(), indent=1), "utf-8")
     temporary.replace(folder.error)
 
 

@@ -49,14 +49,8 @@ def ended(job: Json) -> RenderableType:
     """The last words of `run`."""
     if job["state"] == JobState.DONE:
         return Text(f"Job {job['id']} is done; the model is in {job['output']}")
-    error = f"\n{error_text(job['error'])}" if job["error"] else ""
+    error = f"\n{UserError.from_json(job['error'])}" if job["error"] else ""
     return Text(f"Job {job['id']} is {job['state']}.{error}")
-
-
-def error_text(error: Json) -> str:
-    """A UserError as it was said where it was raised."""
-    said = UserError(error["what"], code=error["code"], numbers=tuple(error["numbers"]), hint=error["hint"])
-    return str(said)
 
 
 def jobs(rows: list[Json]) -> RenderableType:
@@ -110,7 +104,7 @@ def job(found: Json, plan: Json | None) -> RenderableType:
     rows += [("step time", step_time(found)), ("GPU peak", gpu_peak(found))]
     lines: list[RenderableType] = [pairs([(name, value) for name, value in rows if value])]
     if found["error"]:
-        lines += [Text(), Text(error_text(found["error"]))]
+        lines += [Text(), Text(str(UserError.from_json(found["error"])))]
     return Group(*lines)
 
 
