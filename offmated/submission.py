@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
 from pathlib import Path
 
@@ -24,11 +25,12 @@ def submit(store: Store, paths: Paths, yaml_text: str, folder: Path) -> tuple[Jo
     job = Job.parse(yaml_text, folder)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f".new-{uuid.uuid4().hex}"
+    kept: list[str] = []
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)
-        if final.exists():  # of a submission that did not get as far as its row: the number is free
-            shutil.rmtree(final)
+        if final.exists():
+            kept.extend(_make_room(final))
         draft.rename(final)
         _flush(paths.runs)
         return final
@@ -39,9 +41,25 @@ def submit(store: Store, paths: Paths, yaml_text: str, folder: Path) -> tuple[Jo
         _write(run.submitted, yaml_text)
         _write(run.resolved, job.resolved_yaml())
         _flush(draft)
-        return store.add(name, make_folder), job.notes
+        row = store.add(name, make_folder)
+        return row, (*job.notes, *kept)
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # still there only when something went wrong
+
+
+def _make_room(folder: Path) -> tuple[str, ...]:
+    """Free the name of a run folder that no row has; returns what to tell the user.
+
+    A submission that did not get as far as its row leaves only its own two files, and they go. Anything more is the
+    work of a job that a lost or replaced database no longer knows, and is kept.
+    """
+    run = RunFolder(folder)
+    if {path.name for path in folder.iterdir()} <= {run.submitted.name, run.resolved.name}:
+        shutil.rmtree(folder)
+        return ()
+    aside = folder.with_name(f"{folder.name}.lost-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder.rename(aside)
+    return (f"a job {folder.name} that the database does not know was here before; its run folder is now {aside}",)
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,54 @@
+"""Taking jobs in, with a real database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from offmated.migrate import upgrade
+from offmated.paths import Paths
+from offmated.store import Store
+from offmated.submission import submit
+
+JOB = "model: ./model\ndataset: text.jsonl\n"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "text.jsonl").write_text('{"text": "one"}\n')
+    paths = Paths.at(tmp_path / "state")
+    paths.runs.mkdir(parents=True)
+    return paths
+
+
+@pytest.fixture
+def store(paths: Paths) -> Store:
+    store = Store(f"sqlite:///{paths.database}")
+    upgrade(store.engine, paths)
+    return store
+
+
+def test_a_run_folder_that_a_lost_database_knew_is_kept_and_the_user_told(store: Store, paths: Paths) -> None:
+    trained = paths.runs / "1" / "output" / "model.safetensors"
+    trained.parent.mkdir(parents=True)
+    trained.write_text("trained for a week")
+    row, notes = submit(store, paths, JOB, paths.state.parent)
+    assert row.run_dir == str(paths.runs / "1")
+    (aside,) = (folder for folder in paths.runs.iterdir() if folder.name != "1")
+    assert aside.name.startswith("1.lost-")
+    assert (aside / "output" / "model.safetensors").read_text() == "trained for a week"
+    assert not (paths.runs / "1" / "output").exists()
+    assert notes[-1].endswith(f"its run folder is now {aside}")
+
+
+def test_what_a_submission_that_was_cut_short_left_gives_way(store: Store, paths: Paths) -> None:
+    (paths.runs / "1").mkdir()
+    (paths.runs / "1" / "job.yaml").write_text("model: another\n")
+    row, notes = submit(store, paths, JOB, paths.state.parent)
+    assert [folder.name for folder in paths.runs.iterdir()] == ["1"]
+    assert (paths.runs / "1" / "job.yaml").read_text() == JOB
+    assert not any("lost" in note for note in notes)
