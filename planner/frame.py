@@ -130,16 +130,20 @@ def _frame_alone(
         raise
     except Exception as error:  # the model's own code failed; that is the cause to name
         first_line = str(error).strip().partition("\n")[0][:300]
-        raise UserError(
-            f"The model's forward outside its blocks cannot be profiled: {type(error).__name__}: {first_line}",
-            code="frame-not-traceable",
-            hint="offmate trains causal language models of the transformers library that are a chain of equal layers",
-        ) from error
+        raise _refused(f"{type(error).__name__}: {first_line}") from error
     finally:
         for module, forward in zip(modules, own, strict=True):
             del module.forward
             if forward is not None:
                 module.forward = forward
+
+
+def _refused(cause: str) -> UserError:
+    return UserError(
+        f"The model's forward outside its blocks cannot be profiled: {cause}",
+        code="frame-not-traceable",
+        hint="offmate trains causal language models of the transformers library that are a chain of equal layers",
+    )
 
 
 class _Run:
@@ -184,12 +188,14 @@ class _Run:
                 call.x = None
                 self.leave("F", self.head)
                 call.pass_on(grads, self.calls.get(self.head - 1))
+                call.clear()
                 for index in reversed(range(self.head)):
                     self.arrive("B", index)
                     call = self.calls.pop(index)
                     grads = call.backward(call.take_tangents())
                     self.leave("B", index)
                     call.pass_on(grads, self.calls.get(index - 1))
+                    call.clear()
                 self.close_tail()
                 del loss
             self.model.zero_grad()
@@ -198,7 +204,10 @@ class _Run:
         self.arrive("F", index)
         tensors = flatten_call(args, kwargs)[1]
         pairs = self.pairs[self.names.kinds[index]]
-        call = _HeadStandIn(self, module, pairs, tensors) if index == self.head else _StandIn(self, pairs, tensors)
+        name, at_head = self.names.all[index], index == self.head
+        call = _HeadStandIn(self, name, module, pairs, tensors) if at_head else _StandIn(self, name, pairs, tensors)
+        if len({(e.node, e.output_nr) for e in call.edges if e}) < sum(e is not None for e in call.edges):
+            raise _refused(f"the block {name} is given one tensor twice")
         self.calls[index] = call
         result = call.enter(tensors, self.anchor)
         if index != self.head:  # the head's turn goes on until its backward is done
@@ -238,9 +247,9 @@ class _Run:
 class _StandIn(BlockCall):
     """A block that computes nothing: outputs and gradients of the traced shapes, and what it keeps of the frame."""
 
-    def __init__(self, run: _Run, pairs: Sequence[Pair], tensors: Sequence[Tensor]) -> None:
+    def __init__(self, run: _Run, name: str, pairs: Sequence[Pair], tensors: Sequence[Tensor]) -> None:
         super().__init__(pairs[0], tensors)
-        self.run, self.pairs = run, pairs
+        self.run, self.pairs, self.name = run, pairs, name
         self.x: Tensor | None = None
         self.others: list[Tensor] = []
 
@@ -252,6 +261,12 @@ class _StandIn(BlockCall):
 
     def zeros(self, output: Tensor) -> Tensor:
         return self.fresh([output])[0]
+
+    def sum(self, output: int, old: Tensor, new: Tensor) -> Tensor:
+        raise _refused(
+            f"a result of the block {self.name} is read by the next block and by the model's code after it, whose "
+            "gradients cannot be added up in plain PyTorch's order"
+        )
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         first = self.pair.n_params + self.pair.n_buffers
@@ -273,8 +288,10 @@ class _StandIn(BlockCall):
 class _HeadStandIn(_StandIn):
     """The head runs its generated code: its peak depends on what the loss keeps meanwhile."""
 
-    def __init__(self, run: _Run, module: nn.Module, pairs: Sequence[Pair], tensors: Sequence[Tensor]) -> None:
-        super().__init__(run, pairs, tensors)
+    def __init__(
+        self, run: _Run, name: str, module: nn.Module, pairs: Sequence[Pair], tensors: Sequence[Tensor]
+    ) -> None:
+        super().__init__(run, name, pairs, tensors)
         self.primals = [*(p.detach() for p in module.parameters()), *module.buffers()]
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 import torch
 
+from planner.errors import UserError
 from planner.memory import gpu_peak_bytes
 from planner.plan import Direction
 from planner.program import OpKind, compile_program
@@ -398,3 +399,68 @@ def test_a_mixed_plan_mixes_what_it_says():
     assert any(op.carried for op in program.ops)
     assert any(s.direction is Direction.HEAD and s.prefetch for s in plan.stages)
     assert dataclasses.is_dataclass(plan)
+
+
+def with_auxiliary_loss(model):
+    """Each layer has a second result, as mixtures of experts have, which the loss reads beside the logits."""
+    gates = []
+    for layer in model.model.layers:
+        own = layer.forward
+
+        def forward(hidden, own=own, **rest):
+            result = own(hidden, **rest)
+            return result, result.tanh().mean(-1)
+
+        def keep(module, args, results):
+            gates.append(results[1])
+            return results[0]
+
+        layer.forward = forward
+        layer.register_forward_hook(keep)
+
+    def add(module, args, output):
+        output.loss = output.loss + sum(g.square().mean() for g in gates)
+        gates.clear()
+        return output
+
+    model.register_forward_hook(add)
+    return model
+
+
+@pytest.mark.parametrize("option", ["keep", "recompute", "offload"])
+def test_gradients_that_reach_a_block_from_the_loss_and_from_the_next_block_are_both_there(option):
+    model, plain = (with_auxiliary_loss(make_model("llama")) for _ in range(2))
+    chain = chain_of(model)
+    plan = resident_plan(chain, option=option)
+    settings = {"optimizer": adamw(model), "max_grad_norm": None}
+    engine = Engine(model, plan=plan, chain=chain, device=CPU, metered=True, **settings)
+    reference = PlainEngine(plain, **settings)
+    predicted = gpu_peak_bytes(compile_program(plan, chain), chain)
+    for step in range(3):
+        batches, rest = data(step, 1)
+        got = engine.step(batches, learning_rate=1e-2, **rest)
+        expected = reference.step(batches, learning_rate=1e-2, **rest)
+        assert torch.equal(got.losses[0], expected.losses[0])
+        assert 0.95 * predicted <= got.peak_bytes <= predicted
+    assert_same_state(engine, reference)
+    engine.close()
+
+
+def test_a_block_whose_result_is_read_again_after_the_next_block_is_refused_by_name():
+    model = make_model("llama")
+    box = []
+    model.model.embed_tokens.register_forward_hook(lambda m, args, out: box.append(out))
+    model.model.norm.register_forward_pre_hook(lambda m, args: (args[0] + box.pop(),))
+    with pytest.raises(UserError, match=r"a result of the block model\.embed_tokens is read by the next block and") as e:
+        chain_of(model)
+    assert e.value.code == "frame-not-traceable"
+
+
+def test_a_block_that_is_given_one_tensor_twice_is_refused_by_name():
+    model = make_model("llama")
+    for layer in model.model.layers:
+        own = layer.forward
+        layer.forward = lambda hidden, first=None, own=own, **rest: own(hidden + first, **rest)
+        layer.register_forward_pre_hook(lambda m, args, kw: (args, kw | {"first": args[0]}), with_kwargs=True)
+    with pytest.raises(UserError, match=r"the block model\.layers\.0 is given one tensor twice"):
+        chain_of(model)

@@ -19,7 +19,8 @@ from planner.graph.pair import Pair
 class BlockCall:
     """One block on one slice, from its forward to its backward. Subclasses say how both are computed.
 
-    tangents    gradients of the differentiable outputs, None until they have arrived from the frame
+    tangents    gradients of the outputs, None until one of them has arrived from the frame; where it is several times
+                (from the loss and from the next block), each output has what has arrived for it
     """
 
     def __init__(self, pair: Pair, tensors: Sequence[Tensor]) -> None:
@@ -27,7 +28,7 @@ class BlockCall:
         self.pair = pair
         self.edges: list[GradientEdge | None] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
         self.node: Node | None = None
-        self.tangents: list[Tensor] | None = None
+        self.tangents: list[Tensor | None] | None = None
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         """Outputs of the block for its (detached) tensor arguments. The list is the subclass's to empty."""
@@ -49,36 +50,54 @@ class BlockCall:
         return result.nest(outputs)
 
     def arrive(self, grads: Sequence[Tensor | None]) -> None:
-        """Take the gradients of all outputs; a missing one is zero, as autograd would make it."""
-        result, outputs = self.pair.joint.result, self.pair.joint.outputs
-        self.tangents = [
-            g if g is not None else self.zeros(o.meta["val"])
-            for g, o, d in zip(grads, outputs, result.differentiable, strict=True)
-            if d
-        ]
+        """Take gradients of all outputs, None where there is none. Gradients of one output add up."""
+        if self.tangents is None:
+            self.tangents = list(grads)
+            return
+        for i, new in enumerate(grads):
+            if new is not None:
+                old = self.tangents[i]
+                self.tangents[i] = new if old is None else self.sum(i, old, new)
+
+    def sum(self, output: int, old: Tensor, new: Tensor) -> Tensor:
+        """A second gradient of an output. Autograd adds them up one by one, those from within the next block among
+        them, and here the next block's come as one: the last bits may differ. Planning refuses such models."""
+        return old + new
+
+    def complete(self) -> None:
+        """All has arrived that will: what is missing is zero, as autograd would make it."""
+        if self.tangents is not None:
+            result, outputs = self.pair.joint.result, self.pair.joint.outputs
+            self.tangents = [
+                self.zeros(o.meta["val"]) if d and g is None else g
+                for g, o, d in zip(self.tangents, outputs, result.differentiable, strict=True)
+            ]
 
     def take_tangents(self) -> list[Tensor]:
-        """The tangents, which the call forgets."""
+        """Gradients of the differentiable outputs, which the call forgets."""
+        self.complete()
         tangents, self.tangents = self.tangents, None
+        differentiable = self.pair.joint.result.differentiable
         assert tangents is not None, "no gradient has arrived"
-        return tangents
+        return [g for g, d in zip(tangents, differentiable, strict=True) if d and g is not None]
 
     def pass_on(self, grads: list[Tensor | None], before: BlockCall | None) -> None:
         """Send the gradients of the arguments through the frame's piece of graph, to the block `before` and to the
         frame's weights. Empties `grads`."""
         pairs = [(e, g) for e, g in zip(self.edges, grads, strict=True) if e is not None and g is not None]
         grads.clear()
-        if not pairs:
-            return
-        edges, gradients = map(list, zip(*pairs, strict=True))
-        pairs.clear()
-        if len(edges) == 1 and before is not None and edges[0].node is before.node:
-            # Nothing of the frame lies between: no trip through autograd.
-            outputs: list[Tensor | None] = [None] * before.pair.n_outputs
-            outputs[edges[0].output_nr] = gradients.pop()
-            before.arrive(outputs)
-        else:
-            torch.autograd.backward(edges, gradients)
+        if pairs:
+            edges, gradients = map(list, zip(*pairs, strict=True))
+            pairs.clear()
+            if len(edges) == 1 and before is not None and edges[0].node is before.node:
+                # Nothing of the frame lies between: no trip through autograd.
+                outputs: list[Tensor | None] = [None] * before.pair.n_outputs
+                outputs[edges[0].output_nr] = gradients.pop()
+                before.arrive(outputs)
+            else:
+                torch.autograd.backward(edges, gradients)
+        if before is not None:
+            before.complete()
 
     def clear(self) -> None:
         """Break the cycle call -> node -> call, which runs through C++, where no collector sees it."""
@@ -101,9 +120,8 @@ class _Cut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
-        call, ctx.call = ctx.call, None
-        call.arrive(grads)
-        return (None, None, *(None for _ in call.edges))
+        ctx.call.arrive(grads)  # not for the last time, perhaps: the loss may read a block's result too
+        return (None, None, *(None for _ in ctx.call.edges))
 
 
 def run_slice(
