@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import redis
+from redis.client import Pipeline
 from rq import Queue, Worker
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -29,12 +32,31 @@ class ForkWorker(Worker):
         die_with(self.pid)
         super().main_work_horse(job, queue)
 
+    # What RQ tells the broker while a horse works, all of it news of no weight. A failure would end the worker, and with
+    # it a training that needs no broker.
+
     def maintain_heartbeats(self, job: Job) -> None:
-        """RQ's heartbeat; a failing one would end the worker, and with it a training that needs no broker."""
-        try:
+        """RQ's heartbeat."""
+        with _broker_may_be_away():
             super().maintain_heartbeats(job)
-        except redis.RedisError as error:
-            log.warning("no heartbeat, the broker is away: %s", error)
+
+    def set_current_job_working_time(self, current_job_working_time: float, pipeline: Pipeline | None = None) -> None:
+        """How long the horse has worked; 0 after its end."""
+        with _broker_may_be_away():
+            super().set_current_job_working_time(current_job_working_time, pipeline)
+
+    def set_shutdown_requested_date(self) -> None:
+        """When the worker was asked to end."""
+        with _broker_may_be_away():
+            super().set_shutdown_requested_date()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _broker_may_be_away() -> Iterator[None]:
+    try:
+        yield
+    except redis.RedisError as error:
+        log.warning("the broker does not take what is said to it: %s", error)
 
 
 def main(name: str) -> int:
@@ -45,8 +67,8 @@ def main(name: str) -> int:
     try:
         worker = ForkWorker([broker.queue(name, connection)], connection=connection, serializer=JSONSerializer)
         worker.work(logging_level="WARNING")
-    except redis.ConnectionError as error:
-        log.error("the broker is away: %s", error)
+    except redis.RedisError as error:
+        log.error("the broker is away, or refuses: %s", error)
         return 1
     return 0
 

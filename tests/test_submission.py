@@ -48,7 +48,7 @@ def test_a_run_folder_that_a_lost_database_knew_is_kept_and_the_user_told(store:
 def test_what_a_submission_that_was_cut_short_left_gives_way(store: Store, paths: Paths) -> None:
     (paths.runs / "1").mkdir()
     (paths.runs / "1" / "job.yaml").write_text("model: another\n")
-    row, notes = submit(store, paths, JOB, paths.state.parent)
+    _, notes = submit(store, paths, JOB, paths.state.parent)
     assert [folder.name for folder in paths.runs.iterdir()] == ["1"]
     assert (paths.runs / "1" / "job.yaml").read_text() == JOB
     assert not any("lost" in note for note in notes)
