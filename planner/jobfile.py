@@ -14,6 +14,8 @@ import yaml
 
 from planner.errors import Exit, UserError
 
+SHOWN_LENGTH = 200  # characters of a wrong value in an error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
@@ -47,7 +49,17 @@ class Source:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice and reads 5e-5 as a number, as YAML 1.2 does (1.1 wants 5.0e-5)."""
+    """Safe YAML that refuses a key given twice and reads 5e-5 as a number, as YAML 1.2 does (1.1 wants 5.0e-5).
+
+    A date is text: no key means one, and a run may well be named after a day.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # of `!!int abc` and the like
+            problem = f"{shown(node.value)} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}
@@ -61,6 +73,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
@@ -80,10 +96,13 @@ def read_text(path: Path) -> str:
 
 def read_yaml(text: str, name: str) -> Source:
     """The mapping in `text`. Raises UserError (exit 2) when it is no YAML, no mapping, or gives a key twice."""
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
-        values = loader.construct_document(node) if node is not None else None
+        loader = _Loader(text)  # looks for characters that no YAML has
+        try:
+            node = loader.get_single_node()
+            values = loader.construct_document(node) if node is not None else None
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         twice = isinstance(error, yaml.constructor.ConstructorError) and "given twice" in str(error.problem)
@@ -96,8 +115,6 @@ def read_yaml(text: str, name: str) -> Source:
         raise UserError(
             f"{name}: not YAML: {error}", code="bad-yaml", exit_code=Exit.USAGE, hint="write one `key: value` per line"
         ) from error
-    finally:
-        loader.dispose()
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(
             f"{name} is not a list of keys and values.", code="bad-yaml", exit_code=Exit.USAGE,
@@ -108,8 +125,12 @@ def read_yaml(text: str, name: str) -> Source:
 
 
 def shown(value: object) -> str:
-    """`value` as people write it in YAML: "text", true, null, 0.1."""
-    return json.dumps(value, default=str, ensure_ascii=False)
+    """`value` as people write it in YAML: "text", true, null, 0.1. A list that holds itself is shown as Python does."""
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"
 
 
 def to_user_error(mistakes: list[Mistake], name: str) -> UserError:

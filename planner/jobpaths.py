@@ -24,7 +24,10 @@ def resolve(text: object, folder: Path) -> str:
     """`text` as an absolute path, `~` expanded."""
     if not isinstance(text, str):
         raise TypeError(f"it is {shown(text)}; it must be a path")
-    return os.path.normpath(folder / Path(text).expanduser())
+    try:
+        return os.path.normpath(folder / Path(text).expanduser())
+    except RuntimeError as error:
+        raise FileNotFoundError(f"there is no home folder {text.split('/')[0]}") from error
 
 
 def looks_local(text: str, folder: Path) -> bool:

@@ -126,6 +126,6 @@ def test_a_budget_from_the_command_line_is_written_into_the_file_and_nothing_els
     assert [line for line in changed.splitlines() if line in kept] == kept
 
 
-@pytest.mark.parametrize("text", ["", "- a\n", "a: [", "words"])
+@pytest.mark.parametrize("text", ["", "- a\n", "a: [", "words", "a: " + 5000 * "["])
 def test_a_file_that_is_no_mapping_is_left_as_it_is(text: str) -> None:
     assert with_value(text, "gpu_budget", "10GiB") == text

@@ -25,7 +25,7 @@ def with_value(text: str, key: str, value: str) -> str:
     """
     try:
         node = yaml.compose(text, yaml.SafeLoader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return text
     if not isinstance(node, yaml.MappingNode):
         return text
