@@ -40,6 +40,9 @@ NOT_THERE: dict[str, str] = {
 }
 """Keys people know from elsewhere -> what they ask for, which offmate does not do yet."""
 
+SWITCHED_OFF = (None, False, 0, "", "no", "none", [])
+"""Values under which a key of `NOT_THERE` asks for nothing."""
+
 METHODS_NOT_THERE = ("lora", "qlora", "dpo", "orpo", "kto", "grpo", "freeze")
 
 
@@ -187,7 +190,9 @@ def _canonical(source: Source) -> tuple[dict[str, Any], list[Mistake]]:
     for key, value in source.values.items():
         canonical = CANONICAL.get(key)
         if key in NOT_THERE:
-            mistakes.append(source.mistake(key, "not-there", f"{NOT_THERE[key]} is not there yet; leave this key out"))
+            if value not in SWITCHED_OFF:
+                text = f"{NOT_THERE[key]} is not there yet; leave this key out"
+                mistakes.append(source.mistake(key, "not-there", text))
         elif canonical is None:
             mistakes.append(source.unknown(key, CANONICAL))
         elif canonical in given:

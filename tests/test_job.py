@@ -133,6 +133,11 @@ def test_a_value_is_read_as_people_write_it(line: str, field: str, value: object
     assert getattr(parse(line, folder), field) == value
 
 
+@pytest.mark.parametrize("value", ["false", "no", "'no'", "null", "0", "0.0", "[]", "none"])
+def test_a_key_of_something_that_is_not_there_may_be_switched_off(value: str, folder: Path) -> None:
+    assert parse("".join(f"{key}: {value}\n" for key in NOT_THERE), folder) == parse("", folder)
+
+
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_known_one(folder: Path) -> None:
     assert str(refusal(BASE + "learnign_rate: 1e-4\n", folder)) == (
         "job.yaml has one mistake.\n"
@@ -193,6 +198,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("seed: {1: {b: 2}, 2: [3]}", "wrong-type", 'it is {"1": {"b": 2}, "2": [3]}'),
         ("seed: {!!binary aGk=: 1}", "wrong-type", "it is {b'hi': 1}"),
         ("seed: !!timestamp 2024-02-03", "wrong-type", 'it is "2024-02-03"'),
+        ("eval_strategy: steps", "not-there", "evaluation during training is not there yet; leave this key out"),
         *((f"{key}: 1", "not-there", "is not there yet; leave this key out") for key in NOT_THERE),
     ],
 )
