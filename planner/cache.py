@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.plan import Plan
 
+log = logging.getLogger(__name__)
+
 PLANNER = 1
 """The planner's version in the key: raise it when the same question gets another answer."""
 
@@ -37,7 +40,8 @@ class Base(DeclarativeBase):
 
 
 class PlanRow(Base):
-    """One plan: `document` is `{"plan", "chain", "hardware"}` in JSON forms, `key` the digest of what it answers."""
+    """One plan: `document` is `{"plan", "chain", "hardware", "measurement"}` in JSON forms, `key` the digest of what it
+    answers."""
 
     __tablename__ = "plans"
 
@@ -70,12 +74,14 @@ metadata = Base.metadata
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPlan:
-    """A plan with the chain and the machine it was made for; `solve_s` is what finding it took."""
+    """A plan with the chain and the machine it was made for; `solve_s` is what finding it took; `measurement` the key
+    of the measurement it rests on, None for an estimate."""
 
     plan: Plan
     chain: Chain
     hardware: Hardware
     solve_s: float
+    measurement: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,21 +178,26 @@ class Cache:
         self._engine = database
 
     def find_plan(self, key: str) -> CachedPlan | None:
-        """The plan kept under `key`, one hit more."""
+        """The plan kept under `key`, one hit more. None also for one in the form of another version."""
         found = self._find(PlanRow, key)
         if found is None:
             return None
         document, solve_s = found.document, found.solve_s
-        return CachedPlan(
-            plan=from_json(Plan, document["plan"]),
-            chain=from_json(Chain, document["chain"]),
-            hardware=from_json(Hardware, document["hardware"]),
-            solve_s=solve_s,
-        )
+        try:
+            return CachedPlan(
+                plan=from_json(Plan, document["plan"]),
+                chain=from_json(Chain, document["chain"]),
+                hardware=from_json(Hardware, document["hardware"]),
+                solve_s=solve_s,
+                measurement=document.get("measurement"),
+            )
+        except (ValueError, KeyError) as error:
+            log.info("the plan kept under %s is not used: %s", key[:12], error)
+            return None
 
     def keep_plan(self, key: str, cached: CachedPlan, *, model: str) -> None:
         """Keep a plan under `key`, in place of what was there."""
-        document = {name: to_json(getattr(cached, name)) for name in ("plan", "chain", "hardware")}
+        document = {name: to_json(getattr(cached, name)) for name in ("plan", "chain", "hardware", "measurement")}
         self._keep(PlanRow, key, {"model": model, "document": document, "solve_s": cached.solve_s})
 
     def find_measurement(self, key: str) -> dict[str, Any] | None:
@@ -205,21 +216,33 @@ class Cache:
             return [_kept(row) for row in rows]
 
     def show_plan(self, key: str) -> dict[str, Any]:
-        """`KeptPlan` and `{"plan", "chain", "hardware"}` of the one plan whose key begins with `key`; no hit is
+        """`KeptPlan` and the document (see `PlanRow`) of the one plan whose key begins with `key`; no hit is
         counted. Raises UserError."""
         with self._transaction() as session:
             row = self._one(session, key)
             return {**cast(dict[str, Any], to_json(_kept(row))), **row.document}
 
     def forget_plan(self, key: str) -> None:
-        """Delete the one plan whose key begins with `key`. Raises UserError."""
+        """Delete the one plan whose key begins with `key`, and what it was measured by: the next job that needs it is
+        measured and planned anew. Raises UserError."""
         with self._transaction() as session:
-            session.delete(self._one(session, key))
+            row = self._one(session, key)
+            session.execute(delete(MeasurementRow).where(MeasurementRow.key == row.document.get("measurement")))
+            session.delete(row)
 
     def forget_plans(self) -> int:
-        """Delete all plans; how many there were."""
+        """Delete all plans and measurements; how many plans there were."""
         with self._transaction() as session:
+            session.execute(delete(MeasurementRow))
             return len(session.scalars(delete(PlanRow).returning(PlanRow.id)).all())
+
+    def forget_measurement(self, key: str) -> None:
+        """Delete a measurement, if it is there, and every plan that rests on it."""
+        with self._transaction() as session:
+            session.execute(delete(MeasurementRow).where(MeasurementRow.key == key))
+            for row in session.scalars(select(PlanRow)).all():
+                if row.document.get("measurement") == key:
+                    session.delete(row)
 
     @staticmethod
     def _one(session: Session, key: str) -> PlanRow:

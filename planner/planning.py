@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -21,12 +22,15 @@ from planner.site import check_budgets, find_site
 from planner.solve import make_plan
 from planner.times import Times
 
+log = logging.getLogger(__name__)
+
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time."""
+    """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time.
+    `measurement`: the key of the measurement it rests on; None for an estimate."""
 
     plan: Plan
     chain: Chain
@@ -35,6 +39,7 @@ class Answer:
     cached: bool
     solve_s: float
     key: str
+    measurement: str | None
 
     def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
         """The object of plan.json."""
@@ -47,6 +52,7 @@ class Answer:
             "cached": self.cached,
             "solve_s": self.solve_s,
             "key": self.key,
+            "measurement": self.measurement,
         }
 
 
@@ -110,7 +116,7 @@ class _Planning:
             return None
         return Answer(
             plan=found.plan, chain=found.chain, hardware=found.hardware, measured=question.measured, cached=True,
-            solve_s=0.0, key=key,
+            solve_s=0.0, key=key, measurement=found.measurement,
         )  # fmt: skip
 
     def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
@@ -121,13 +127,13 @@ class _Planning:
             slices=question.slices, clip=question.clip,
         )  # fmt: skip
         solve_s = time.monotonic() - start
-        key = question.key()
+        key, measurement = question.key(), self._measurement_key() if question.measured else None
         if self.cache is not None:
-            cached = CachedPlan(plan=plan, chain=chain, hardware=hardware, solve_s=solve_s)
+            cached = CachedPlan(plan=plan, chain=chain, hardware=hardware, solve_s=solve_s, measurement=measurement)
             self.cache.keep_plan(key, cached, model=self.job.model)
         return Answer(
             plan=plan, chain=chain, hardware=hardware, measured=question.measured, cached=False, solve_s=solve_s,
-            key=key,
+            key=key, measurement=measurement,
         )  # fmt: skip
 
     def _measurement_key(self) -> str:
@@ -135,10 +141,15 @@ class _Planning:
         return kept.measurement_key(kinds, machine=self.machine.name, threads=torch.get_num_threads())
 
     def _kept_measurement(self) -> tuple[Times, Hardware] | None:
-        document = self.cache.find_measurement(self._measurement_key()) if self.cache is not None else None
+        key = self._measurement_key()
+        document = self.cache.find_measurement(key) if self.cache is not None else None
         if document is None:
             return None
-        return from_json(Times, document["times"]), from_json(Hardware, document["hardware"])
+        try:
+            return from_json(Times, document["times"]), from_json(Hardware, document["hardware"])
+        except (ValueError, KeyError) as error:  # in the form of another version
+            log.info("the measurement kept under %s is not used: %s", key[:12], error)
+            return None
 
     def _measure(self) -> tuple[Times, Hardware]:
         hardware = measure_hardware(self.site.device, working_dtype(self.job))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 
 from planner.__main__ import main
 from planner.cache import Cache, metadata
@@ -79,9 +79,7 @@ def test_the_second_submission_of_a_job_solves_nothing(
     assert Cache(database).hits(first.key) == 1
 
 
-def test_what_was_measured_once_is_used_from_then_on(
-    job: Job, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_measured_once_is_used_from_then_on(job: Job, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(database)
     measured = plan_job(job, CPU, cache=cache, measure=True)
     assert measured.measured and not measured.cached
@@ -105,15 +103,63 @@ def test_an_estimate_does_not_stand_in_for_a_measurement(job: Job, database: str
     assert final.key != estimate.key
 
 
+def outdate(database: str, table: str) -> None:
+    """Every row of the table as another version of the planner might have written it."""
+    with create_engine(database).begin() as connection:
+        for number, document in connection.execute(text(f"select id, document from {table}")).all():
+            changed = json.loads(document)
+            changed["hardware"]["of_another_version"] = 1
+            values = {"id": number, "document": json.dumps(changed)}
+            connection.execute(text(f"update {table} set document = :document where id = :id"), values)
+
+
+def test_what_another_version_kept_is_made_anew_and_replaced(job: Job, database: str) -> None:
+    first = plan_job(job, CPU, cache=Cache(database), measure=True)
+    outdate(database, "plans")
+    again = plan_job(job, CPU, cache=Cache(database), measure=False)
+    assert again.measured and not again.cached and again.hardware == first.hardware
+    outdate(database, "plans")
+    outdate(database, "measurements")
+    assert not plan_job(job, CPU, cache=Cache(database), measure=False).measured
+    assert not plan_job(job, CPU, cache=Cache(database), measure=True).cached
+    assert plan_job(job, CPU, cache=Cache(database), measure=False).cached
+
+
+def test_a_plan_that_is_forgotten_takes_its_measurement_with_it(job: Job, database: str) -> None:
+    cache = Cache(database)
+    first = plan_job(job, CPU, cache=cache, measure=True)
+    other = plan_job(job.model_copy(update={"gpu_budget": 3_000_000}), CPU, cache=cache, measure=False)
+    assert other.measurement == first.measurement is not None
+    cache.forget_plan(first.key)
+    assert cache.find_measurement(first.measurement) is None
+    assert not plan_job(job, CPU, cache=cache, measure=False).measured
+
+
+def test_with_a_measurement_all_plans_that_rest_on_it_are_forgotten(job: Job, database: str) -> None:
+    cache = Cache(database)
+    first = plan_job(job, CPU, cache=cache, measure=True)
+    plan_job(job.model_copy(update={"gpu_budget": 3_000_000}), CPU, cache=cache, measure=False)
+    estimate = plan_job(job.model_copy(update={"max_length": 16}), CPU, cache=cache, measure=False)
+    assert first.measurement is not None and estimate.measurement is None
+    cache.forget_measurement(first.measurement)
+    assert [kept.key for kept in cache.plans()] == [estimate.key]
+    assert not plan_job(job, CPU, cache=cache, measure=False).measured
+
+
+def test_all_plans_forgotten_are_all_measurements_forgotten(job: Job, database: str) -> None:
+    cache = Cache(database)
+    plan_job(job, CPU, cache=cache, measure=True)
+    assert cache.forget_plans() == 1
+    assert not plan_job(job, CPU, cache=cache, measure=False).measured
+
+
 def test_without_a_database_a_plan_is_made_every_time(job: Job) -> None:
     answers = [plan_job(job, CPU, cache=None, measure=False) for _ in range(2)]
     assert not any(answer.cached for answer in answers)
     assert answers[0].plan == answers[1].plan
 
 
-def test_the_process_writes_the_plan_and_prints_it_without_its_chain(
-    job: Job, database: str, tmp_path: Path
-) -> None:
+def test_the_process_writes_the_plan_and_prints_it_without_its_chain(job: Job, database: str, tmp_path: Path) -> None:
     run = run_folder(tmp_path, job)
     command = [sys.executable, "-m", "planner", "plan", str(run), "--database", database, "--device", "cpu"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -122,7 +168,8 @@ def test_the_process_writes_the_plan_and_prints_it_without_its_chain(
     lines = process.stdout.splitlines()
     assert len(lines) == 1
     assert json.loads(lines[0]) == {name: value for name, value in written.items() if name != "chain"}
-    assert set(written) == {"format", "plan", "chain", "hardware", "measured", "cached", "solve_s", "key"}
+    known = "format plan chain hardware measured cached solve_s key measurement"
+    assert set(written) == set(known.split())
     assert written["format"] == 1
     plan, chain = from_json(Plan, written["plan"]), from_json(Chain, written["chain"])
     assert gpu_peak_bytes(compile_program(plan, chain), chain) == plan.gpu_peak_bytes <= job.gpu_budget
