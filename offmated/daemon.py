@@ -23,6 +23,7 @@ import uvicorn
 from sqlalchemy.exc import OperationalError
 
 from offmated.api import Services, make_app
+from offmated.bell import Bell
 from offmated.broker import QUEUES, Broker
 from offmated.config import Config
 from offmated.dispatcher import Dispatcher
@@ -91,8 +92,9 @@ class Daemon:
         self._broker = Broker.choose(self._config, paths)
         self._store = Store(self._config.database_url)
         self._dispatcher = Dispatcher(self._store, self._broker)
-        self._wake = threading.Event()
-        self._stops_asked = 0
+        self._bell = Bell()
+        self._signals = 0
+        self._down_asked = False
         self._closing = False
         self._started = time.time()
         environment = paths.environment()
@@ -105,9 +107,11 @@ class Daemon:
 
     def run(self) -> None:
         """Start everything, keep it going, end it in the order that loses nothing."""
+        # A handler may come at any point of the main thread, its own code included: it counts, and takes no lock.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._ask_stop())
-        signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
+            signal.signal(number, lambda *_: self._count_signal())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._bell.ring_at_signals()
         upgrade(self._store.engine, self._paths)
         if self._servers:
             # Its file is for its own deaths while this daemon lives. The database has all that matters, and a file that
@@ -122,8 +126,7 @@ class Daemon:
             log.info("ready: %s", self._paths.api_socket)
             while not self._stops_asked:
                 self._tick()
-                self._wake.wait(TICK_S)
-                self._wake.clear()
+                self._bell.sleep(TICK_S)
             log.info("stopping")
             self._stop_workers()
             self._closing = True
@@ -154,8 +157,7 @@ class Daemon:
                 for row in self._store.jobs(*QUEUES.values()):
                     self._store.stop(row.id, StopReason.SHUTDOWN)
                 self._dispatcher.pass_on_stops()
-            self._wake.wait(STOP_TICK_S)
-            self._wake.clear()
+            self._bell.sleep(STOP_TICK_S)
         # A killed worker's horse dies a moment after it. What is not back by then, the next daemon takes back.
         deadline = time.monotonic() + HORSE_PATIENCE_S
         with _tried_again_later():
@@ -167,14 +169,17 @@ class Daemon:
         for child in children:
             child.keep()
 
-    def _ask_stop(self) -> None:
-        self._stops_asked += 1
-        self._wake.set()
+    @property
+    def _stops_asked(self) -> int:
+        """Requests to stop. Those through the API count once, so that they alone are never the second, which kills."""
+        return self._signals + self._down_asked
 
-    def _ask_first_stop(self) -> None:
-        """Asked through the API, any number of times: never the second request, which kills."""
-        self._stops_asked = max(self._stops_asked, 1)
-        self._wake.set()
+    def _count_signal(self) -> None:
+        self._signals += 1
+
+    def _ask_down(self) -> None:
+        self._down_asked = True
+        self._bell.ring()
 
     def _health(self) -> dict[str, Any]:
         return {
@@ -194,8 +199,8 @@ class Daemon:
         services = Services(
             store=self._store,
             paths=self._paths,
-            wake=self._wake.set,
-            shut_down=self._ask_first_stop,
+            wake=self._bell.ring,
+            shut_down=self._ask_down,
             closing=lambda: self._closing,
             health=self._health,
         )

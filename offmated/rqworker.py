@@ -32,8 +32,8 @@ class ForkWorker(Worker):
         die_with(self.pid)
         super().main_work_horse(job, queue)
 
-    # What RQ tells the broker while a horse works, all of it news of no weight. A failure would end the worker, and with
-    # it a training that needs no broker.
+    # What RQ tells the broker while a horse works, all of it news of no weight. A failure would end the worker, and a
+    # training with it that needs no broker.
 
     def maintain_heartbeats(self, job: Job) -> None:
         """RQ's heartbeat."""
