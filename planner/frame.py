@@ -262,6 +262,11 @@ class _StandIn(BlockCall):
     def zeros(self, output: Tensor) -> Tensor:
         return self.fresh([output])[0]
 
+    def take_tangents(self) -> list[Tensor]:
+        if self.tangents is None and any(self.pair.joint.result.differentiable):
+            raise _refused(f"the loss does not depend on what the block {self.name} computes")
+        return super().take_tangents()
+
     def sum(self, output: int, old: Tensor, new: Tensor) -> Tensor:
         raise _refused(
             f"a result of the block {self.name} is read by the next block and by the model's code after it, whose "

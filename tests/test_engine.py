@@ -5,9 +5,11 @@ import functools
 import gc
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from planner.errors import UserError
 from planner.memory import gpu_peak_bytes
@@ -21,6 +23,7 @@ from worker.actions import Actions
 from worker.device import Device
 from worker.engine import Engine
 from worker.gradients import Gradients
+from worker.output import Output
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -155,13 +158,23 @@ def test_slices_and_steps_of_different_lengths_are_traced_on_demand(make):
     assert_same_state(engine, plain)
 
 
-def test_frozen_weights_stay_as_they_are(make):
-    def freeze(model):
-        for name, p in model.named_parameters():
-            p.requires_grad_("mlp" not in name)
-        return model
+FROZEN = {
+    "mlp": ("mlp",),
+    "embedding": ("embed_tokens",),
+    "embedding and first layer": ("embed_tokens", "layers.0."),
+    "head": ("lm_head", "model.norm"),
+}
 
-    plain, model = freeze(make_model("llama")), freeze(make_model("llama"))
+
+def freeze(model, which):
+    for name, p in model.named_parameters():
+        p.requires_grad_(not any(part in name for part in FROZEN[which]))
+    return model
+
+
+@pytest.mark.parametrize("which", FROZEN)
+def test_frozen_weights_stay_as_they_are(which):
+    plain, model = freeze(make_model("llama"), which), freeze(make_model("llama"), which)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     chain = chain_of(model)
     settings = {"optimizer": adamw(model), "max_grad_norm": 0.5}
@@ -172,6 +185,32 @@ def test_frozen_weights_stay_as_they_are(make):
     assert_same_state(engine, reference)
     for name, p in engine.restore().named_parameters():
         assert torch.equal(p, before[name]) != p.requires_grad, name
+
+
+def test_the_model_folder_has_the_frozen_weights(tmp_path):
+    model = freeze(make_model("llama"), "mlp")
+    chain = chain_of(model)
+    output = Output(tmp_path / "out", run="run", model=model)
+    settings = {"optimizer": adamw(model), "max_grad_norm": None}
+    engine = Engine(model, plan=resident_plan(chain), chain=chain, device=CPU, **settings)
+    run(engine, range(1), 1)
+    weights, tokenizer = [*engine.state(), *engine.frozen()], SimpleNamespace(save_pretrained=lambda folder: None)
+    folder = output.write(model, tokenizer, weights, step=1, dtype=torch.float32)
+    with pytest.raises(AssertionError, match=r"nobody gave the weights of model\.layers\.0\.mlp"):
+        output.write(model, tokenizer, engine.state(), step=1, dtype=torch.float32)
+    written, trained = LlamaForCausalLM.from_pretrained(folder).state_dict(), engine.restore().state_dict()
+    assert all(torch.equal(written[name], trained[name]) for name in trained)
+    assert torch.equal(
+        trained["model.layers.0.mlp.up_proj.weight"],
+        dict(make_model("llama").named_parameters())["model.layers.0.mlp.up_proj.weight"],
+    )
+
+
+def test_a_block_whose_result_nobody_reads_is_refused_by_name():
+    model = make_model("llama")
+    model.model.layers[1].register_forward_hook(lambda module, args, result: result.detach())
+    with pytest.raises(UserError, match=r"the loss does not depend on what the block model\.layers\.1 computes"):
+        chain_of(model)
 
 
 def test_the_caller_keeps_its_random_state(make):
@@ -451,9 +490,9 @@ def test_a_block_whose_result_is_read_again_after_the_next_block_is_refused_by_n
     box = []
     model.model.embed_tokens.register_forward_hook(lambda m, args, out: box.append(out))
     model.model.norm.register_forward_pre_hook(lambda m, args: (args[0] + box.pop(),))
-    with pytest.raises(UserError, match=r"a result of the block model\.embed_tokens is read by the next block and") as e:
+    with pytest.raises(UserError, match=r"result of the block model\.embed_tokens is read by the next") as caught:
         chain_of(model)
-    assert e.value.code == "frame-not-traceable"
+    assert caught.value.code == "frame-not-traceable"
 
 
 def test_a_block_that_is_given_one_tensor_twice_is_refused_by_name():

@@ -231,6 +231,11 @@ class Engine:
         self.drain()
         yield from self._weights.state()
 
+    def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """(name, {"master"}) of every tensor that is not trained, as `state` gives the trained ones."""
+        self._usable()
+        yield from self._weights.frozen()
+
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
         """Go on from what `state` gave after `step` steps. Raises ValueError when it is of another model."""
         if not self._torn:

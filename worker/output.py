@@ -64,7 +64,8 @@ class Output:
     ) -> Path:
         """Write the model folder from the masters in `state`, rounded to `dtype`. Returns its path.
 
-        `model` gives the structure, buffers and configs; its parameters are not read if `state` has them.
+        `model` gives the structure, buffers and configs, and the parameters that `state` does not have: those that an
+        engine took away must be in it, the frozen ones too.
         """
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         check_space(self.folder.parent, self.needed_bytes, "the trained model")
@@ -89,7 +90,10 @@ class Output:
 
     def _state_dict(self, model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model's state dictionary with the trained weights, tied ones under all their names as one tensor."""
-        return {name: weights.get(self._first.get(name, name), tensor) for name, tensor in model.state_dict().items()}
+        found = {name: weights.get(self._first.get(name, name), tensor) for name, tensor in model.state_dict().items()}
+        taken = [name for name in self._first if name in found and _is_hollow(found[name])]
+        assert not taken, f"nobody gave the weights of {taken[0]}"
+        return found
 
     def _replace(self, temporary: Path) -> None:
         """Put `temporary` where the output goes. An earlier output of this run steps aside first."""
@@ -100,6 +104,11 @@ class Output:
         temporary.rename(self.folder)
         sync(self.folder.parent)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_hollow(tensor: Tensor) -> bool:
+    """Has fewer bytes than elements: an engine holds the weights."""
+    return tensor.untyped_storage().nbytes() < tensor.nbytes
 
 
 def _run_of(folder: Path) -> str | None:

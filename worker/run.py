@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from pathlib import Path
@@ -115,8 +116,9 @@ class _Run:
         try:
             done = training.run()
             if done:
+                weights = itertools.chain(engine.state(), engine.frozen())
                 path = self.output.write(
-                    self.model, self.tokenizer, engine.state(), step=engine.steps_done, dtype=working_dtype(self.job)
+                    self.model, self.tokenizer, weights, step=engine.steps_done, dtype=working_dtype(self.job)
                 )
                 log.info("the trained model is in %s", path)
             status = "done" if done else "stopped"

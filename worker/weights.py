@@ -80,6 +80,11 @@ class Weights:
             parts.setdefault("master", self._current(f"w:{name}")[0].detach().cpu())
             yield name, parts
 
+    def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """(name, {"master"}) of every tensor that is not trained, likewise."""
+        for name in (name for name, p in self._parameters.items() if not p.requires_grad):
+            yield name, {"master": self._current(f"w:{name}")[0].detach().cpu()}
+
     def _current(self, item: str) -> list[Tensor]:
         """The copy that is up to date when no step runs. A resident one is: what the CPU updates is not resident."""
         return self.device.items[item] if item in self._resident else self.host.items[item]

@@ -74,10 +74,12 @@ class BlockCall:
             ]
 
     def take_tangents(self) -> list[Tensor]:
-        """Gradients of the differentiable outputs, which the call forgets."""
+        """Gradients of the differentiable outputs, which the call forgets. All is frozen up to here if it has none."""
+        differentiable = self.pair.joint.result.differentiable
+        if not any(differentiable):
+            return []
         self.complete()
         tangents, self.tangents = self.tangents, None
-        differentiable = self.pair.joint.result.differentiable
         assert tangents is not None, "no gradient has arrived"
         return [g for g, d in zip(tangents, differentiable, strict=True) if d and g is not None]
 
