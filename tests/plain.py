@@ -26,6 +26,8 @@ class PlainResult:
 class PlainEngine:
     """The methods of worker.engine.Engine, done by plain PyTorch on `model`'s own parameters."""
 
+    waited_s = 0.0  # nothing runs beside
+
     def __init__(
         self,
         model: nn.Module,

@@ -187,6 +187,7 @@ def test_every_step_is_written_down(tmp_path: Path) -> None:
     assert all(event["step_s"] > 0 and event["grad_norm"] > 0 and event["gpu_peak_bytes"] is None for event in steps)
     assert set(steps[0]) == {
         "event", "time", "step", "loss", "learning_rate", "grad_norm", "step_s", "tokens", "gpu_peak_bytes",
+        "waited_s", "metered",
     }  # fmt: skip
 
 

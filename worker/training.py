@@ -48,6 +48,10 @@ class Trains(Protocol):
 
     steps_done: int
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that computation has waited so far."""
+
     def step(
         self,
         batches: Sequence[Mapping[str, Tensor]],
@@ -75,22 +79,23 @@ class Trains(Protocol):
 
 
 class _Metering:
-    """Says once when the device has been metered long enough: for two steps, and until one had a slice of the largest
-    shape, which the plan is for; but not for more than twenty."""
+    """Whether the device is metered (`on`). Says once when it has been long enough: for two steps, and until one had a
+    slice of the largest shape, which the plan is for; but not for more than twenty."""
 
     def __init__(self, max_length: int) -> None:
         self._max_length = max_length
         self._steps = 0
-        self._largest = self._done = False
+        self._largest = False
+        self.on = True
 
     def seen_enough(self, batches: Sequence[Mapping[str, Tensor]]) -> bool:
         """After each step, with its batches; True the first time it is enough."""
-        if self._done:
+        if not self.on:
             return False
         self._steps += 1
         self._largest |= any(batch["input_ids"].shape[1] == self._max_length for batch in batches)
-        self._done = self._steps >= (2 if self._largest else 20)
-        return self._done
+        self.on = self._steps < (2 if self._largest else 20)
+        return not self.on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,7 +125,7 @@ class Training:
                     self._save()
                 return False
             batches = self.batches.step(self.engine.steps_done)
-            text = self._step(batches, self.engine.steps_done, total)
+            text = self._step(batches, self.engine.steps_done, total, metered=meter.on)
             if meter.seen_enough(batches):
                 self.engine.stop_metering()
             done, now = self.engine.steps_done, time.monotonic()
@@ -140,10 +145,10 @@ class Training:
         for _ in finite(self.engine.state(), self.engine.steps_done, self.checkpoints.last()):
             pass
 
-    def _step(self, batches: list[dict[str, Tensor]], step: int, total: int) -> str:
+    def _step(self, batches: list[dict[str, Tensor]], step: int, total: int, *, metered: bool) -> str:
         """Do step `step` (from 0) on `batches`, write its line. Returns what there is to say about it."""
         rate = learning_rate(self.job, step, total)
-        began = time.perf_counter()
+        began, waited_s = time.perf_counter(), self.engine.waited_s
         result = self.engine.step(
             batches,
             seeds=[micro_batch_seed(self.job.seed, step, k) for k in range(len(batches))],
@@ -158,7 +163,7 @@ class Training:
         tokens = self.batches.num_tokens(step)
         self.metrics.write(
             "step", step=step + 1, loss=loss, learning_rate=rate, grad_norm=norm, step_s=step_s, tokens=tokens,
-            gpu_peak_bytes=result.peak_bytes,
+            gpu_peak_bytes=result.peak_bytes, waited_s=self.engine.waited_s - waited_s, metered=metered,
         )  # fmt: skip
         for what, value in (("the loss", loss), ("the gradients' norm", norm)):
             if value is not None and not math.isfinite(value):
