@@ -6,11 +6,16 @@ import sys
 from pathlib import Path
 
 from offmated.store import JobRow, JobState, StopReason, Store
+from planner.cache import Cache
 from planner.errors import Exit
 from planner.processes import Process
 from planner.runfolder import RunFolder
 from planner.tasks import run_planner, say
+from planner.units import format_seconds
 from planner.watch import Watch
+from worker.metrics import free_step_s, read_metrics
+
+_OFF = 1.5
 
 
 def run_job(job_id: int) -> None:
@@ -23,7 +28,28 @@ def run_job(job_id: int) -> None:
             run.error.unlink(missing_ok=True)
             process, code = _train(row, run, store.url, watch)
             say(run, f"the {process} " + (f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"))
+            if process == "trainer" and code == Exit.DONE:
+                forget_if_wrong(run, store.url)
             store.end(row, code, process=process)
+
+
+def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
+    """Drop the measurement behind a finished run's plan, and the plans that rest on it, when steps took a time that is
+    far from the prediction: the machine was busy when it was measured. Whether it was dropped."""
+    plan = run.read_plan()
+    step_s = free_step_s(read_metrics(run.metrics))
+    if plan is None or step_s is None or plan.get("measurement") is None:
+        return False
+    predicted_s = plan["plan"]["step_s"]
+    if 1 / _OFF <= step_s / predicted_s <= _OFF:
+        return False
+    say(
+        run,
+        f"a step took {format_seconds(step_s)}, predicted were {format_seconds(predicted_s)}: what was measured for "
+        "this plan is dropped; the next job like this one is measured again",
+    )
+    Cache(database_url).forget_measurement(plan["measurement"])
+    return True
 
 
 def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tuple[str, int]:
