@@ -40,7 +40,7 @@ NOT_THERE: dict[str, str] = {
 }
 """Keys people know from elsewhere -> what they ask for, which offmate does not do yet."""
 
-SWITCHED_OFF = (None, False, 0, "", "no", "none", [])
+SWITCHED_OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [])
 """Values under which a key of `NOT_THERE` asks for nothing."""
 
 METHODS_NOT_THERE = ("lora", "qlora", "dpo", "orpo", "kto", "grpo", "freeze")
@@ -62,15 +62,23 @@ def _no_report(value: object) -> object:
     return "none" if value in (None, [], ["none"]) else value
 
 
+MOST = 10**9
+"""The upper bound of counts: beyond it there is a slip of the finger, not a job."""
+
 # Each type carries the phrase that an error about it ends with: "max_length is 0; it must be …".
 Switch = Annotated[bool, Field(description="true or false")]
-Text = Annotated[str, Field(min_length=1, description="text")]
-Count = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
+# Text goes to terminals, logs and file names: no control characters (Unicode's category Cc).
+Text = Annotated[
+    str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", description="text without control characters")
+]
+Count = Annotated[int, Field(ge=1, le=MOST, description="a whole number from 1 to 10^9")]
 NotNegative = Annotated[float, Field(ge=0, description="a number, 0 or more")]
 Positive = Annotated[float, Field(gt=0, description="a number above 0")]
 Beta = Annotated[float, Field(ge=0, lt=1, description="a number from 0 up to, not including, 1")]
 Size = Annotated[
-    Count | None, BeforeValidator(_size), Field(description="a size like 10GiB or 500MB, or null for the default")
+    Annotated[int, Field(ge=1, lt=2**63)] | None,
+    BeforeValidator(_size),
+    Field(description="a size like 10GiB or 500MB, or null for the default"),
 ]
 
 
@@ -85,9 +93,11 @@ class Job(BaseModel):
 
     model: Annotated[Text, Field(description="a path or Hugging Face id")]
     tokenizer: Annotated[Text, Field(description="a path or Hugging Face id")]
-    dataset: Annotated[tuple[str, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")]
+    dataset: Annotated[
+        tuple[Text, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")
+    ]
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
-    max_length: Annotated[int, Field(ge=2, description="a whole number of tokens, 2 or more")] = 1024
+    max_length: Annotated[int, Field(ge=2, le=10**7, description="a whole number of tokens from 2 to 10^7")] = 1024
     packing: Switch = False
     per_device_train_batch_size: Count = 8
     gradient_accumulation_steps: Count = 1
@@ -97,13 +107,13 @@ class Job(BaseModel):
         Field(description="linear, cosine, constant or constant_with_warmup"),
     ] = "linear"
     warmup_steps: Annotated[
-        int | float, Field(ge=0, description="a whole number of steps, or a share of all steps below 1")
+        int | float, Field(ge=0, le=MOST, description="a whole number of steps, or a share of all steps below 1")
     ] = 0
-    num_train_epochs: Positive = 3.0
+    num_train_epochs: Annotated[float, Field(gt=0, le=10**6, description="a number above 0, at most 10^6")] = 3.0
     max_steps: Annotated[
         Count | None,
         BeforeValidator(_no_limit),
-        Field(description="a whole number, 1 or more, or null to count by epochs"),
+        Field(description="a whole number from 1 to 10^9, or null to count by epochs"),
     ] = None
     weight_decay: NotNegative = 0.0
     adam_beta1: Beta = 0.9
@@ -119,9 +129,11 @@ class Job(BaseModel):
     ] = 1.0
     save_steps: Count = 500
     save_minutes: Annotated[Positive | None, Field(description="a number above 0, or null")] = None
-    save_total_limit: Annotated[Count | None, Field(description="a whole number, 1 or more, or null to keep all")] = 2
+    save_total_limit: Annotated[
+        Count | None, Field(description="a whole number from 1 to 10^9, or null to keep all")
+    ] = 2
     output_dir: Annotated[Text | None, Field(description="a path, or null for the run folder")] = None
-    seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")] = 42
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more, below 2^63")] = 42
     method: Annotated[Literal["full"], Field(description="full")] = "full"
     bf16: Switch = False
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
@@ -129,7 +141,7 @@ class Job(BaseModel):
     gradient_checkpointing: Annotated[bool | None, Field(description="true, false or null")] = None
     gpu_budget: Size = None
     cpu_budget: Size = None
-    run_name: Annotated[Text | None, Field(description="text, or null")] = None
+    run_name: Annotated[Text | None, Field(description="text without control characters, or null")] = None
     report_to: Annotated[Literal["none"], BeforeValidator(_no_report), Field(description="none")] = "none"
     train_on: Annotated[Literal["completions", "all"], Field(description="completions or all")] = "completions"
 
@@ -214,7 +226,7 @@ def _checked_alias(key: str, value: object, source: Source) -> list[Mistake]:
     if CANONICAL[key] == "method" and value in METHODS_NOT_THERE:
         return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning")]
     if CANONICAL[key] == "per_device_train_batch_size" and value == "auto":
-        return [source.mistake(key, "not-there", "auto is not there yet; give a whole number, 1 or more")]
+        return [source.mistake(key, "not-there", "auto is not there yet; give a whole number")]
     if key == "exact" and value is False:
         return [source.mistake(key, "not-there", "a loss in chunks is not there yet; leave this key out")]
     return []

@@ -151,7 +151,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
     assert str(error) == (
         "job.yaml has 5 mistakes.\n"
         "  dataset: it is missing; it must be a path or Hugging Face id, or a list of them\n"
-        "  line 1: seed: it is -4; it must be a whole number, 0 or more\n"
+        "  line 1: seed: it is -4; it must be a whole number, 0 or more, below 2^63\n"
         "  line 2: packing: it is 1; it must be true or false\n"
         f"  line 3: model: there is no model folder at {folder / 'nowhere'}\n"
         "  line 4: bits: unknown key\n"
@@ -165,7 +165,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("learning_rate: fast", "wrong-type", 'learning_rate: it is "fast"; it must be a number above 0'),
         ("learning_rate: 0", "bad-value", "it must be a number above 0"),
         ("learning_rate: .inf", "bad-value", "it must be a number above 0"),
-        ("max_length: 12.5", "wrong-type", "it must be a whole number of tokens, 2 or more"),
+        ("max_length: 12.5", "wrong-type", "it must be a whole number of tokens from 2 to 10^7"),
         ("packing: 'yes'", "wrong-type", "it must be true or false"),
         ("bf16: auto", "wrong-type", "it must be true or false"),
         ("seed: true", "wrong-type", "it must be a whole number, 0 or more"),
@@ -179,6 +179,17 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("warmup_ratio: 3", "bad-value", "a share of all steps, below 1"),
         ("warmup_steps: 1.5", "bad-value", "1 or more must be a whole number of steps"),
         ("run_name: ''", "bad-value", "it must be text"),
+        ('run_name: "a\\nb"', "bad-value", "it must be text without control characters"),
+        ('run_name: "a\\n"', "bad-value", "it must be text without control characters"),
+        ('run_name: "\\e[31m"', "bad-value", "it must be text without control characters"),
+        ('output_dir: "a\\0"', "bad-value", "path, or null"),
+        ("max_length: 99999999999999999999", "bad-value", "it must be a whole number of tokens from 2 to 10^7"),
+        ("per_device_train_batch_size: 1000000001", "bad-value", "it must be a whole number from 1 to 10^9"),
+        ("save_steps: 99999999999999999999", "bad-value", "it must be a whole number from 1 to 10^9"),
+        ("warmup_steps: 99999999999999999999", "bad-value", "a whole number of steps"),
+        ("num_train_epochs: 1e300", "bad-value", "at most 10^6"),
+        ("gpu_budget: 99999999999TiB", "bad-value", "a size like 10GiB or 500MB"),
+        ("seed: 9223372036854775808", "bad-value", "below 2^63"),
         ("method: lora", "not-there", "lora is not there yet; offmate does full fine-tuning"),
         ("method: qlora", "not-there", "qlora is not there yet"),
         ("finetuning_type: dpo", "not-there", "finetuning_type: dpo is not there yet"),
