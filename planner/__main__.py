@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from planner import questions
 from planner.errors import Exit, UserError
 from planner.job import Job
+from planner.picture.basis import Basis
 from planner.picture.files import Pictures, add_options
 from planner.runfolder import RunFolder
 
@@ -56,7 +57,7 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
         _write(run.plan, answer.to_json())
         run.error.unlink(missing_ok=True)
     title = job.run_name or Path(job.model).name
-    pictures.write(answer.plan, answer.chain, answer.hardware, title=title, measured=answer.measured)
+    pictures.write(answer.plan, answer.chain, answer.hardware, title=title, basis=Basis.of(answer.measured))
     return answer
 
 

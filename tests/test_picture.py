@@ -15,6 +15,7 @@ import pytest
 from planner.chain import Chain
 from planner.errors import UserError
 from planner.memory import Parts, gpu_peak_bytes
+from planner.picture.basis import Basis
 from planner.picture.decisions import Trip, decisions
 from planner.picture.document import document
 from planner.picture.drawing import AROUND, STEPS, Drawing, Sort, draw, sort_of
@@ -53,7 +54,7 @@ def drawing() -> Drawing:
     chain = small.chain()
     plan = streamed()
     verify(compile_program(plan, chain), chain)
-    return draw(plan, chain, small.HARDWARE, title="layers <&> co", measured=True)
+    return draw(plan, chain, small.HARDWARE, title="layers <&> co", basis=Basis.MEASURED)
 
 
 def large() -> Drawing:
@@ -62,7 +63,7 @@ def large() -> Drawing:
     plan = make_plan(
         chain, RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=True, time_limit_s=5
     )
-    return draw(plan, chain, RTX_3060, title="four layers", measured=False)
+    return draw(plan, chain, RTX_3060, title="four layers", basis=Basis.ESTIMATED)
 
 
 def slices_of(found: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
@@ -215,7 +216,7 @@ def test_names_from_a_model_cannot_become_markup() -> None:
     hostile = small.chain(layers=0)
     plan = small.resident_plan(hostile)
     title = '</script><script>alert("{{data}}")</script>'
-    text = page(draw(plan, hostile, small.HARDWARE, title=title, measured=False))
+    text = page(draw(plan, hostile, small.HARDWARE, title=title, basis=Basis.ESTIMATED))
     assert "<script>alert" not in text
     assert page_data(text)["title"] == title
 
@@ -241,7 +242,7 @@ def test_headline_figures_are_those_of_the_plan() -> None:
 def test_throughput_counts_the_tokens_of_all_slices() -> None:
     chain = small.chain()
     tokens = Chain(**{name: getattr(chain, name) for name in chain.__slots__} | {"slice_tokens": 32})
-    drawn = draw(streamed(), tokens, small.HARDWARE, title="", measured=False)
+    drawn = draw(streamed(), tokens, small.HARDWARE, title="", basis=Basis.ESTIMATED)
     assert drawn.tokens_per_s == pytest.approx(64 / drawn.step_s)
 
 
@@ -250,7 +251,7 @@ def test_a_step_that_the_hosts_memory_limits_is_as_long_as_that(drawing: Drawing
     slow = type(drawing.hardware)(
         **{n: getattr(drawing.hardware, n) for n in names} | {"cpu_memory_bytes_per_s": 1.0}
     )  # fmt: skip
-    drawn = draw(drawing.plan, drawing.chain, slow, title="", measured=False)
+    drawn = draw(drawing.plan, drawing.chain, slow, title="", basis=Basis.ESTIMATED)
     assert drawn.loads[0].resource == "host memory bandwidth" and drawn.loads[0].share == 1.0
     assert drawn.step_s == drawn.loads[0].busy_s > drawn.queues_step_s
     assert document(drawn)["host_limited"] is True and document(drawing)["host_limited"] is False
@@ -282,11 +283,13 @@ def test_each_operation_has_a_sort(drawing: Drawing) -> None:
 
 def test_pictures_are_written_where_asked(drawing: Drawing, tmp_path: Path) -> None:
     about = (drawing.plan, drawing.chain, drawing.hardware)
-    Pictures().write(*about, title="nothing")
+    Pictures().write(*about, title="nothing", basis=Basis.GIVEN)
     assert list(tmp_path.iterdir()) == []
-    Pictures(trace=tmp_path / "t.json", html=tmp_path / "p.html").write(*about, title="layers <&> co", measured=True)
+    Pictures(trace=tmp_path / "t.json", html=tmp_path / "p.html").write(
+        *about, title="layers <&> co", basis=Basis.MEASURED
+    )
     assert json.loads((tmp_path / "t.json").read_text()) == json.loads(json.dumps(trace(drawing)))
     assert (tmp_path / "p.html").read_text() == page(drawing)
     with pytest.raises(UserError) as told:
-        Pictures(html=tmp_path / "none" / "p.html").write(*about, title="")
+        Pictures(html=tmp_path / "none" / "p.html").write(*about, title="", basis=Basis.GIVEN)
     assert told.value.code == "cannot-write" and told.value.exit_code == 2

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from planner.chain import Chain
+from planner.picture.basis import Basis
 from planner.picture.drawing import Drawing, draw
 from planner.picture.page import page
 from planner.plan import Direction, Plan
@@ -28,7 +29,7 @@ def drawing() -> Drawing:
     plan = make_plan(
         chain, RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=False, time_limit_s=3
     )
-    return draw(plan, chain, RTX_3060, title="six layers <&>", measured=False)
+    return draw(plan, chain, RTX_3060, title="six layers <&>", basis=Basis.ESTIMATED)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,7 @@ def test_light_and_dark_narrow_and_wide_fit_the_window(real: Browser, file: Path
 
 def test_fifteen_thousand_operations_stay_smooth(real: Browser, tmp_path: Path) -> None:
     chain = llama(126)
-    drawn = draw(streamed(chain, slices=8), chain, RTX_3060, title="large", measured=False)
+    drawn = draw(streamed(chain, slices=8), chain, RTX_3060, title="large", basis=Basis.ESTIMATED)
     assert len(drawn.program.ops) > 14_000
     file = tmp_path / "large.html"
     file.write_text(page(drawn), "utf-8")

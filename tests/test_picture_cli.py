@@ -16,7 +16,6 @@ from offmated.cli.pictures import draw_plan
 from planner.__main__ import main
 from planner.codec import to_json
 from planner.errors import UserError
-from planner.planning import Answer
 from planner.solve import make_plan
 from tests import chains as small
 from tests.llama import RTX_3060, llama
@@ -81,11 +80,9 @@ def plan_file(run: Path) -> Path:
     plan = make_plan(
         chain, small.HARDWARE, gpu_budget_bytes=12_000, cpu_budget_bytes=10**6, slices=1, clip=False, time_limit_s=1
     )
-    answer = Answer(
-        plan=plan, chain=chain, hardware=small.HARDWARE, measured=True, cached=False, solve_s=0.1, key="k"
-    )  # fmt: skip
+    answer = {"plan": to_json(plan), "chain": to_json(chain), "hardware": to_json(small.HARDWARE), "measured": True}
     run.mkdir()
-    (run / "plan.json").write_text(json.dumps(answer.to_json()))
+    (run / "plan.json").write_text(json.dumps(answer))
     return run / "plan.json"
 
 
@@ -94,7 +91,7 @@ def test_a_plan_of_a_run_folder_is_drawn_again(here: Path, capsys: pytest.Captur
     assert main(["picture", str(plan), "--title", "mine", "--html", "plan.html"]) == 0
     assert json.loads(capsys.readouterr().out) == {"drawn": ["plan.html"]}
     data = page_data(here / "plan.html")
-    assert (data["title"], data["plan"]["measured"]) == ("mine", True)
+    assert (data["title"], data["plan"]["basis"]) == ("mine", "measured on this machine")
     assert main(["picture", str(here / "none.json"), "--html", "plan.html"]) == 2
     assert "There is no plan in" in capsys.readouterr().err
 

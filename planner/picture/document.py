@@ -14,7 +14,7 @@ FORMAT = 1
 
 
 def document(drawing: Drawing) -> dict[str, Json]:
-    """What the page's script reads. Times are whole nanoseconds from the start of the first step shown."""
+    """What the page's script reads. Basis are whole nanoseconds from the start of the first step shown."""
     plan = drawing.plan
     return {
         "format": FORMAT,
@@ -31,7 +31,7 @@ def document(drawing: Drawing) -> dict[str, Json]:
             "clip": plan.clip,
             "gpu_peak_bytes": plan.gpu_peak_bytes,
             "gpu_budget_bytes": plan.gpu_budget_bytes,
-            "measured": drawing.measured,
+            "basis": drawing.basis,
         },
         "hardware": to_json(drawing.hardware),
         "loads": to_json(drawing.loads),

@@ -10,6 +10,7 @@ from planner.chain import Chain
 from planner.hardware import Hardware
 from planner.instance import UPDATE_TRAFFIC_BYTES
 from planner.memory import Breakdown, Parts, gpu_breakdown
+from planner.picture.basis import Basis
 from planner.plan import Direction, Plan
 from planner.program import Op, OpKind, Program, Queue, compile_program
 from planner.receipt import Load
@@ -75,7 +76,7 @@ class Drawing:
     plan: Plan
     chain: Chain
     hardware: Hardware
-    measured: bool
+    basis: Basis
     program: Program
     steps: tuple[tuple[Span, ...], ...]
     memory: tuple[Breakdown, ...]
@@ -108,7 +109,7 @@ class Drawing:
             yield from _samples(spans, self.memory)
 
 
-def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, measured: bool) -> Drawing:
+def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis) -> Drawing:
     """Compile, walk and simulate the plan. Raises ValueError for a plan that does not speak of this chain."""
     program = compile_program(plan, chain)
     timeline = simulate(program, chain, hardware)
@@ -117,7 +118,7 @@ def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, measured: 
     step_s = max(timeline.step_s, host_s)
     loads = [Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in busy.items() if s]
     return Drawing(
-        title=title, plan=plan, chain=chain, hardware=hardware, measured=measured, program=program,
+        title=title, plan=plan, chain=chain, hardware=hardware, basis=basis, program=program,
         steps=last_steps(program, chain, hardware, STEPS, around=AROUND), memory=tuple(gpu_breakdown(program, chain)),
         loads=tuple(sorted(loads, key=lambda load: -load.busy_s)), queues_step_s=timeline.step_s,
         step_s=step_s,

@@ -11,6 +11,7 @@ from planner.chain import Chain
 from planner.codec import from_json
 from planner.errors import Exit, UserError
 from planner.hardware import Hardware
+from planner.picture.basis import Basis
 from planner.plan import Plan
 
 
@@ -35,7 +36,9 @@ class Pictures:
                 raise _cannot_write(path, "there is no such folder")
         return cls(trace=options.trace, html=options.html)
 
-    def write(self, plan: Plan, chain: Chain, hardware: Hardware, *, title: str, measured: bool = False) -> None:
+    def write(
+        self, plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis = Basis.ESTIMATED
+    ) -> None:
         """Draw the plan into the files. Raises UserError (exit 2) for one that cannot be written."""
         if self.trace is None and self.html is None:
             return
@@ -43,7 +46,7 @@ class Pictures:
         from planner.picture.page import page
         from planner.picture.trace import trace
 
-        drawing = draw(plan, chain, hardware, title=title, measured=measured)
+        drawing = draw(plan, chain, hardware, title=title, basis=basis)
         if self.trace is not None:
             _write(self.trace, json.dumps(trace(drawing), separators=(",", ":")) + "\n")
         if self.html is not None:
@@ -58,12 +61,12 @@ def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
     try:
         found = json.loads(file.read_text("utf-8"))
         plan, chain = from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
-        hardware, measured = from_json(Hardware, found["hardware"]), bool(found["measured"])
+        hardware, basis = from_json(Hardware, found["hardware"]), Basis.of(bool(found["measured"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"There is no plan in {file}.", code="no-plan", numbers=(str(error),), exit_code=Exit.USAGE
         ) from None
-    pictures.write(plan, chain, hardware, title=title, measured=measured)
+    pictures.write(plan, chain, hardware, title=title, basis=basis)
 
 
 def _write(path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from planner.picture.basis import Basis
 from planner.picture.drawing import Drawing
 from planner.program import OpKind
 from planner.units import format_bytes, format_seconds
@@ -69,7 +70,7 @@ def _treated(drawing: Drawing) -> str:
 
 
 def _against_bound(drawing: Drawing) -> str:
-    origin = "predicted from measurements" if drawing.measured else "predicted"
+    origin = "predicted from measurements" if drawing.basis is Basis.MEASURED else "predicted"
     bound = drawing.plan.bound_s
     if bound <= 0:
         return origin

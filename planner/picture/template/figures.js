@@ -83,7 +83,7 @@ function pauses() {
   const updates = (value) => `${(value / 1e9).toPrecision(3)} billion parameters/s`;
   const facts = [
     ["machine", hardware.name],
-    ["times", plan.measured ? "measured on this machine" : "estimated from operations and bytes"],
+    ["times", plan.basis],
     ["host to GPU", rate(hardware.h2d_bytes_per_s)],
     ["GPU to host", rate(hardware.d2h_bytes_per_s)],
     ["host memory", rate(hardware.cpu_memory_bytes_per_s)],

@@ -146,6 +146,7 @@ function waitWords(causes) {
 }
 
 function idleWords({ queue, lane, at }) {
+  if (!lane.occasions.length) return [title(`Not used by this plan: ${QUEUE_NAMES[queue]}`)];
   if (at >= lane.occasions.length) return [title("Nothing more"), el("div", {}, "What follows is the next step again.")];
   const causes = lane.causes[at];
   const length = lane.starts[at] - (at ? lane.ends[at - 1] : 0);
