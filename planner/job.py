@@ -153,9 +153,13 @@ class Job(BaseModel):
     @classmethod
     def parse(cls, text: str, folder: Path, *, name: str = "job.yaml") -> Job:
         """The job in the YAML `text`; relative paths start at `folder`, errors call the file `name`."""
-        source = read_yaml(text, name)
+        return cls._checked(read_yaml(text, name), Path(folder).absolute())
+
+    @classmethod
+    def _checked(cls, source: Source, folder: Path | None) -> Job:
+        """The job of a file's values; `folder` is that of relative paths, None where there are none."""
         values, mistakes = _canonical(source)
-        mistakes += _resolve_paths(values, Path(folder).absolute(), source)
+        mistakes += _resolve_paths(values, folder, source)
         broken = {mistake.key for mistake in mistakes}
         try:
             job = cls.model_validate(values)
@@ -167,8 +171,11 @@ class Job(BaseModel):
 
     @classmethod
     def from_resolved(cls, path: Path) -> Job:
-        """The job in a run folder's `resolved.yaml`, as `resolved_yaml` wrote it. Raises UserError."""
-        return cls.load(path)
+        """The job in a run folder's `resolved.yaml`, as `resolved_yaml` wrote it. Raises UserError.
+
+        Nothing beside the file makes a path of an id: run folders have an `output`, and `output/x` is a fine id.
+        """
+        return cls._checked(read_yaml(read_text(path), path.name), None)
 
     def resolved_yaml(self) -> str:
         """The job as YAML with canonical names and every default; `from_resolved` gives back an equal job."""
@@ -235,7 +242,7 @@ def _checked_alias(key: str, value: object, source: Source) -> list[Mistake]:
 _PATH_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}
 
 
-def _resolve_paths(values: dict[str, Any], folder: Path, source: Source) -> list[Mistake]:
+def _resolve_paths(values: dict[str, Any], folder: Path | None, source: Source) -> list[Mistake]:
     """Make the paths in `values` absolute, in place; the mistakes are those of missing or unfit files."""
     finders = {
         "model": local_model,

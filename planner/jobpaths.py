@@ -1,6 +1,7 @@
 """What a job's `model`, `tokenizer`, `dataset` and `chat_template` point at: local files made absolute, or hub ids.
 
-Each function takes the value as written and the folder relative paths start at. It raises FileNotFoundError when a
+Each function takes the value as written and the folder relative paths start at; None for the values of `resolved.yaml`,
+in which a path is absolute, a template is its text, and all else is an id. It raises FileNotFoundError when a
 path that looks local is not there, ValueError when it is there and cannot serve, TypeError when it is no path at all.
 """
 
@@ -20,18 +21,22 @@ _TOKENIZER_FILES = (
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 
-def resolve(text: object, folder: Path) -> str:
+def resolve(text: object, folder: Path | None) -> str:
     """`text` as an absolute path, `~` expanded."""
     if not isinstance(text, str):
         raise TypeError(f"it is {shown(text)}; it must be a path")
+    if folder is None:
+        return text
     try:
         return os.path.normpath(folder / Path(text).expanduser())
     except RuntimeError as error:
         raise FileNotFoundError(f"there is no home folder {text.split('/')[0]}") from error
 
 
-def looks_local(text: str, folder: Path) -> bool:
+def looks_local(text: str, folder: Path | None) -> bool:
     """True for a path, False for a Hugging Face id ("name" or "owner/name" of which nothing is in `folder`)."""
+    if folder is None:
+        return text.startswith("/")
     if text.startswith(("/", ".", "~")) or text.endswith("/") or not _HUB_ID.fullmatch(text):
         return True
     if text.lower().endswith((*DATA_SUFFIXES, ".jinja")) or (folder / text).exists():
@@ -39,7 +44,7 @@ def looks_local(text: str, folder: Path) -> bool:
     return "/" in text and (folder / text.split("/")[0]).is_dir()
 
 
-def _path_or_id(text: object, folder: Path, what: str) -> Path | str:
+def _path_or_id(text: object, folder: Path | None, what: str) -> Path | str:
     """The absolute path of something that exists, or a hub id."""
     if not isinstance(text, str) or not text:
         raise TypeError(f"it is {shown(text)}; it must be a path or a Hugging Face id")
@@ -51,7 +56,7 @@ def _path_or_id(text: object, folder: Path, what: str) -> Path | str:
     return path
 
 
-def local_model(text: object, folder: Path) -> str:
+def local_model(text: object, folder: Path | None) -> str:
     """A folder with config.json, or a hub id."""
     path = _path_or_id(text, folder, "model folder")
     if isinstance(path, Path) and not (path / "config.json").is_file():
@@ -59,7 +64,7 @@ def local_model(text: object, folder: Path) -> str:
     return str(path)
 
 
-def local_tokenizer(text: object, folder: Path) -> str:
+def local_tokenizer(text: object, folder: Path | None) -> str:
     """A folder with a tokenizer's files, or a hub id."""
     path = _path_or_id(text, folder, "tokenizer folder")
     if isinstance(path, Path) and not any((path / name).is_file() for name in _TOKENIZER_FILES):
@@ -67,7 +72,7 @@ def local_tokenizer(text: object, folder: Path) -> str:
     return str(path)
 
 
-def local_dataset(value: object, folder: Path) -> tuple[str, ...]:
+def local_dataset(value: object, folder: Path | None) -> tuple[str, ...]:
     """Files, folders or hub ids; also axolotl's list of {path, type}."""
     entries = value if isinstance(value, (list, tuple)) else [value]
     if not entries:
@@ -75,7 +80,7 @@ def local_dataset(value: object, folder: Path) -> tuple[str, ...]:
     return tuple(_dataset_entry(entry, folder) for entry in entries)
 
 
-def _dataset_entry(entry: object, folder: Path) -> str:
+def _dataset_entry(entry: object, folder: Path | None) -> str:
     if isinstance(entry, dict):
         other = sorted(str(key) for key in entry if key not in ("path", "type"))
         if other or "path" not in entry:
@@ -93,11 +98,11 @@ def _dataset_entry(entry: object, folder: Path) -> str:
     return str(path)
 
 
-def local_file_or_template(text: object, folder: Path) -> str:
+def local_file_or_template(text: object, folder: Path | None) -> str:
     """The text of a Jinja template: read from a file, or given as it is."""
     if not isinstance(text, str):
         raise TypeError(f"it is {shown(text)}; it must be a path to a Jinja template, or its text")
-    if "{{" in text or "{%" in text:
+    if folder is None or "{{" in text or "{%" in text:
         return text
     path = Path(resolve(text, folder))
     if not path.is_file():

@@ -58,6 +58,22 @@ def test_a_resolved_job_reads_back_equal(folder: Path) -> None:
     assert set(yaml.safe_load(job.resolved_yaml())) == set(Job.model_fields)
 
 
+def test_a_resolved_id_stays_one_whatever_stands_beside_it(folder: Path) -> None:
+    job = Job.parse("model: output/tiny\ndataset: [data/set, checkpoints]\nrun_name: x\n", folder)
+    (folder / "resolved.yaml").write_text(job.resolved_yaml())
+    for name in ("output", "data", "checkpoints"):
+        (folder / name).mkdir()
+    assert Job.from_resolved(folder / "resolved.yaml") == job
+
+
+def test_a_resolved_path_that_has_gone_is_named(folder: Path) -> None:
+    (folder / "resolved.yaml").write_text(parse("", folder).resolved_yaml())
+    (folder / "text.jsonl").unlink()
+    with pytest.raises(UserError, match="there is no dataset at") as caught:
+        Job.from_resolved(folder / "resolved.yaml")
+    assert caught.value.exit_code == Exit.USAGE
+
+
 def test_relative_paths_start_at_the_file_and_not_at_the_shell(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
