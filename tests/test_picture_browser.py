@@ -135,6 +135,21 @@ def test_dragging_and_zooming_change_what_is_shown(shown: Browser) -> None:
     assert picture() == whole
 
 
+def test_the_strip_and_the_keys_choose_what_is_shown(shown: Browser) -> None:
+    strip = box(shown, "overview")
+    right, y = strip["x"] + strip["width"] - 15, strip["y"] + 20
+    pictures = [shown.ask("document.getElementById('base').toDataURL()")]
+    shown.mouse("mousePressed", right, y, button="left", clickCount=1)
+    shown.mouse("mouseMoved", right - 500, y, button="left", buttons=1)
+    shown.mouse("mouseReleased", right - 500, y, button="left", clickCount=1)
+    pictures.append(shown.ask("document.getElementById('base').toDataURL()"))
+    for key in ("ArrowRight", "+", "0"):
+        shown.ask(f"document.getElementById('chart').dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}))")
+        shown.frame()
+        pictures.append(shown.ask("document.getElementById('base').toDataURL()"))
+    assert len(set(pictures)) == 4 and pictures[-1] == pictures[0]
+
+
 def test_the_wheel_alone_scrolls_the_page(shown: Browser) -> None:
     chart = box(shown, "chart")
     before = shown.ask("document.getElementById('base').toDataURL()")
