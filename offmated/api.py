@@ -40,10 +40,11 @@ class Services:
 
 
 class Submission(BaseModel):
-    """A job as handed in; relative paths in `yaml` are below `folder`."""
+    """A job as handed in; relative paths in `yaml` are below `folder`, errors call the file `name`."""
 
     yaml: str
     folder: str
+    name: str = "job.yaml"
 
 
 def _services(request: Request) -> Services:
@@ -78,7 +79,7 @@ def health(use: Use) -> Json:
 
 def submit_job(body: Submission, use: Use) -> Json:
     """Take a job in. 422 with the error's fields when it cannot be run as written."""
-    row, notes = submit(use.store, use.paths, body.yaml, Path(body.folder))
+    row, notes = submit(use.store, use.paths, body.yaml, Path(body.folder), body.name)
     use.wake()
     return show_job(row.id, use) | {"notes": list(notes)}
 

@@ -39,9 +39,10 @@ class Client:
             return False
         return True
 
-    def submit(self, yaml_text: str, folder: str) -> Json:
-        """Hand in a job; relative paths in it are below `folder`. Returns the job as `job()` does, with "notes"."""
-        return self._object("POST", "/jobs", {"yaml": yaml_text, "folder": folder})
+    def submit(self, yaml_text: str, folder: str, name: str = "job.yaml") -> Json:
+        """Hand in a job; relative paths in it are below `folder`, errors call its file `name`. Returns the job as
+        `job()` does, with "notes"."""
+        return self._object("POST", "/jobs", {"yaml": yaml_text, "folder": folder, "name": name})
 
     def jobs(self) -> list[Json]:
         """All jobs, in the order of their numbers."""

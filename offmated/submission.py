@@ -17,12 +17,14 @@ from planner.runfolder import RunFolder
 NAME_LENGTH = 255
 
 
-def submit(store: Store, paths: Paths, yaml_text: str, folder: Path) -> tuple[JobRow, tuple[str, ...]]:
+def submit(
+    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str = "job.yaml"
+) -> tuple[JobRow, tuple[str, ...]]:
     """Check the job, make its run folder and its row; returns the row and the notes to the user.
 
-    Raises UserError for a job that cannot be run as written; then nothing was kept.
+    Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then nothing was kept.
     """
-    job = Job.parse(yaml_text, folder)
+    job = Job.parse(yaml_text, folder, name=file_name)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f".new-{uuid.uuid4().hex}"
     kept: list[str] = []

@@ -93,6 +93,7 @@ def test_a_wrong_job_is_refused_and_nothing_is_enqueued(running: Shell) -> None:
     for words in (["submit", "wrong.yaml"], ["run", "wrong.yaml"], ["plan", "wrong.yaml"]):
         done = running.run(*words)
         assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("wrong.yaml has 2 mistakes.\n")
         assert "  line 2: datset: unknown key; did you mean dataset?\n" in done.stderr
     missing = running.run("submit", "nowhere.yaml")
     assert (missing.returncode, "Cannot read the job file nowhere.yaml" in missing.stderr) == (2, True)

@@ -61,7 +61,7 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: boo
     paths = Paths.from_environment()
     start_in_background(paths)
     client = Client(paths)
-    job = client.submit(text, str(folder))
+    job = client.submit(text, str(folder), file.name)
     screen = console(stderr=as_json)
     screen.print(views.submitted(job, views.place(job, client.jobs())))
     job = follow(client, job["id"], screen)
@@ -77,7 +77,7 @@ def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: 
     """Put the job in FILE into the queue."""
     text, folder = read_job(file, gpu_budget, cpu_budget)
     client = Client(Paths.from_environment())
-    job = client.submit(text, str(folder))
+    job = client.submit(text, str(folder), file.name)
     place = views.place(job, client.jobs())
     print_json(job | {"place": place}) if as_json else console().print(views.submitted(job, place))
 
