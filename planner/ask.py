@@ -104,11 +104,11 @@ def _chain(job: Job, hardware: Hardware) -> Chain:
     return analysis.chain(estimate_times(analysis, hardware))
 
 
-def _least(problem: Problem, cpu_budget_bytes: int) -> int | None:
-    """The least device budget beside that host budget; None where the host is too small for any."""
+def _least(problem: Problem) -> int | None:
+    """The least device budget beside the host's; None where the host is too small for any."""
     try:
         return least_budget(
-            problem.chain, problem.hardware, cpu_budget_bytes=cpu_budget_bytes, slices=problem.slices,
+            problem.chain, problem.hardware, cpu_budget_bytes=problem.cpu_budget_bytes, slices=problem.slices,
             clip=problem.clip,
         ).gpu_bytes  # fmt: skip
     except UserError:
@@ -116,10 +116,12 @@ def _least(problem: Problem, cpu_budget_bytes: int) -> int | None:
 
 
 def _too_large(job: Job, problem: Problem, deadline: float) -> Receipt:
-    least = _least(problem, problem.cpu_budget_bytes)
+    least = _least(problem)
     least_cpu = _least_cpu_budget(problem, deadline)
     fits_with = list(_more_machine(problem, least, least_cpu))
-    fits_with += _smaller_job(job, problem, deadline)
+    fits_with += _other_job(job, problem, deadline)
+    if least_cpu is None or least_cpu <= problem.cpu_budget_bytes:  # shorter slices are no help to a host that is full
+        fits_with += _shorter_slices(job, problem, deadline)
     budgets = (problem.gpu_budget_bytes, problem.cpu_budget_bytes)
     return no_fit(
         problem.chain, problem.hardware, _asked(job), budgets=budgets, least=(least, least_cpu),
@@ -131,8 +133,7 @@ def _least_cpu_budget(problem: Problem, deadline: float) -> int | None:
     """About the least host budget beside the device's budget, by bisection; None where no host is large enough."""
 
     def fits(size: int) -> bool:
-        least = _least(problem, size)
-        return least is not None and least <= problem.gpu_budget_bytes
+        return _fits(replace(problem, cpu_budget_bytes=size))
 
     tensors = list(problem.chain.tensors())
     standing = sum(t.bytes + t.state_bytes for t in tensors)
@@ -166,23 +167,29 @@ def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) ->
                 return
 
 
-def _smaller_job(job: Job, problem: Problem, deadline: float) -> Iterator[str]:
-    """Jobs that fit on the machine as it is: the first of each kind that does."""
-
-    def fits(other: Problem) -> bool:
-        least = _least(other, other.cpu_budget_bytes)
-        return least is not None and least <= other.gpu_budget_bytes
-
-    if problem.clip and time.monotonic() < deadline and fits(replace(problem, clip=False)):
+def _other_job(job: Job, problem: Problem, deadline: float) -> Iterator[str]:
+    """Ways to train that fit on the machine as it is."""
+    if problem.clip and time.monotonic() < deadline and _fits(replace(problem, clip=False)):
         yield "no clipping (--clip none, max_grad_norm: 0)"
     if not job.bf16 and time.monotonic() < deadline:
         narrow = job.model_copy(update={"bf16": True})
-        if fits(_problem(narrow, problem.hardware)):
-            yield "bf16 with fp32 masters (--bf16, bf16: true)"
+        if _fits(_problem(narrow, problem.hardware)):
+            yield "bf16 with fp32 masters (without --fp32, bf16: true)"
+
+
+def _shorter_slices(job: Job, problem: Problem, deadline: float) -> Iterator[str]:
+    """The largest slices that fit, halved from one row on."""
     rows, length = job.per_device_train_batch_size, job.max_length
-    while time.monotonic() < deadline and (rows > 1 or length // 2 >= _SHORTEST):
+    while rows > 1 or length // 2 >= _SHORTEST:
         rows, length = (1, length) if rows > 1 else (1, length // 2)
-        smaller = job.model_copy(update={"per_device_train_batch_size": rows, "max_length": length})
-        if fits(_problem(smaller, problem.hardware)):
+        shorter = job.model_copy(update={"per_device_train_batch_size": rows, "max_length": length})
+        if _fits(_problem(shorter, problem.hardware)):
             yield f"slices of {rows} × {length} tokens (--batch-size {rows} --max-length {length})"
             return
+        if time.monotonic() > deadline:  # after one that was tried
+            return
+
+
+def _fits(problem: Problem) -> bool:
+    least = _least(problem)
+    return least is not None and least <= problem.gpu_budget_bytes

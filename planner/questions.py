@@ -24,6 +24,7 @@ from planner.errors import Exit, UserError
 from planner.files import load_chain, load_hardware
 from planner.hardware import Hardware
 from planner.job import Job
+from planner.picture.basis import Basis
 from planner.picture.files import Pictures, add_options, redraw
 from planner.presets import is_preset, preset
 from planner.units import parse_bytes
@@ -93,32 +94,36 @@ def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
     start = time.monotonic()
     try:
         plan = make_plan(
-            chain, hardware, gpu_budget_bytes=options.gpu_budget or hardware.gpu_bytes,
-            cpu_budget_bytes=options.cpu_budget or hardware.cpu_bytes, slices=options.slices,
+            chain, hardware, gpu_budget_bytes=_given(options.gpu_budget, hardware.gpu_bytes),
+            cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes), slices=options.slices,
             clip=options.clip == "exact", time_limit_s=options.time_limit, gap=options.gap,
             cpu_updates=not options.no_cpu_updates, activation_offload=not options.no_activation_offload,
         )  # fmt: skip
     except UserError as error:
         if error.exit_code is not Exit.DOES_NOT_FIT:
             raise
-        print(error, file=sys.stderr)
         return Exit.DOES_NOT_FIT, _infeasible(chain, hardware, options, error) | {"solve_s": time.monotonic() - start}
     said = to_json(solved(plan, chain, gap=options.gap, solve_s=time.monotonic() - start))
-    pictures.write(plan, chain, hardware, title=options.chain.stem)
+    pictures.write(plan, chain, hardware, title=options.chain.stem, basis=Basis.GIVEN)
     return Exit.DONE, said
 
 
 def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, error: UserError) -> dict[str, Json]:
-    from planner.solve import least_budget
+    """The answer about a chain that does not fit; people are told on stderr, in the words of this command."""
+    from planner.solve import least_budget, round_up
 
+    least = None
     try:
         least = least_budget(
-            chain, hardware, cpu_budget_bytes=options.cpu_budget or hardware.cpu_bytes, slices=options.slices,
+            chain, hardware, cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes), slices=options.slices,
             clip=options.clip == "exact", cpu_updates=not options.no_cpu_updates,
             activation_offload=not options.no_activation_offload,
         ).gpu_bytes  # fmt: skip
-    except UserError:  # the host is too small, whatever the device
-        least = None
+        hint = f"offmate plan … --gpu-budget {round_up(least)}"
+    except UserError as host_error:  # the host is too small, whatever the device
+        hint = host_error.hint
+    said = UserError(error.what, code=error.code, numbers=error.numbers, hint=hint, exit_code=error.exit_code)
+    print(said, file=sys.stderr)
     return {"status": "infeasible", "code": error.code, "least_gpu_budget_bytes": least}
 
 
@@ -129,6 +134,11 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
         hardware = _hardware(options, bf16=job.bf16)
     else:
         job, hardware = None, _hardware(options, bf16=not options.fp32)
+    if not hardware.flops_per_s:
+        raise UserError(
+            "Times of a model are estimated from the machine's arithmetic.", code="bad-file", exit_code=Exit.USAGE,
+            numbers=(f"{options.hardware} has no flops_per_s",), hint="docs/planning.md has the fields",
+        )  # fmt: skip
     # torch takes seconds to import: what is wrong with the words is told before that.
     from planner.ask import ask, question_job
 
@@ -170,6 +180,10 @@ def _plans(options: argparse.Namespace) -> tuple[Exit, Json]:
 def _picture(options: argparse.Namespace) -> tuple[Exit, Json]:
     redraw(options.plan, Pictures.wanted(options), title=options.title)
     return Exit.DONE, {"drawn": [str(path) for path in (options.trace, options.html) if path is not None]}
+
+
+def _given(budget: int | None, default: int) -> int:
+    return default if budget is None else budget
 
 
 def _count(text: str) -> int:

@@ -25,7 +25,7 @@ from planner.solve import make_plan, predicted_step_s
 
 _GIB = 2**30
 _SOLVER_S = 2.0
-_WORTH = 1.005  # less than half a percent is no help
+_WORTH = 1.02  # less is no help
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,20 +89,19 @@ def test_what_does_not_fit_exits_with_3_and_the_least_budget_which_fits(shell: S
     assert done.returncode == 3
     found = json.loads(done.stdout)
     assert (found["status"], found["code"]) == ("infeasible", "budget-too-small")
-    assert "No schedule fits this memory budget." in done.stderr
+    assert done.stderr.startswith("No schedule fits this memory budget.\n")
+    assert done.stderr.splitlines()[-1].startswith("  hint: offmate plan … --gpu-budget ")
     least = found["least_gpu_budget_bytes"]
     assert least > 3000
     assert shell.json(*CHAIN, "--gpu-budget", str(least))["gpu_peak_bytes"] <= least
     assert shell.run(*CHAIN, "--gpu-budget", str(least - 1)).returncode == 3
 
 
-def test_a_host_that_is_too_small_has_no_least_budget(shell: Shell) -> None:
-    blocks = to_json(chain(2))
-    assert isinstance(blocks, dict)
-    (shell.folder / "hardware.json").write_text(json.dumps(to_json(HARDWARE)))
-    done = shell.run(*CHAIN, "--gpu-budget", "3000", "--cpu-budget", "10", "--json")
+def test_a_host_without_memory_leaves_everything_to_the_device(shell: Shell) -> None:
+    done = shell.run(*CHAIN, "--gpu-budget", "3000", "--cpu-budget", "0", "--json")
     assert done.returncode == 3
-    assert json.loads(done.stdout)["least_gpu_budget_bytes"] > 3000, "with all on the device no host is needed"
+    least = json.loads(done.stdout)["least_gpu_budget_bytes"]
+    assert shell.json(*CHAIN, "--gpu-budget", str(least), "--cpu-budget", "0")["cpu_peak_bytes"] == 0
 
 
 def test_a_chain_is_told_stage_by_stage(shell: Shell) -> None:
@@ -131,6 +130,7 @@ def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
         (["--model", "./m", "--hardware", "rtx3060"], "There is no model config at "),
         (["--model", "me/none", "--hardware", "rtx9"], "There is no hardware called rtx9."),
         ([*CHAIN[1:], "--cpu-memory", "8GiB"], "--cpu-memory and --link change a machine known by its name."),
+        (["--model", "m", "--hardware", "hardware.json"], "Times of a model are estimated from the machine's"),
         ([*CHAIN[1:], "--clip", "some"], "Usage: "),
         ([*CHAIN[1:], "--gap", "1"], "Usage: "),
         ([*CHAIN[1:], "--slices", "0"], "Usage: "),

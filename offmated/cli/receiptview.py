@@ -68,7 +68,7 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     if not found.changes:
         yield "would help", "nothing that was tried in time"
     for number, change in enumerate(found.changes):
-        yield "" if number else "would help", f"{change.text}: {change.factor:.2g}×, {change.tokens_per_s:.0f} tokens/s"
+        yield "" if number else "would help", f"{change.text}: {change.factor:.3g}×, {change.tokens_per_s:.0f} tokens/s"
 
 
 def proof(found: Receipt | Solved) -> str:
