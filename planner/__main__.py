@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         answer = _answer(options, run)
     except UserError as error:
         if run is not None:
-            _write(run.error, error.to_json())
+            run.write_error(error)
         print(error, file=sys.stderr)
         return error.exit_code
     print(json.dumps(answer.to_json(with_chain=False)))
@@ -54,7 +54,7 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     job = Job.from_resolved(run.resolved) if run else Job.load(options.job)
     answer = _plan(job, options)
     if run is not None:
-        _write(run.plan, answer.to_json())
+        run.write_plan(answer.to_json())
         run.error.unlink(missing_ok=True)
     title = job.run_name or Path(job.model).name
     pictures.write(answer.plan, answer.chain, answer.hardware, title=title, basis=Basis.of(answer.measured))
@@ -95,13 +95,6 @@ def _device(name: str | None) -> torch.device:
             "There is no CUDA device here.", code="no-cuda", hint="leave --device out", exit_code=Exit.USAGE
         )
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def _write(path: Path, value: object) -> None:
-    """Write JSON so that a reader finds the old file or the new one, whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value) + "\n", encoding="utf-8")
-    beside.replace(path)
 
 
 if __name__ == "__main__":

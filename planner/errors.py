@@ -19,6 +19,11 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+def first_line(error: BaseException) -> str:
+    """What another library's error says, in one line that is not too long; its name when it says nothing."""
+    return str(error).strip().partition("\n")[0][:300] or type(error).__name__
+
+
 class UserError(Exception):
     """An error a person can act on.
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.errors import UserError
+from planner.errors import UserError, first_line
 from planner.graph import BlockCall, BlockNames, Joint, Pair, flatten_call, run_slice, trace_block
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
 from planner.meter import Meter
@@ -129,8 +129,7 @@ def _frame_alone(
     except UserError:
         raise
     except Exception as error:  # the model's own code failed; that is the cause to name
-        first_line = str(error).strip().partition("\n")[0][:300]
-        raise _refused(f"{type(error).__name__}: {first_line}") from error
+        raise _refused(f"{type(error).__name__}: {first_line(error)}") from error
     finally:
         for module, forward in zip(modules, own, strict=True):
             del module.forward

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, first_line
 from planner.job import Job
 
 _HINT = "give a folder with config.json, or the id of a causal language model on huggingface.co"
@@ -26,7 +26,7 @@ def model_config(job: Job) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(job.model)
     except (OSError, ValueError, KeyError) as error:
-        raise _unusable(job, _first_line(error)) from error
+        raise _unusable(job, first_line(error)) from error
     config.use_cache = False
     return cast(PreTrainedConfig, config)
 
@@ -55,7 +55,7 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     try:
         model = make(config, dtype=working_dtype(job), attn_implementation=attention)
     except (ValueError, KeyError, ImportError) as error:
-        raise _unusable(job, _first_line(error)) from error
+        raise _unusable(job, first_line(error)) from error
     cast(Any, model).tie_weights()
     return model
 
@@ -88,7 +88,3 @@ def _unusable(job: Job, cause: str) -> UserError:
     return UserError(
         f"{job.model} cannot be used as a model: {cause}", code="model-not-usable", hint=_HINT, exit_code=Exit.USAGE
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300] or type(error).__name__

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.errors import UserError
+
 _TAIL_BYTES = 16 * 1024
 
 
@@ -72,6 +74,14 @@ class RunFolder:
         """error.json."""
         return _read_object(self.error)
 
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """plan.json; a reader finds the old one or the new one, whole."""
+        _write_object(self.plan, plan)
+
+    def write_error(self, error: UserError) -> None:
+        """error.json; a reader finds the old one or the new one, whole."""
+        _write_object(self.error, error.to_json())
+
     def read_metrics(self, skip: int = 0) -> list[dict[str, Any]]:
         """The events from number `skip`; a last line that is still being written is left out."""
         if not self.metrics.exists():
@@ -100,6 +110,12 @@ class RunFolder:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             return tuple(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def _write_object(path: Path, value: dict[str, Any]) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(value) + "\n", encoding="utf-8")
+    beside.replace(path)
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, first_line
 from planner.job import Job
 from planner.model import build_model, model_config, working_dtype
 
@@ -41,7 +41,7 @@ def load_model(job: Job) -> nn.Module:
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise UserError(
                 f"The weights of {job.model} cannot be loaded.", code="weights-not-usable", exit_code=Exit.USAGE,
-                numbers=(str(error).strip().partition("\n")[0][:300] or type(error).__name__,),
+                numbers=(first_line(error),),
                 hint="check that the folder or the download is complete",
             ) from error  # fmt: skip
         model, info = loaded
@@ -70,7 +70,7 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(
             f"{job.tokenizer} cannot be used as a tokenizer.", code="tokenizer-not-usable", exit_code=Exit.USAGE,
-            numbers=(str(error).strip().partition("\n")[0][:300] or type(error).__name__,),
+            numbers=(first_line(error),),
             hint="give tokenizer, a folder with tokenizer.json or a Hugging Face id",
         ) from error  # fmt: skip
     if job.chat_template is not None:

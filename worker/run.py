@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from planner.chain import Chain
 from planner.codec import from_json
-from planner.errors import UserError
+from planner.errors import UserError, first_line
 from planner.job import Job
 from planner.model import working_dtype
 from planner.plan import Plan
@@ -45,7 +45,7 @@ def run_job(folder: RunFolder, stop: StopRequest) -> bool:
     except torch.OutOfMemoryError as error:
         raise UserError(
             "The GPU ran out of memory, although the plan should fit.", code="out-of-memory",
-            numbers=(str(error).partition("\n")[0][:300],),
+            numbers=(first_line(error),),
             hint="give a smaller gpu_budget, so that other programs have room",
         ) from error  # fmt: skip
 

@@ -6,7 +6,6 @@ person can act on go to stderr and `error.json`; any other is our bug and leaves
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -46,9 +45,7 @@ def main(arguments: list[str]) -> int:
 def report(folder: RunFolder, error: UserError) -> None:
     """Write the error to stderr and to the run folder."""
     print(error, file=sys.stderr, flush=True)
-    temporary = folder.error.with_suffix(".tmp")
-    temporary.write_text(json.dumps(error.to_json(), indent=1), "utf-8")
-    temporary.replace(folder.error)
+    folder.write_error(error)
 
 
 if __name__ == "__main__":

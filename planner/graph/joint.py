@@ -16,7 +16,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from planner.errors import UserError
+from planner.errors import UserError, first_line
 from planner.graph.fake import FakeMode, fake_weights
 from planner.graph.nodes import is_view
 from planner.graph.signature import CallShape, flatten_call
@@ -122,8 +122,7 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 def untraceable(name: str, cause: Exception | str) -> UserError:
     """The error that says why a module cannot be traced."""
     if isinstance(cause, Exception):
-        first_line = str(cause).strip().partition("\n")[0]
-        cause = f"{type(cause).__name__}: {first_line}"
+        cause = f"{type(cause).__name__}: {first_line(cause)}"
     return UserError(
         f"Block {name} cannot be traced: {cause[:300]}",
         code="block-not-traceable",
