@@ -8,22 +8,25 @@ from typing import Any
 
 import httpx
 
+from offmated.lock import lock_holder
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.processes import Process
 
 Json = dict[str, Any]
 
+PATIENCE_S = 30.0
+
 
 class Client:
-    """One installation's daemon. Every method raises UserError: `daemon-not-running` (exit 69) when nobody answers,
-    otherwise what the daemon said."""
+    """One installation's daemon. Every method raises UserError: `daemon-not-running` (exit 69) when there is nobody to
+    answer, `daemon-silent` when somebody does not, otherwise what the daemon said."""
 
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
         transport = httpx.HTTPTransport(uds=str(paths.api_socket))
         # Answers come from a local database at once; only a log that is followed may be silent for hours.
-        self._http = httpx.Client(transport=transport, base_url="http://offmated", timeout=30.0)
+        self._http = httpx.Client(transport=transport, base_url="http://offmated", timeout=PATIENCE_S)
 
     def health(self) -> Json:
         """`{"process", "state": "running"|"stopping", "state_folder", "children": {name: {"pid", "restarts"}}, …}`."""
@@ -31,13 +34,16 @@ class Client:
 
     def running(self) -> bool:
         """Whether a daemon answers."""
+        return self.health_if_running() is not None
+
+    def health_if_running(self) -> Json | None:
+        """As `health()`; None when no daemon runs."""
         try:
-            self.health()
+            return self.health()
         except UserError as error:
             if error.code != "daemon-not-running":
                 raise
-            return False
-        return True
+            return None
 
     def submit(self, yaml_text: str, folder: str, name: str = "job.yaml") -> Json:
         """Hand in a job; relative paths in it are below `folder`, errors call its file `name`. Returns the job as
@@ -69,7 +75,7 @@ class Client:
 
     def logs(self, job_id: int, follow: bool = False) -> Iterator[str]:
         """The job's log in pieces; with `follow` until the job is over (or the daemon goes)."""
-        timeout = httpx.Timeout(30.0, read=None)
+        timeout = httpx.Timeout(PATIENCE_S, read=None)
         try:
             with self._http.stream("GET", f"/jobs/{job_id}/logs", params={"follow": follow}, timeout=timeout) as answer:
                 if answer.is_error:
@@ -77,7 +83,7 @@ class Client:
                     raise _error(answer)
                 yield from answer.iter_text()
         except httpx.TransportError as error:
-            raise self._not_running(error) from None
+            raise self._unanswered(error) from None
 
     def shutdown(self, wait: bool = True) -> None:
         """End the daemon: running jobs save a checkpoint first and wait for the next start. With `wait`, until it is
@@ -96,12 +102,14 @@ class Client:
         try:
             answer = self._http.request(method, url, json=body, params=params)
         except httpx.TransportError as error:
-            raise self._not_running(error) from None
+            raise self._unanswered(error) from None
         if answer.is_error:
             raise _error(answer)
         return answer
 
-    def _not_running(self, error: httpx.TransportError) -> UserError:
+    def _unanswered(self, error: httpx.TransportError) -> UserError:
+        if isinstance(error, httpx.TimeoutException):
+            return daemon_silent(self.paths, f"no answer within {PATIENCE_S:g} s")
         return UserError(
             "The daemon is not running.",
             numbers=(f"socket {self.paths.api_socket}: {error}",),
@@ -109,6 +117,18 @@ class Client:
             code="daemon-not-running",
             exit_code=Exit.DAEMON_NOT_RUNNING,
         )
+
+
+def daemon_silent(paths: Paths, number: str) -> UserError:
+    """A daemon runs, and does not answer."""
+    holder = lock_holder(paths)
+    who = f"process {holder.pid}, " if holder is not None else ""
+    return UserError(
+        "The daemon does not answer.",
+        numbers=(f"{who}socket {paths.api_socket}", number),
+        hint=f"{paths.log} may say why; " + (f"kill {holder.pid}, then offmate up" if holder else "try again"),
+        code="daemon-silent",
+    )
 
 
 def _error(answer: httpx.Response) -> UserError:

@@ -6,7 +6,6 @@ thread of its own.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -27,12 +26,13 @@ from offmated.bell import Bell
 from offmated.broker import QUEUES, Broker
 from offmated.config import Config
 from offmated.dispatcher import Dispatcher
+from offmated.lock import sole_daemon
 from offmated.migrate import upgrade
 from offmated.paths import Paths
 from offmated.states import StopReason
 from offmated.store import Store
 from offmated.supervisor import Child
-from planner.errors import Exit, UserError
+from planner.errors import Exit
 from planner.processes import Process
 
 log = logging.getLogger(__name__)
@@ -48,29 +48,9 @@ def run(paths: Paths) -> Exit:
     `already-running`."""
     os.umask(0o077)
     paths.create()
-    with _sole_daemon(paths):
+    with sole_daemon(paths):
         Daemon(paths).run()
     return Exit.DONE
-
-
-@contextmanager
-def _sole_daemon(paths: Paths) -> Iterator[None]:
-    """Hold the lock that one daemon of an installation has. The system drops it with the process, however it ends."""
-    with paths.lock.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise UserError(
-                "A daemon runs already.",
-                numbers=(f"process {lock.read().strip() or 'unknown'}, state folder {paths.state}",),
-                hint="offmate status, or offmate down to end it",
-                code="already-running",
-            ) from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        yield
 
 
 @contextmanager
@@ -101,7 +81,7 @@ class Daemon:
         command = self._broker.command
         self._servers = [Child("broker", command, paths.broker, environment)] if command else []
         self._workers = [
-            Child(f"{name}-worker", [sys.executable, "-m", "offmated.rqworker", name], paths.state, environment)
+            Child(f"{name}-worker", [sys.executable, "-P", "-m", "offmated.rqworker", name], paths.state, environment)
             for name in QUEUES
         ]
 

@@ -7,40 +7,65 @@ import subprocess
 import sys
 import time
 
-from offmated.client import Client
+from offmated.client import Client, daemon_silent
+from offmated.lock import lock_holder
 from offmated.paths import Paths
 from planner.errors import UserError
+from planner.processes import Process
 
 START_PATIENCE_S = 60.0
+OTHER_PATIENCE_S = 15.0  # for a daemon that holds the lock, and starts or ends just now
+TRIES = 5
 TAIL_LINES = 15
 
 
 def start_in_background(paths: Paths) -> bool:
-    """Start a daemon and wait until one answers; False when one answered already.
+    """Start a daemon and wait until one answers; False when one answered already. One that is stopping is waited for,
+    which takes as long as the checkpoints of its jobs.
 
     Two that are started at once are no mistake: one wins, and both callers have a daemon. Raises UserError with the end
-    of its log when it does not come up.
+    of its log when it does not come up, `daemon-silent` when there is one that nobody can reach.
     """
     client = Client(paths)
-    if client.running():
-        return False
+    if (health := client.health_if_running()) is not None:
+        if health["state"] == "running":
+            return False
+        stopping = Process.parse(health["process"])
+        while stopping.alive():
+            time.sleep(0.05)
     paths.create()
+    for _ in range(TRIES):
+        if _start(client, paths):
+            return True
+    raise daemon_silent(paths, f"the lock {paths.lock} is held by nobody knows whom")
+
+
+def _start(client: Client, paths: Paths) -> bool:
+    """Start a daemon and wait until one answers; False when the one that was in its way has gone meanwhile."""
     with paths.log.open("ab") as log:
         start = log.tell()
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "offmated"],
+            [sys.executable, "-P", "-m", "offmated"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=paths.state,  # the caller's folder would come first on the module path, and may be unmounted later
+            cwd=paths.state,  # the caller's folder may be unmounted later
             env={**os.environ, **paths.environment()},
             start_new_session=True,
         )
     deadline = time.monotonic() + START_PATIENCE_S
+    other_deadline = float("inf")
     while not client.running():
-        if daemon.poll() is not None and "[already-running]" not in _said(paths, start):
-            raise _failed(paths, start, f"it ended with exit code {daemon.returncode}")
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if daemon.poll() is not None:
+            if "[already-running]" not in _said(paths, start):
+                raise _failed(paths, start, f"it ended with exit code {daemon.returncode}")
+            if lock_holder(paths) is None:
+                return False
+            other_deadline = min(other_deadline, now + OTHER_PATIENCE_S)
+        if now > other_deadline:
+            raise daemon_silent(paths, f"nobody listens there, and a second daemon may not start ({paths.lock})")
+        if now > deadline:
             daemon.terminate()
             raise _failed(paths, start, f"no answer within {START_PATIENCE_S:.0f} s")
         time.sleep(0.05)

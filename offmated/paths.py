@@ -1,12 +1,14 @@
 """Where offmate keeps its things. The only module that knows.
 
 State (`$OFFMATE_HOME`, or `$XDG_STATE_HOME/offmate`, or `~/.local/state/offmate`): the database, the broker's files,
-the run folders. Sockets: `$XDG_RUNTIME_DIR/offmate`; with `$OFFMATE_HOME`, or without a runtime folder, `<state>/run`.
+the run folders. Sockets: `<state>/run`. Not `$XDG_RUNTIME_DIR`, which goes away when the user logs out while the daemon
+and its training go on; it serves only where sockets below the state folder would have too long a path.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +35,12 @@ class Paths:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Paths:
         """The paths this user's environment names."""
         if home := environment.get("OFFMATE_HOME"):
-            return cls.at(Path(home).expanduser())
-        state = _xdg(environment, "XDG_STATE_HOME") or Path.home() / ".local" / "state"
+            return cls.at(_expanded(home))
+        paths = cls.at((_xdg(environment, "XDG_STATE_HOME") or Path.home() / ".local" / "state") / "offmate")
         runtime = _xdg(environment, "XDG_RUNTIME_DIR")
-        if runtime is None:
-            return cls.at(state / "offmate")
-        return cls(state=state / "offmate", runtime=runtime / "offmate")
+        if runtime is None or _bytes(paths.longest_socket) <= SOCKET_PATH_BYTES:
+            return paths
+        return cls(state=paths.state, runtime=runtime / "offmate")
 
     def environment(self) -> dict[str, str]:
         """What a child process needs in its environment to come to the same paths."""
@@ -95,25 +97,61 @@ class Paths:
         """Where the private broker listens."""
         return self.runtime / "broker.sock"
 
+    @property
+    def longest_socket(self) -> Path:
+        """The socket with the longest path."""
+        return max((self.api_socket, self.broker_socket), key=_bytes)
+
     def run_folder(self, job_id: int) -> Path:
         """Everything about one job but its row."""
         return self.runs / str(job_id)
 
     def create(self) -> None:
-        """Make the folders, closed to other users. Raises UserError when the sockets' paths are too long."""
-        longest = max((self.api_socket, self.broker_socket), key=lambda path: len(os.fsencode(path)))
-        length = len(os.fsencode(longest))
+        """Make the folders, closed to other users, and close that of the sockets if it is there.
+
+        A state folder that is there already is left as it is, as it may hold more than offmate's things. Raises
+        UserError when the sockets' paths are too long, when the folders cannot be made, and for a state folder that
+        every user can write.
+        """
+        length = _bytes(self.longest_socket)
         if length > SOCKET_PATH_BYTES:
             raise UserError(
                 "The path of offmate's sockets is too long for the system.",
-                numbers=(f"{longest}", f"{length} bytes, at most {SOCKET_PATH_BYTES}"),
-                hint="set XDG_RUNTIME_DIR, or OFFMATE_HOME, to a shorter path",
+                numbers=(f"{self.longest_socket}", f"{length} bytes, at most {SOCKET_PATH_BYTES}"),
+                hint="set OFFMATE_HOME to a shorter path",
                 code="socket-path-too-long",
                 exit_code=Exit.USAGE,
             )
-        for folder in (self.state, self.runtime, self.broker, self.runs):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder.chmod(0o700)
+        try:
+            for folder in (self.state, self.runtime, self.broker, self.runs):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.runtime.chmod(0o700)
+            shared = self.state.stat().st_mode & stat.S_IWOTH
+        except OSError as error:
+            raise _unusable(str(error)) from None
+        if shared and not self.database.exists():
+            raise _unusable(f"{self.state} can be written by every user")
+
+
+def _unusable(number: str) -> UserError:
+    return UserError(
+        "The state folder cannot be used.",
+        numbers=(number,),
+        hint="set OFFMATE_HOME to a folder of your own",
+        code="state-folder",
+        exit_code=Exit.USAGE,
+    )
+
+
+def _expanded(home: str) -> Path:
+    try:
+        return Path(home).expanduser()
+    except RuntimeError as error:  # ~ of a user who does not exist
+        raise _unusable(f"OFFMATE_HOME={home}: {error}") from None
+
+
+def _bytes(path: Path) -> int:
+    return len(os.fsencode(path))
 
 
 def _xdg(environment: Mapping[str, str], name: str) -> Path | None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from offmated import client as client_module
+from offmated import launcher
 from offmated.client import Client
 from offmated.launcher import start_in_background
 from offmated.paths import Paths
@@ -291,6 +293,46 @@ def test_a_second_signal_does_not_wait_for_checkpoints(own: House) -> None:
     assert own.living_trainers(number) == []
 
 
+def test_up_waits_for_a_daemon_that_is_stopping_and_starts_the_next(
+    own: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = own.submit("night", steps=5000)
+    own.wait_for_step(number, 2)
+    monkeypatch.setenv("PYTHONPATH", own.environment["PYTHONPATH"])
+    assert own.daemon is not None
+    own.client.shutdown(wait=False)
+    assert own.client.health()["state"] == "stopping"
+    assert start_in_background(own.paths) is True
+    assert own.daemon.wait(30) == 0
+    health = own.client.health()
+    assert (health["state"], health["pid"] != own.daemon.pid) == ("running", True)
+    own.client.cancel(number)
+    own.wait_for(number, "cancelled")
+    own.client.shutdown()
+
+
+def test_a_daemon_whose_socket_was_removed_is_named(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "OTHER_PATIENCE_S", 0.5)
+    monkeypatch.setenv("PYTHONPATH", own.environment["PYTHONPATH"])
+    own.paths.api_socket.unlink()
+    assert own.daemon is not None
+    with pytest.raises(UserError) as caught:
+        start_in_background(own.paths)
+    assert caught.value.code == "daemon-silent"
+    assert caught.value.numbers[0] == f"process {own.daemon.pid}, socket {own.paths.api_socket}"
+
+
+def test_a_daemon_that_hangs_is_not_called_away(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PATIENCE_S", 0.5)
+    assert own.daemon is not None
+    own.daemon.send_signal(signal.SIGSTOP)
+    with pytest.raises(UserError) as caught:
+        Client(own.paths).running()
+    own.daemon.send_signal(signal.SIGCONT)
+    assert (caught.value.code, caught.value.numbers[1]) == ("daemon-silent", "no answer within 0.5 s")
+    until(Client(own.paths).running, "it answers again")
+
+
 def test_a_daemon_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with tempfile.TemporaryDirectory(prefix="offmate-", dir="/tmp") as home:
@@ -315,7 +357,7 @@ def test_two_starts_at_once_give_one_daemon_to_both(monkeypatch: pytest.MonkeyPa
         paths = Paths.at(Path(home))
         with ThreadPoolExecutor(2) as pool:
             assert list(pool.map(start_in_background, [paths, paths])) == [True, True]
-        assert "[already-running]" in paths.log.read_text()
+        until(lambda: "[already-running]" in paths.log.read_text(), "the later one gives way")
         Client(paths).shutdown()
         assert not Client(paths).running()
 

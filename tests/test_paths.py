@@ -21,9 +21,14 @@ def test_everything_is_below_offmate_home_when_that_is_set() -> None:
     assert paths == Paths(state=Path("/data/om"), runtime=Path("/data/om/run"))
 
 
-def test_without_it_the_xdg_folders_are_used() -> None:
+def test_sockets_do_not_lie_in_the_runtime_folder_which_goes_at_logout() -> None:
     paths = Paths.from_environment({"XDG_STATE_HOME": "/state", "XDG_RUNTIME_DIR": "/run/user/1"})
-    assert paths == Paths(state=Path("/state/offmate"), runtime=Path("/run/user/1/offmate"))
+    assert paths == Paths(state=Path("/state/offmate"), runtime=Path("/state/offmate/run"))
+
+
+def test_the_runtime_folder_serves_where_the_state_folder_is_too_deep() -> None:
+    paths = Paths.from_environment({"XDG_STATE_HOME": f"/{'x' * 90}", "XDG_RUNTIME_DIR": "/run/user/1"})
+    assert paths == Paths(state=Path(f"/{'x' * 90}/offmate"), runtime=Path("/run/user/1/offmate"))
 
 
 def test_without_those_it_is_the_home_folder() -> None:
@@ -40,6 +45,7 @@ def test_relative_xdg_folders_are_ignored() -> None:
     [
         {"OFFMATE_HOME": "/data/om"},
         {"XDG_STATE_HOME": "/state", "XDG_RUNTIME_DIR": "/run/user/1"},
+        {"XDG_STATE_HOME": f"/{'x' * 90}", "XDG_RUNTIME_DIR": "/run/user/1"},
         {"XDG_STATE_HOME": "/state"},
         {},
     ],
@@ -55,6 +61,32 @@ def test_the_folders_are_closed_to_other_users(tmp_path: Path) -> None:
     paths.create()
     for folder in (paths.state, paths.runtime, paths.runs, paths.broker):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_was_there_is_left_open_as_it_was(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    paths = Paths.at(tmp_path)
+    paths.create()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    for folder in (paths.runtime, paths.runs, paths.broker):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_every_user_can_write_is_refused_unless_it_was_the_state_folder_before(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(UserError) as caught:
+        Paths.at(tmp_path).create()
+    assert (caught.value.code, caught.value.exit_code) == ("state-folder", Exit.USAGE)
+    (tmp_path / "offmate.db").touch()
+    Paths.at(tmp_path).create()
+
+
+@pytest.mark.parametrize("home", ["/dev/null/x", "~nobody-of-that-name/x"])
+def test_a_state_folder_that_cannot_be_made_is_a_persons_error(home: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Paths.from_environment({"OFFMATE_HOME": home}).create()
+    assert str(caught.value).startswith("The state folder cannot be used.\n  ")
+    assert caught.value.code == "state-folder"
 
 
 def test_a_socket_path_the_system_cannot_take_is_a_persons_error() -> None:
