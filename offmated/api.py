@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
+from fastapi import Path as InPath
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
 from offmated.paths import Paths
-from offmated.states import FINAL, JobState, StopReason
+from offmated.states import FINAL, LARGEST_ID, JobState, StopReason
 from offmated.store import Store
 from offmated.submission import submit
 from offmated.views import job_view
@@ -53,6 +54,7 @@ def _services(request: Request) -> Services:
 
 
 Use = Annotated[Services, Depends(_services)]
+JobId = Annotated[int, InPath(ge=1, le=LARGEST_ID)]
 
 
 def make_app(services: Services) -> FastAPI:
@@ -90,18 +92,18 @@ def list_jobs(use: Use) -> list[Json]:
     return [job_view(row, rows) for row in rows]
 
 
-def show_job(job_id: int, use: Use) -> Json:
+def show_job(job_id: JobId, use: Use) -> Json:
     """One job."""
     return job_view(use.store.job(job_id), use.store.jobs())
 
 
-def show_plan(job_id: int, use: Use) -> Json | None:
+def show_plan(job_id: JobId, use: Use) -> Json | None:
     """plan.json without its chain; null before there is one."""
     document = RunFolder(Path(use.store.job(job_id).run_dir)).read_plan()
     return document and {name: value for name, value in document.items() if name != "chain"}
 
 
-def cancel_job(job_id: int, use: Use) -> Json:
+def cancel_job(job_id: JobId, use: Use) -> Json:
     """Cancel a job. A running one is told so, and ends soon after."""
     before = use.store.job(job_id).state
     after = use.store.stop(job_id, StopReason.CANCEL)
@@ -111,12 +113,12 @@ def cancel_job(job_id: int, use: Use) -> Json:
     return show_job(job_id, use)
 
 
-def show_metrics(job_id: int, use: Use, skip: int = 0) -> list[Json]:
+def show_metrics(job_id: JobId, use: Use, skip: int = 0) -> list[Json]:
     """The trainer's events from number `skip`."""
     return RunFolder(Path(use.store.job(job_id).run_dir)).read_metrics(skip)
 
 
-def show_log(job_id: int, use: Use, follow: bool = False) -> StreamingResponse:
+def show_log(job_id: JobId, use: Use, follow: bool = False) -> StreamingResponse:
     """The log as text; with `follow`, as it grows, until the job is over."""
     run = RunFolder(Path(use.store.job(job_id).run_dir))
     return StreamingResponse(_log(run, job_id, use, follow), media_type="text/plain; charset=utf-8")

@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.errors import Exit
 
+LARGEST_ID = 2**31 - 1  # what `jobs.id` holds in every database
 CRASH_LIMIT = 3  # deaths of a job's process without a new checkpoint, after which it has failed
 
 

@@ -83,7 +83,15 @@ def test_without_a_daemon_commands_say_how_to_start_one(words: list[str], shell:
 
 @pytest.mark.parametrize(
     "words",
-    [["show"], ["show", "one"], ["show", "0"], ["submit"], ["submit", "job.yaml", "--gpu-budget", "10XB"], ["go"]],
+    [
+        ["show"],
+        ["show", "one"],
+        ["show", "0"],
+        ["show", "99999999999999999999"],
+        ["submit"],
+        ["submit", "job.yaml", "--gpu-budget", "10XB"],
+        ["go"],
+    ],
 )
 def test_wrong_words_exit_with_2(words: list[str], shell: Shell) -> None:
     assert shell.run(*words).returncode == 2
@@ -103,8 +111,9 @@ def test_a_wrong_job_is_refused_and_nothing_is_enqueued(running: Shell) -> None:
 
 def test_a_job_that_is_not_there_exits_with_4(running: Shell) -> None:
     for command in ("show", "logs", "cancel"):
-        done = running.run(command, "7")
-        assert (done.returncode, done.stderr.splitlines()[0]) == (4, "There is no job 7.")
+        for number in ("7", str(2**31 - 1)):
+            done = running.run(command, number)
+            assert (done.returncode, done.stderr.splitlines()[0]) == (4, f"There is no job {number}.")
 
 
 def test_budgets_of_the_command_line_stand_above_the_file(running: Shell) -> None:

@@ -21,10 +21,11 @@ from offmated.cli.plancommand import plan, plans
 from offmated.client import Client
 from offmated.launcher import start_in_background
 from offmated.paths import Paths
+from offmated.states import LARGEST_ID
 from planner.errors import Exit, UserError
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
-ID = click.argument("job_id", metavar="ID", type=click.IntRange(min=1))
+ID = click.argument("job_id", metavar="ID", type=click.IntRange(1, LARGEST_ID))
 
 
 class Commands(click.Group):
