@@ -95,3 +95,27 @@ def test_a_model_that_is_no_chain_of_layers_is_refused_with_the_reason():
     assert caught.value.code == "blocks-not-found"
     with pytest.raises(UserError, match="get_output_embeddings"):
         find_blocks(transformers.BertModel(transformers.BertConfig(num_hidden_layers=1)), batch_of())
+
+
+def test_a_weight_that_is_read_outside_its_block_is_refused_by_name():
+    def scaled(where, weight, held):
+        model = make_model("llama")
+        owner, local = model.get_submodule(weight.rpartition(".")[0]), weight.rpartition(".")[2]
+        own = getattr(owner, local)
+
+        def scale(module, args, out):
+            return out * (own if held else getattr(owner, local)).detach().abs().mean()
+
+        model.get_submodule(where).register_forward_hook(scale)
+        return model
+
+    for where, held in (("model.norm", False), ("lm_head", False), ("model.layers.1", True)):
+        with pytest.raises(UserError, match=r"lm_head\.weight is read outside of its block") as caught:
+            find_blocks(scaled(where, "lm_head.weight", held), batch_of())
+        assert caught.value.code == "weight-read-outside"
+    find_blocks(scaled("model.layers.1", "model.norm.weight", False), batch_of())  # the frame's own
+    model = make_model("llama")
+    model.model.norm.register_forward_hook(
+        lambda m, args, out: out.to(model.lm_head.weight.dtype) + torch.zeros_like(model.lm_head.weight.T)[:, 0]
+    )
+    find_blocks(model, batch_of())  # shape and dtype may be read

@@ -158,6 +158,15 @@ def test_slices_and_steps_of_different_lengths_are_traced_on_demand(make):
     assert_same_state(engine, plain)
 
 
+def test_code_that_reads_a_blocks_weight_unseen_by_planning_gets_nan(make):
+    engine, _ = make("llama")
+    weight = engine._model.lm_head.weight
+    assert weight.shape == (128, 32) and weight.isnan().all()
+    engine._model.model.norm.register_forward_hook(lambda module, args, out: out * weight.detach().mean())
+    ((losses, _),) = run(engine, range(1), 1)
+    assert losses[0].isnan()
+
+
 FROZEN = {
     "mlp": ("mlp",),
     "embedding": ("embed_tokens",),

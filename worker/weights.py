@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -59,8 +60,9 @@ class Weights:
         if name in self.frame:
             parameter.data = self.device.items[f"w:{name}"][0]
         else:
-            # Frames read a weight's shape, dtype and device.
-            one = torch.zeros((), dtype=weight.dtype, device=machine.device)
+            # Frames read a weight's shape, dtype and device. Its value would be wrong, and must not go unnoticed.
+            value = math.nan if weight.is_floating_point() else 0
+            one = torch.full((), value, dtype=weight.dtype, device=machine.device)
             parameter.data = one.expand(weight.shape)
 
     def check_closed(self) -> None:

@@ -55,22 +55,26 @@ class _ModuleCall:
 
 @dataclass(slots=True)
 class _Operation:
-    """One dispatched operation: what makes it equal to another, and its cost in bytes made (matmuls weigh more)."""
+    """One dispatched operation: what makes it equal to another, whether it reads its inputs' values, and its cost in
+    bytes made (matmuls weigh more)."""
 
     text: str
     inputs: list[int]
     outputs: list[int]
     cost: int
+    reads: bool
 
 
 class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records operations. Storages are kept alive so that their addresses stay their names."""
+    """Records operations. Storages are kept alive so that their addresses stay their names; `parameters` maps those of
+    the parameters to their first names."""
 
-    def __init__(self, known: Sequence[torch.Tensor]) -> None:
+    def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]], others: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[_Operation] = []
-        self.kept: list[torch.Tensor] = list(known)
-        self.known = {_storage(t) for t in known}
+        self.parameters = {_storage(t): name for name, t in parameters}
+        self.kept: list[torch.Tensor] = [*(t for _, t in parameters), *others]
+        self.known = {_storage(t) for t in self.kept}
 
     def __torch_dispatch__(
         self,
@@ -90,8 +94,15 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known.update(map(_storage, outs))
         cost = sum(t.numel() * t.element_size() for t in outs) * (50 if func in _MATMULS else 1)
         text = repr((str(func), constants, data, [_meta(t) for t in tensors], [_meta(t) for t in outs]))
-        self.operations.append(_Operation(text, list(map(_storage, tensors)), list(map(_storage, outs)), cost))
+        inputs, outputs = (list(map(_storage, side)) for side in (tensors, outs))
+        self.operations.append(_Operation(text, inputs, outputs, cost, _reads_values(func)))
         return result
+
+
+def _reads_values(func: Any) -> bool:
+    """Whether an operation looks at its inputs' values, not only at their shapes, dtypes and devices."""
+    space, _, name = func._schema.name.partition("::")
+    return not (func.is_view or space == "prim" or name.endswith("_like") or name.startswith(("new_", "sym_")))
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -133,12 +144,31 @@ def find_blocks(
         raise _not_found("no repeated layers were found")
     if [calls[id(m)].start for m in blocks] != sorted(calls[id(m)].start for m in blocks):
         raise _not_found("embedding, layers and head do not run in this order")
+    _check_reads(model, [calls[id(m)] for m in blocks], record)
     return BlockNames(
         embedding=names[id(embedding)],
         layers=tuple(call.name for call in layers),
         head=names[id(head)],
         kinds=tuple(_kind(calls[id(m)], record) for m in blocks),
     )
+
+
+def _check_reads(model: nn.Module, blocks: Sequence[_ModuleCall], record: _Record) -> None:
+    """Nothing but a block may read its weights: they are elsewhere when it does not run. Raises UserError."""
+    first = {id(p): name for name, p in model.named_parameters()}
+    own = [{first[id(p)] for p in block.module.parameters()} for block in blocks]
+    in_blocks = set().union(*own)
+    for number, operation in enumerate(record.operations):
+        read = in_blocks & {record.parameters.get(s, "") for s in operation.inputs} if operation.reads else set()
+        for block, names in zip(blocks, own, strict=True):
+            if block.start <= number < block.end:
+                read -= names
+        if read:
+            raise UserError(
+                f"The model cannot be cut into blocks: {min(read)} is read outside of its block.",
+                code="weight-read-outside",
+                hint="a block's weights may be off the device when it does not run: only the block may read them",
+            )
 
 
 def _own_module(model: nn.Module, getter: str) -> nn.Module:
@@ -163,8 +193,9 @@ def _trace(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.de
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     root = _ModuleCall("", model, 0, "")
     stack, hooks = [root], []
+    own = [*model.named_parameters()]  # code may have a reference to one
     with fake_weights(model, mode, device, buffers=False):
-        record = _Record([*model.parameters(), *model.buffers(), *batch.values()])
+        record = _Record([*own, *model.named_parameters()], [*model.buffers(), *batch.values()])
         for name, module in model.named_modules():
             if not name:
                 continue
@@ -179,7 +210,7 @@ def _trace(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.de
 
             hooks += [
                 module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(after),
+                module.register_forward_hook(after, prepend=True),  # the module's own hooks are its caller's work
             ]
         try:
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), record:
