@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from planner.errors import UserError
 from worker.checkpoint import Checkpoints, Origin, TornCheckpoint, read_checkpoint
-from worker.shards import read_shards, write_shards
+from worker.shards import FileRecord, read_shards, write_shards
 
 ORIGIN = Origin(job={"learning_rate": 0.1, "seed": 3}, data="abc", total_steps=10, plan="p")
 NAMES = ("embed.weight", "layer.0.up.weight", "layer.0.up.bias", "norm.weight")
@@ -220,3 +221,29 @@ def test_the_manifest_lists_every_file(tmp_path: Path) -> None:
     path = checkpoints(tmp_path).save(3, state(3), BYTES)
     manifest = json.loads((path / "manifest.json").read_text())["manifest"]
     assert {entry["name"] for entry in manifest["files"]} == set(names(path)) - {"manifest.json"}
+
+
+def test_a_disk_that_does_not_answer_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        checkpoints(tmp_path).save(step, state(step), BYTES)
+    read = FileRecord.of
+
+    def unwilling(path: Path) -> FileRecord:
+        if path.parent.name == "step-2":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(FileRecord, "of", unwilling)
+    now = checkpoints(tmp_path)
+    with pytest.raises(UserError) as told:
+        now.latest()
+    assert str(told.value) == (
+        "The checkpoint step-2 cannot be read now.\n"
+        "  [Errno 5] Input/output error\n"
+        f"  hint: it is kept; see to the disk and the rights of {tmp_path}/step-2   [checkpoint-not-readable]"
+    )
+    assert names(tmp_path) == ["step-1", "step-2"]
+    monkeypatch.setattr(FileRecord, "of", read)
+    now.save(3, state(3), BYTES)
+    assert names(tmp_path) == ["step-2", "step-3"]
+    assert_holds(tmp_path, 3)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from planner.codec import to_json
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, first_line
 from planner.job import Job
 from planner.plan import Plan
 from worker.shards import FileRecord, check_space, read_shards, sync, write_shards
@@ -103,7 +103,7 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; None when there is none. Torn ones are passed over, and it is said.
 
-        Raises UserError when it belongs to a job, data or a length other than now.
+        Raises UserError when it belongs to a job, data or a length other than now, or when the disk does not answer.
         """
         for path in reversed(_steps(self._folder)):
             try:
@@ -112,6 +112,11 @@ class Checkpoints:
                 log.warning("checkpoint: %s is damaged and not used: %s", path.name, torn)
                 self._torn.add(path)
                 continue
+            except OSError as error:
+                raise UserError(
+                    f"The checkpoint {path.name} cannot be read now.", code="checkpoint-not-readable",
+                    numbers=(first_line(error),), hint=f"it is kept; see to the disk and the rights of {path}",
+                ) from error  # fmt: skip
             if changed := checkpoint.origin.differences(self._origin):
                 raise UserError(
                     f"The job has changed since its checkpoint at step {checkpoint.step}.", code="job-changed",
@@ -183,7 +188,8 @@ def non_finite(what: str, step: int, last: Path | None) -> UserError:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`, every file of it read and compared. Raises TornCheckpoint."""
+    """The checkpoint in the folder `path`, every file of it read and compared. Raises TornCheckpoint when a file is not
+    there or not what was written; OSError when that cannot be told, which says nothing against the checkpoint."""
     try:
         sealed = json.loads((path / "manifest.json").read_text("utf-8"))
         manifest = sealed["manifest"]
@@ -203,8 +209,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
         )  # fmt: skip
     except FileNotFoundError:
         raise TornCheckpoint("manifest.json is missing") from None
-    except OSError as error:
-        raise TornCheckpoint(f"cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise TornCheckpoint(f"manifest.json is not a manifest: {error}") from error
 
