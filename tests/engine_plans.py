@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from planner.chain import Chain
+from planner.memory import gpu_peak_bytes
 from planner.plan import Plan, Stage, stage_order
 from planner.profile import analyse_model
 from planner.program import compile_program
@@ -83,14 +86,15 @@ def add(line: dict[str, list[str]], **lists: list[str]) -> None:
 
 
 def make_plan(chain, lines, *, options, resident, slices, clip) -> Plan:
-    """A plan that `verify` accepts."""
+    """A plan that `verify` accepts, with a budget of its peak."""
     stages = tuple(
         Stage(direction=d, block=i, **{k: tuple(v) for k, v in lines.get(f"{d}{i}", {}).items()})
         for d, i in stage_order(len(options))
     )
     plan = Plan(stages=stages, options=options, resident=tuple(resident), slices=slices, clip=clip)
-    verify(compile_program(plan, chain), chain)
-    return plan
+    program = compile_program(plan, chain)
+    verify(program, chain)
+    return replace(plan, gpu_budget_bytes=gpu_peak_bytes(program, chain))
 
 
 def adamw(model: nn.Module) -> AdamW:

@@ -127,6 +127,47 @@ def test_a_run_folder_without_a_plan_is_an_error(tmp_path: Path) -> None:
     )
 
 
+def damaged(run: RunFolder, how: str) -> None:
+    """Change plan.json so that it reads well and is wrong."""
+    found = json.loads(run.plan.read_text("utf-8"))
+    plan = found["plan"]
+    if how == "an update left out":
+        stage = next(stage for stage in plan["stages"] if stage["gpu_update"])
+        stage["gpu_update"] = stage["gpu_update"][1:]
+    elif how == "a smaller budget":
+        plan["gpu_budget_bytes"] = plan["gpu_budget_bytes"] - 1
+    elif how == "another option":
+        plan["options"][1] = "forget"
+    else:
+        plan["stages"][0]["prefetch"] = ["w:nobody"]
+    run.plan.write_text(json.dumps({**found, "key": "0123456789abcdef"}))
+
+
+@pytest.mark.parametrize("how", ["an update left out", "a smaller budget", "another option", "an unknown tensor"])
+def test_a_plan_that_is_wrong_is_not_run(tmp_path: Path, how: str) -> None:
+    _, run = make_run(tmp_path, "llama")
+    damaged(run, how)
+    with pytest.raises(UserError) as caught:
+        run_job(run, StopRequest())
+    assert caught.value.code == "plan-not-usable"
+    assert caught.value.numbers[0].startswith(f"{run.plan}: ")
+    assert caught.value.hint == "offmate plans forget 0123456789ab, then submit the job again"
+    assert not run.metrics.exists()
+
+
+def test_the_error_that_ended_a_run_is_told_when_its_last_line_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = make_run(tmp_path, "llama", learning_rate=1e30, max_grad_norm=None, warmup_steps=0)
+
+    def full(*_arguments: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("worker.run._write_end", full)
+    with pytest.raises(UserError, match="is not finite at step"):
+        run_job(run, StopRequest())
+
+
 def test_a_run_whose_only_step_diverges_writes_no_model(tmp_path: Path) -> None:
     keys = {"learning_rate": 1e39, "max_grad_norm": None, "warmup_steps": 0, "max_steps": 1}
     _, run = make_run(tmp_path, "llama", **keys)

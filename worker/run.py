@@ -15,16 +15,19 @@ from planner.codec import from_json
 from planner.errors import UserError, first_line
 from planner.job import Job
 from planner.model import working_dtype
+from planner.place import check_place
 from planner.plan import Plan
+from planner.program import compile_program
 from planner.runfolder import RunFolder
 from planner.units import format_bytes, format_seconds
+from planner.verify import verify
 from worker.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.data import Batches
 from worker.engine import Engine
 from worker.metrics import Metrics, measured, read_metrics
 from worker.model import check_reach, load_model, load_tokenizer
 from worker.optimizer import AdamW
-from worker.output import Output, check_place
+from worker.output import Output
 from worker.schedule import decay_names
 from worker.shards import check_space
 from worker.stop import StopRequest
@@ -112,7 +115,7 @@ class _Run:
             job=self.job, engine=engine, batches=self.batches, checkpoints=self.checkpoints, metrics=metrics,
             stop=stop, state_bytes=self.state_bytes,
         )  # fmt: skip
-        status, path = "failed", None
+        path = None
         try:
             done = training.run()
             if done:
@@ -121,23 +124,37 @@ class _Run:
                     self.model, self.tokenizer, weights, step=engine.steps_done, dtype=working_dtype(self.job)
                 )
                 log.info("the trained model is in %s", path)
-            status = "done" if done else "stopped"
-        finally:
-            _write_end(metrics, self.folder, self.plan, engine.steps_done, status, path)
+        except BaseException:
+            try:
+                _write_end(metrics, self.folder, self.plan, engine.steps_done, "failed", None)
+            except (OSError, ValueError):  # the disk is full, perhaps, as the error that is raised will say
+                log.exception("the last line of metrics.jsonl could not be written")
+            raise
+        status = "done" if done else "stopped"
+        _write_end(metrics, self.folder, self.plan, engine.steps_done, status, path)
         return done
 
 
 def read_plan(folder: RunFolder) -> tuple[Plan, Chain]:
-    """The plan of a run folder and its chain. Raises UserError when there is none."""
+    """The plan of a run folder and its chain, proved right. Raises UserError when there is none, or none to use."""
     try:
         found = json.loads(folder.plan.read_text("utf-8"))
-        return from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
+        plan, chain = from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         reason = "there is none" if isinstance(error, FileNotFoundError) else str(error)
         raise UserError(
             "The run folder has no plan to train under.", code="no-plan", numbers=(f"{folder.plan}: {reason}",),
             hint=f"python -m planner plan {folder.path} --measure",
         ) from error  # fmt: skip
+    try:
+        verify(compile_program(plan, chain), chain, gpu_budget_bytes=plan.gpu_budget_bytes)
+    except (ValueError, KeyError, IndexError) as error:
+        raise UserError(
+            "The plan in the run folder would not compute what it should.", code="plan-not-usable",
+            numbers=(f"{folder.plan}: {first_line(error)}",),
+            hint=f"offmate plans forget {str(found.get('key'))[:12]}, then submit the job again",
+        ) from error  # fmt: skip
+    return plan, chain
 
 
 def resume(engine: Trains, last: Checkpoint | None, origin: Origin) -> None:
