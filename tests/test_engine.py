@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from planner.errors import UserError
+from planner.graph import Pair
 from planner.memory import gpu_peak_bytes
 from planner.plan import Direction
 from planner.program import OpKind, compile_program
@@ -512,3 +513,32 @@ def test_a_block_that_is_given_one_tensor_twice_is_refused_by_name():
         layer.register_forward_pre_hook(lambda m, args, kw: (args, kw | {"first": args[0]}), with_kwargs=True)
     with pytest.raises(UserError, match=r"the block model\.layers\.0 is given one tensor twice"):
         chain_of(model)
+
+
+def test_saved_tensors_of_another_device_stay_with_the_call_and_keep_their_places(make):
+    engine, plain = make("gpt2", resident_plan, option="offload")
+    meta, seen = torch.empty((), device="meta"), []
+
+    class Mixed(Pair):
+        """Its forward saves a tensor between the others that no queue can copy, as attention on CUDA does."""
+
+        def forward(self, values):
+            results, states = super().forward(values)
+            results.insert(self.n_outputs + 1, meta)
+            return results, states
+
+        def backward(self, values, states, sink):
+            seen.append(values.pop(1))
+            return super().backward(values, states, sink)
+
+    engine._pairs = {}
+    trace = engine._trace
+
+    def mixed(block, args, kwargs):
+        pair = trace(block, args, kwargs)
+        return Mixed(pair.joint, pair.recipe) if pair.recipe.offloads else pair
+
+    engine._trace = mixed
+    assert_same(run(engine, range(2), 1), run(plain, range(2), 1))
+    assert_same_state(engine, plain)
+    assert len(seen) == 6 and all(t is meta for t in seen)

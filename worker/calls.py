@@ -61,10 +61,11 @@ class Call(BlockCall):
     def __init__(self, block: ModelBlock, k: int, pair: Pair, tensors: Sequence[Tensor], device: Device) -> None:
         super().__init__(pair, tensors)
         self.block, self.k = block, k
-        self._items = device.items
+        self._items, self._device_type = device.items, device.type
         self._item = f"a:{block.index}.{k}" if pair.recipe.offloads else None
         self._primals: dict[int, Tensor] = {}
         self._saved: list[Tensor] = []
+        self._moved: list[bool] = []
         self._states: list[Tensor] = []
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -75,18 +76,22 @@ class Call(BlockCall):
         tensors.clear()
         self._primals = {i: values[i] for i in pair.backward_primals if i >= pair.n_params}
         results, self._states = pair.forward(values)
-        saved = results[pair.n_outputs :]
+        self._saved = results[pair.n_outputs :]
         if self._item:
-            self._items[self._item] = saved
-        else:
-            self._saved = saved
+            # Attention on CUDA leaves the seed of its dropout on the host, which stays with the call. What the trace
+            # says of such a tensor's device need not be true.
+            self._moved = [t.device.type == self._device_type for t in self._saved]
+            self._items[self._item] = [t for t, moved in zip(self._saved, self._moved, strict=True) if moved]
+            self._saved = [t for t, moved in zip(self._saved, self._moved, strict=True) if not moved]
         return results[: pair.n_outputs]
 
     def backward(self, sums: Gradients) -> list[Tensor | None]:
         """Gradients of the tensor arguments; those of weights go to `sums`."""
         pair = self.pair
         if self._item:
-            self._saved = self._items.pop(self._item)
+            there, here = iter(self._items.pop(self._item)), iter(self._saved)
+            self._saved = [next(there if moved else here) for moved in self._moved]
+            del there, here
         values = [*self._saved, *(self._primal(i) for i in pair.backward_primals), *self.take_tangents()]
         self._saved = []
         result = pair.backward(values, self._states, functools.partial(self._add, sums))

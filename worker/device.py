@@ -14,6 +14,7 @@ class Device:
 
     def __init__(self, host: Host, device: torch.device) -> None:
         self.items: dict[str, list[Tensor]] = {}
+        self.type = device.type
         self._host, self._device = host, device
 
     def allocate(self, item: str) -> None:

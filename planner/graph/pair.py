@@ -20,7 +20,7 @@ Sink = Callable[[str, torch.Tensor], None]
 class Pair:
     """Two functions and their figures; no state, so that all blocks of a kind share one.
 
-    saved_bytes            bytes of what forward hands to backward (weights, buffers and inputs not counted)
+    saved_bytes            device bytes of what forward hands to backward (weights, buffers and inputs not counted)
     output_bytes           bytes of the results
     forward_peak           most bytes alive in forward above its start, results and saved tensors included
     backward_peak[first]   most bytes alive in backward above its start (where the saved tensors exist already).
@@ -99,7 +99,8 @@ class Pair:
         first_input = self.n_params + self.n_buffers
         self.reads_interface = self.interface is not None and first_input + self.interface in self.backward_primals
         self.interface_bytes = joint.input_bytes[self.interface] if self.interface is not None else 0
-        self.saved_bytes = storages.saved_bytes(self.saved)
+        on_device = [n for n in self.saved if n.meta["val"].device.type == joint.device.type]
+        self.saved_bytes = storages.saved_bytes(on_device)
         self.output_bytes = storages.saved_bytes(joint.outputs)
         self.backward_weights = tuple(joint.param_names[i] for i in self.backward_primals if i < self.n_params)
 
