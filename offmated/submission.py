@@ -10,8 +10,11 @@ from pathlib import Path
 
 from offmated.models import JobRow
 from offmated.paths import Paths
+from offmated.states import FINAL, JobState
 from offmated.store import Store
+from planner.errors import Exit, UserError
 from planner.job import Job
+from planner.place import check_place
 from planner.runfolder import RunFolder
 
 NAME_LENGTH = 255
@@ -25,6 +28,7 @@ def submit(
     Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then nothing was kept.
     """
     job = Job.parse(yaml_text, folder, name=file_name)
+    _check_output(job, store)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f".new-{uuid.uuid4().hex}"
     kept: list[str] = []
@@ -47,6 +51,27 @@ def submit(
         return row, (*job.notes, *kept)
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # still there only when something went wrong
+
+
+def _check_output(job: Job, store: Store) -> None:
+    """Raise UserError when the model cannot go where the job says: now, and not after days of training."""
+    if job.output_dir is None:
+        return
+    check_place(Path(job.output_dir))
+    for row in store.jobs(*(state for state in JobState if state not in FINAL)):
+        other = _output_dir(row)
+        if other is not None and os.path.realpath(other) == os.path.realpath(job.output_dir):
+            raise UserError(
+                f"Job {row.id} writes its model to {job.output_dir}, too.", code="output-taken", exit_code=Exit.USAGE,
+                hint=f"give another output_dir, or offmate cancel {row.id}",
+            )  # fmt: skip
+
+
+def _output_dir(row: JobRow) -> str | None:
+    try:
+        return Job.from_resolved(RunFolder(Path(row.run_dir)).resolved).output_dir
+    except UserError:  # it will fail before it writes anything
+        return None
 
 
 def _make_room(folder: Path) -> tuple[str, ...]:

@@ -8,8 +8,10 @@ import pytest
 
 from offmated.migrate import upgrade
 from offmated.paths import Paths
+from offmated.states import StopReason
 from offmated.store import Store
 from offmated.submission import submit
+from planner.errors import Exit, UserError
 
 JOB = "model: ./model\ndataset: text.jsonl\n"
 
@@ -52,3 +54,28 @@ def test_what_a_submission_that_was_cut_short_left_gives_way(store: Store, paths
     assert [folder.name for folder in paths.runs.iterdir()] == ["1"]
     assert (paths.runs / "1" / "job.yaml").read_text() == JOB
     assert not any("lost" in note for note in notes)
+
+
+def refusal(store: Store, paths: Paths, output_dir: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        submit(store, paths, f"{JOB}output_dir: {output_dir}\n", paths.state.parent)
+    assert caught.value.exit_code == Exit.USAGE
+    return caught.value
+
+
+def test_a_place_where_no_model_can_go_is_refused_before_anything_is_kept(store: Store, paths: Paths) -> None:
+    assert refusal(store, paths, "model").code == "output-exists"
+    assert refusal(store, paths, "text.jsonl").code == "output-exists"
+    assert refusal(store, paths, "text.jsonl/out").code == "output-unwritable"
+    assert (list(store.jobs()), list(paths.runs.iterdir())) == ([], [])
+    (paths.state.parent / "empty").mkdir()
+    submit(store, paths, f"{JOB}output_dir: empty\n", paths.state.parent)
+
+
+def test_two_living_jobs_do_not_write_to_one_place(store: Store, paths: Paths) -> None:
+    (paths.state.parent / "link").symlink_to(".")
+    row, _ = submit(store, paths, f"{JOB}output_dir: out\n", paths.state.parent)
+    error = refusal(store, paths, "link/out")
+    assert (error.code, error.what.startswith(f"Job {row.id} writes its model to")) == ("output-taken", True)
+    store.stop(row.id, StopReason.CANCEL)
+    submit(store, paths, f"{JOB}output_dir: link/out\n", paths.state.parent)

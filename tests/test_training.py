@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from planner.errors import UserError
 from planner.job import Job
+from planner.place import check_place
 from tests.plain import PlainEngine
 from tests.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.checkpoint import Checkpoints, Origin
@@ -19,7 +20,7 @@ from worker.data import Batches
 from worker.metrics import Metrics, read_metrics
 from worker.model import check_reach, load_model, load_tokenizer
 from worker.optimizer import AdamW
-from worker.output import Output, check_place
+from worker.output import Output
 from worker.schedule import decay_names, learning_rate
 from worker.seeds import epoch_seed, micro_batch_seed
 from worker.stop import StopRequest

@@ -18,28 +18,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from planner.errors import Exit, UserError
+from planner.place import MARK
 from worker.shards import check_space, read_shards, sync, sync_tree, write_shards
 
 log = logging.getLogger(__name__)
-
-_MARK = "offmate.json"
-
-
-def check_place(folder: Path, run: str) -> None:
-    """Raise UserError when `folder` holds anything but an earlier output of the run named `run`."""
-    if folder.exists() and not (folder.is_dir() and (_run_of(folder) == run or not any(folder.iterdir()))):
-        raise UserError(
-            f"The output folder {folder} is not empty.", code="output-exists", exit_code=Exit.USAGE,
-            hint="give another output_dir, or move what is there",
-        )  # fmt: skip
 
 
 class Output:
     """Where a run's model goes, and what it needs to know of the model before an engine takes its weights away."""
 
     def __init__(self, folder: Path, *, run: str, model: nn.Module) -> None:
-        """`folder` is replaced whatever is in it (see `check_place`); `run` names the run in it."""
+        """`folder` is replaced whatever is in it (see `planner.place`); `run` names the run in it."""
         self.folder = folder
         self._run = run
         self._first: dict[str, str] = {}  # every name of a parameter -> its first
@@ -81,7 +70,7 @@ class Output:
         cast(Any, model).config.use_cache = True  # off for training only
         cast(Any, model).save_pretrained(temporary, state_dict=self._state_dict(model, weights), max_shard_size="5GB")
         tokenizer.save_pretrained(temporary)
-        (temporary / _MARK).write_text(json.dumps({"format": 1, "run": self._run, "step": step}), "utf-8")
+        (temporary / MARK).write_text(json.dumps({"format": 1, "run": self._run, "step": step}), "utf-8")
         sync_tree(temporary)
         self._replace(temporary)
         del weights
@@ -109,11 +98,3 @@ class Output:
 def _is_hollow(tensor: Tensor) -> bool:
     """Has fewer bytes than elements: an engine holds the weights."""
     return tensor.untyped_storage().nbytes() < tensor.nbytes
-
-
-def _run_of(folder: Path) -> str | None:
-    """The run whose output `folder` is; None when it is nobody's."""
-    try:
-        return str(json.loads((folder / _MARK).read_text("utf-8"))["run"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
