@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 HOUSE = ("planner", "worker", "offmated")
 TORCH_FREE = {
     "planner.job", "planner.jobfile", "planner.jobpaths", "planner.errors", "planner.units", "planner.chain",
-    "planner.hardware", "planner.plan", "planner.codec", "planner.processes", "planner.place", "planner.runfolder", "planner.watch",
-    "planner.receipt",
+    "planner.hardware", "planner.plan", "planner.codec", "planner.processes", "planner.place", "planner.runfolder",
+    "planner.watch", "planner.receipt",
 }  # fmt: skip
 """The part of the planner that offmated may use."""
 EDGES = {"planner.tasks": {"offmated.store"}, "worker.tasks": {"offmated.store"}}
