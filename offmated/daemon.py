@@ -32,6 +32,7 @@ from offmated.paths import Paths
 from offmated.states import StopReason
 from offmated.store import Store
 from offmated.supervisor import Child
+from offmated.trouble import Troubles
 from planner.errors import Exit
 from planner.processes import Process
 
@@ -41,6 +42,9 @@ TICK_S = 0.5
 STOP_TICK_S = 0.1
 SERVER_PATIENCE_S = 5.0
 HORSE_PATIENCE_S = 5.0
+PASSING = (OperationalError, OSError)
+"""What may pass: a full disk, a database that is locked or away, no memory for a process. Whatever was to be done is
+still to be done, and the next tick sees it."""
 
 
 def run(paths: Paths) -> Exit:
@@ -53,16 +57,6 @@ def run(paths: Paths) -> Exit:
     return Exit.DONE
 
 
-@contextmanager
-def _tried_again_later() -> Iterator[None]:
-    """Log what may pass: a full disk, a database that is locked or away, no memory for a process, a process that does
-    not end because it hangs in the kernel. Whatever was to be done is still to be done, and the next tick sees it."""
-    try:
-        yield
-    except (OperationalError, OSError):
-        log.exception("this did not work, and is tried again")
-
-
 class Daemon:
     """One run of the daemon; the lock is held."""
 
@@ -72,6 +66,7 @@ class Daemon:
         self._broker = Broker.choose(self._config, paths)
         self._store = Store(self._config.database_url)
         self._dispatcher = Dispatcher(self._store, self._broker)
+        self._troubles = Troubles()
         self._bell = Bell()
         self._signals = 0
         self._down_asked = False
@@ -117,7 +112,7 @@ class Daemon:
         log.info("stopped")
 
     def _tick(self) -> None:
-        with _tried_again_later():
+        with self._troubles.of("a look at jobs and workers", *PASSING):
             self._keep([*self._servers, *self._workers])
             self._dispatcher.adopt()
             self._dispatcher.pass_on_stops()
@@ -131,7 +126,7 @@ class Daemon:
             if self._stops_asked > 1:
                 for worker in self._workers:
                     worker.kill()
-            with _tried_again_later():
+            with self._troubles.of("stopping the jobs", *PASSING):
                 self._keep(self._servers)
                 # Again and again: a worker may have been about to take a job.
                 for row in self._store.jobs(*QUEUES.values()):
@@ -140,7 +135,7 @@ class Daemon:
             self._bell.sleep(STOP_TICK_S)
         # A killed worker's horse dies a moment after it. What is not back by then, the next daemon takes back.
         deadline = time.monotonic() + HORSE_PATIENCE_S
-        with _tried_again_later():
+        with self._troubles.of("taking the last jobs back", *PASSING):
             while self._store.jobs(*QUEUES.values()) and time.monotonic() < deadline:
                 self._dispatcher.adopt(blameless=True)
                 time.sleep(0.01)

@@ -15,8 +15,10 @@ from pathlib import Path
 import redis
 
 from offmated.broker import QUEUES, TASKS, Broker
+from offmated.models import JobRow
 from offmated.states import JobState
 from offmated.store import Store
+from offmated.trouble import Troubles
 from planner.processes import Process
 from planner.runfolder import RunFolder
 from planner.watch import end_leftover
@@ -33,19 +35,25 @@ class Dispatcher:
         self._store = store
         connection = broker.connect()
         self._queues = {name: broker.queue(name, connection) for name in QUEUES}
+        self._troubles = Troubles()
         self._sent: dict[str, tuple[tuple[int, int, int], float]] = {}
 
     def adopt(self, *, blameless: bool = False) -> None:
-        """Take jobs back whose worker died without saying how they ended. `blameless` as in `Ending`."""
+        """Take jobs back whose worker died without saying how they ended. `blameless` as in `Ending`. One that cannot
+        be taken back keeps no other from it."""
         for row in self._store.jobs(*QUEUES.values()):
-            assert row.owner is not None
-            owner = Process.parse(row.owner)
-            if owner.alive():
-                continue
-            end_leftover(RunFolder(Path(row.run_dir)))
-            state = self._store.end(row, None, blameless=blameless or not owner.this_boot())
-            if state is not None:
-                log.warning("the process that worked on job %d is gone; the job is %s", row.id, state)
+            with self._troubles.of(f"taking back job {row.id}", Exception):
+                self._adopt(row, blameless)
+
+    def _adopt(self, row: JobRow, blameless: bool) -> None:
+        assert row.owner is not None
+        owner = Process.parse(row.owner)
+        if owner.alive():
+            return
+        end_leftover(RunFolder(Path(row.run_dir)))
+        state = self._store.end(row, None, blameless=blameless or not owner.this_boot())
+        if state is not None:
+            log.warning("the process that worked on job %d is gone; the job is %s", row.id, state)
 
     def pass_on_stops(self) -> None:
         """SIGTERM to the processes of jobs that are to stop. Each time: the first may have come too early."""
@@ -57,7 +65,8 @@ class Dispatcher:
         """Send each idle worker the job that is due next."""
         for name, phase in QUEUES.items():
             if not self._store.jobs(phase):
-                self._send_next(name, phase)
+                with self._troubles.of(f"sending to the {name} worker", redis.RedisError):
+                    self._send_next(name, phase)
 
     def _send_next(self, name: str, phase: JobState) -> None:
         due = self._store.due(phase)
@@ -66,15 +75,11 @@ class Dispatcher:
         row = due[0]
         message = (row.id, row.attempts, row.crashes)
         sent, when = self._sent.get(name, (None, 0.0))
-        try:
-            queue = self._queues[name]
-            waiting = {int(text.partition("-")[0]) for text in queue.job_ids}
-            if row.id in waiting or (message == sent and time.monotonic() - when < LOST_AFTER_S):
-                return
-            queue.enqueue(
-                TASKS[name], row.id, job_id=f"{row.id}-{uuid.uuid4().hex}", job_timeout=-1, result_ttl=0, failure_ttl=60
-            )
-        except redis.RedisError as error:
-            log.warning("job %d waits for the broker: %s", row.id, error)
+        queue = self._queues[name]
+        waiting = {int(text.partition("-")[0]) for text in queue.job_ids}
+        if row.id in waiting or (message == sent and time.monotonic() - when < LOST_AFTER_S):
             return
+        queue.enqueue(
+            TASKS[name], row.id, job_id=f"{row.id}-{uuid.uuid4().hex}", job_timeout=-1, result_ttl=0, failure_ttl=60
+        )
         self._sent[name] = (message, time.monotonic())

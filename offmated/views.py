@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Sequence
-from functools import lru_cache
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from offmated.models import JobRow
 from offmated.states import FINAL, JobState, StopReason
+from offmated.trouble import Troubles
 from planner.runfolder import RunFolder
 
 Json = dict[str, Any]
+_T = TypeVar("_T")
+
+KEPT_FILES = 512
+
+_troubles = Troubles()
 
 _PLAN_FIELDS = (
     "slices", "rounds", "clip", "source", "step_s", "lp_step_s", "bound_s", "solver_gap",
@@ -33,33 +39,60 @@ def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
     output               the model folder, when there is one
     """
-    run = RunFolder(Path(row.run_dir))
-    events = _events(run, _version(run.metrics))
-    plan = _plan(run, _version(run.plan))
     view = {name: getattr(row, name) for name in _ROW_FIELDS}
-    return view | {
-        "reason": _reason(row, all_rows),
+    view |= {"reason": _reason(row, all_rows), "output": (row.result or {}).get("output")}
+    # Files that hold something else than they should blind nobody for the other jobs.
+    with _troubles.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
+        run = RunFolder(Path(row.run_dir))
+        return view | _figures(row, _recent.get(run, run.metrics), _plans.get(run, run.plan))
+    return view | _figures(row, [], None)
+
+
+def _figures(row: JobRow, events: list[Json], plan: Json | None) -> Json:
+    return {
         "plan": plan,
         "progress": _progress(row, events),
         "predicted": _predicted(row, plan),
         "measured": _measured(row, events),
-        "output": (row.result or {}).get("output"),
     }
 
 
-Version = tuple[int, int] | None
+class _Kept(Generic[_T]):
+    """What was read from a file, read again when the file is another: at its last version only, and for some hundred
+    jobs."""
+
+    def __init__(self, read: Callable[[RunFolder], _T]) -> None:
+        self._read = read
+        self._found: OrderedDict[Path, tuple[_Version, _T]] = OrderedDict()
+        self._lock = threading.Lock()  # answers are made in several threads
+
+    def get(self, run: RunFolder, file: Path) -> _T:
+        version = _version(file)
+        with self._lock:
+            if (found := self._found.get(file)) is not None and found[0] == version:
+                self._found.move_to_end(file)
+                return found[1]
+        value = self._read(run)
+        with self._lock:
+            self._found[file] = (version, value)
+            while len(self._found) > KEPT_FILES:
+                self._found.popitem(last=False)
+        return value
+
+
+_Version = tuple[int, int] | None
 """When a file was last written, and its size; None when there is none."""
 
 
-def _version(path: Path) -> Version:
-    if not path.exists():
+def _version(path: Path) -> _Version:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
         return None
-    found = path.stat()
     return found.st_mtime_ns, found.st_size
 
 
-@lru_cache(maxsize=1024)
-def _plan(run: RunFolder, _version: Version) -> Json | None:
+def _read_plan(run: RunFolder) -> Json | None:
     """Figures of plan.json, which may be large, and is the same at each look."""
     document = run.read_plan()
     if document is None:
@@ -74,9 +107,8 @@ def _plan(run: RunFolder, _version: Version) -> Json | None:
     }
 
 
-@lru_cache(maxsize=1024)
-def _events(run: RunFolder, _version: Version) -> list[Json]:
-    return run.recent_metrics()
+_plans = _Kept(_read_plan)
+_recent = _Kept(RunFolder.recent_metrics)
 
 
 def _progress(row: JobRow, events: list[Json]) -> Json | None:

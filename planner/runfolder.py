@@ -11,11 +11,12 @@ from typing import Any
 from planner.errors import UserError
 
 _TAIL_BYTES = 16 * 1024
+_ERROR_FIELDS = {"what", "numbers", "hint", "code", "exit_code"}
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """`runs/<id>/`. Readers answer None or nothing for what has not been written yet."""
+    """`runs/<id>/`. Readers answer None or nothing for what has not been written yet, or is broken."""
 
     path: Path
 
@@ -72,7 +73,8 @@ class RunFolder:
 
     def read_error(self) -> dict[str, Any] | None:
         """error.json."""
-        return _read_object(self.error)
+        found = _read_object(self.error)
+        return found if found is not None and found.keys() >= _ERROR_FIELDS else None
 
     def write_plan(self, plan: dict[str, Any]) -> None:
         """plan.json; a reader finds the old one or the new one, whole."""
@@ -83,11 +85,10 @@ class RunFolder:
         _write_object(self.error, error.to_json())
 
     def read_metrics(self, skip: int = 0) -> list[dict[str, Any]]:
-        """The events from number `skip`; a last line that is still being written is left out."""
+        """The events from number `skip`; a last line that is still being written is left out, as is a broken one."""
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_bytes().split(b"\n")[:-1]
-        return [json.loads(line) for line in lines[skip:]]
+        return _events(self.metrics.read_bytes().split(b"\n")[:-1])[skip:]
 
     def recent_metrics(self) -> list[dict[str, Any]]:
         """The first event, and those near the end of metrics.jsonl: a bounded piece, so that listing stays quick."""
@@ -100,7 +101,7 @@ class RunFolder:
             lines = file.read().split(b"\n")[:-1]
         if start > len(head):
             lines = lines[1:]  # the piece began in the middle of one
-        return [json.loads(line) for line in ([head, *lines] if head.endswith(b"\n") else [])]
+        return _events([head, *lines] if head.endswith(b"\n") else [])
 
     def tail_of_log(self, lines: int) -> tuple[str, ...]:
         """The last lines of log.txt."""
@@ -114,13 +115,30 @@ class RunFolder:
 
 def _write_object(path: Path, value: dict[str, Any]) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value) + "\n", encoding="utf-8")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut may leave the new name with nothing in it
     beside.replace(path)
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return _object(path.read_bytes())
     except FileNotFoundError:
         return None
-    return value
+
+
+def _events(lines: list[bytes]) -> list[dict[str, Any]]:
+    """Those that are whole: a power cut or a full disk may have cut others short."""
+    found = (_object(line) for line in lines)
+    return [event for event in found if event is not None and "event" in event]
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    """The JSON object; None for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

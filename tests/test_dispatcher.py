@@ -188,6 +188,31 @@ def test_a_trainer_that_outlived_its_worker_is_ended_before_the_job_is_due_again
     assert desk.store.job(number).state is JobState.WAITING
 
 
+def test_broken_files_keep_no_job_from_being_taken_back(desk: Desk) -> None:
+    row = desk.store.take(desk.planned(), JobState.RUNNING, dead_process())
+    assert row is not None
+    for name, text in {"error.json": "", "plan.json": '{"pl', "metrics.jsonl": "no json\n[]\n{}\n"}.items():
+        (Path(row.run_dir) / name).write_text(text)
+    desk.dispatcher.adopt()
+    assert desk.store.job(row.id).state is JobState.WAITING
+
+
+def test_a_job_that_cannot_be_taken_back_keeps_no_other_from_it_and_is_logged_once(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    stuck, other = desk.planned(), desk.planned()
+    for number in (stuck, other):
+        desk.store.take(number, JobState.RUNNING, dead_process())
+    (desk.paths.run_folder(stuck) / "process").mkdir()
+    for _ in range(3):
+        desk.dispatcher.adopt()
+    assert [desk.store.job(number).state for number in (stuck, other)] == [JobState.RUNNING, JobState.WAITING]
+    assert sum(f"taking back job {stuck} did not work" in record.message for record in caplog.records) == 1
+    (desk.paths.run_folder(stuck) / "process").rmdir()
+    desk.dispatcher.adopt()
+    assert desk.store.job(stuck).state is JobState.WAITING
+
+
 def test_a_stop_is_told_to_the_process_that_works_on_the_job(desk: Desk) -> None:
     horse = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     owner = Process.of(horse.pid)

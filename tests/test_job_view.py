@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from offmated.models import JobRow
 from offmated.states import JobState, StopReason
 from offmated.views import job_view
+from planner.runfolder import RunFolder
 
 
 def row(number: int, state: JobState, run_dir: Path = Path("/nowhere"), **values: Any) -> JobRow:
@@ -72,3 +75,25 @@ def test_new_events_are_seen(tmp_path: Path) -> None:
     with metrics.open("a") as file:
         file.write(json.dumps(step(1, 1.0, 1)) + "\n")
     assert job_view(job, [])["progress"]["step"] == 1
+
+
+def test_broken_lines_of_metrics_are_passed_over(tmp_path: Path) -> None:
+    start = json.dumps({"event": "start", "step": 0, "total_steps": 13})
+    lines = [start, "\x00\x00", "[1]", '{"st', json.dumps(step(1, 2.0, 100))]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert job_view(row(1, JobState.RUNNING, tmp_path), [])["progress"]["step"] == 1
+    assert [event["event"] for event in RunFolder(tmp_path).read_metrics(skip=1)] == ["step"]
+
+
+@pytest.mark.parametrize("name", ["plan.json", "metrics.jsonl"])
+@pytest.mark.parametrize("text", ["", "no json\n", "[]\n", '{"event": "start"}\n', '{"plan": {}, "measured": true}\n'])
+def test_a_file_that_holds_something_else_hides_only_its_own_figures(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    view = job_view(row(1, JobState.RUNNING, tmp_path), [])
+    assert (view["id"], view["plan"], view["progress"]) == (1, None, None)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"other": 1}'])
+def test_a_broken_error_file_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "error.json").write_text(text)
+    assert RunFolder(tmp_path).read_error() is None

@@ -1,0 +1,30 @@
+"""What goes wrong again and again, and is logged when it changes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
+
+
+class Troubles:
+    """Remembers what has been said, so that what is tried twice a second does not fill the log."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    @contextmanager
+    def of(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
+        """Go on after an error of these kinds in the body, which does `what` and will do it again."""
+        try:
+            yield
+        except kinds as error:
+            text = f"{type(error).__name__}: {error}"
+            if self._known.get(what) != text:
+                self._known[what] = text
+                log.exception("%s did not work, and is tried again", what)
+        else:
+            if self._known.pop(what, None) is not None:
+                log.info("%s works again", what)
