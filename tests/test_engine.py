@@ -542,3 +542,19 @@ def test_saved_tensors_of_another_device_stay_with_the_call_and_keep_their_place
     assert_same(run(engine, range(2), 1), run(plain, range(2), 1))
     assert_same_state(engine, plain)
     assert len(seen) == 6 and all(t is meta for t in seen)
+
+
+def test_a_tensor_for_the_model_is_staged_once_a_step_for_all_slices(make, monkeypatch):
+    engine, plain = make("llama", slices=3)
+    staged, seen = [], []
+    stage = engine._machine.stage
+    monkeypatch.setattr(engine._machine, "stage", lambda tensor: (staged.append(tensor), stage(tensor))[1])
+    engine._model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["num_items_in_batch"]), with_kwargs=True
+    )
+    batches, rest = data(0, 3)
+    rest["num_items_in_batch"] = count = torch.tensor(rest["num_items_in_batch"])
+    got, expected = (e.step(batches, learning_rate=1e-3, **rest) for e in (engine, plain))
+    assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True))
+    assert sum(t is count for t in staged) == 1 and len(staged) == 1 + 2 * 3
+    assert len(seen) == 3 and all(t is seen[0] for t in seen)

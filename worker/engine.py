@@ -123,8 +123,9 @@ class Engine:
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
                 self._gradients.begin_step(self._tokens(batches))
+                given = {name: self._given(value) for name, value in model_kwargs.items()}
                 self._cursor.begin(values)
-                losses = self._forward(staged, seeds, model_kwargs)
+                losses = self._forward(staged, seeds, given)
                 self._backward()
                 self._cursor.end()
         except BaseException:
@@ -142,6 +143,13 @@ class Engine:
             host_count = torch.full((), float(number))
             count = torch.full((), float(number), device=self._machine.device)
         return StepValues(number=number, learning_rate=learning_rate, host_count=host_count, device_count=count)
+
+    def _given(self, value: Any) -> Any:
+        """A keyword argument of the model. A tensor is on the device once for all slices: the model's own copying of it
+        would make the host wait for the device, in every slice."""
+        if not isinstance(value, Tensor) or value.device.type == self._machine.device.type != "cpu":
+            return value
+        return self._machine.stage(value).to(self._machine.device, non_blocking=True)
 
     def _tokens(self, batches: Sequence[Mapping[str, Tensor]]) -> Tensor | None:
         if not self._shared:
