@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from offmated.paths import Paths
 from planner.errors import Exit, UserError
 
 KEYS = {"database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL"}
+
+_RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memory:|file:|\?).+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +33,19 @@ class Config:
 
     @classmethod
     def load(cls, paths: Paths, environment: Mapping[str, str] = os.environ) -> Config:
-        """The settings in force. Raises UserError for a file that cannot be read as settings."""
+        """The settings in force. Raises UserError for a file that cannot be read as settings.
+
+        A relative SQLite file is below the state folder, so that commands, daemon and planners, which run in folders of
+        their own, mean the same one.
+        """
         values = _read(paths)
         for key, variable in KEYS.items():
             if environment.get(variable):
                 values[key] = environment[variable]
-        return cls(
-            database_url=values.get("database_url", f"sqlite:///{paths.database}"),
-            redis_url=values.get("redis_url"),
-        )
+        database_url = values.get("database_url", f"sqlite:///{paths.database}")
+        if relative := _RELATIVE_FILE.fullmatch(database_url):
+            database_url = f"{relative['scheme']}{paths.state}/{relative['file']}"
+        return cls(database_url=database_url, redis_url=values.get("redis_url"))
 
 
 def _read(paths: Paths) -> dict[str, str]:

@@ -52,6 +52,7 @@ def run(paths: Paths) -> Exit:
     `already-running`."""
     os.umask(0o077)
     paths.create()
+    os.chdir(paths.state)  # the caller's folder may be unmounted later
     with sole_daemon(paths):
         Daemon(paths).run()
     return Exit.DONE

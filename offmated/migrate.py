@@ -13,6 +13,7 @@ from alembic.config import Config as AlembicConfig
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from offmated.database import sqlite_file
 from offmated.paths import Paths
@@ -29,12 +30,12 @@ def scripts_folder() -> Path:
 
 
 def upgrade(engine: Engine, paths: Paths) -> None:
-    """Run the migrations that `engine`'s database lacks. Raises UserError for one written by a newer offmate."""
+    """Run the migrations that `engine`'s database lacks. Raises UserError for one written by a newer offmate, and for
+    one that cannot be reached."""
     configuration = AlembicConfig()
     configuration.set_main_option("script_location", str(scripts_folder()).replace("%", "%%"))
     scripts = ScriptDirectory.from_config(configuration)
-    with engine.connect() as connection:
-        revision = MigrationContext.configure(connection).get_current_revision()
+    revision = _revision(engine)
     if revision == scripts.get_current_head():
         return
     if revision is not None:
@@ -49,6 +50,19 @@ def upgrade(engine: Engine, paths: Paths) -> None:
     with engine.begin() as connection:
         configuration.attributes["connection"] = connection
         command.upgrade(configuration, "head")
+
+
+def _revision(engine: Engine) -> str | None:
+    try:
+        with engine.connect() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
+    except OperationalError as error:
+        raise UserError(
+            "The database cannot be used.",
+            numbers=(engine.url.render_as_string(), str(error.orig)),
+            hint="does its folder exist, does its server run? see OFFMATE_DATABASE_URL and config.toml",
+            code="database-unreachable",
+        ) from None
 
 
 def _copy(engine: Engine, revision: str, paths: Paths) -> None:

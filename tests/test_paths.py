@@ -110,7 +110,21 @@ def test_the_default_database_is_a_file_in_the_state_folder_and_the_broker_priva
 def test_the_environment_stands_above_the_settings_file(paths: Paths) -> None:
     paths.config.write_text('database_url = "sqlite:///a.db"\nredis_url = "redis://a"\n')
     config = Config.load(paths, {"OFFMATE_REDIS_URL": "redis://b"})
-    assert config == Config(database_url="sqlite:///a.db", redis_url="redis://b")
+    assert config == Config(database_url=f"sqlite:///{paths.state}/a.db", redis_url="redis://b")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("sqlite:///jobs/a.db", "sqlite:///{state}/jobs/a.db"),
+        ("sqlite+pysqlite:///a.db?timeout=3", "sqlite+pysqlite:///{state}/a.db?timeout=3"),
+        ("sqlite:////data/a.db", "sqlite:////data/a.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("postgresql+psycopg://me@localhost/offmate", "postgresql+psycopg://me@localhost/offmate"),
+    ],
+)
+def test_a_relative_database_file_is_the_same_for_every_process(paths: Paths, written: str, meant: str) -> None:
+    assert Config.load(paths, {"OFFMATE_DATABASE_URL": written}).database_url == meant.format(state=paths.state)
 
 
 @pytest.mark.parametrize(
