@@ -21,9 +21,11 @@ from tests.plain import PlainEngine
 from tests.tiny_models import batch_of, make_model
 from worker import adamw as adamw_module
 from worker.actions import Actions
+from worker.cpu import CpuMachine
 from worker.device import Device
 from worker.engine import Engine
 from worker.gradients import Gradients
+from worker.optimizer import StepValues
 from worker.output import Output
 
 torch.set_num_threads(1)
@@ -558,3 +560,25 @@ def test_a_tensor_for_the_model_is_staged_once_a_step_for_all_slices(make, monke
     assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True))
     assert sum(t is count for t in staged) == 1 and len(staged) == 1 + 2 * 3
     assert len(seen) == 3 and all(t is seen[0] for t in seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_norms_of_large_and_small_tensors_are_those_of_clip_grad_norm_bitwise(dtype):
+    random = torch.Generator().manual_seed(0)
+    shapes = {"a": (7,), "b": (257, 255), "c": (65536,), "d": (65537,), "e": (1000, 301), "f": (1 << 20,)}
+    items = {f"g:{name}": [torch.randn(shape, generator=random).to(dtype)] for name, shape in shapes.items()}
+    gradients = Gradients(
+        SimpleNamespace(items=items), CpuMachine(metered=False), {}, order=tuple(shapes), by_rows=(), max_norm=0.5
+    )  # fmt: skip
+    values = StepValues(number=1, learning_rate=1.0, host_count=torch.ones(()), device_count=torch.ones(()))
+    gradients.begin_step(None)
+    gradients.norm(["f", "b", "a"])
+    gradients.norm(["c", "e", "d"])
+    gradients.clip(values)
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes.values()]
+    for p, (gradient,) in zip(parameters, items.values(), strict=True):
+        p.grad = gradient.to(torch.float32, copy=True)
+    assert torch.equal(values.grad_norm, torch.nn.utils.clip_grad_norm_(parameters, 0.5))
+    assert all(
+        torch.equal(p.grad, g.float() * values.coefficient) for p, (g,) in zip(parameters, items.values(), strict=True)
+    )

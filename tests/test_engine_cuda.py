@@ -53,6 +53,7 @@ def test_a_resident_plan_equals_plain_pytorch_bitwise(name, slices, clip):
     engine, plain = both(name, resident_plan, slices=slices, clip=clip)
     for got, expected in run_both(engine, plain, 5, slices):
         assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True))
+        assert clip is None or torch.equal(got.grad_norm, expected.grad_norm)
     trained = dict(engine.restore().named_parameters())
     assert all(torch.equal(trained[n], p.cpu()) for n, p in plain.model.named_parameters())
     assert own_threads() == []

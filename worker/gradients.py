@@ -78,12 +78,14 @@ class Gradients:
         return self._frame[name].grad if name in self._frame else self._items[f"g:{name}"][0]
 
     def norm(self, names: Sequence[str]) -> None:
-        """Take the norms of complete sums."""
-        for name in names:
-            gradient = self.of(name)
-            if gradient is not None:
-                # A narrower gradient is converted first, as it is for the master's update.
-                self._norms[name] = torch.linalg.vector_norm(gradient, 2, dtype=torch.float32)
+        """Take the norms of complete sums, by the function that `clip_grad_norm_` takes on CUDA. It adds up each tensor
+        by itself, whatever else is in the list; on the CPU it is `vector_norm`, which is taken there."""
+        found = {name: gradient for name in names if (gradient := self.of(name)) is not None}
+        for dtype in dict.fromkeys(gradient.dtype for gradient in found.values()):  # its fast path wants one dtype
+            chosen = [name for name, gradient in found.items() if gradient.dtype == dtype]
+            # A narrower gradient is converted first, as it is for the master's update.
+            norms = torch._foreach_norm([found[name] for name in chosen], 2, torch.float32)
+            self._norms.update(zip(chosen, norms, strict=True))
 
     def clip(self, values: StepValues) -> None:
         """The global norm and the coefficient, as `torch.nn.utils.clip_grad_norm_` has them."""
