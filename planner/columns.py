@@ -52,6 +52,7 @@ class Columns:
         self.waiting = [rows.variable(f"waiting_Y_{u}") for u in range(T)]
         self.back = [rows.variable(f"back_Y_{u}") for u in range(T)]
         self.away = [rows.variable(f"away_Y_{u}") for u in range(T)]
+        self.excess = [rows.variable(f"excess_{s}", 0) for s in range(T)]  # above the budget: see `solve_oilp`
         self.own = {
             name: [rows.variable(f"own_{name}_{i}") for i in range(L)]
             for name in (*SENDS, *FETCHES, "fetch_E", "send_Y", "fetch_Y")

@@ -37,6 +37,8 @@ from planner.flows import Rows, Term
 from planner.highs import Outcome, solve
 from planner.instance import Instance
 
+_EXCESS_PRICE = 10.0  # times a byte's transfer: more than waiting for it costs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
@@ -47,8 +49,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """What the solver found. `flows[name][position]` in bytes; `first_states` is what of each block's states lies
-    waiting or back on the device when position 0 begins, see `planner.assign`.
+    """What the solver found. `flows[name][position]` in bytes; `states_…_bytes` is what of the states lies waiting or
+    back on the device when position 0 begins, see `planner.assign`.
     """
 
     options: tuple[int, ...]
@@ -190,7 +192,7 @@ def gpu_memory_fits(v: Columns) -> None:
             p.stage_standing[s] + moment.fixed_bytes / p.unit_bytes + own_options + v.sum["S"].upto(moment.before)
             + weights - _weights_away(v, s, u) + states - v.away[u] + _gradients_left(v, s, u)
         )  # fmt: skip
-        v.rows.at_most(f"eq4_17_gpu_memory_s{s}_{number}", used, p.gpu_budget)
+        v.rows.at_most(f"eq4_17_gpu_memory_s{s}_{number}", used, p.gpu_budget + v.excess[s])
 
 
 def _weights_away(v: Columns, s: int, u: int) -> Term:
@@ -248,7 +250,8 @@ def solve_oilp(
     """The best step of this instance within `gap`; None when there is none (or none was found in time).
 
     With `options` and `totals` given only the flows are left to decide: then, among flows of the best step, the ones
-    that send and update early and fetch late are taken.
+    that send and update early and fetch late are taken. Stages in which whole tensors do not fit go over the budget, by
+    as little as possible: their tensors must come or leave in other stages than the flows say (`planner.tighten`).
     """
     v = _build(p)
     total_time = pulp.lpSum(v.time)
@@ -262,7 +265,9 @@ def solve_oilp(
                 # Whole tensors may sum to a rounding error more than the block.
                 fixed = amount / p.unit_bytes if x.upBound is None else min(amount / p.unit_bytes, x.upBound)
                 x.lowBound = x.upBound = fixed
-        total_time += _regular(v)
+        for excess in v.excess:
+            excess.upBound = None
+        total_time += _regular(v) + _EXCESS_PRICE / p.h2d * pulp.lpSum(v.excess)
     v.rows.problem.setObjective(total_time)
     outcome = solve(v.rows.problem, time_limit_s=time_limit_s, gap=gap)
     return _solution(v, outcome) if outcome.found else None

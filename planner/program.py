@@ -174,14 +174,19 @@ def compile_program(plan: Plan, chain: Chain) -> Program:
 
     Whether the plan makes sense is for `planner.verify` to say. Rounds other than 1 are not compiled yet.
     """
+    program = order_program(plan, chain)
+    return replace(program, ops=_with_waits(program.ops, chain, program.options))
+
+
+def order_program(plan: Plan, chain: Chain) -> Program:
+    """`compile_program` without the waits: all that `planner.memory` needs, in a fraction of the time."""
     if len(plan.options) != len(chain.blocks):
         raise ValueError(f"the plan has {len(plan.options)} blocks, the chain {len(chain.blocks)}")
     if plan.rounds != 1:
         raise ValueError(f"a program of {plan.rounds} rounds; only one round can be compiled")
-    serial = tuple(_serial(plan, chain))
     return Program(
-        ops=_with_waits(serial, chain, plan.options), resident=plan.resident, options=plan.options,
-        slices=plan.slices, clip=plan.clip,
+        ops=tuple(_serial(plan, chain)), resident=plan.resident, options=plan.options, slices=plan.slices,
+        clip=plan.clip,
     )  # fmt: skip
 
 
@@ -299,52 +304,56 @@ def _scratch_bytes(tensor: Tensor) -> int:
 
 
 def _with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> tuple[Op, ...]:
-    """What each operation must wait for on other queues, transitively reduced, in the steady state."""
-    needs = _dependencies(serial, chain, options)
-    queues = list(Queue)
+    """What each operation must wait for on other queues, transitively reduced, in the steady state.
+
+    Three steps are unrolled. Of the operations of one queue that touch the same copies only the latest counts: a queue
+    runs in order.
+    """
+    numbers = {queue: number for number, queue in enumerate(Queue)}
+    queue_of = [numbers[op.queue] for op in serial]
+    touched = [tuple(accesses(op, chain, options)) for op in serial]
     count = len(serial)
     clocks: list[list[int]] = []  # per unrolled op: the last position known done, per queue
-    last_of: dict[Queue, int] = {}
+    last_of = [-1] * len(numbers)
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
     waits: list[tuple[str, ...]] = [()] * count
-    for at, need in enumerate(needs):
-        op = serial[at % count]
-        clock = list(clocks[last_of[op.queue]]) if op.queue in last_of else [-1] * len(queues)
+    for at in range(3 * count):
+        number = at % count
+        queue = queue_of[number]
+        need = _latest_conflicts(at, touched[number], writer, readers, queue_of)
+        need[queue] = -1
+        clock = clocks[last_of[queue]] if last_of[queue] >= 0 else [-1] * len(need)
         kept: list[int] = []
         # The latest first: it may imply the earlier ones.
         for other in sorted(need, reverse=True):
-            if clock[queues.index(serial[other % count].queue)] < other:
+            if other >= 0 and clock[queue_of[other % count]] < other:
                 kept.append(other)
-                clock = [max(a, b) for a, b in zip(clock, clocks[other], strict=True)]
-        kept = [k for k in kept if not any(_implied(k, o, clocks, queues, serial) for o in kept if o != k)]
-        clock[queues.index(op.queue)] = at
+                clock = [a if a > b else b for a, b in zip(clock, clocks[other], strict=True)]
+        clock = list(clock)
+        clock[queue] = at
         clocks.append(clock)
-        last_of[op.queue] = at
+        last_of[queue] = at
         if at >= 2 * count:
-            waits[at % count] = tuple(serial[k % count].name for k in sorted(kept))
+            kept = [k for k in kept if not any(clocks[o][queue_of[k % count]] >= k for o in kept if o != k)]
+            waits[number] = tuple(serial[k % count].name for k in sorted(kept))
     return tuple(replace(op, waits=w) for op, w in zip(serial, waits, strict=True))
 
 
-def _implied(k: int, other: int, clocks: list[list[int]], queues: list[Queue], serial: tuple[Op, ...]) -> bool:
-    return clocks[other][queues.index(serial[k % len(serial)].queue)] >= k
-
-
-def _dependencies(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> list[set[int]]:
-    """Per operation of three unrolled steps: the earlier ones on other queues that touch the same copy, one writing."""
-    touched = [tuple(accesses(op, chain, options)) for op in serial]
-    writer: dict[str, int] = {}
-    readers: dict[str, list[int]] = {}
-    needs: list[set[int]] = []
-    for at in range(3 * len(serial)):
-        op = serial[at % len(serial)]
-        need: set[int] = set()
-        for resource, written in touched[at % len(serial)]:
-            if resource in writer:
-                need.add(writer[resource])
-            if written:
-                need.update(readers.pop(resource, ()))
-                writer[resource] = at
-            else:
-                readers.setdefault(resource, []).append(at)
-        need.discard(at)
-        needs.append({n for n in need if serial[n % len(serial)].queue is not op.queue})
-    return needs
+def _latest_conflicts(
+    at: int, touched: Sequence[Access], writer: dict[str, int], readers: dict[str, list[int]], queue_of: list[int]
+) -> list[int]:
+    """Per queue the latest operation before `at` that touches the same copy, one of both writing; -1 for none."""
+    need = [-1] * len(Queue)
+    for resource, written in touched:
+        earlier = [writer[resource]] if resource in writer else []
+        if written:
+            earlier += readers.pop(resource, ())
+            writer[resource] = at
+        else:
+            readers.setdefault(resource, []).append(at)
+        for other in earlier:
+            queue = queue_of[other % len(queue_of)]
+            if other != at and other > need[queue]:
+                need[queue] = other
+    return need

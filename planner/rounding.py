@@ -19,9 +19,11 @@ from planner.hardware import Hardware
 from planner.instance import Budgets, Instance, make_instance, tensor_lists
 from planner.itinerary import Draft, Side, at_home
 from planner.oilp import Solution, Totals, solve_oilp
+from planner.tighten import tightened
 
 _TOLERANCE = 1e-6
-_SHARES = (1.0, 0.995, 0.99, 0.98, 0.96, 0.94, 0.91, 0.88, 0.84, 0.8)  # of the budgets, tried one after the other
+_ATTEMPTS = 4  # to make whole tensors fit, each way
+_SHARE = 0.01  # of a budget
 _SMALL_LP_S = 10.0
 
 
@@ -32,11 +34,16 @@ class _Carry:
     of: dict[str, float]
     up: bool
 
-    def take(self, kind: str, tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int]) -> list[Tensor]:
-        """Tensors whose sizes sum to the target and what was carried over: to at least that, or about that."""
+    def take(
+        self, kind: str, tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], least: float = 0.0
+    ) -> list[Tensor]:
+        """Tensors whose sizes sum to the target and what was carried over, and to `least`: to at least that, or about
+        that.
+        """
         total = sum(size(t) for t in tensors)
         slack = _TOLERANCE * total
-        left = wanted = target + self.of[kind]
+        wanted = target + self.of[kind]
+        left = max(wanted, least)
         taken: list[Tensor] = []
         for tensor in sorted(tensors, key=lambda t: (-size(t), t.name)):
             if size(tensor) <= left + slack or (not self.up and size(tensor) / 2 <= left):
@@ -51,33 +58,51 @@ class _Carry:
 
 
 def choose_fates(
-    chain: Chain, hardware: Hardware, totals: Totals, limits: dict[str, list[float]], *, up: bool
+    chain: Chain,
+    hardware: Hardware,
+    totals: Totals,
+    limits: dict[str, list[float]],
+    *,
+    up: bool,
+    tight: bool = False,
 ) -> list[Fate]:
     """A fate for every tensor that may leave. `up`: no running sum over blocks is below the solver's.
 
-    `limits`: see `planner.oilp.limits_of`; where one is 0 that fate is out of question.
+    `limits`: see `planner.columns.limits_of`; where one is 0 that fate is out of question. `tight`: every block gets no
+    less than the solver gives it, by kinds that stand in for one another, whatever other blocks have in excess: near
+    the least possible budget, what the device updates has no place elsewhere in its block.
     """
     carry = _Carry(dict.fromkeys(totals.of, 0.0), up)
     trainable, frozen = tensor_lists(chain, hardware)
     chosen: list[dict[str, list[Tensor]]] = [{} for _ in chain.blocks]
     for i in reversed(range(len(chain.blocks))):  # backward releases the last block first
         left = list(trainable[i])
+        target = {kind: of[i] for kind, of in totals.of.items()}
+        states = sum(t.state_bytes for t in left) / max(1, sum(t.bytes for t in left))
+        if tight:
+            target["N"] += target["X"]  # away after backward, whoever updates it
+            target["Y"] += states * target["X"]  # away from the device, on the way or for good
         for kind in ("X", "N", "D"):
             may = left if limits[kind][i] else []
-            chosen[i][kind] = carry.take(kind, may, totals.of[kind][i], _weight)
+            least = target[kind] if kind in "XN" and tight else 0.0
+            chosen[i][kind] = carry.take(kind, may, target[kind], _weight, least)
             left = [t for t in left if t not in chosen[i][kind]]
-        chosen[i]["R"] = carry.take("R", frozen[i] if limits["R"][i] else [], totals.of["R"][i], _weight)
+            if kind == "X" and tight:
+                target["N"] -= sum(t.bytes for t in chosen[i]["X"])
+                target["Y"] -= sum(t.state_bytes for t in chosen[i]["X"])
+        chosen[i]["R"] = carry.take("R", frozen[i] if limits["R"][i] else [], target["R"], _weight)
         on_gpu = [t for t in trainable[i] if limits["Y"][i] and t not in chosen[i]["X"]]
-        chosen[i]["Y"] = carry.take("Y", on_gpu, totals.of["Y"][i], _states)
+        chosen[i]["Y"] = carry.take("Y", on_gpu, target["Y"], _states, target["Y"] if tight else 0.0)
     for i in range(len(chain.blocks)):
         kinds = chosen[i]
         left = [t for t in trainable[i] if limits["K"][i] and not any(t in kinds[kind] for kind in ("X", "N", "D"))]
         kinds["K"] = carry.take("K", left, totals.of["K"][i], _weight)
         current = [*kinds["X"], *kinds["N"], *frozen[i]] if limits["E"][i] else []
-        kinds["E"] = carry.take("E", current, totals.of["E"][i], _weight)
-    return [
-        _fate(i, tensor, chosen[i]) for i in range(len(chain.blocks)) for tensor in (*trainable[i], *frozen[i])
-    ]
+        sent = sum(t.bytes for t in (*kinds["D"], *kinds["K"]))
+        # Away after forward, whenever its copy was made.
+        away = totals.of["E"][i] + (totals.of["D"][i] + totals.of["K"][i] - sent if tight else 0.0)
+        kinds["E"] = carry.take("E", current, away, _weight, away if tight else 0.0)
+    return [_fate(i, tensor, chosen[i]) for i in range(len(chain.blocks)) for tensor in (*trainable[i], *frozen[i])]
 
 
 def _weight(tensor: Tensor) -> int:
@@ -118,6 +143,18 @@ def rounded_totals(chain: Chain, fates: Sequence[Fate]) -> Totals:
     return Totals(of=of)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """How a draft fits: bytes left on the device per stage, and on the host; below zero where it does not."""
+
+    room_bytes: Sequence[int]
+    host_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return min(self.room_bytes) >= 0 and self.host_bytes >= 0
+
+
 def rounded_draft(
     chain: Chain,
     hardware: Hardware,
@@ -128,43 +165,49 @@ def rounded_draft(
     clip: bool,
     gap: float,
     time_limit_s: float,
-    fits: Callable[[Draft], bool],
+    fit: Callable[[Draft], Fit],
     source: str,
 ) -> Draft | None:
     """A draft of whole tensors near the solution that fits; None when none was found.
 
-    Where whole tensors do not fit as the solver's bytes did, its choice for a slightly smaller budget is rounded.
+    Where whole tensors do not fit as the solver's bytes did, its choice for a budget that is smaller by the excess is
+    rounded; near the least possible budget there is none, and every block is rounded by itself.
     """
     instance = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip)
     limits = limits_of(instance)
     deadline = time.monotonic() + time_limit_s
-    tried: dict[float, Solution | None] = {1.0: solution}
-    for up in (True, False):
-        for share in _SHARES:
-            if time.monotonic() > deadline:
-                return None
-            if share not in tried:
-                smaller = _share_of(budgets, share)
-                less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip)
-                tried[share] = _solve_near(less, solution, gap=gap, time_limit_s=deadline - time.monotonic())
-            fractions = tried[share]
-            if fractions is None:
+    for up, tight in ((True, False), (True, True), (False, False)):
+        fractions: Solution | None = solution
+        smaller = budgets
+        for _ in range(_ATTEMPTS):
+            if fractions is None or time.monotonic() > deadline:
                 break
-            fates = choose_fates(chain, hardware, fractions.totals, limits, up=up)
-            totals = rounded_totals(chain, fates)
+            fates = choose_fates(chain, hardware, fractions.totals, limits, up=up, tight=tight)
             flows = solve_oilp(
-                instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=fractions.options, totals=totals
+                instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=fractions.options,
+                totals=rounded_totals(chain, fates),
             )  # fmt: skip
-            if flows is None:
-                continue
-            draft = _draft(chain, fates, flows, clip, source)
-            if fits(draft):
-                return draft
+            gpu_excess = cpu_excess = 0
+            if flows is not None:
+                draft = _draft(chain, fates, flows, clip, source)
+                draft = tightened(chain, draft, fit(draft).room_bytes)
+                found = fit(draft)
+                if found.fits:
+                    return draft
+                gpu_excess, cpu_excess = -min(0, *found.room_bytes), -min(0, found.host_bytes)
+            smaller = _less(smaller, gpu_excess, cpu_excess)
+            less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip)
+            fractions = _solve_near(less, solution, gap=gap, time_limit_s=deadline - time.monotonic())
     return None
 
 
-def _share_of(budgets: Budgets, share: float) -> Budgets:
-    return replace(budgets, gpu_bytes=int(budgets.gpu_bytes * share), cpu_bytes=int(budgets.cpu_bytes * share))
+def _less(budgets: Budgets, gpu_bytes: int, cpu_bytes: int) -> Budgets:
+    """Smaller by so many bytes, or by a small share of all where nothing says how many."""
+    if not (gpu_bytes or cpu_bytes):
+        gpu_bytes, cpu_bytes = int(budgets.gpu_bytes * _SHARE), int(budgets.cpu_bytes * _SHARE)
+    return replace(
+        budgets, gpu_bytes=max(0, budgets.gpu_bytes - gpu_bytes), cpu_bytes=max(0, budgets.cpu_bytes - cpu_bytes)
+    )
 
 
 def _solve_near(instance: Instance, solution: Solution, *, gap: float, time_limit_s: float) -> Solution | None:

@@ -16,15 +16,16 @@ from planner.itinerary import Draft, assemble
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
 from planner.oilp import Solution, solve_oilp
 from planner.plan import Plan
-from planner.program import OpKind, Program, compile_program
-from planner.rounding import rounded_draft
+from planner.polish import Rating, polished
+from planner.program import OpKind, Program, compile_program, order_program
+from planner.rounding import Fit, rounded_draft
 from planner.simulate import simulate
-from planner.slack import loosen
 from planner.units import format_bytes
 from planner.verify import verify
 
 TIME_LIMIT_S = 30.0
 GAP = 0.01
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ def _assemble(draft: Draft, setting: Setting) -> Plan:
 
 
 def _peak_bytes(draft: Draft, setting: Setting) -> int:
-    return gpu_peak_bytes(compile_program(_assemble(draft, setting), setting.chain), setting.chain)
+    return gpu_peak_bytes(order_program(_assemble(draft, setting), setting.chain), setting.chain)
 
 
 def _cpu_bytes(draft: Draft, setting: Setting) -> int:
@@ -129,10 +130,8 @@ class _Variant:
 
 
 _VARIANTS = (
-    _Variant(barrier=True, pace=1.0, source="o-ilp"),
-    _Variant(barrier=False, pace=1.0, source="o-ilp without barriers"),
-    _Variant(barrier=False, pace=0.94, source="o-ilp with time to spare, without barriers"),
-    _Variant(barrier=True, pace=0.94, source="o-ilp with time to spare"),
+    _Variant(barrier=False, pace=1.0, source="o-ilp"),
+    _Variant(barrier=False, pace=0.94, source="o-ilp with time to spare"),
 )
 
 
@@ -143,27 +142,26 @@ class _Search:
         self.setting, self.gap = setting, gap
         self.deadline = time.monotonic() + time_limit_s
         self.solutions: list[Solution] = []
+        self.rated: tuple[Draft, Rating] | None = None
 
     def best(self) -> Plan:
-        budgets = self.setting.budgets
-        least = _frugal(self.setting)
-        if _peak_bytes(least, self.setting) > budgets.gpu_bytes:
-            raise _too_small(self.setting)
-        bound_s = lower_bound_s(
-            self.setting.chain, self.setting.hardware, budgets=budgets, slices=self.setting.slices,
-            clip=self.setting.clip,
-        )  # fmt: skip
-        best: Plan | None = None
+        s = self.setting
+        least = _frugal(s)
+        if _peak_bytes(least, s) > s.budgets.gpu_bytes:
+            raise _too_small(s)
+        bound_s = lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip)
+        best, rating = least, self._rating(least)
         for draft in self._candidates(least):
-            fastest = min(self._rated(draft), key=lambda plan: plan.step_s)
-            best = fastest if best is None or fastest.step_s < best.step_s else best
-            solved_s = min((solution.step_s for solution in self.solutions), default=0.0)
-            if self.solutions and best.step_s <= max(bound_s, solved_s) * (1 + self.gap):
+            goal_s = max([bound_s, *(solution.step_s for solution in self.solutions)]) if self.solutions else 0.0
+            for found in self._improved(draft, goal_s * (1 + self.gap)):
+                found_rating = self._rating(found)
+                if found_rating.step_s < rating.step_s:
+                    best, rating = found, found_rating
+            if self.solutions and rating.step_s <= goal_s * (1 + self.gap):
                 break  # another candidate could hardly be better by more than the gap
-        assert best is not None  # the frugal plan is a candidate
         solved = min(self.solutions, key=lambda solution: solution.step_s, default=None)
         return replace(
-            best,
+            self._predicted(best, rating),
             bound_s=bound_s,
             lp_step_s=solved.step_s if solved else 0.0,
             solver_gap=min(1.0, solved.gap) if solved else 1.0,
@@ -171,7 +169,7 @@ class _Search:
 
     def _candidates(self, least: Draft) -> Iterator[Draft]:
         yield least
-        yield from candidates(self.setting, self._fits)
+        yield from candidates(self.setting, lambda draft: self._fit(draft).fits)
         for variant in _VARIANTS:
             left_s = self.deadline - time.monotonic()
             if left_s > 0 and (draft := self._solved(variant, left_s)) is not None:
@@ -188,40 +186,57 @@ class _Search:
             self.solutions.append(solution)
         return rounded_draft(
             s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, gap=self.gap,
-            time_limit_s=time_limit_s, fits=self._fits, source=variant.source,
+            time_limit_s=time_limit_s, fit=self._fit, source=variant.source,
         )  # fmt: skip
 
-    def _fits(self, draft: Draft) -> bool:
-        budgets = self.setting.budgets
-        if _cpu_bytes(draft, self.setting) > budgets.cpu_bytes:
-            return False
-        return _peak_bytes(draft, self.setting) <= budgets.gpu_bytes
-
-    def _rated(self, draft: Draft) -> Iterator[Plan]:
-        """The draft as a plan, and loosened where it leaves room, with predictions."""
+    def _improved(self, draft: Draft, goal_s: float) -> Iterator[Draft]:
+        """The draft, and what a look at its timeline makes of it until it is as fast as `goal_s`."""
         s = self.setting
-        plan = _assemble(draft, s)
-        program = compile_program(plan, s.chain)
-        yield self._predicted(plan, program)
+        yield draft
+        if draft.source.startswith("o-ilp"):
+            yield from polished(
+                s.chain, s.hardware, draft, self._rating, tries=_TRIES,
+                go_on=lambda step_s: step_s > goal_s and time.monotonic() < self.deadline,
+            )  # fmt: skip
+
+    def _fit(self, draft: Draft) -> Fit:
+        plan = _assemble(draft, self.setting)
+        return Fit(
+            room_bytes=self._room_bytes(plan, order_program(plan, self.setting.chain)),
+            host_bytes=self.setting.budgets.cpu_bytes - cpu_peak_bytes(plan, self.setting.chain),
+        )
+
+    def _room_bytes(self, plan: Plan, program: Program) -> list[int]:
+        """Per stage, what the budget leaves free."""
         order = {stage.name: number for number, stage in enumerate(plan.stages)}
-        room = [s.budgets.gpu_bytes] * len(order)
-        for usage in gpu_usage(program, s.chain):
+        room = [self.setting.budgets.gpu_bytes] * len(order)
+        for usage in gpu_usage(program, self.setting.chain):
             number = order[usage.op.stage]
-            room[number] = min(room[number], s.budgets.gpu_bytes - usage.peak_bytes)
-        looser = loosen(s.chain, draft, room)
-        if looser.journeys != draft.journeys:
-            plan = _assemble(looser, s)
-            yield self._predicted(plan, compile_program(plan, s.chain))
+            room[number] = min(room[number], self.setting.budgets.gpu_bytes - usage.peak_bytes)
+        return room
 
-    def _predicted(self, plan: Plan, program: Program) -> Plan:
-        """The plan with its prediction. A candidate that `verify` rejects is our bug: InvalidProgram."""
+    def _rating(self, draft: Draft) -> Rating:
+        """The draft's program and prediction; made once."""
+        if self.rated is None or self.rated[0] is not draft:
+            s = self.setting
+            plan = _assemble(draft, s)
+            program = compile_program(plan, s.chain)
+            rating = Rating(
+                plan=plan, program=program, step_s=predicted_step_s(program, s.chain, s.hardware),
+                room_bytes=self._room_bytes(plan, program),
+            )  # fmt: skip
+            self.rated = (draft, rating)
+        return self.rated[1]
+
+    def _predicted(self, draft: Draft, rating: Rating) -> Plan:
+        """The plan with its prediction. One that `verify` rejects is our bug: InvalidProgram."""
         s = self.setting
-        verify(program, s.chain, gpu_budget_bytes=s.budgets.gpu_bytes)
+        verify(rating.program, s.chain, gpu_budget_bytes=s.budgets.gpu_bytes)
         return replace(
-            plan,
-            step_s=predicted_step_s(program, s.chain, s.hardware),
-            gpu_peak_bytes=gpu_peak_bytes(program, s.chain),
-            cpu_peak_bytes=cpu_peak_bytes(plan, s.chain),
+            rating.plan,
+            step_s=rating.step_s,
+            gpu_peak_bytes=s.budgets.gpu_bytes - min(rating.room_bytes),
+            cpu_peak_bytes=cpu_peak_bytes(rating.plan, s.chain),
             gpu_budget_bytes=s.budgets.gpu_bytes,
             cpu_budget_bytes=s.budgets.cpu_bytes,
         )
