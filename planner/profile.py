@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from planner.chain import Block, Chain, Option, Tensor
+from planner.errors import Exit, UserError
 from planner.frame import FrameBytes, measure_frame, trace_blocks
 from planner.graph import RECIPES, BlockNames, Pair, find_blocks
 from planner.hardware import Hardware
@@ -16,6 +19,7 @@ from planner.job import Job
 from planner.model import sample_batch, skeleton_model
 from planner.times import Times, estimate_pairs, measure_pairs
 
+_ITEMS = 10_007  # beyond the small numbers that Python has only one object of
 _SCALAR_BYTES = 1024  # losses and norm of the step before, which its reader may still hold
 
 
@@ -24,7 +28,8 @@ class Analysis:
     """The bytes of a model's blocks and frame for slices of one shape, and the generated code behind the options.
 
     `tensors` has the parameters of each block; `pairs` kind -> option -> code; `resident_bytes` is what stays on the
-    device all the time beside the frame's tensors: buffers and some scalars.
+    device all the time beside the frame's tensors: buffers and some scalars. `sums_slices`: the model's loss is divided
+    by the number of tokens of the whole step, so that the losses of slices add up to the step's.
     """
 
     names: BlockNames
@@ -35,6 +40,7 @@ class Analysis:
     frame: FrameBytes
     resident_bytes: int
     slice_tokens: int
+    sums_slices: bool
 
     def chain(self, times: Times) -> Chain:
         """The chain with these times, which must have all kinds and options of this analysis (KeyError)."""
@@ -87,14 +93,26 @@ class Analysis:
 
 def analyse(job: Job, device: torch.device) -> Analysis:
     """The analysis of a job's model under slices of its largest shape, without memory for weights. Raises UserError."""
-    return analyse_model(skeleton_model(job, device), sample_batch(job), device=device)
+    analysis = analyse_model(skeleton_model(job, device), sample_batch(job), device=device)
+    if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
+        raise UserError(
+            f"{job.model} takes the mean over each micro-batch by itself.", code="loss-per-slice",
+            exit_code=Exit.USAGE,
+            numbers=(
+                f"gradient_accumulation_steps: {job.gradient_accumulation_steps}",
+                "its loss does not use num_items_in_batch, so the step would not be the mean over all its tokens",
+            ),
+            hint="use gradient_accumulation_steps: 1, with a larger per_device_train_batch_size",
+        )  # fmt: skip
+    return analysis
 
 
 def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device) -> Analysis:
     """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
     `input_ids` and `labels` [rows, length]. Raises UserError."""
     names = find_blocks(model, batch, device=device)
-    model_kwargs = {"num_items_in_batch": batch["labels"].numel()}
+    watch = _Watch(_ITEMS)
+    model_kwargs = {"num_items_in_batch": watch.number}
     joints = trace_blocks(model, names, batch, device, model_kwargs)
     pairs: dict[str, dict[str, Pair]] = {}
     for index, kind in enumerate(names.kinds):
@@ -102,7 +120,9 @@ def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device
             # Embedding and head keep everything: what they save is small, or used at once.
             recipes = RECIPES.values() if 0 < index < len(names.kinds) - 1 else (RECIPES["keep"],)
             pairs[kind] = {recipe.name: Pair(joints[kind], recipe) for recipe in recipes}
-    frame = measure_frame(model, names, {k: tuple(p.values()) for k, p in pairs.items()}, batch, device, model_kwargs)
+    with watch:
+        by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
+        frame = measure_frame(model, names, by_kind, batch, device, model_kwargs)
     first_names = {id(p): name for name, p in model.named_parameters()}
     params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
     in_blocks = {id(p) for block in params for p in block.values()}
@@ -118,6 +138,7 @@ def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device
         frame=frame,
         resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES,
         slice_tokens=batch["input_ids"].numel(),
+        sums_slices=watch.seen,
     )
 
 
@@ -129,6 +150,22 @@ def measure_times(analysis: Analysis, device: torch.device, hardware: Hardware) 
 def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:
     """Seconds of each kind and option, from arithmetic and memory traffic and what `hardware` reaches."""
     return estimate_pairs(analysis.pairs, analysis.names.kinds[-1], hardware)
+
+
+class _Watch(TorchFunctionMode):
+    """Sees whether `number`, this very object, is an operand of an operation on tensors: a model may take an argument
+    and not use it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.seen = False
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.seen |= any(value is self.number for value in (*args, *(kwargs or {}).values()))
+        return function(*args, **(kwargs or {}))
 
 
 def _tensor(name: str, p: nn.Parameter, *, tied: bool = False) -> Tensor:

@@ -210,3 +210,29 @@ def test_the_probe_measures_rates_of_this_machine_in_seconds():
     assert 10**8 < measured.flops_per_s < 10**15
     assert measured.gpu_bytes + measured.cpu_bytes < 10**15
     assert measured.launch_s == 0  # the CPU computes as it issues
+
+
+def a_mean_per_slice(logits, labels, vocab_size, **_ignored):
+    return torch.nn.functional.cross_entropy(logits[:, :-1].float().reshape(-1, vocab_size), labels[:, 1:].reshape(-1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_seen_whether_the_loss_counts_the_whole_steps_tokens(name):
+    assert analyse_model(make_model(name), batch_of(), device=CPU).sums_slices
+    model = make_model(name)
+    model.loss_function = a_mean_per_slice
+    assert not analyse_model(model, batch_of(), device=CPU).sums_slices
+
+
+def test_a_model_with_a_mean_per_slice_is_refused_for_several_slices(monkeypatch, tmp_path):
+    def skeleton(job, device):
+        model = make_model("llama")
+        model.loss_function = a_mean_per_slice
+        return model
+
+    monkeypatch.setattr("planner.profile.skeleton_model", skeleton)
+    keys = {"model": str(tmp_path), "tokenizer": str(tmp_path), "dataset": ("none",), "max_length": 16}
+    with pytest.raises(UserError) as told:
+        analyse(Job(**keys, gradient_accumulation_steps=2), CPU)
+    assert (told.value.code, told.value.numbers[0]) == ("loss-per-slice", "gradient_accumulation_steps: 2")
+    assert not analyse(Job(**keys), CPU).sums_slices
