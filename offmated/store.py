@@ -19,8 +19,6 @@ from planner.errors import Exit, UserError
 from planner.processes import Process
 from planner.runfolder import RunFolder
 
-__all__ = ["JobRow", "JobState", "StopReason", "Store"]  # the task files import from here alone
-
 LOG_LINES = 12
 PROCESSES = {JobState.PLANNING: "planner", JobState.RUNNING: "trainer"}
 

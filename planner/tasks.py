@@ -6,7 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from offmated.store import JobState, StopReason, Store
+from sqlalchemy.exc import SQLAlchemyError
+
+from offmated.states import JobState, StopReason
+from offmated.store import Store
 from planner.processes import Process
 from planner.runfolder import RunFolder
 from planner.watch import Watch
@@ -15,7 +18,7 @@ from planner.watch import Watch
 def plan_job(job_id: int) -> None:
     """Plan a submitted job. Does nothing when it is not due: messages may come twice, or late."""
     store = Store.from_environment()
-    with Watch(lambda: store.job(job_id).stop_reason is StopReason.CANCEL) as watch:
+    with Watch(lambda: cancelled(store, job_id)) as watch:
         row = store.take(job_id, JobState.PLANNING, Process.current())
         if row is not None:
             run = RunFolder(Path(row.run_dir))
@@ -23,12 +26,21 @@ def plan_job(job_id: int) -> None:
             store.end(row, run_planner(run, store.url, watch))
 
 
+def cancelled(store: Store, job_id: int) -> bool:
+    """Whether the job is to end for good. Not, as far as is known, while the database does not answer: a job that is
+    being cancelled is told so again and again."""
+    try:
+        return store.job(job_id).stop_reason is StopReason.CANCEL
+    except SQLAlchemyError:
+        return False
+
+
 def run_planner(run: RunFolder, database_url: str, watch: Watch, *, measure: bool = False) -> int:
     """Run the planner process on a run folder; see `Watch.run`. What it prints is the plan for programs, which is in
     plan.json too; what it says to people, on stderr, goes to the job's log."""
     say(run, "planning with measurements of the blocks" if measure else "planning")
     options = ["--measure"] if measure else []
-    command = [sys.executable, "-m", "planner", "plan", str(run.path), "--database", database_url, *options]
+    command = [sys.executable, "-P", "-m", "planner", "plan", str(run.path), "--database", database_url, *options]
     return watch.run(command, run, keep_output=False)
 
 

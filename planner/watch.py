@@ -60,20 +60,21 @@ class Watch:
         return self._asked
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        deadline = float("inf")
+        insist_at = deadline = float("inf")
         while (code := child.poll()) is None:
-            insisting = deadline < float("inf")
-            got = signal.sigtimedwait(_SIGNALS, INSIST_EVERY_S if insisting else 3600.0)
+            got = signal.sigtimedwait(_SIGNALS, min(max(0.0, insist_at - time.monotonic()), 3600.0))
+            now = time.monotonic()
             if got is not None and got.si_signo == signal.SIGTERM:
                 # One SIGTERM asks for a checkpoint, a second takes that back: pass on only the first, unless told to.
                 if not self._asked:
                     child.terminate()
                 self._asked = True
-                if not insisting and self._for_good():
-                    deadline = time.monotonic() + INSIST_PATIENCE_S
-            elif insisting:
+                if insist_at == float("inf") and self._for_good():
+                    insist_at, deadline = now + INSIST_EVERY_S, now + INSIST_PATIENCE_S
+            if now >= insist_at:  # by the clock: signals may come faster than one waits for them
                 child.terminate()
-            if time.monotonic() > deadline:
+                insist_at = now + INSIST_EVERY_S
+            if now > deadline:
                 child.kill()
         return code
 

@@ -19,7 +19,8 @@ TORCH_FREE = {
     "planner.watch", "planner.receipt",
 }  # fmt: skip
 """The part of the planner that offmated may use."""
-EDGES = {"planner.tasks": {"offmated.store"}, "worker.tasks": {"offmated.store"}}
+JOBS = {"offmated.models", "offmated.states", "offmated.store"}
+EDGES = {"planner.tasks": JOBS, "worker.tasks": JOBS}
 """The two modules that RQ runs, and what they may use of offmated."""
 HEAVY = ("torch", "transformers", "datasets", "pulp", "highspy", "numpy")
 

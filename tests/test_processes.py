@@ -158,6 +158,19 @@ def test_a_stop_for_good_insists(tmp_path: Path) -> None:
     assert watched.codes()[0] == 3
 
 
+def test_a_stop_for_good_insists_however_fast_it_is_asked_for(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, COUNTS_SIGNALS.format(enough=3))
+    watched.wait_for("ready")
+    watched.touch("cancel")
+
+    def asked_until_over() -> bool:
+        watched.process.terminate()
+        return watched.process.poll() is not None
+
+    until(asked_until_over, "the child has counted three")
+    assert watched.codes()[0] == 3
+
+
 def test_a_stop_for_good_may_follow_a_gentle_one(tmp_path: Path) -> None:
     watched = Watched(tmp_path, COUNTS_SIGNALS.format(enough=2))
     watched.wait_for("ready")

@@ -25,6 +25,7 @@ from planner import cache
 from planner.errors import Exit, UserError
 from planner.processes import Process
 from planner.runfolder import RunFolder
+from planner.tasks import cancelled
 
 ME = Process.current()
 
@@ -277,3 +278,14 @@ def test_a_database_that_cannot_be_opened_is_a_persons_error(paths: Paths, file:
     assert (caught.value.code, caught.value.numbers) == (
         "database-unreachable", (f"sqlite:///{file}", "unable to open database file"),
     )  # fmt: skip
+
+
+def test_a_cancel_is_no_cancel_while_the_database_does_not_answer(store: Store, paths: Paths) -> None:
+    number = waiting(store, paths)
+    row = store.take(number, JobState.RUNNING, ME)
+    assert row is not None
+    store.stop(number, StopReason.CANCEL)
+    assert cancelled(store, number)
+    store.engine.dispose()
+    paths.database.rename(paths.state / "away.db")
+    assert not cancelled(store, number)

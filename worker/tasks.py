@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from offmated.store import JobRow, JobState, StopReason, Store
+from offmated.models import JobRow
+from offmated.states import JobState
+from offmated.store import Store
 from planner.cache import Cache
 from planner.errors import Exit
 from planner.processes import Process
 from planner.runfolder import RunFolder
-from planner.tasks import run_planner, say
+from planner.tasks import cancelled, run_planner, say
 from planner.units import format_seconds
 from planner.watch import Watch
 from worker.metrics import free_step_s, read_metrics
@@ -21,16 +23,16 @@ _OFF = 1.5
 def run_job(job_id: int) -> None:
     """Train a waiting job, from its last checkpoint if there is one. Does nothing when it is not due."""
     store = Store.from_environment()
-    with Watch(lambda: store.job(job_id).stop_reason is StopReason.CANCEL) as watch:
+    with Watch(lambda: cancelled(store, job_id)) as watch:
         row = store.take(job_id, JobState.RUNNING, Process.current())
         if row is not None:
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
             process, code = _train(row, run, store.url, watch)
             say(run, f"the {process} " + (f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"))
-            if process == "trainer" and code == Exit.DONE:
-                forget_if_wrong(run, store.url)
             store.end(row, code, process=process)
+            if process == "trainer" and code == Exit.DONE:  # last: the job is done, whatever becomes of this
+                forget_if_wrong(run, store.url)
 
 
 def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
@@ -62,4 +64,4 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
             return "planner", code
     step = run.last_checkpoint_step()
     say(run, f"training, attempt {row.attempts}, " + ("from the start" if step is None else f"from step {step}"))
-    return "trainer", watch.run([sys.executable, "-m", "worker.trainer", str(run.path)], run)
+    return "trainer", watch.run([sys.executable, "-P", "-m", "worker.trainer", str(run.path)], run)
