@@ -68,9 +68,14 @@ def test_up_starts_one_daemon_and_down_ends_it(shell: Shell) -> None:
         assert shell.run("up").stdout.startswith("The daemon ran already")
         assert shell.run("up", "--foreground").stderr.startswith("A daemon runs already.")
         assert shell.json("status") == []
+        answer = shell.json("up")
+        assert isinstance(answer, dict)
+        assert (answer["started"], answer["state"]) == (False, "running")
+        assert shell.run("up", "--foreground", "--json").returncode == 2
     finally:
         assert shell.run("down").stdout == "The daemon has ended.\n"
     assert shell.run("down").stdout == "The daemon was not running.\n"
+    assert shell.json("down") == {"ended": False}
 
 
 @pytest.mark.parametrize("words", [["status"], ["show", "1"], ["logs", "1"], ["cancel", "1"], ["submit", "job.yaml"]])
@@ -90,6 +95,8 @@ def test_without_a_daemon_commands_say_how_to_start_one(words: list[str], shell:
         ["show", "99999999999999999999"],
         ["submit"],
         ["submit", "job.yaml", "--gpu-budget", "10XB"],
+        ["submit", "job.yaml", "--gpu-budget", "0"],
+        ["submit", "job.yaml", "--cpu-budget", "99999999999TiB"],
         ["go"],
     ],
 )

@@ -87,6 +87,18 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(home: House) -> None:
     assert home.job(number)["state"] == "cancelled"
 
 
+def test_events_of_a_job_are_told_as_they_come_one_object_a_line(home: House) -> None:
+    number = home.submit("brief", steps=40)
+    follower = offmate(home, "logs", "-f", "--json", str(number))
+    said, errors = follower.communicate(timeout=60)
+    assert (follower.returncode, errors) == (0, "")
+    told = [json.loads(line) for line in said.splitlines()]
+    assert [event["event"] for event in told] == ["start", *40 * ["step"], "end"]
+    once = offmate(home, "logs", "--json", str(number))
+    assert [json.loads(line) for line in once.communicate(timeout=60)[0].splitlines()] == told
+    assert offmate(home, "logs", "--json", "999").wait(60) == 4
+
+
 def test_a_closed_pipe_ends_a_command_quietly(home: House) -> None:
     number = home.submit("again")
     home.wait_for(number, "done")
@@ -98,3 +110,13 @@ def test_a_closed_pipe_ends_a_command_quietly(home: House) -> None:
     os.close(write)
     _, errors = process.communicate(timeout=30)
     assert "Traceback" not in errors
+
+
+def test_down_says_for_which_job_it_waits() -> None:
+    with house() as home:
+        number = home.submit("long", steps=100_000)
+        home.wait_for_step(number, 1)
+        down = offmate(home, "down", "--json")
+        said, told = down.communicate(timeout=60)
+        assert (down.returncode, told) == (0, f"Job {number} saves a checkpoint first.\n")
+        assert json.loads(said) == {"ended": True}

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the job failed, 2 wrong usage, 3 does not fit, 4 no such j
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import click
 
 from offmated.cli import views
-from offmated.cli.follow import follow
+from offmated.cli.follow import events, follow
 from offmated.cli.jobtext import read_job
 from offmated.cli.output import budget_options, console, json_option, print_json
 from offmated.cli.pictures import draw_plan, drawn, picture_options
@@ -21,7 +22,7 @@ from offmated.cli.plancommand import plan, plans
 from offmated.client import Client
 from offmated.launcher import start_in_background
 from offmated.paths import Paths
-from offmated.states import LARGEST_ID
+from offmated.states import LARGEST_ID, JobState
 from planner.errors import Exit, UserError
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
@@ -111,9 +112,15 @@ def show(job_id: int, trace: Path | None, html: Path | None, as_json: bool) -> N
 @main.command()
 @ID
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job is over.")
-def logs(job_id: int, following: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the trainer's events instead, one JSON object a line.")
+def logs(job_id: int, following: bool, as_json: bool) -> None:
     """Print the log of a job."""
-    for piece in Client(Paths.from_environment()).logs(job_id, following):
+    client = Client(Paths.from_environment())
+    if as_json:
+        for event in events(client, job_id, following):
+            click.echo(json.dumps(event, ensure_ascii=False))
+        return
+    for piece in client.logs(job_id, following):
         click.echo(piece, nl=False)
 
 
@@ -128,24 +135,36 @@ def cancel(job_id: int, as_json: bool) -> None:
 
 @main.command()
 @click.option("--foreground", is_flag=True, help="Stay in front, as a service manager wants it.")
-def up(foreground: bool) -> None:
+@json_option
+def up(foreground: bool, as_json: bool) -> None:
     """Start the daemon."""
     paths = Paths.from_environment()
+    if foreground and as_json:
+        raise click.UsageError("--foreground and --json do not go together: a daemon in front prints its log")
     if foreground:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "offmated"])
     started = start_in_background(paths)
-    click.echo(f"The daemon {'runs' if started else 'ran already'}; its state is in {paths.state}")
+    if as_json:
+        print_json({"started": started, **Client(paths).health()})
+    else:
+        click.echo(f"The daemon {'runs' if started else 'ran already'}; its state is in {paths.state}")
 
 
 @main.command()
-def down() -> None:
+@json_option
+def down(as_json: bool) -> None:
     """End the daemon. A running job saves a checkpoint first and goes on at the next start."""
     client = Client(Paths.from_environment())
-    if not client.running():
-        click.echo("The daemon was not running.")
-        return
-    client.shutdown()
-    click.echo("The daemon has ended.")
+    ran = client.running()
+    if ran:
+        for job in client.jobs():
+            if job["state"] == JobState.RUNNING:
+                click.echo(f"Job {job['id']} saves a checkpoint first.", err=True)
+        client.shutdown()
+    if as_json:
+        print_json({"ended": ran})
+    else:
+        click.echo("The daemon has ended." if ran else "The daemon was not running.")
 
 
 main.add_command(plans)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -33,6 +34,19 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
     except KeyboardInterrupt:
         screen.print(f"Job {job_id} goes on without you.  offmate logs -f {job_id} · offmate cancel {job_id}")
         raise
+
+
+def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, Any]]:
+    """The trainer's events of a job; with `following` as they come, until it is over."""
+    told = 0
+    while True:
+        last = not following or client.job(job_id)["state"] in FINAL  # asked before reading, so that none is missed
+        new = client.metrics(job_id, told)
+        yield from new
+        told += len(new)
+        if last:
+            return
+        time.sleep(POLL_S)
 
 
 class News:

@@ -83,9 +83,11 @@ class Size(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """`value`, if it is a size."""
         try:
-            parse_bytes(value)
+            count = parse_bytes(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if not 0 < count < 2**63:
+            self.fail(f"no size of a memory: {value!r}", param, ctx)
         return value
 
 
