@@ -11,6 +11,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from planner.errors import Exit, UserError
 
 BUSY_TIMEOUT_MS = 30_000
+_ONLY_READS = "offmate_only_reads"
 LAST_BROKEN_WAL = (3, 51, 2)  # SQLite 3.7.0 to 3.51.2 can corrupt a write-ahead log under two writers
 
 
@@ -30,6 +31,11 @@ def open_engine(url: str) -> Engine:
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)
     return engine
+
+
+def reading(engine: Engine) -> Engine:
+    """`engine`, for transactions that only read."""
+    return engine.execution_options(**{_ONLY_READS: True})
 
 
 def sqlite_file(url: str) -> str | None:
@@ -55,5 +61,7 @@ def _prepare(connection: Any, _record: object) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    """Take the write lock at once: a transaction that reads first and writes later fails when another wrote between."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    """Take the write lock at once: a transaction that reads first and writes later fails when another wrote between.
+    Those of `reading()` never write, and wait for nobody who does."""
+    only_reads = connection.get_execution_options().get(_ONLY_READS, False)
+    connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")

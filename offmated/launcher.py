@@ -16,6 +16,7 @@ from planner.processes import Process
 START_PATIENCE_S = 60.0
 OTHER_PATIENCE_S = 15.0  # for a daemon that holds the lock, and starts or ends just now
 TRIES = 5
+LOG_BYTES = 10 * 1024**2  # a log that is larger is put aside at the next start; the one before it goes
 TAIL_LINES = 15
 
 
@@ -42,6 +43,8 @@ def start_in_background(paths: Paths) -> bool:
 
 def _start(client: Client, paths: Paths) -> bool:
     """Start a daemon and wait until one answers; False when the one that was in its way has gone meanwhile."""
+    if paths.log.exists() and paths.log.stat().st_size > LOG_BYTES:
+        paths.log.replace(paths.log.with_name(f"{paths.log.name}.1"))
     with paths.log.open("ab") as log:
         start = log.tell()
         daemon = subprocess.Popen(

@@ -113,7 +113,12 @@ def _unexplained(ending: Ending) -> dict[str, Any]:
 
 def _crashed(ending: Ending, crashes: int) -> dict[str, Any]:
     code = ending.exit_code
-    how = f"signal {-code}" if code is not None and code < 0 else "exit code 75" if code else "with its worker"
+    if code is None:
+        how = "with its worker"
+    elif code < 0:
+        how = f"signal {-code}"
+    else:
+        how = f"exit code {code}, a stop that nobody asked for"
     killed = "signal 9 is often the system's out-of-memory killer: lower cpu_budget"
     return {
         "what": f"The {ending.process} died {crashes} times without a new checkpoint.",

@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from offmated.config import Config
-from offmated.database import open_engine
+from offmated.database import open_engine, reading
 from offmated.models import JobRow
 from offmated.paths import Paths
 from offmated.states import FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, judge
@@ -29,6 +29,7 @@ class Store:
     def __init__(self, url: str) -> None:
         self.url = url
         self.engine = open_engine(url)
+        self._reading = reading(self.engine)
 
     @classmethod
     def from_environment(cls) -> Store:
@@ -37,7 +38,7 @@ class Store:
 
     def add(self, name: str, prepare: Callable[[int], Path], priority: int = 0) -> JobRow:
         """A new job. `prepare` gets its number and makes its run folder; what it raises leaves no row behind."""
-        with self._session() as session, session.begin():
+        with Session(self.engine, expire_on_commit=False) as session, session.begin():
             row = JobRow(
                 name=name, state=JobState.SUBMITTED, priority=priority, run_dir="", created_at=time.time(),
                 attempts=0, crashes=0,
@@ -49,7 +50,7 @@ class Store:
 
     def job(self, job_id: int) -> JobRow:
         """The job with this number. Raises UserError `no-such-job` (exit 4)."""
-        with self._session() as session:
+        with self._look() as session:
             row = session.get(JobRow, job_id)
         if row is None:
             raise UserError(
@@ -62,7 +63,7 @@ class Store:
         query = select(JobRow).order_by(JobRow.id)
         if states:
             query = query.where(JobRow.state.in_(states))
-        with self._session() as session:
+        with self._look() as session:
             return session.scalars(query).all()
 
     def due(self, phase: JobState) -> Sequence[JobRow]:
@@ -141,8 +142,8 @@ class Store:
         with self.engine.begin() as connection:
             return connection.execute(change.values(state=new, **values)).rowcount == 1
 
-    def _session(self) -> Session:
-        return Session(self.engine, expire_on_commit=False)
+    def _look(self) -> Session:
+        return Session(self._reading, expire_on_commit=False)
 
 
 def _last_end(folder: RunFolder, since: float | None) -> dict[str, Any] | None:

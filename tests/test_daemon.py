@@ -351,6 +351,18 @@ def test_a_daemon_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
         )
 
 
+def test_a_log_that_has_grown_long_is_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LOG_BYTES", 10)
+    with tempfile.TemporaryDirectory(prefix="offmate-", dir="/tmp") as home:
+        paths = Paths.at(Path(home))
+        paths.config.write_text("redis_ulr = 'redis://localhost'\n")
+        paths.log.write_text("a long story\n")
+        with pytest.raises(UserError):
+            start_in_background(paths)
+        assert (Path(home) / "daemon.log.1").read_text() == "a long story\n"
+        assert "a long story" not in paths.log.read_text()
+
+
 def test_two_starts_at_once_give_one_daemon_to_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with tempfile.TemporaryDirectory(prefix="offmate-", dir="/tmp") as home:

@@ -16,7 +16,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from offmated import models
-from offmated.database import journal_mode, open_engine
+from offmated.database import BUSY_TIMEOUT_MS, journal_mode, open_engine
 from offmated.migrate import scripts_folder, upgrade
 from offmated.paths import Paths
 from offmated.states import FINAL, NEXT, JobState, StopReason
@@ -289,3 +289,14 @@ def test_a_cancel_is_no_cancel_while_the_database_does_not_answer(store: Store, 
     store.engine.dispose()
     paths.database.rename(paths.state / "away.db")
     assert not cancelled(store, number)
+
+
+def test_looking_waits_for_nobody_who_writes(store: Store, paths: Paths) -> None:
+    number = add(store, paths)
+    with sqlite3.connect(paths.database, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        started = time.monotonic()
+        assert store.job(number).state is store.jobs()[0].state is JobState.SUBMITTED
+        assert time.monotonic() - started < BUSY_TIMEOUT_MS / 1000 / 2
+        other.execute("ROLLBACK")
+    other.close()
