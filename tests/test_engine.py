@@ -22,6 +22,7 @@ from tests.tiny_models import batch_of, make_model
 from worker import adamw as adamw_module
 from worker.actions import Actions
 from worker.cpu import CpuMachine
+from worker.cuda import allocator_bytes
 from worker.device import Device
 from worker.engine import Engine
 from worker.gradients import Gradients
@@ -582,3 +583,22 @@ def test_norms_of_large_and_small_tensors_are_those_of_clip_grad_norm_bitwise(dt
     assert all(
         torch.equal(p.grad, g.float() * values.coefficient) for p, (g,) in zip(parameters, items.values(), strict=True)
     )
+
+
+def test_the_allocator_gets_the_budget_less_the_runtimes_share_but_always_what_the_plan_needs():
+    assert allocator_bytes(1000, 800, 0) == 1000
+    assert allocator_bytes(1000, 800, 100) == 900
+    assert allocator_bytes(1000, 800, 500) == 840
+    assert allocator_bytes(1000, 1000, 0) == 1050
+
+
+def test_the_device_is_capped_as_the_engine_opens_and_once_a_step_has_run(make, monkeypatch):
+    calls = []
+    monkeypatch.setattr(CpuMachine, "cap", lambda self, budget, peak: calls.append((budget, peak)))
+    monkeypatch.setattr(CpuMachine, "uncap", lambda self: calls.append("uncap"))
+    budgeted = functools.partial(dataclasses.replace, gpu_budget_bytes=1000, gpu_peak_bytes=900)
+    engine, _ = make("llama", lambda chain, **settings: budgeted(resident_plan(chain, **settings)))
+    run(engine, range(3), 1)
+    assert calls == [(1000, 900), (1000, 900)]
+    engine.close()
+    assert calls[2:] == ["uncap"]

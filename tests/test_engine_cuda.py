@@ -102,6 +102,18 @@ def test_many_steps_of_a_mixed_plan_lose_no_update_and_no_byte():
     engine.close()
 
 
+def test_the_allocator_is_capped_by_the_budget_until_the_machine_is_uncapped():
+    machine = CudaMachine(torch.device("cuda"))
+    before = torch.cuda.get_per_process_memory_fraction()
+    torch.cuda.empty_cache()
+    machine.cap(torch.cuda.memory_reserved() + (64 << 20), 1 << 20)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
+    machine.uncap()
+    assert torch.cuda.get_per_process_memory_fraction() == before
+    torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
+
+
 def test_host_memory_is_registered_exact_and_shared_by_small_tensors():
     machine = CudaMachine(torch.device("cuda"))
     small, other = (machine.host_empty((3, 5), torch.float32) for _ in range(2))

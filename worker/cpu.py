@@ -76,6 +76,12 @@ class CpuMachine:
         """The tensor itself."""
         return self.adopt(tensor)
 
+    def cap(self, budget_bytes: int, peak_bytes: int) -> None:
+        """The host's memory knows no cap; the meter tells what was used."""
+
+    def uncap(self) -> None:
+        """There is no cap."""
+
     def synchronize(self) -> None:
         """Nothing runs behind the threads' backs."""
 

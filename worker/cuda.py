@@ -29,6 +29,7 @@ from worker.queues import QueueInterpreter
 
 _SLAB_BYTES = 1 << 23  # tensors smaller than this share slabs: registering one has a price, and a page at least
 _ALIGNMENT = 64
+_PACKING = 20  # the allocator gets a share of 1/20 beside the plan's peak: it rounds up, and cannot use every gap
 
 
 class CudaMachine:
@@ -41,6 +42,8 @@ class CudaMachine:
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self.stream = torch.cuda.default_stream(self.device)
+        self._fraction: float | None = None
+        self._outside_bytes = self._bytes_outside()
         self._slab: Tensor | None = None
         self._used = 0
 
@@ -101,6 +104,28 @@ class CudaMachine:
     def stop_metering(self) -> None:
         """The allocator counts anyway."""
 
+    def cap(self, budget_bytes: int, peak_bytes: int) -> None:
+        """Let the allocator have the budget less what the runtime has taken since this machine was made (code of
+        kernels, libraries), but always what the plan needs. Another program's memory cannot be told from the runtime's.
+        """
+        if self._fraction is None:
+            self._fraction = torch.cuda.get_per_process_memory_fraction(self.device)
+        runtime = max(0, self._bytes_outside() - self._outside_bytes)
+        total = torch.cuda.mem_get_info(self.device)[1]
+        capped = allocator_bytes(budget_bytes, peak_bytes, runtime)
+        torch.cuda.set_per_process_memory_fraction(min(capped / total, self._fraction), self.device)
+
+    def uncap(self) -> None:
+        """Allow what was allowed before the first `cap`."""
+        if self._fraction is not None:
+            torch.cuda.set_per_process_memory_fraction(self._fraction, self.device)
+            self._fraction = None
+
+    def _bytes_outside(self) -> int:
+        """Device memory in use that is not the allocator's."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        return int(total - free - torch.cuda.memory_reserved(self.device))
+
     def synchronize(self) -> None:
         """Return when the device has done all it was given."""
         torch.cuda.synchronize(self.device)
@@ -112,6 +137,12 @@ class CudaMachine:
     def peak_bytes(self) -> int | None:
         """The most bytes of the allocator's blocks in use since `reset_peak`."""
         return torch.cuda.max_memory_allocated(self.device)
+
+
+def allocator_bytes(budget_bytes: int, peak_bytes: int, runtime_bytes: int) -> int:
+    """What the allocator may have under a budget: all but the runtime's share, and at least what a plan of that peak
+    needs, with room for what the allocator loses between its blocks."""
+    return max(budget_bytes - runtime_bytes, peak_bytes + peak_bytes // _PACKING)
 
 
 class CudaInterpreter(QueueInterpreter):

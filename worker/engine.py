@@ -52,7 +52,7 @@ class Engine:
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
-        self._model, self._slices = model.train(), plan.slices
+        self._model, self._slices, self._plan = model.train(), plan.slices, plan
         self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
         self._weights = Weights(model, self._program, chain, self._machine)
@@ -72,10 +72,15 @@ class Engine:
         self._open()
 
     def _open(self) -> None:
-        self._closed = False
+        self._closed = self._warm = False
+        self._cap()
         self._interpreter: Interpreter = self._machine.interpreter(self._program, self._actions)
         self._cursor = Cursor(self._program, self._interpreter)
         self._lockstep = Lockstep(self._slices, self._cursor, self._machine)
+
+    def _cap(self) -> None:
+        if self._plan.gpu_budget_bytes:
+            self._machine.cap(self._plan.gpu_budget_bytes, self._plan.gpu_peak_bytes)
 
     def _make_blocks(self, chain: Chain, plan: Plan) -> list[ModelBlock]:
         names = {id(p): name for name, p in self._model.named_parameters()}
@@ -135,6 +140,9 @@ class Engine:
             machine.set_random_state(before)
         self._weights.check_closed()
         self.steps_done += 1
+        if not self._warm:
+            self._warm = True
+            self._cap()
         return StepResult(losses=losses, grad_norm=values.take_grad_norm(), peak_bytes=machine.peak_bytes())
 
     def _values(self, learning_rate: float) -> StepValues:
@@ -260,6 +268,7 @@ class Engine:
     def close(self) -> None:
         """End the threads. What is pending is left undone."""
         self._closed = True
+        self._machine.uncap()
         self._lockstep.close()
         self._interpreter.close()
 
