@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,24 @@ def test_show_tells_predicted_against_measured() -> None:
     assert "GPU peak     90.0 MiB predicted, 89.0 MiB measured (-1.1%)" in lines
     assert "blocks       0 keep · 1–2 recompute · 3 keep" in lines
     assert not any(line.startswith(("ended", "model folder")) for line in lines), "what is not known is left out"
+
+
+def test_show_tells_what_is_predicted_before_it_is_measured() -> None:
+    unmeasured = JOB | {"measured": {"step_s": None, "gpu_peak_bytes": None}}
+    lines = printed(views.job(unmeasured, DOCUMENT))
+    assert "step time    500.0 ms predicted, not measured yet" in lines
+    assert "GPU peak     90.0 MiB predicted, not measured yet" in lines
+    lines = printed(views.job(unmeasured | {"state": "failed"}, DOCUMENT))
+    assert "step time    500.0 ms predicted, not measured" in lines
+
+
+def test_show_tells_file_and_budgets_of_a_job_without_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "resolved.yaml").write_text("model: a/b\ntokenizer: a/b\ndataset: [c/d]\ngpu_budget: 1073741824\n")
+    lines = printed(views.job(JOB | {"run_dir": str(tmp_path)}, None))
+    assert f"job file     {tmp_path}/job.yaml" in lines
+    assert "GPU budget   1.0 GiB" in lines
+    assert "host budget  not given" in lines
+    assert not any("budget" in line for line in printed(views.job(JOB | {"run_dir": str(tmp_path)}, DOCUMENT)))
 
 
 def test_show_tells_an_error_as_it_was_raised() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,6 +14,8 @@ from offmated.cli.output import coloured, pairs, table
 from offmated.cli.planview import plan_rows
 from offmated.states import FINAL, JobState
 from planner.errors import Exit, UserError
+from planner.job import Job
+from planner.runfolder import RunFolder
 from planner.units import format_bytes, format_seconds
 
 Json = dict[str, Any]
@@ -100,12 +104,23 @@ def job(found: Json, plan: Json | None) -> RenderableType:
         ("run folder", found["run_dir"]),
         ("model folder", found["output"] or ""),
     ]
-    rows += plan_rows(plan) if plan else []
+    rows += plan_rows(plan) if plan else _asked(RunFolder(Path(found["run_dir"])))
     rows += [("step time", step_time(found)), ("GPU peak", gpu_peak(found))]
     lines: list[RenderableType] = [pairs([(name, value) for name, value in rows if value])]
     if found["error"]:
         lines += [Text(), Text(str(UserError.from_json(found["error"])))]
     return Group(*lines)
+
+
+def _asked(run: RunFolder) -> list[tuple[str, str | Text]]:
+    """The job file and its budgets, where there is no plan to tell them."""
+    rows: list[tuple[str, str | Text]] = [("job file", str(run.submitted))]
+    try:
+        asked = Job.from_resolved(run.resolved)
+    except UserError:  # its files have gone since
+        return rows
+    budgets = (("GPU budget", asked.gpu_budget), ("host budget", asked.cpu_budget))
+    return rows + [(name, "not given" if size is None else format_bytes(size)) for name, size in budgets]
 
 
 def moment(unix: float | None) -> str:
@@ -115,18 +130,19 @@ def moment(unix: float | None) -> str:
 
 def step_time(job: Json) -> str:
     """Predicted against measured."""
-    predicted, measured = job["predicted"]["step_s"], job["measured"]["step_s"]
-    return _against(predicted, measured, format_seconds)
+    return _against(job, "step_s", format_seconds)
 
 
 def gpu_peak(job: Json) -> str:
     """Predicted against measured."""
-    predicted, measured = job["predicted"]["gpu_peak_bytes"], job["measured"]["gpu_peak_bytes"]
-    return _against(predicted, measured, format_bytes)
+    return _against(job, "gpu_peak_bytes", format_bytes)
 
 
-def _against(predicted: Any, measured: Any, shown: Any) -> str:
-    if predicted is None or measured is None:
+def _against(job: Json, figure: str, shown: Callable[[Any], str]) -> str:
+    predicted, measured = job["predicted"][figure], job["measured"][figure]
+    if predicted is None:
         return ""
+    if measured is None:
+        return f"{shown(predicted)} predicted, not measured" + ("" if job["state"] in FINAL else " yet")
     off = f" ({100 * (measured - predicted) / predicted:+.1f}%)" if predicted else ""
     return f"{shown(predicted)} predicted, {shown(measured)} measured{off}"
