@@ -254,11 +254,12 @@ def _too_small(setting: Setting) -> UserError:
             f"host budget {_format_down(budgets.cpu_bytes)}; "
             f"with more host memory least possible {format_bytes(least.any_host_bytes)}"
         )
+    least_text = round_up(least.gpu_bytes)
     return UserError(
         "No schedule fits this memory budget.",
         code="budget-too-small",
         numbers=tuple(numbers),
-        hint=f"offmate submit job.yaml --gpu-budget {round_up(least.gpu_bytes)}",
+        hint=f"--gpu-budget {least_text}, or gpu_budget: {least_text} in the job file",
         exit_code=Exit.DOES_NOT_FIT,
     )
 
