@@ -259,7 +259,7 @@ def _too_small(setting: Setting) -> UserError:
         "No schedule fits this memory budget.",
         code="budget-too-small",
         numbers=tuple(numbers),
-        hint=f"--gpu-budget {least_text}, or gpu_budget: {least_text} in the job file",
+        hint=f"give --gpu-budget {least_text} or, in the job file, gpu_budget: {least_text}",
         exit_code=Exit.DOES_NOT_FIT,
     )
 

@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_refused_with_the_least_possible_budget() -> None:
     assert str(refused.value) == (
         "No schedule fits this memory budget.\n"
         "  budget 2.0 GiB, least possible 3.8 GiB\n"
-        "  hint: --gpu-budget 3850MiB, or gpu_budget: 3850MiB in the job file   [budget-too-small]"
+        "  hint: give --gpu-budget 3850MiB or, in the job file, gpu_budget: 3850MiB   [budget-too-small]"
     )
     assert refused.value.exit_code == Exit.DOES_NOT_FIT
     hinted = re.search(r"--gpu-budget (\S+)", refused.value.hint)
