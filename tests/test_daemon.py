@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import redis
+from rich.console import Console
 
 from offmated import client as client_module
 from offmated import launcher
+from offmated.cli.follow import follow
 from offmated.client import Client
 from offmated.launcher import start_in_background
 from offmated.paths import Paths
@@ -331,6 +335,17 @@ def test_a_daemon_that_hangs_is_not_called_away(own: House, monkeypatch: pytest.
     own.daemon.send_signal(signal.SIGCONT)
     assert (caught.value.code, caught.value.numbers[1]) == ("daemon-silent", "no answer within 0.5 s")
     until(Client(own.paths).running, "it answers again")
+
+
+def test_following_goes_on_after_a_daemon_that_did_not_answer(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PATIENCE_S", 0.5)
+    daemon, number = own.daemon, own.submit("followed", steps=50)
+    assert daemon is not None
+    daemon.send_signal(signal.SIGSTOP)
+    waker = threading.Timer(1.5, daemon.send_signal, (signal.SIGCONT,))
+    waker.start()
+    assert follow(Client(own.paths), number, Console(file=io.StringIO()))["state"] == "done"
+    waker.join()
 
 
 def test_a_daemon_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

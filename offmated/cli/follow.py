@@ -11,6 +11,7 @@ from rich.console import Console
 from offmated.cli import views
 from offmated.client import Client
 from offmated.states import FINAL
+from planner.errors import UserError
 
 POLL_S = 0.5
 LINE_EVERY_S = 10.0
@@ -25,8 +26,14 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
     try:
         with screen.status("") as line:  # a moving line on terminals, nothing elsewhere
             while True:
-                job = client.job(job_id)
-                news.tell(job)
+                try:
+                    job = client.job(job_id)
+                    news.tell(job)
+                except UserError as error:
+                    if error.code != "daemon-silent":
+                        raise
+                    line.update("the daemon does not answer; the job may go on meanwhile")
+                    continue
                 if job["state"] in FINAL:
                     return job
                 line.update(" ".join(filter(None, (job["state"], views.progress(job), views.remaining(job)))))
