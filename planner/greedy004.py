@@ -15,7 +15,7 @@ from planner.chain import Tensor
 from planner.greedy import Setting, resident
 from planner.itinerary import Draft, Itinerary, Side, Trip, assemble, at_home, backward_stage, movable
 from planner.memory import gpu_usage
-from planner.program import OpKind, compile_program
+from planner.program import OpKind, order_program
 from planner.simulate import durations_s
 
 
@@ -49,7 +49,7 @@ class _Search:
         self.tensors: list[list[Tensor]] = movable(chain, setting.hardware)
         self.bytes = [sum(t.bytes for t in tensors) for tensors in self.tensors]
         plan = assemble(chain, resident(setting, options, "resident"), slices=setting.slices, clip=setting.clip)
-        program = compile_program(plan, chain)
+        program = order_program(plan, chain)
         number = {stage.name: s for s, stage in enumerate(plan.stages)}
         self.peak = [0] * self.stages
         self.seconds = [0.0] * self.stages

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from planner.bound import lower_bound_s
 from planner.chain import Chain
 from planner.errors import Exit, UserError
-from planner.greedy import Setting, candidates, frugal
+from planner.greedy import Setting, frugal
 from planner.hardware import Hardware
 from planner.instance import UPDATE_TRAFFIC_BYTES, Budgets, make_instance
+from planner.instant import instant
 from planner.itinerary import Draft, assemble
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
 from planner.oilp import Solution, solve_oilp
@@ -25,7 +26,7 @@ from planner.verify import verify
 
 TIME_LIMIT_S = 30.0
 GAP = 0.01
-_TRIES = 3
+_TRIES = 2  # moves that hardly gain before the next candidate's turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +170,7 @@ class _Search:
 
     def _candidates(self, least: Draft) -> Iterator[Draft]:
         yield least
-        yield from candidates(self.setting, lambda draft: self._fit(draft).fits)
+        yield from instant(self.setting, lambda draft: self._fit(draft).fits)
         for variant in _VARIANTS:
             left_s = self.deadline - time.monotonic()
             if left_s > 0 and (draft := self._solved(variant, left_s)) is not None:
@@ -182,7 +183,7 @@ class _Search:
         solution = solve_oilp(instance, time_limit_s=time_limit_s, gap=self.gap)
         if solution is None:
             return None
-        if variant.pace == 1.0:
+        if variant.pace == 1.0:  # the other proves nothing
             self.solutions.append(solution)
         return rounded_draft(
             s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, gap=self.gap,

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from planner.chain import Chain
 from planner.errors import UserError
-from planner.greedy import Setting, candidates
+from planner.greedy import Setting
 from planner.hardware import Hardware
 from planner.instance import Budgets
+from planner.instant import instant
 from planner.itinerary import Draft, assemble
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes
 from planner.program import Program, compile_program
@@ -56,7 +57,7 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
     def program_of(draft: Draft) -> Program:
         return compile_program(assemble(chain, draft, slices=slices, clip=clip), chain)
 
-    for draft in candidates(setting, lambda draft: gpu_peak_bytes(program_of(draft), chain) <= budget):
+    for draft in instant(setting, lambda draft: gpu_peak_bytes(program_of(draft), chain) <= budget):
         assert plan.step_s <= predicted_step_s(program_of(draft), chain, hardware)
 
 
@@ -79,9 +80,7 @@ def test_a_small_host_is_never_overfilled(chain: Chain, hardware: Hardware, shar
     everything = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
     host = int(share * everything)
     try:
-        plan = make_plan(
-            chain, hardware, gpu_budget_bytes=UNLIMITED, cpu_budget_bytes=host, slices=slices, clip=False
-        )
+        plan = make_plan(chain, hardware, gpu_budget_bytes=UNLIMITED, cpu_budget_bytes=host, slices=slices, clip=False)
     except UserError as error:
         assert error.code == "host-memory-too-small"
         assert all(not any(not o.offloaded_bytes for o in b.options) for b in chain.blocks)
