@@ -108,10 +108,13 @@ def _measure_kind(
     pairs: Mapping[str, Pair], device: torch.device, *, with_loss: bool
 ) -> dict[str, list[tuple[float, float]]]:
     """Option -> (forward, backward) seconds of each run, the warm-up first; nothing for an option that does not fit."""
-    pair = next(iter(pairs.values()))  # what goes in and what comes back is the same for all
-    primals = [_random(node, device) if node is not None else torch.empty(0) for node in pair.primals]
-    tangents = [_random(node, device) for node in pair.joint.tangents]
     runs: dict[str, list[tuple[float, float]]] = {option: [] for option in pairs}
+    pair = next(iter(pairs.values()))  # what goes in and what comes back is the same for all
+    try:
+        primals = [_random(node, device) if node is not None else torch.empty(0) for node in pair.primals]
+        tangents = [_random(node, device) for node in pair.joint.tangents]
+    except torch.OutOfMemoryError:
+        return runs
     fitting = dict(pairs)
     started = time.perf_counter()
     for _ in range(1 + _REPEATS):

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from planner import times as times_module
 from planner.codec import from_json, to_json
 from planner.errors import UserError
 from planner.frame import measure_frame, trace_blocks
@@ -236,3 +237,20 @@ def test_a_model_with_a_mean_per_slice_is_refused_for_several_slices(monkeypatch
         analyse(Job(**keys, gradient_accumulation_steps=2), CPU)
     assert (told.value.code, told.value.numbers[0]) == ("loss-per-slice", "gradient_accumulation_steps: 2")
     assert not analyse(Job(**keys), CPU).sums_slices
+
+
+def test_a_kind_whose_inputs_alone_do_not_fit_the_device_has_estimated_times(monkeypatch):
+    analysis = analyse_model(make_model("llama"), batch_of(), device=CPU)
+    estimate = estimate_times(analysis, HARDWARE)
+    large, own = analysis.names.kinds[-1], times_module._random
+    nodes = {id(node) for node in analysis.pairs[large]["keep"].joint.tangents}
+
+    def make(node, device):
+        if id(node) in nodes:
+            raise torch.OutOfMemoryError("injected")
+        return own(node, device)
+
+    monkeypatch.setattr(times_module, "_random", make)
+    measured = measure_times(analysis, CPU, HARDWARE)
+    assert measured.of(large, "keep") == estimate.of(large, "keep")
+    assert measured.of(analysis.names.kinds[1], "keep") != estimate.of(analysis.names.kinds[1], "keep")
