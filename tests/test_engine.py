@@ -602,3 +602,33 @@ def test_the_device_is_capped_as_the_engine_opens_and_once_a_step_has_run(make, 
     assert calls == [(1000, 900), (1000, 900)]
     engine.close()
     assert calls[2:] == ["uncap"]
+
+
+def test_an_interrupt_while_the_slices_are_started_ends_them_all(make, monkeypatch):
+    engine, _ = make("llama", slices=3)
+    calls = iter([KeyboardInterrupt()])
+
+    def start(iterable, maxlen):
+        for number, _ in enumerate(iterable):
+            if number == 1 and (error := next(calls, None)):
+                raise error
+
+    monkeypatch.setattr("worker.lockstep.deque", start)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, range(1), 3)
+    assert own_threads() == []
+
+
+def test_a_buffer_that_two_modules_share_moves_under_both_names():
+    model = make_model("llama")
+    shared = torch.ones(3)
+    for layer in model.model.layers[:2]:
+        layer.register_buffer("shared", shared)
+    chain, moved = chain_of(model), []
+    engine = Engine(
+        model, plan=resident_plan(chain), chain=chain, optimizer=adamw(model), max_grad_norm=None, device=CPU
+    )
+    engine._weights._move_buffers(lambda buffer: moved.append(buffer) or buffer.clone())
+    first, second = (layer.shared for layer in model.model.layers[:2])
+    assert first is second is not shared and sum(buffer is shared for buffer in moved) == 1
+    engine.close()

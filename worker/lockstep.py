@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -52,12 +54,13 @@ class Lockstep:
         self._gates = [threading.Semaphore(0) for _ in range(self._slices)]
         self._gates[0].release()
         context = contextvars.copy_context()
-        for k, thread in enumerate(self._threads):
-            thread.start(context.copy(), lambda k=k: self._slice(k, body))  # type: ignore[misc]
+        jobs = [(context.copy(), functools.partial(self._slice, k, body)) for k in range(self._slices)]
+        starts = map(SimpleQueue.put, [thread.work for thread in self._threads], jobs)
         interrupt: BaseException | None = None
         ended = 0
         while ended < self._slices:
             try:
+                deque(starts, maxlen=0)  # nothing comes between; after an interrupt, those that are left
                 self._finished.get()
                 ended += 1
             except BaseException as error:  # KeyboardInterrupt reaches only this thread
@@ -138,22 +141,19 @@ class Lockstep:
 
 
 class _SliceThread:
-    """A thread that runs what it is given, until it is closed."""
+    """A thread that runs what is put into `work`, until it is closed."""
 
     def __init__(self, k: int, threads: int) -> None:
-        self._work: SimpleQueue[tuple[contextvars.Context, Callable[[], None]] | None] = SimpleQueue()
+        self.work: SimpleQueue[tuple[contextvars.Context, Callable[[], None]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(threads,), name=f"offmate-slice{k}", daemon=True)
         self._thread.start()
 
-    def start(self, context: contextvars.Context, body: Callable[[], None]) -> None:
-        self._work.put((context, body))
-
     def close(self) -> None:
-        self._work.put(None)
+        self.work.put(None)
         self._thread.join()
 
     def _run(self, threads: int) -> None:
         torch.set_num_threads(threads)  # each thread has its own setting
-        while (work := self._work.get()) is not None:
+        while (work := self.work.get()) is not None:
             work[0].run(work[1])
             del work

@@ -39,9 +39,12 @@ class Weights:
         self._move_buffers(lambda buffer: machine.place(buffer, copy=False))
 
     def _move_buffers(self, move: Callable[[Tensor], Tensor]) -> None:
-        for name, buffer in list(self._model.named_buffers()):
+        moved: dict[int, Tensor] = {}  # modules may share one
+        for name, buffer in list(self._model.named_buffers(remove_duplicate=False)):
             module, _, local = name.rpartition(".")
-            setattr(self._model.get_submodule(module), local, move(buffer))
+            if id(buffer) not in moved:
+                moved[id(buffer)] = move(buffer)
+            setattr(self._model.get_submodule(module), local, moved[id(buffer)])
 
     @torch.no_grad()
     def _take(self, name: str, parameter: nn.Parameter) -> None:
