@@ -159,6 +159,14 @@ def _kept(row: PlanRow) -> KeptPlan:
     )
 
 
+def _is_known(row: PlanRow) -> bool:
+    try:
+        _kept(row)
+    except (KeyError, TypeError):
+        return False
+    return True
+
+
 def _unix(moment: datetime) -> float:
     """SQLite gives back moments without their zone; they were written in UTC."""
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
@@ -210,10 +218,10 @@ class Cache:
         self._keep(MeasurementRow, key, {"device": device[:255], "document": document})
 
     def plans(self) -> list[KeptPlan]:
-        """What plans there are, the one used last first."""
+        """What plans there are, the one used last first. Those in the form of another version are left out."""
         with self._transaction() as session:
             rows = session.scalars(select(PlanRow).order_by(PlanRow.used_at.desc(), PlanRow.id.desc())).all()
-            return [_kept(row) for row in rows]
+            return [_kept(row) for row in rows if _is_known(row)]
 
     def show_plan(self, key: str) -> dict[str, Any]:
         """`KeptPlan` and the document (see `PlanRow`) of the one plan whose key begins with `key`; no hit is

@@ -134,3 +134,16 @@ def test_measurements_are_found_by_kinds_options_machine_and_threads() -> None:
     assert key != measurement_key({"a": ["keep", "offload"]}, machine="test", threads=2)
     assert key != measurement_key({"b": ["keep"]}, machine="test", threads=2)
     assert key != measurement_key({"a": ["keep"]}, machine="test", threads=1)
+
+
+@pytest.mark.parametrize("document", [{}, {"plan": [], "hardware": {}}], ids=str)
+def test_a_plan_in_the_form_of_another_version_is_neither_found_nor_listed(
+    url: str, document: dict[str, object]
+) -> None:
+    cache = Cache(url)
+    for key in ("old", "new"):
+        cache.keep_plan(key, CACHED, model=key)
+    with Session(create_engine(url)) as session, session.begin():
+        session.scalars(select(PlanRow).where(PlanRow.key == "old")).one().document = document
+    assert cache.find_plan("old") is None
+    assert [kept.model for kept in cache.plans()] == ["new"]
