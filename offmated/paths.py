@@ -123,14 +123,14 @@ class Paths:
                 exit_code=Exit.USAGE,
             )
         try:
-            for folder in (self.state, self.runtime, self.broker, self.runs):
+            self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if self.state.stat().st_mode & stat.S_IWOTH and not self.database.exists():
+                raise _unusable(f"{self.state} can be written by every user")
+            for folder in (self.runtime, self.broker, self.runs):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.runtime.chmod(0o700)
-            shared = self.state.stat().st_mode & stat.S_IWOTH
         except OSError as error:
             raise _unusable(str(error)) from None
-        if shared and not self.database.exists():
-            raise _unusable(f"{self.state} can be written by every user")
 
 
 def _unusable(number: str) -> UserError:

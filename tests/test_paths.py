@@ -77,6 +77,7 @@ def test_a_folder_that_every_user_can_write_is_refused_unless_it_was_the_state_f
     with pytest.raises(UserError) as caught:
         Paths.at(tmp_path).create()
     assert (caught.value.code, caught.value.exit_code) == ("state-folder", Exit.USAGE)
+    assert not list(tmp_path.iterdir())
     (tmp_path / "offmate.db").touch()
     Paths.at(tmp_path).create()
 
