@@ -134,6 +134,13 @@ _VARIANTS = (
     _Variant(barrier=False, pace=1.0, source="o-ilp"),
     _Variant(barrier=False, pace=0.94, source="o-ilp with time to spare"),
 )
+# Few tensors round badly, and few blocks are solved at once: more attempts.
+_SHORT_BLOCKS = 24
+_SHORT_VARIANTS = (
+    _Variant(barrier=True, pace=1.0, source="o-ilp with barriers"),
+    _Variant(barrier=True, pace=0.94, source="o-ilp with time to spare, with barriers"),
+    _Variant(barrier=False, pace=0.85, source="o-ilp with much time to spare"),
+)
 
 
 class _Search:
@@ -171,7 +178,8 @@ class _Search:
     def _candidates(self, least: Draft) -> Iterator[Draft]:
         yield least
         yield from instant(self.setting, lambda draft: self._fit(draft).fits)
-        for variant in _VARIANTS:
+        short = len(self.setting.chain.blocks) <= _SHORT_BLOCKS
+        for variant in (*_VARIANTS, *(_SHORT_VARIANTS if short else ())):
             left_s = self.deadline - time.monotonic()
             if left_s > 0 and (draft := self._solved(variant, left_s)) is not None:
                 yield draft
