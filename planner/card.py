@@ -14,7 +14,7 @@ from planner.presets import is_preset, preset, usable_gpu_bytes
 from planner.probe import cpu_bytes, machine_name
 
 _PATIENCE_S = 30.0
-_FLOPS_PER_S = 10e12  # fp32, of a card nobody knows
+_FLOPS_PER_S = 8e12  # fp32, of a small card; a bf16 product runs at twice that at least
 _MEMORY_BYTES_PER_S = 300e9
 _LINK_BYTES_PER_S = 12e9
 _HOST_BYTES_PER_S = 20e9
