@@ -115,16 +115,12 @@ def itineraries(chain: Chain, fates: Sequence[Fate], solution: Solution, *, clip
             sent = circle.stage(gradients_sent[name])
             update = circle.stage(min(updates[name], back[name] - 1))
             journeys.append(
-                Itinerary(
-                    tensor=fate.tensor, side=Side.CPU, update=update, send=sent, drop=sent, weight=tuple(trips)
-                )
+                Itinerary(tensor=fate.tensor, side=Side.CPU, update=update, send=sent, drop=sent, weight=tuple(trips))
             )
             continue
         last = None if fate.side is Side.NOBODY else circle.stages - 1 - (0 if clip else fate.block)
         journeys.append(
-            Itinerary(
-                tensor=fate.tensor, side=fate.side, update=last, weight=tuple(trips), states=states.get(name, ())
-            )
+            Itinerary(tensor=fate.tensor, side=fate.side, update=last, weight=tuple(trips), states=states.get(name, ()))
         )
     return journeys
 

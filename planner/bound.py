@@ -105,9 +105,7 @@ def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class]) ->
     """At the head all activations are there; at block 0's backward all weights that stay after theirs."""
     of_block = {i: c for c in classes for i in c.blocks}
     weights = sum(p.weights) + sum(p.frozen)
-    states = sum(p.states) - pulp.lpSum(
-        p.state_spread[c.blocks[0]].most * c.total["X"] + c.total["Y"] for c in classes
-    )
+    states = sum(p.states) - pulp.lpSum(p.state_spread[c.blocks[0]].most * c.total["X"] + c.total["Y"] for c in classes)
     kept = pulp.lpSum(_chosen(p, c, "kept") for c in classes if c.blocks[0] != p.blocks - 1)
     turns = {
         p.blocks - 1: kept - pulp.lpSum(c.total["E"] + c.total["D"] for c in classes),

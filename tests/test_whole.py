@@ -72,9 +72,7 @@ def plain_peak_bytes(name: str, slices: int) -> int:
 
 
 def plan_of(chain: Chain, budget_bytes: int, slices: int, clip: bool = False) -> Plan:
-    return make_plan(
-        chain, hardware(), gpu_budget_bytes=budget_bytes, cpu_budget_bytes=2**30, slices=slices, clip=clip
-    )
+    return make_plan(chain, hardware(), gpu_budget_bytes=budget_bytes, cpu_budget_bytes=2**30, slices=slices, clip=clip)
 
 
 def run(engine: Engine | PlainEngine, steps: int, slices: int) -> tuple[list[Tensor], int]:
@@ -96,9 +94,7 @@ def test_the_peak_is_within_the_prediction_and_the_prediction_within_the_budget(
     budget = int(share * plain_peak_bytes(name, slices))
     plan = plan_of(chain, budget, slices)
     model = model_of(name)
-    engine = Engine(
-        model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=None, device=CPU, metered=True
-    )
+    engine = Engine(model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=None, device=CPU, metered=True)
     _, measured = run(engine, 3, slices)
     engine.drain()
     engine.close()
