@@ -122,6 +122,7 @@ class _Walk:
 
     def run(self) -> Iterator[Usage]:
         slices, done = self.program.slices, 0
+        stages = len(self.held) - 1
         for op in self.program.ops:
             if op.queue is not Queue.COMPUTE:
                 continue
@@ -134,8 +135,9 @@ class _Walk:
                     self._drop(op.subject)
                 case OpKind.RUN:
                     # Slices run a stage in order: those before this one wait for the next stage, those after for this.
-                    stage, k = divmod(done, slices)
+                    stage, k = divmod(done % (stages * slices), slices)
                     self.others = k * self.held[stage + 1] + (slices - 1 - k) * (self.held[stage] if stage else 0)
+                    self.others += op.round * slices * _LOSS_BYTES
                     done += 1
                     self.waiting = self.others + self.held[stage + 1]
                     peak = self._run(op, stage) + self.others - self.waiting
@@ -223,8 +225,8 @@ class HostParts:
 
     weights_bytes      working copies of weights that ever leave the device or that the CPU updates
     states_bytes       their optimizer states, likewise
-    gradients_bytes    gradients of tensors the CPU updates
-    offloaded_bytes    activations of all slices
+    gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds
+    offloaded_bytes    activations of a round's slices
     """
 
     weights_bytes: int = 0
@@ -242,12 +244,12 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
     """What has a host copy."""
     updated = plan.cpu_updated()
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
-    on_cpu = [t for t in chain.tensors() if t.name in updated]
+    between = {item[2:] for item in moved if item[0] == "g" and plan.rounds > 1}
     offloaded = sum(b.option(name).offloaded_bytes for b, name in zip(chain.blocks, plan.options, strict=True))
     return HostParts(
         weights_bytes=sum(t.bytes for t in chain.tensors() if t.name in updated or f"w:{t.name}" in moved),
         states_bytes=sum(t.state_bytes for t in chain.tensors() if t.name in updated or f"s:{t.name}" in moved),
-        gradients_bytes=sum(t.gradient_bytes for t in on_cpu),
+        gradients_bytes=sum(t.gradient_bytes for t in chain.tensors() if t.name in updated | between),
         offloaded_bytes=plan.slices * offloaded,
     )
 

@@ -22,7 +22,7 @@ _FIELDS = {"prefetch": "prefetch", "offload": "offload", "evict": "evict", "cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One block's forward or backward, all slices, and what happens beside it.
+    """One block's forward or backward, all slices of a round, and what happens beside it.
 
     prefetch    items whose device copy is allocated at the stage's start and filled during it (from the host); the
                 stage waits for those it reads itself
@@ -32,6 +32,10 @@ class Stage:
     gpu_update  tensors updated on the GPU at the stage's end
 
     Items are "w:" weight, "g:" gradient, "s:" optimizer states, with the tensor's name.
+
+    All rounds have the same stages, but updates, states' transfers and copies of what was updated belong to the last
+    round (to the next step's first where they are listed before the update's stage), and gradients come back from the
+    second round on. A gradient that the device updates from is in the last round neither sent nor released before that.
     """
 
     block: int

@@ -34,13 +34,13 @@ def verify(program: Program, chain: Chain, *, gpu_budget_bytes: int | None = Non
 
 
 def _turns_are_complete(program: Program, chain: Chain) -> None:
-    """Every block runs every slice once per direction, stage by stage, slices in order."""
-    wanted = [
-        f"{direction}{index}.{k}" for direction, index in stage_order(len(chain.blocks)) for k in range(program.slices)
-    ]
-    turns = [op.subject for op in program.ops if op.kind is OpKind.RUN]
+    """In every round every block runs every slice once per direction, stage by stage, slices in order."""
+    order = [f"{d}{index}.{k}" for d, index in stage_order(len(chain.blocks)) for k in range(program.slices)]
+    wanted = [(number, turn) for number in range(program.rounds) for turn in order]
+    turns = [(op.round, op.subject) for op in program.ops if op.kind is OpKind.RUN]
     if turns != wanted:
-        raise InvalidProgram(f"turns are {turns[:8]}…, expected {wanted[:8]}…")
+        odd = next((pair for pair in zip(turns, wanted, strict=False) if pair[0] != pair[1]), None)
+        raise InvalidProgram(f"turns are {odd[0] if odd else len(turns)}, expected {odd[1] if odd else len(wanted)}")
 
 
 def _conflicts_are_ordered(program: Program, chain: Chain) -> None:
@@ -99,7 +99,7 @@ class _State:
             if item[0] not in "ws" or item[2:] not in known:
                 raise InvalidProgram(f"{item} cannot be on the device when a step begins")
         self.version = dict.fromkeys(known | self.frame, 0)
-        self.device = dict.fromkeys(program.resident, 0)  # item -> version; of "g:" the slices added
+        self.device = dict.fromkeys(program.resident, 0)  # item -> version; of "g:" the contributions added
         self.host = {f"{kind}:{name}": 0 for name in known for kind in "ws"}
         self.gradient: dict[str, int] = {}  # tensor -> contributions so far
         self.sent: set[str] = set()  # complete gradients on the host
@@ -109,7 +109,11 @@ class _State:
         self.users = chain.users()
 
     def complete(self, name: str) -> bool:
-        return self.gradient.get(name, 0) == len(self.users[name]) * self.program.slices
+        return self.gradient.get(name, 0) == self._of_round(name) * self.program.rounds
+
+    def _of_round(self, name: str) -> int:
+        """What a round adds to the gradient."""
+        return len(self.users[name]) * self.program.slices
 
     def gone(self, op: Op, item: str) -> None:
         if item not in self.device:
@@ -123,7 +127,7 @@ class _State:
                 self.device[op.subject] = -1
             case OpKind.FREE:
                 self.gone(op, op.subject)
-                if op.subject[0] == "g" and not (op.subject in self.sent or self.updated.get(op.subject[2:])):
+                if op.subject[0] == "g" and not self._used(op.subject):
                     raise InvalidProgram(f"{op.name} drops a gradient that nothing has used")
                 del self.device[op.subject]
             case OpKind.FETCH:
@@ -147,9 +151,19 @@ class _State:
             case OpKind.RUN:
                 self._run(op)
 
+    def _used(self, item: str) -> bool:
+        """The gradient's sum is on the host, or the update is done."""
+        on_host = item in self.host and self.host[item] == self.gradient.get(item[2:])
+        return on_host or (self.complete(item[2:]) and bool(self.updated.get(item[2:])))
+
     def _fetch(self, op: Op) -> None:
         item = op.subject
         self.gone(op, item)
+        if item[0] == "g":
+            if self.host.get(item) != self.gradient.get(item[2:], 0):
+                raise InvalidProgram(f"{op.name}: the host's copy of {item} is not the sum so far")
+            self.device[item] = self.host[item]
+            return
         if item[0] == "a":
             if item not in self.host:
                 raise InvalidProgram(f"{op.name}: {item} was not sent to the host")
@@ -163,9 +177,11 @@ class _State:
         item = op.subject
         self.gone(op, item)
         if item[0] == "g":
-            if not self.complete(item[2:]):
+            if self.gradient[item[2:]] % self._of_round(item[2:]):
                 raise InvalidProgram(f"{op.name}: the gradient is not complete")
-            self.sent.add(item)
+            self.sent.discard(item)  # of the step before, if no update has taken it
+            if self.complete(item[2:]):
+                self.sent.add(item)
         self.host[item] = self.device[item]
 
     def _update(self, op: Op, name: str) -> None:
@@ -211,13 +227,17 @@ class _State:
             raise InvalidProgram(f"{op.name}: {activations} is not back on the device")
         for tensor in block.tensors:
             if tensor.trainable:
-                self.gradient[tensor.name] = self.gradient.get(tensor.name, 0) + 1
-                self.device[f"g:{tensor.name}"] = 0
+                before = self.gradient.get(tensor.name, 0)
+                if before != self.device.get(f"g:{tensor.name}", 0):
+                    raise InvalidProgram(f"{op.name}: the sum of {tensor.name}'s gradients so far is not on the device")
+                self.gradient[tensor.name] = self.device[f"g:{tensor.name}"] = before + 1
 
     def end_step(self) -> None:
         if set(self.device) != set(self.program.resident):
             odd = min(set(self.device) ^ set(self.program.resident))
             raise InvalidProgram(f"the cycle does not close: {odd} is on the device at one end of the step only")
+        for name in self.gradient:
+            self.host.pop(f"g:{name}", None)
         self.gradient.clear()
         self.normed.clear()
         self.clipped = False

@@ -54,15 +54,17 @@ HARDWARE = Hardware(
 )  # fmt: skip
 
 
-def plan(text: str, *, options: str, resident: str = "", slices: int = 1, clip: bool = False) -> Plan:
+def plan(text: str, *, options: str, resident: str = "", slices: int = 1, rounds: int = 1, clip: bool = False) -> Plan:
     """A plan from stage lines (stages without a line do nothing beside computing), options and resident items."""
     given = {s.name: s for s in (Stage.parse(line.strip()) for line in text.strip().splitlines() if line.strip())}
     names = tuple(options.split())
     stages = tuple(given.get(f"{d}{i}", Stage(direction=d, block=i)) for d, i in stage_order(len(names)))
-    return Plan(stages=stages, options=names, resident=tuple(resident.split()), slices=slices, clip=clip)
+    return Plan(stages=stages, options=names, resident=tuple(resident.split()), slices=slices, rounds=rounds, clip=clip)
 
 
-def resident_plan(a_chain: Chain, *, option: str = "keep", slices: int = 1, clip: bool = False) -> Plan:
+def resident_plan(
+    a_chain: Chain, *, option: str = "keep", slices: int = 1, rounds: int = 1, clip: bool = False
+) -> Plan:
     """Everything stays on the device, every tensor is updated there."""
     tensors = list(a_chain.tensors())
     users = a_chain.users()
@@ -77,7 +79,7 @@ def resident_plan(a_chain: Chain, *, option: str = "keep", slices: int = 1, clip
         )
     options = tuple(option if any(o.name == option for o in b.options) else "keep" for b in a_chain.blocks)
     items = tuple(f"{kind}:{t.name}" for t in tensors for kind in "ws")
-    return Plan(stages=tuple(stages), options=options, resident=items, slices=slices, clip=clip)
+    return Plan(stages=tuple(stages), options=options, resident=items, slices=slices, rounds=rounds, clip=clip)
 
 
 # The first layer's second tensor streams and is updated by the CPU, as is the second layer's first one, whose update
@@ -96,3 +98,21 @@ B0 cpu=l0.b gpu=e evict=g:e,g:l0.a
 def mixed_plan(slices: int = 1, options: str = "keep recompute offload keep") -> Plan:
     """Both update sides, all three options, weights and states that travel, for `chain(2)`."""
     return plan(MIXED, options=options, resident="w:e s:e w:h s:h w:l0.a s:l0.a", slices=slices)
+
+
+# The same with gradients that come back for the next round: those of the weights that the CPU updates, and that of the
+# weight that travels with its states.
+ROUNDS = """
+F0 prefetch=w:l0.b cpu=l1.a
+F1 prefetch=w:l1.a,w:l1.b evict=w:l0.b
+F2 evict=w:l1.a
+H3 prefetch=w:l1.a,g:l1.a,g:l1.b gpu=h evict=g:h
+B2 prefetch=w:l0.b,s:l1.b,g:l0.b offload=g:l1.b gpu=l1.b evict=w:l1.a,g:l1.b
+B1 offload=w:l1.b,s:l1.b,g:l1.a,g:l0.b evict=w:l1.b,s:l1.b,g:l1.a,w:l0.b,g:l0.b gpu=l0.a
+B0 cpu=l0.b gpu=e evict=g:e,g:l0.a
+"""
+
+
+def rounds_plan(rounds: int = 2, slices: int = 2, options: str = "keep recompute offload keep") -> Plan:
+    """`mixed_plan` in rounds."""
+    return plan(ROUNDS, options=options, resident="w:e s:e w:h s:h w:l0.a s:l0.a", slices=slices, rounds=rounds)
