@@ -1,0 +1,250 @@
+"""The engine for people with a training loop of their own: a line before it, a line in it, a line after it.
+
+Like this; examples/own_loop.py runs:
+
+    engine = prepare(model, batch, optimizer=optimizer, gpu_budget="6GiB")
+    for batch in batches:
+        loss = engine.step(batch)
+        scheduler.step()
+    model = engine.restore()
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.chain import Chain
+from planner.errors import Exit, UserError
+from planner.plan import Plan
+from planner.probe import measure_hardware
+from planner.profile import Analysis, analyse_model, estimate_times, measure_times
+from planner.site import check_budgets, find_site
+from planner.solve import make_plan
+from planner.units import format_bytes, format_seconds, parse_bytes
+from worker.checkpoint import Checkpoints, Origin
+from worker.data import IGNORED
+from worker.engine import Engine
+from worker.seeds import micro_batch_seed
+from worker.torch_adamw import learning_rate, settings_of
+
+log = logging.getLogger(__name__)
+
+Batch = Mapping[str, Tensor]
+"""What the model's forward is called with: `input_ids` and `labels` [rows, length], int64, and other tensors."""
+
+
+def prepare(
+    model: nn.Module,
+    batch: Batch | Sequence[Batch],
+    *,
+    optimizer: torch.optim.AdamW,
+    gpu_budget: str | int | None = None,
+    cpu_budget: str | int | None = None,
+    max_grad_norm: float | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    measure: bool = True,
+) -> LoopEngine:
+    """An engine that trains `model` within the budgets, with the numbers of plain PyTorch.
+
+    `batch` is a sample of the largest shape that will come; a list of them for a step of several micro-batches, whose
+    gradients add up. `model` is on the CPU, in fp32 or in bf16 (then masters and moments are fp32); parameters that do
+    not require grad are not trained. `optimizer` is an AdamW, fresh, over all parameters that do; its learning rate is
+    read at every step, so schedulers of torch work on it. Budgets are bytes or like "6GiB"; by default what is free.
+    Micro-batch k of step n runs under `torch.manual_seed(worker.seeds.micro_batch_seed(seed, n, k))`. `measure`: time
+    the model's blocks on the device first, which takes seconds; otherwise the plan rests on an estimate.
+
+    Raises UserError for what cannot be trained, and where no plan fits.
+    """
+    batches = _listed(batch)
+    _check_model(model)
+    _check_sample(batches)
+    settings = settings_of(optimizer, model)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    use_cache = _set_cache(model, False)
+    _move_buffers(model.train(), place)
+    analysis = analyse_model(model, _largest(batches), device=place)
+    if len(batches) > 1 and not analysis.sums_slices:
+        raise UserError(
+            f"{type(model).__name__} takes the mean over each micro-batch by itself.", code="loss-per-slice",
+            exit_code=Exit.USAGE,
+            numbers=(f"{len(batches)} micro-batches, and its loss does not use num_items_in_batch",),
+            hint="prepare it with one, larger, batch",
+        )  # fmt: skip
+    dtype = next(model.parameters()).dtype
+    plan, chain = _plan(analysis, place, dtype, gpu_budget, cpu_budget, len(batches), max_grad_norm, measure=measure)
+    log.info(
+        "plan: a step takes %s, the device holds %s at most", format_seconds(plan.step_s),
+        format_bytes(plan.gpu_peak_bytes),
+    )  # fmt: skip
+    engine = Engine(model, plan=plan, chain=chain, optimizer=settings, max_grad_norm=max_grad_norm, device=place)
+    return LoopEngine(engine, model, plan, _largest(batches), optimizer, seed=seed, use_cache=use_cache)
+
+
+class LoopEngine:
+    """What `prepare` gives. `plan` is what it works under; `grad_norm` the last step's gradients' global norm before
+    clipping, None without clipping; `peak_bytes` the most device memory of the last step, None where nobody counts.
+
+    Until `restore` the model's parameters are shapes without content. A step may leave updates running on the CPU.
+    """
+
+    def __init__(
+        self, engine: Engine, model: nn.Module, plan: Plan, sample: Batch, optimizer: torch.optim.AdamW, *, seed: int,
+        use_cache: bool | None,
+    ) -> None:  # fmt: skip
+        self.plan = plan
+        self.grad_norm: Tensor | None = None
+        self.peak_bytes: int | None = None
+        self._engine, self._model, self._sample, self._optimizer = engine, model, sample, optimizer
+        self._seed, self._use_cache = seed, use_cache
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps so far, those before a `load` included."""
+        return self._engine.steps_done
+
+    def step(self, batch: Batch | Sequence[Batch]) -> Tensor:
+        """One optimizer step; as many micro-batches as `prepare` was given. Returns the loss, a number on the device:
+        the model's own for one micro-batch, the mean over all their trained tokens for several.
+
+        Raises UserError for a batch that the plan is not for, and what the model raised; then `load` a checkpoint.
+        """
+        batches = _listed(batch)
+        self._check(batches)
+        seeds = [micro_batch_seed(self._seed, self.steps_done, k) for k in range(len(batches))]
+        rate = learning_rate(self._optimizer)
+        if len(batches) == 1:
+            result = self._engine.step(batches, seeds=seeds, learning_rate=rate)
+        else:
+            items = sum((b["labels"][:, 1:] != IGNORED).sum() for b in batches)
+            result = self._engine.step(batches, seeds=seeds, learning_rate=rate, num_items_in_batch=items)
+        self._optimizer.step()  # on no gradients: it does nothing, but its schedulers and hooks see a step
+        self.grad_norm, self.peak_bytes = result.grad_norm, result.peak_bytes
+        return result.losses[0] if len(batches) == 1 else torch.stack(result.losses).sum()
+
+    def _check(self, batches: Sequence[Batch]) -> None:
+        if len(batches) != self.plan.slices:
+            raise _unfit(
+                f"{len(batches)} micro-batches, the plan is for {self.plan.slices}",
+                "give as many as prepare() was given",
+            )
+        for batch in batches:
+            if batch.keys() != self._sample.keys():
+                raise _unfit(
+                    f"it has {', '.join(sorted(batch))}; the plan is for {', '.join(sorted(self._sample))}",
+                    "give prepare() a sample with the same entries",
+                )
+            for name, tensor in batch.items():
+                room = self._sample[name].shape
+                if len(tensor.shape) != len(room) or any(n > m for n, m in zip(tensor.shape, room, strict=True)):
+                    raise _unfit(
+                        f"{name} has shape {list(tensor.shape)}, the plan is for {list(room)} at most",
+                        "give prepare() a sample of the largest shape",
+                    )
+
+    def save(self, path: Path | str) -> Path:
+        """Write all that is needed to go on into `path`/step-N, N being the steps done; when it is on disk, older ones
+        there are removed. Returns it. Raises UserError when the disk is full or a number is not finite."""
+        trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
+        return _checkpoints(Path(path)).save(self.steps_done, self._engine.state(), 12 * trained + 2**20)
+
+    def load(self, path: Path | str) -> None:
+        """Go on from what `save` wrote into `path`: bit for bit as if nothing had happened. A scheduler has a state of
+        its own. Raises UserError where there is no whole checkpoint, ValueError when it is of another model."""
+        last = _checkpoints(Path(path)).latest()
+        if last is None:
+            raise UserError(f"There is no checkpoint in {path}.", code="no-checkpoint", exit_code=Exit.USAGE)
+        self._engine.load_state(last.tensors(), step=last.step)
+
+    def restore(self) -> nn.Module:
+        """The model as it was, plain, on the CPU, with its trained weights. Ends the engine."""
+        model = self._engine.restore()
+        if self._use_cache is not None:
+            _set_cache(model, self._use_cache)
+        return model
+
+    def close(self) -> None:
+        """End the engine without giving the model back."""
+        self._engine.close()
+
+
+def _listed(batch: Batch | Sequence[Batch]) -> list[Batch]:
+    return [batch] if isinstance(batch, Mapping) else list(batch)
+
+
+def _largest(batches: Sequence[Batch]) -> Batch:
+    return max(batches, key=lambda batch: batch["input_ids"].numel())
+
+
+def _unfit(number: str, hint: str) -> UserError:
+    return UserError(
+        "This batch does not fit the plan.", code="batch-not-usable", exit_code=Exit.USAGE, numbers=(number,), hint=hint
+    )
+
+
+def _check_sample(batches: Sequence[Batch]) -> None:
+    for batch in batches:
+        if missing := [name for name in ("input_ids", "labels") if name not in batch]:
+            raise _unfit(f"it has no {missing[0]}", "give prepare() a batch with input_ids and labels")
+    if not batches:
+        raise _unfit("there is none", "give prepare() a batch, or a list of the micro-batches of a step")
+
+
+def _check_model(model: nn.Module) -> None:
+    elsewhere = next((f"{name} is on {p.device}" for name, p in model.named_parameters() if p.device.type != "cpu"), "")
+    if elsewhere:
+        raise UserError(
+            "The model's weights are not in host memory.", code="model-not-usable", exit_code=Exit.USAGE,
+            numbers=(elsewhere,), hint="load it on the CPU; what the plan wants on the GPU is brought there",
+        )  # fmt: skip
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise UserError(
+            "The model has gradient checkpointing switched on.", code="model-not-usable", exit_code=Exit.USAGE,
+            hint="model.gradient_checkpointing_disable(); the planner decides what is recomputed",
+        )  # fmt: skip
+
+
+def _set_cache(model: nn.Module, value: bool) -> bool | None:
+    """Switch the model's cache of keys and values, which is for generation. Returns what it was; None: it has none."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "use_cache"):
+        return None
+    before = bool(config.use_cache)
+    config.use_cache = value
+    return before
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """What code of the model looks at must be where it will be."""
+    moved: dict[Tensor, Tensor] = {}  # modules may share one
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            moved[buffer] = moved[buffer] if buffer in moved else buffer.to(device)
+            setattr(module, name, moved[buffer])
+
+
+def _plan(
+    analysis: Analysis, device: torch.device, dtype: torch.dtype, gpu_budget: str | int | None,
+    cpu_budget: str | int | None, slices: int, max_grad_norm: float | None, *, measure: bool,
+) -> tuple[Plan, Chain]:  # fmt: skip
+    site = find_site(device, dtype, measure=True)
+    gpu, cpu = (None if size is None else parse_bytes(size) for size in (gpu_budget, cpu_budget))
+    check_budgets(gpu, cpu, site)
+    hardware = measure_hardware(device, dtype) if measure else site.machine
+    times = measure_times(analysis, device, hardware) if measure else estimate_times(analysis, hardware)
+    chain = analysis.chain(times)
+    plan = make_plan(
+        chain, hardware, gpu_budget_bytes=gpu or hardware.gpu_bytes, cpu_budget_bytes=cpu or hardware.cpu_bytes,
+        slices=slices, clip=max_grad_norm is not None,
+    )  # fmt: skip
+    return plan, chain
+
+
+def _checkpoints(folder: Path) -> Checkpoints:
+    return Checkpoints(folder, keep=1, origin=Origin(job={}, data="", total_steps=0, plan=""))
