@@ -21,7 +21,7 @@ class Tensor:
 
     `bytes` is the working copy that computes and travels; `state_bytes` everything the optimizer keeps for it
     (moments, and the fp32 master where the working copy is narrower). `row_bytes` is one row's gradient of an embedding
-    that is tied to the head: with several slices the rows of the round's tokens are kept aside per slice.
+    that is tied to the head: with several slices the rows of the step's tokens are kept aside (`planner.moments.Rows`).
     """
 
     name: str

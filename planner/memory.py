@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from planner.chain import Chain, Option, Tensor
+from planner.moments import tied_rows
 from planner.plan import Direction, Plan, stage_order
 from planner.program import Op, OpKind, Program, Queue
 
@@ -98,6 +99,7 @@ class _Walk:
         self.tensors: dict[str, Tensor] = {t.name: t for t in chain.tensors()}
         self.options = [block.option(name) for block, name in zip(chain.blocks, program.options, strict=True)]
         self.users = chain.users()
+        self.rows = tied_rows(chain, program.slices)
         self.held = [self._held_bytes(*stage) for stage in stage_order(len(chain.blocks))] + [_LOSS_BYTES]
         self.items: dict[str, int] = {}
         self.now = 0
@@ -187,20 +189,17 @@ class _Walk:
             if not tensor.trainable:
                 continue
             self._add(f"g:{tensor.name}", tensor.gradient_bytes)
-            users, slices = self.users[tensor.name], self.program.slices
-            if len(users) > 1 and tensor.row_bytes and slices > 1:
-                # The head's gradient rows of each slice wait for the embedding's, to be added in plain order.
-                tokens = slices * self.chain.slice_tokens
-                rows_bytes = min(tensor.gradient_bytes, tokens * tensor.row_bytes)
-                if index == users[0]:
-                    transient += rows_bytes
-                    if k > 0:
-                        self._drop(f"rows:{tensor.name}.{k}")
-                    if k == slices - 1:
-                        self._drop(f"rows:{tensor.name}.0")
-                else:
-                    self._add(f"rows:{tensor.name}.{k}", rows_bytes)
-                    transient += rows_bytes
+            rows = self.rows.get(tensor.name)
+            if rows is None:
+                continue
+            # The head's gradient rows wait, slice by slice, for the embedding's, to be added in plain order.
+            item = f"rows:{tensor.name}.{k}"
+            if index == self.users[tensor.name][0]:
+                transient += rows.taking_bytes(k)
+                self._drop(item)
+            elif item not in self.items:
+                self._add(item, rows.aside_bytes(k))
+                transient += rows.aside_bytes(k) + rows.masking_bytes(k)
         return transient
 
     def _item_bytes(self, item: str) -> int:

@@ -2,8 +2,8 @@
 
 `planner.memory` walks a finished program and counts to the byte. A solver needs the same before there is a program: for
 each stage the few moments one of which is its peak, with weights, states and gradients that may be elsewhere left out.
-Slices run one after another, and all figures change evenly from one slice to the next, so the first and the last ones
-of a stage decide.
+Slices run one after another, and all figures change evenly from one slice to the next, or ever more, so the first and
+the last ones of a stage decide; only the rows of a tied embedding become fewer in another way.
 
 Symbols: L blocks, m slices, T = 2L - 1 stages, i the block of a stage, k the running slice.
 """
@@ -18,6 +18,8 @@ from planner.plan import Direction, stage_order
 
 _LOSS_BYTES = 4
 _NORM_BYTES = 4
+_INDEX_BYTES = 8
+ROWS_AT_ONCE = 1024  # rows of a tied embedding's gradient that are added together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +46,48 @@ def scratch_bytes(tensor: Tensor) -> int:
     return 4 * tensor.elements if tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements else 0
 
 
-def rows_bytes(chain: Chain, tensor: Tensor, slices: int) -> int:
-    """Gradient rows of a tied embedding that wait, per slice, from the head until its own backward adds them."""
-    if slices == 1 or not tensor.row_bytes or not tensor.trainable or len(chain.users()[tensor.name]) == 1:
-        return 0
-    return min(tensor.gradient_bytes, slices * chain.slice_tokens * tensor.row_bytes)
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Bytes of a tied embedding's gradient rows: what each slice has aside from the head's backward to the embedding's.
+
+    A slice's rows are those of the tokens of all slices up to it, each with its number; the first slice keeps only the
+    numbers, as its rows begin the sum (`worker.gradients`).
+    """
+
+    row_bytes: int
+    element_bytes: int
+    counts: tuple[int, ...]
+    all_rows: int
+
+    def aside_bytes(self, k: int) -> int:
+        """What slice k has aside."""
+        return self.counts[k] * (_INDEX_BYTES + (self.row_bytes if k else 0))
+
+    def masking_bytes(self, k: int) -> int:
+        """What the head's turn needs beside, to add the other rows to the sum."""
+        return self.all_rows * self.element_bytes if k else 0
+
+    def taking_bytes(self, k: int) -> int:
+        """What the embedding's turn needs beside, to add the rows aside."""
+        return min(self.counts[k], ROWS_AT_ONCE) * self.row_bytes
+
+
+def tied_rows(chain: Chain, slices: int) -> dict[str, Rows]:
+    """Name -> rows of each tied embedding whose gradients are added by rows: with several slices."""
+    users = chain.users()
+    found = {}
+    for tensor in chain.tensors():
+        if slices > 1 and tensor.row_bytes and tensor.trainable and len(users[tensor.name]) > 1:
+            all_rows = tensor.gradient_bytes // tensor.row_bytes
+            counts = tuple(min(all_rows, (k + 1) * chain.slice_tokens) for k in range(slices))
+            element_bytes = tensor.gradient_bytes // tensor.elements
+            found[tensor.name] = Rows(tensor.row_bytes, element_bytes, counts, all_rows)
+    return found
 
 
 def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
     """Per stage: the frame, norms, and gradients of tied tensors after the stage that made them, to their last use."""
-    last = len(chain.blocks) - 1
+    last, rows = len(chain.blocks) - 1, tied_rows(chain, slices)
     bytes_at = [chain.frame_bytes] * (2 * last + 1)
     tensors = {t.name: t for t in chain.tensors()}
     for name, blocks in chain.users().items():
@@ -61,7 +95,8 @@ def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
             continue
         made, used = 2 * last - blocks[-1], 2 * last - blocks[0]
         for stage in range(made + 1, used + 1):
-            bytes_at[stage] += tensors[name].gradient_bytes + slices * rows_bytes(chain, tensors[name], slices)
+            aside = sum(rows[name].aside_bytes(k) for k in range(slices)) if name in rows else 0
+            bytes_at[stage] += tensors[name].gradient_bytes + aside
         for stage in range(used + 1, 2 * last + 1) if clip else ():
             bytes_at[stage] += _NORM_BYTES
     return bytes_at
@@ -69,41 +104,41 @@ def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Gradients of a stage: the sums it makes; rows of a tied embedding that each of its slices puts aside, that each
-    takes up, and that a slice needs beside them while it does so.
-    """
+    """Gradients of a stage: the sums it makes; rows of tied embeddings that its slices put aside, or take up."""
 
     sums: int
-    rows_put: int
-    rows_taken: int
-    rows_beside: int
+    put: tuple[Rows, ...]
+    taken: tuple[Rows, ...]
 
     @classmethod
     def of(cls, chain: Chain, index: int, slices: int) -> _Made:
-        users = chain.users()
+        users, rows = chain.users(), tied_rows(chain, slices)
         tensors = [t for t in chain.blocks[index].tensors if t.trainable]
-        rows = {t.name: rows_bytes(chain, t, slices) for t in tensors}
         return cls(
             sums=sum(t.gradient_bytes for t in tensors if users[t.name][-1] == index),
-            rows_put=sum(rows[t.name] for t in tensors if users[t.name][-1] == index),
-            rows_taken=sum(rows[t.name] for t in tensors if users[t.name][0] == index),
-            rows_beside=sum(rows.values()),
+            put=tuple(rows[t.name] for t in tensors if t.name in rows and users[t.name][-1] == index),
+            taken=tuple(rows[t.name] for t in tensors if t.name in rows and users[t.name][0] == index),
         )
 
-    def rows_during(self, k: int) -> int:
-        """Rows while slice k runs, above those that wait for all slices where an earlier stage put them aside."""
-        return k * self.rows_put - max(0, k - 1) * self.rows_taken + self.rows_beside
+    def during(self, k: int) -> int:
+        """Bytes of rows while slice k runs, above those that wait for all slices where an earlier stage put them."""
+        beside = sum(r.masking_bytes(k) for r in self.put) + sum(r.taking_bytes(k) for r in self.taken)
+        return beside + sum(r.aside_bytes(j) for r in self.put for j in range(k + 1)) - self._gone(k - 1)
 
-    def rows_after(self, k: int, slices: int) -> int:
-        """Rows after slice k: the first slice's are taken up last."""
-        return (k + 1) * self.rows_put - (slices if k == slices - 1 else k) * self.rows_taken
+    def after(self, k: int) -> int:
+        """Likewise after slice k."""
+        return sum(r.aside_bytes(j) for r in self.put for j in range(k + 1)) - self._gone(k)
+
+    def _gone(self, k: int) -> int:
+        return sum(r.aside_bytes(j) for r in self.taken for j in range(k + 1))
 
 
 def moments(chain: Chain, slices: int, clip: bool) -> Iterator[Moment]:
     """All moments of a cycle, stage by stage. Gradients that earlier stages made are in `standing_bytes`."""
     for stage, (direction, index) in enumerate(stage_order(len(chain.blocks))):
         made = _Made.of(chain, index, slices)
-        for k in sorted({0, min(1, slices - 1), max(0, slices - 2), slices - 1}):
+        ends = {0, min(1, slices - 1), max(0, slices - 2), slices - 1}
+        for k in range(slices) if made.taken else sorted(ends):
             if direction is Direction.FORWARD:
                 yield _forward(chain, stage, index, slices, k)
             elif direction is Direction.HEAD:
@@ -139,8 +174,8 @@ def _head(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Mome
     bytes_of = {
         (i, o): max(
             block.forward_held_bytes,
-            option.forward_peak_bytes + (made.sums if k else 0) + made.rows_during(k),
-            made.sums + made.rows_after(k, m) + max(block.forward_frame_bytes, below.backward_held_bytes),
+            option.forward_peak_bytes + (made.sums if k else 0) + made.during(k),
+            made.sums + made.after(k) + max(block.forward_frame_bytes, below.backward_held_bytes),
         )
         for o, option in enumerate(block.options)
     }
@@ -162,8 +197,8 @@ def _backward(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> 
             peak = option.backward_peak_bytes + made.sums if first is None else first
         kept, offloaded = kept_bytes(block, option), option.offloaded_bytes
         running = max(
-            kept + offloaded + block.backward_held_bytes + peak + made.rows_during(k),
-            made.sums + made.rows_after(k, m) + max(block.backward_frame_bytes, below),
+            kept + offloaded + block.backward_held_bytes + peak + made.during(k),
+            made.sums + made.after(k) + max(block.backward_frame_bytes, below),
         )
         coming = offloaded if k < m - 1 else 0  # the next slice comes back while this one runs
         bytes_of[i, o] = (m - 1 - k) * kept + coming + running
@@ -186,7 +221,7 @@ def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -
     bytes_of: dict[tuple[int, int], int] = {}
     if i:
         _add_offloaded(bytes_of, chain, i - 1)
-    fixed = held + made.sums + made.rows_after(m - 1, m) + scratch + norms
+    fixed = held + made.sums + made.after(m - 1) + scratch + norms
     return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of, update=True)
 
 

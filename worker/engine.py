@@ -159,12 +159,16 @@ class Engine:
             return value
         return self._machine.stage(value).to(self._machine.device, non_blocking=True)
 
-    def _tokens(self, batches: Sequence[Mapping[str, Tensor]]) -> Tensor | None:
+    def _tokens(self, batches: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Per slice the tokens of all slices up to it, each once; empty where no gradient is added by rows."""
         if not self._shared:
-            return None
+            return []
+        seen, rows = torch.empty(0, dtype=torch.int64), []
         with self._machine.on_host():
-            rows: Tensor = torch.unique(torch.cat([batch["input_ids"].flatten() for batch in batches]))
-        return self._machine.stage(rows).to(self._machine.device, non_blocking=True)
+            for batch in batches:
+                seen = torch.unique(torch.cat([seen, batch["input_ids"].flatten()]))
+                rows.append(self._machine.stage(seen))
+        return rows
 
     def _forward(
         self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], model_kwargs: Mapping[str, Any]

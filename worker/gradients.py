@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from planner.moments import ROWS_AT_ONCE
 from worker.device import Device
 from worker.machine import Machine
 from worker.optimizer import StepValues
@@ -17,8 +18,8 @@ class Gradients:
 
     A tensor in `by_rows` belongs to the first block and to the last. Plain accumulation adds its gradients up as
     (h1 + e1) + (h2 + e2) …, h from the last block's backward and e from the first's. Block by block they arrive as
-    h1, h2, …, e1, e2, …. Only the rows of the step's tokens have an e, so for these rows each h is kept aside until its
-    e arrives; all other rows are sums of h anyway.
+    h1, h2, …, e1, e2, …. Only the rows of a slice's tokens have an e. So up to the first slice that has a row's token
+    its h go straight into the sum; from then on they are kept aside until their e arrives.
     """
 
     def __init__(
@@ -27,35 +28,41 @@ class Gradients:
     ) -> None:  # fmt: skip
         """`frame`: the frame's parameters, whose gradients autograd adds up; `order`: names as `named_parameters()` has
         them, the order in which norms are stacked."""
-        self._items, self._frame = device.items, frame
+        self._items, self._machine, self._frame = device.items, machine, frame
         self._order, self._by_rows, self._max_norm = order, frozenset(by_rows), max_norm
         self._norms: dict[str, Tensor] = {}
-        self._aside: dict[tuple[str, int | None], Tensor] = {}
-        self.rows: Tensor | None = None
+        self._rows: Sequence[Tensor] = ()
+        self._aside: dict[tuple[str, int], tuple[Tensor, Tensor | None]] = {}
         # One for all steps: the next norm waits for the CPU updates that read it.
         self._host_coefficient = machine.host_empty((), torch.float32)
 
-    def begin_step(self, rows: Tensor | None) -> None:
-        """`rows`: the step's tokens on the device, sorted, each once; None where no tensor is added by rows."""
+    def begin_step(self, rows: Sequence[Tensor]) -> None:
+        """`rows`: per slice, the tokens of all slices up to this one, each once; staged in host memory. Empty where no
+        tensor is added by rows."""
         self._norms.clear()
-        self.rows = rows
+        self._rows = rows
 
     def clear(self) -> None:
         """Forget everything, after an error."""
         self._norms.clear()
         self._aside.clear()
-        self.rows = None
         for parameter in self._frame.values():
             parameter.grad = None  # half a sum, which the next step would add to
 
     def add(self, name: str, k: int, gradient: Tensor, *, fresh: bool, last_block: bool) -> None:
         """Add slice `k`'s gradient. `fresh`: nothing else sees its memory, so it may become the sum itself."""
-        if self.rows is not None and name in self._by_rows:
-            if not last_block:
-                self._add_rows(name, k, gradient)
-                return
-            self._aside[name, k] = gradient.index_select(0, self.rows)
+        by_rows = name in self._by_rows
+        if by_rows and not last_block:
+            self._take_up(name, k, gradient)
+            return
         total = self._items.get(f"g:{name}")
+        if by_rows:
+            rows = self._rows[k].to(gradient.device, non_blocking=True, copy=True)
+            self._aside[name, k] = rows, None if total is None else gradient.index_select(0, rows)
+            if total is not None:  # a product with 1 is exact, and so is a sum with 0
+                others = gradient.new_ones(len(gradient), 1).index_fill_(0, rows, 0.0)
+                total[0].addcmul_(gradient, others)
+                return
         if total is not None:
             total[0].add_(gradient)
         elif fresh and gradient.is_contiguous():
@@ -64,14 +71,13 @@ class Gradients:
             buffer = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
             self._items[f"g:{name}"] = [buffer.copy_(gradient)]
 
-    def _add_rows(self, name: str, k: int, gradient: Tensor) -> None:
-        assert self.rows is not None
-        part = self._aside.pop((name, k)).add_(gradient.index_select(0, self.rows))
-        total = self._aside.setdefault((name, None), part)
-        if total is not part:
-            total.add_(part)
-        if not any(n == name and slice is not None for n, slice in self._aside):
-            self._items[f"g:{name}"][0].index_copy_(0, self.rows, self._aside.pop((name, None)))
+    def _take_up(self, name: str, k: int, gradient: Tensor) -> None:
+        """Add the first block's gradient and what slice `k` has aside, in chunks that need little memory."""
+        total, (rows, aside) = self._items[f"g:{name}"][0], self._aside.pop((name, k))
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            chunk = slice(start, start + ROWS_AT_ONCE)
+            part = gradient.index_select(0, rows[chunk])
+            total.index_add_(0, rows[chunk], part if aside is None else aside[chunk].add_(part))
 
     def of(self, name: str) -> Tensor | None:
         """The sum on the device; None for a weight of the frame that got no gradient."""
