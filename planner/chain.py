@@ -73,7 +73,8 @@ class Block:
     `forward_held_bytes`: what the frame of one slice holds when it arrives at this block's forward (the block's input
     included); `forward_frame_bytes`: the most it holds from the end of this forward to its next block (the block's
     output included, what is saved for backward not). `backward_*` likewise, incoming gradients included. The last block
-    (head and loss) has forward figures only.
+    (head and loss) has forward figures only. `frame_gradient_bytes`: gradients of the frame's weights that the frame
+    makes after this block's backward; the first slice's are part of what it holds there, and stay as sums.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Block:
     forward_frame_bytes: int = 0
     backward_held_bytes: int = 0
     backward_frame_bytes: int = 0
+    frame_gradient_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -107,7 +109,7 @@ class Block:
 class Chain:
     """Blocks in order; the first takes the batch, the last is the head with its loss.
 
-    `frame_bytes` is on the device all the time: the frame's weights, their gradients and optimizer states, buffers.
+    `frame_bytes` is on the device all the time: the frame's weights, their optimizer states, buffers.
     `start_bytes` is the most a slice needs before it arrives at its first block; `slice_tokens` the tokens of a slice.
     """
 

@@ -24,7 +24,7 @@ from planner.meter import Meter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameBytes:
-    """Bytes of one slice's frame, per block in order. Weights, gradients and buffers of the frame do not count.
+    """Bytes of one slice's frame, per block in order. Weights, sums of gradients and buffers of the frame do not count.
 
     start           the most before the slice arrives at its first block
     forward_held    what it holds when it arrives at a block's forward, the block's input included
@@ -32,6 +32,7 @@ class FrameBytes:
     head_peak       the most from the arrival at the head to the end of the head's backward, all included
     backward_held, backward_tail
                     likewise for backward, the incoming gradients included; 0 for the head
+    gradients       gradients of the frame's weights that come into being after a block's backward; `tail` counts them
     """
 
     start: int
@@ -40,6 +41,7 @@ class FrameBytes:
     head_peak: int
     backward_held: tuple[int, ...]
     backward_tail: tuple[int, ...]
+    gradients: tuple[int, ...]
 
 
 def trace_blocks(
@@ -98,6 +100,7 @@ def measure_frame(
         head_peak=max(run.head_peak for run in runs),
         backward_held=most(lambda run: run.held["B"]),
         backward_tail=most(lambda run: run.tail["B"]),
+        gradients=most(lambda run: run.gradients),
     )
 
 
@@ -165,6 +168,7 @@ class _Run:
         self.start = self.head_peak = 0
         self.held: dict[str, dict[int, int]] = {"F": {}, "B": {}}
         self.tail: dict[str, dict[int, int]] = {"F": {}, "B": {}}
+        self.gradients: dict[int, int] = {}
         self.last: tuple[str, int, int] | None = None
         self.base = 0
 
@@ -232,6 +236,8 @@ class _Run:
         else:
             direction, index, base = self.last
             self.tail[direction][index] = max(0, peak - base)
+            made = sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
+            self.gradients[index] = made - sum(self.gradients.values())
 
     def charged_elsewhere(self) -> int:
         """Bytes that are not the frame's: inputs that wait for their block's backward, sums of the head's gradients;

@@ -31,7 +31,7 @@ class Usage:
 class Parts:
     """Device bytes by what they are for; `total_bytes` is their sum.
 
-    frame_bytes      the frame's weights, gradients and states, and norms
+    frame_bytes      the frame's weights, states and sums of gradients, and norms
     weights_bytes, gradients_bytes, states_bytes    of the blocks' tensors; gradient rows kept aside included
     saved_bytes      activations that stay from forward to backward, block inputs included
     offloaded_bytes  activations on their way to the host or back
@@ -106,14 +106,15 @@ class _Walk:
         self.by_sort = dict.fromkeys(("w", "g", "rows", "s", "saved", "a"), 0)
         for item in program.resident:
             self._add(item, self._item_bytes(item))
-        self.norms = 0
+        self.frame = chain.frame_bytes
+        self.frame_names = frozenset(t.name for t in chain.frame_tensors)
         self.others = self.waiting = 0  # held by slices between blocks: beside the last turn, and after it
 
     def parts(self) -> Parts:
         """What is on the device now."""
         sort = self.by_sort
         return Parts(
-            frame_bytes=self.chain.frame_bytes + self.norms, weights_bytes=sort["w"],
+            frame_bytes=self.frame, weights_bytes=sort["w"],
             gradients_bytes=sort["g"] + sort["rows"], states_bytes=sort["s"], saved_bytes=sort["saved"],
             offloaded_bytes=sort["a"], waiting_bytes=self.waiting,
         )  # fmt: skip
@@ -128,7 +129,7 @@ class _Walk:
         for op in self.program.ops:
             if op.queue is not Queue.COMPUTE:
                 continue
-            peak = 0
+            peak = change = 0  # of the frame
             match op.kind:
                 case OpKind.ALLOC:
                     self._add(op.subject, op.bytes)
@@ -143,13 +144,17 @@ class _Walk:
                     done += 1
                     self.waiting = self.others + self.held[stage + 1]
                     peak = self._run(op, stage) + self.others - self.waiting
+                    change = self._frame_gradients(op)
                 case OpKind.NORM:
-                    self.norms += _NORM_BYTES * len(op.names)
+                    change = _NORM_BYTES * len(op.names)
                 case OpKind.UPDATE:
                     peak = self.now + op.bytes
-            fixed = self.chain.frame_bytes + self.norms + self.waiting
-            after = self.now + fixed
-            yield Usage(op=op, peak_bytes=max(peak + fixed, after), after_bytes=after)
+                    if not self.frame_names.isdisjoint(op.names):
+                        change = -sum(block.frame_gradient_bytes for block in self.chain.blocks)
+            peak += self.frame + self.waiting
+            self.frame += change
+            after = self.now + self.frame + self.waiting
+            yield Usage(op=op, peak_bytes=max(peak, after), after_bytes=after)
 
     def _run(self, op: Op, stage: int) -> int:
         """The peak of one turn, waiting slices not counted; keeps the books of what it makes and leaves."""
@@ -175,6 +180,11 @@ class _Walk:
             self._drop(f"a:{index}.{k}")
             after = block.backward_frame_bytes
         return max(peak, self.now + after)
+
+    def _frame_gradients(self, op: Op) -> int:
+        """Sums of the frame's gradients that are new after this turn; while it ran, they were part of what it held."""
+        direction, index, k = op.turn
+        return 0 if k or direction is Direction.FORWARD else self.chain.blocks[index].frame_gradient_bytes
 
     @staticmethod
     def _first_peak(option: Option, new: list[Tensor]) -> int:

@@ -86,9 +86,13 @@ def tied_rows(chain: Chain, slices: int) -> dict[str, Rows]:
 
 
 def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
-    """Per stage: the frame, norms, and gradients of tied tensors after the stage that made them, to their last use."""
+    """Per stage: the frame, norms, and gradients of tied tensors and the frame's from the stage after the one that made
+    them on, to their last use."""
     last, rows = len(chain.blocks) - 1, tied_rows(chain, slices)
     bytes_at = [chain.frame_bytes] * (2 * last + 1)
+    for index, block in enumerate(chain.blocks):
+        for stage in range(2 * last - index + 1, 2 * last + 1):
+            bytes_at[stage] += block.frame_gradient_bytes
     tensors = {t.name: t for t in chain.tensors()}
     for name, blocks in chain.users().items():
         if not tensors[name].trainable:
@@ -104,9 +108,11 @@ def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Gradients of a stage: the sums it makes; rows of tied embeddings that its slices put aside, or take up."""
+    """Gradients of a stage: the sums it makes, the frame's after it; rows of tied embeddings that its slices put aside,
+    or take up."""
 
     sums: int
+    frame: int
     put: tuple[Rows, ...]
     taken: tuple[Rows, ...]
 
@@ -116,18 +122,26 @@ class _Made:
         tensors = [t for t in chain.blocks[index].tensors if t.trainable]
         return cls(
             sums=sum(t.gradient_bytes for t in tensors if users[t.name][-1] == index),
+            frame=chain.blocks[index].frame_gradient_bytes,
             put=tuple(rows[t.name] for t in tensors if t.name in rows and users[t.name][-1] == index),
             taken=tuple(rows[t.name] for t in tensors if t.name in rows and users[t.name][0] == index),
         )
 
     def during(self, k: int) -> int:
-        """Bytes of rows while slice k runs, above those that wait for all slices where an earlier stage put them."""
+        """Bytes of rows and of the frame's sums while slice k runs, above the rows that wait for all slices where an
+        earlier stage put them."""
         beside = sum(r.masking_bytes(k) for r in self.put) + sum(r.taking_bytes(k) for r in self.taken)
-        return beside + sum(r.aside_bytes(j) for r in self.put for j in range(k + 1)) - self._gone(k - 1)
+        put = sum(r.aside_bytes(j) for r in self.put for j in range(k + 1))
+        return beside + put - self._gone(k - 1) + self.frame - self.new(k)
 
     def after(self, k: int) -> int:
-        """Likewise after slice k."""
-        return sum(r.aside_bytes(j) for r in self.put for j in range(k + 1)) - self._gone(k)
+        """Likewise after slice k, without the frame's new sums."""
+        put = sum(r.aside_bytes(j) for r in self.put for j in range(k + 1))
+        return put - self._gone(k) + self.frame - self.new(k)
+
+    def new(self, k: int) -> int:
+        """Sums of the frame that slice k begins: until the next block has its turn, part of what the frame holds."""
+        return 0 if k else self.frame
 
     def _gone(self, k: int) -> int:
         return sum(r.aside_bytes(j) for r in self.taken for j in range(k + 1))
@@ -175,7 +189,7 @@ def _head(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Mome
         (i, o): max(
             block.forward_held_bytes,
             option.forward_peak_bytes + (made.sums if k else 0) + made.during(k),
-            made.sums + made.after(k) + max(block.forward_frame_bytes, below.backward_held_bytes),
+            made.sums + made.after(k) + max(block.forward_frame_bytes, below.backward_held_bytes + made.new(k)),
         )
         for o, option in enumerate(block.options)
     }
@@ -198,7 +212,7 @@ def _backward(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> 
         kept, offloaded = kept_bytes(block, option), option.offloaded_bytes
         running = max(
             kept + offloaded + block.backward_held_bytes + peak + made.during(k),
-            made.sums + made.after(k) + max(block.backward_frame_bytes, below),
+            made.sums + made.after(k) + max(block.backward_frame_bytes, below + made.new(k)),
         )
         coming = offloaded if k < m - 1 else 0  # the next slice comes back while this one runs
         bytes_of[i, o] = (m - 1 - k) * kept + coming + running
@@ -221,7 +235,7 @@ def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -
     bytes_of: dict[tuple[int, int], int] = {}
     if i:
         _add_offloaded(bytes_of, chain, i - 1)
-    fixed = held + made.sums + made.after(m - 1) + scratch + norms
+    fixed = held + made.sums + made.after(m - 1) + made.new(m - 1) + scratch + norms
     return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of, update=True)
 
 

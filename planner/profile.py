@@ -44,7 +44,7 @@ class Analysis:
 
     def chain(self, times: Times) -> Chain:
         """The chain with these times, which must have all kinds and options of this analysis (KeyError)."""
-        frame_bytes = sum(t.bytes + t.gradient_bytes + t.state_bytes for t in self.frame_tensors)
+        frame_bytes = sum(t.bytes + t.state_bytes for t in self.frame_tensors)
         return Chain(
             blocks=tuple(self._block(index, times) for index in range(len(self.names.all))),
             frame_bytes=frame_bytes + self.resident_bytes,
@@ -68,6 +68,7 @@ class Analysis:
             forward_frame_bytes=frame.forward_tail[index],
             backward_held_bytes=frame.backward_held[index],
             backward_frame_bytes=frame.backward_tail[index],
+            frame_gradient_bytes=frame.gradients[index],
         )
 
     def _option(self, index: int, name: str, times: Times) -> Option:

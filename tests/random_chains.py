@@ -28,7 +28,7 @@ def tensors(draw: st.DrawFn, name: str) -> Tensor:
 
 
 @st.composite
-def layers(draw: st.DrawFn, index: int) -> Block:
+def layers(draw: st.DrawFn, index: int, in_frame: bool) -> Block:
     """A block in the middle: up to three tensors, one to three options."""
     own = tuple(draw(tensors(f"l{index}.{letter}")) for letter in "abc"[: draw(st.integers(0, 3))])
     saved, first = draw(sizes), draw(st.booleans())
@@ -54,13 +54,15 @@ def layers(draw: st.DrawFn, index: int) -> Block:
         name=f"layer{index}", kind=f"layer{index}", tensors=own, options=tuple(options[: draw(st.integers(1, 3))]),
         input_bytes=draw(sizes) // 4, output_bytes=50, forward_held_bytes=draw(sizes) // 4,
         forward_frame_bytes=draw(sizes) // 4, backward_held_bytes=draw(sizes) // 4,
-        backward_frame_bytes=draw(sizes) // 4,
+        backward_frame_bytes=draw(sizes) // 4, frame_gradient_bytes=draw(sizes) // 4 * in_frame,
     )  # fmt: skip
 
 
 @st.composite
 def chains(draw: st.DrawFn, most: int = 5) -> Chain:
     """Embedding, up to `most` layers, head; embedding and head tied now and then."""
+    frame = (draw(tensors("norm")),) if draw(st.booleans()) else ()
+    in_frame = any(t.trainable for t in frame)
     embedding = draw(tensors("e"))
     tied = draw(st.integers(0, 3)) == 0
     if tied and embedding.trainable:
@@ -70,18 +72,18 @@ def chains(draw: st.DrawFn, most: int = 5) -> Chain:
         )  # fmt: skip
     first = Block(
         name="embedding", kind="embedding", tensors=(embedding,), output_bytes=50, forward_frame_bytes=draw(sizes) // 4,
-        backward_held_bytes=50,
+        backward_held_bytes=50, frame_gradient_bytes=draw(sizes) // 4 * in_frame,
         options=(Option(name="keep", forward_s=draw(times), backward_s=draw(times), forward_peak_bytes=50,
                         backward_peak_bytes=draw(sizes), reads_input=False, reads_weights=()),),
     )  # fmt: skip
     head = embedding if tied else draw(tensors("h"))
     last = Block(
         name="head", kind="head", tensors=(head,), input_bytes=50, forward_held_bytes=50, forward_frame_bytes=54,
+        frame_gradient_bytes=draw(sizes) // 4 * in_frame,
         options=(Option(name="keep", forward_s=draw(times), backward_s=draw(times),
                         forward_peak_bytes=draw(sizes) + head.gradient_bytes),),
     )  # fmt: skip
-    middle = [draw(layers(i)) for i in range(draw(st.integers(0, most)))]
-    frame = (draw(tensors("norm")),) if draw(st.booleans()) else ()
+    middle = [draw(layers(i, in_frame)) for i in range(draw(st.integers(0, most)))]
     return Chain(
         blocks=(first, *middle, last), frame_bytes=draw(sizes), start_bytes=draw(sizes), frame_tensors=frame,
         slice_tokens=draw(st.integers(1, 20)),
