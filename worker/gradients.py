@@ -78,6 +78,7 @@ class Gradients:
             chunk = slice(start, start + ROWS_AT_ONCE)
             part = gradient.index_select(0, rows[chunk])
             total.index_add_(0, rows[chunk], part if aside is None else aside[chunk].add_(part))
+            del part  # before there is another
 
     def of(self, name: str) -> Tensor | None:
         """The sum on the device; None for a weight of the frame that got no gradient."""
