@@ -67,7 +67,7 @@ def trace_blocks(
         grads = joint.result.differentiable
         return joint.result.nest([t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)])
 
-    with _frame_alone(model, names, mode, device, enter):
+    with frame_alone(model, names, mode, device, enter):
         model(**{name: t.to(device) for name, t in batch.items()}, **model_kwargs)
     return joints
 
@@ -105,7 +105,7 @@ def measure_frame(
 
 
 @contextlib.contextmanager
-def _frame_alone(
+def frame_alone(
     model: nn.Module, names: BlockNames, mode: FakeMode, device: torch.device, enter: Callable[..., Any]
 ) -> Iterator[None]:
     """Inside, the model's parameters are fake and its blocks call `enter(index, module, *args, **kwargs)`."""
@@ -177,7 +177,7 @@ class _Run:
         return len(self.names.all) - 1
 
     def run(self, batch: Mapping[str, Tensor], model_kwargs: Mapping[str, Any]) -> None:
-        with _frame_alone(self.model, self.names, self.mode, self.device, self.enter):
+        with frame_alone(self.model, self.names, self.mode, self.device, self.enter):
             with self.meter.host():
                 for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.values()):
                     self.meter.add(tensor)

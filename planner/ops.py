@@ -107,7 +107,8 @@ class Op:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Operations of one step in serial order. `resident` is what the device holds when the step begins and ends;
-    `slices` those of one round."""
+    `slices` those of one round. Without `options` it is a program of `planner.forward`: every block runs forward, and
+    nothing is kept."""
 
     ops: tuple[Op, ...]
     resident: tuple[str, ...]
@@ -115,6 +116,11 @@ class Program:
     slices: int = 1
     rounds: int = 1
     clip: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward."""
+        return bool(self.options)
 
     def queue(self, queue: Queue) -> tuple[Op, ...]:
         """The operations of one queue in order."""
@@ -154,9 +160,11 @@ def accesses(op: Op, chain: Chain, options: Sequence[str]) -> Iterator[Access]:
 def _turn_accesses(op: Op, chain: Chain, options: Sequence[str]) -> Iterator[Access]:
     direction, index, k = op.turn
     block = chain.blocks[index]
-    option = block.option(options[index])
     for name in reads(chain, options, direction, index):
         yield f"d:w:{name}", False
+    if not options:
+        return
+    option = block.option(options[index])
     if direction is not Direction.FORWARD:
         for tensor in block.tensors:
             if tensor.trainable:
@@ -168,7 +176,8 @@ def _turn_accesses(op: Op, chain: Chain, options: Sequence[str]) -> Iterator[Acc
 def reads(chain: Chain, options: Sequence[str], direction: Direction, index: int) -> tuple[str, ...]:
     """Names of the weights a stage reads."""
     block = chain.blocks[index]
-    option = block.option(options[index])
-    if direction is Direction.BACKWARD and option.reads_weights is not None:
-        return option.reads_weights
+    if direction is Direction.BACKWARD:
+        read = block.option(options[index]).reads_weights
+        if read is not None:
+            return read
     return tuple(tensor.name for tensor in block.tensors)

@@ -8,6 +8,7 @@ step. Memory: the peak is within the budget. The cycle closes.
 from __future__ import annotations
 
 from planner.chain import Chain
+from planner.forward import ForwardBytes, forward_peak_bytes
 from planner.memory import gpu_peak_bytes
 from planner.plan import Direction, stage_order
 from planner.program import Op, OpKind, Program, Queue, accesses, reads
@@ -19,8 +20,10 @@ class InvalidProgram(ValueError):
     """The program would compute something else, or not fit."""
 
 
-def verify(program: Program, chain: Chain, *, gpu_budget_bytes: int | None = None) -> None:
-    """Raise InvalidProgram with the first thing that is wrong."""
+def verify(
+    program: Program, chain: Chain, *, gpu_budget_bytes: int | None = None, measured: ForwardBytes | None = None
+) -> None:
+    """Raise InvalidProgram with the first thing that is wrong. `measured`: the bytes of a forward program."""
     names = [op.name for op in program.ops]
     if len(set(names)) != len(names):
         raise InvalidProgram(f"an operation stands twice: {next(n for n in names if names.count(n) > 1)}")
@@ -28,14 +31,16 @@ def verify(program: Program, chain: Chain, *, gpu_budget_bytes: int | None = Non
     _conflicts_are_ordered(program, chain)
     _contents_are_right(program, chain)
     if gpu_budget_bytes is not None:
-        peak = gpu_peak_bytes(program, chain)
+        peak = gpu_peak_bytes(program, chain) if measured is None else forward_peak_bytes(program, chain, measured)
         if peak > gpu_budget_bytes:
             raise InvalidProgram(f"the peak is {peak} bytes, the budget {gpu_budget_bytes}")
 
 
 def _turns_are_complete(program: Program, chain: Chain) -> None:
     """In every round every block runs every slice once per direction, stage by stage, slices in order."""
-    order = [f"{d}{index}.{k}" for d, index in stage_order(len(chain.blocks)) for k in range(program.slices)]
+    count = len(chain.blocks)
+    stages = stage_order(count) if program.trains else tuple((Direction.FORWARD, index) for index in range(count))
+    order = [f"{direction}{index}.{k}" for direction, index in stages for k in range(program.slices)]
     wanted = [(number, turn) for number in range(program.rounds) for turn in order]
     turns = [(op.round, op.subject) for op in program.ops if op.kind is OpKind.RUN]
     if turns != wanted:
@@ -217,6 +222,8 @@ class _State:
             self.gone(op, f"w:{name}")
             if self.device[f"w:{name}"] != self.version[name]:
                 raise InvalidProgram(f"{op.name}: the device's copy of {name} is not current")
+        if not self.program.trains:
+            return
         block = self.chain.blocks[index]
         activations = f"a:{index}.{k}" if block.option(self.program.options[index]).offloaded_bytes else None
         if direction is Direction.FORWARD:
@@ -263,5 +270,5 @@ def _one_step(state: _State, *, drained: bool) -> None:
     state.end_step()
     carried = {name for op in state.program.ops if op.carried for name in op.names}
     for name in (state.trainable | state.frame) - (carried if drained else set()):
-        if state.updated.get(name, 0) != 1:
+        if state.updated.get(name, 0) != state.program.trains:
             raise InvalidProgram(f"{name} is updated {state.updated.get(name, 0)} times a step")

@@ -25,6 +25,7 @@ class ModelBlock:
         self.kind, self.last = kind, last
         self.weights = {local: names[id(p)] for local, p in module.named_parameters()}
         self.items = tuple(f"w:{weight}" for weight in self.weights.values())
+        self._parameters = tuple((p, p.data) for _, p in module.named_parameters())
         self._own = module.__dict__.get("forward")
         self._buffers = [(part._buffers, key) for part in module.modules() for key in part._buffers]
 
@@ -53,6 +54,17 @@ class ModelBlock:
             yield
         finally:
             self.replace_forward(mine)
+
+    @contextlib.contextmanager
+    def weights_in_place(self, items: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
+        """Inside, the module's parameters are the device's copies, which must be there."""
+        try:
+            for (parameter, _), item in zip(self._parameters, self.items, strict=True):
+                parameter.data = items[item][0]
+            yield
+        finally:
+            for parameter, hollow in self._parameters:
+                parameter.data = hollow
 
 
 class Call(BlockCall):

@@ -18,6 +18,7 @@ from worker.actions import Actions
 from worker.calls import Call, ModelBlock
 from worker.cpu import CpuMachine
 from worker.cuda import CudaMachine
+from worker.forward import Evaluation, Forward
 from worker.gradients import Gradients
 from worker.interpreter import Cursor, Interpreter
 from worker.lockstep import Lockstep
@@ -68,6 +69,10 @@ class Engine:
         self._calls: dict[tuple[int, int], Call] = {}
         # So that a block without a differentiable argument has a node in the frame's graph.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._forward_only = Forward(
+            model, plan=plan, chain=chain, blocks=self._blocks, weights=self._weights, actions=self._actions,
+            machine=self._machine,
+        )  # fmt: skip
         self._torn = False
         self._open()
 
@@ -200,6 +205,8 @@ class Engine:
 
     def _enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
         """Stands in for the forward of the block's module."""
+        if self._forward_only.running:
+            return self._forward_only.enter(block, *args, **kwargs)
         shape, tensors = flatten_call(args, kwargs)
         key = block.kind, block.recipe, shape.key
         if key not in self._pairs:
@@ -239,6 +246,12 @@ class Engine:
         except BaseException:
             self._tear()
             raise
+
+    def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
+        """The loss of each of `batches` (host tensors) with the weights of now, as the model in evaluation mode gives
+        it, within the plan's budget. Updates finish before. Raises UserError "evaluation-does-not-fit"."""
+        self.drain()
+        return self._forward_only.evaluate(batches)
 
     def stop_metering(self) -> None:
         """Count device bytes no more, which takes time: from now on results have no `peak_bytes`."""

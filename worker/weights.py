@@ -77,6 +77,21 @@ class Weights:
         for item in self.device.items.keys() - self._resident:
             del self.device.items[item]
 
+    @torch.no_grad()
+    def leave(self, items: Iterable[str]) -> None:
+        """Between steps: send what is on the device to the host, and let its memory go."""
+        for item in items:
+            self.device.send(item)
+            self.device.free(item)
+
+    @torch.no_grad()
+    def come_back(self) -> None:
+        """Have on the device what is there between steps, and only that."""
+        self.drop_transient()
+        for item in self._resident - self.device.items.keys():
+            self.device.allocate(item)
+            self.device.fetch(item)
+
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory; what is on the
         device comes down one tensor at a time. The tensors are the engine's own where they are on the host."""
@@ -97,9 +112,7 @@ class Weights:
     @torch.no_grad()
     def load(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
         """Take over what `state` gave. Raises ValueError when a tensor is missing, unknown or of another shape."""
-        for item in self._resident - self.device.items.keys():  # lost in an error
-            self.device.allocate(item)
-            self.device.fetch(item)
+        self.come_back()  # what was lost in an error
         missing = set(self.trained)
         for name, parts in tensors:
             if name not in missing:

@@ -1,0 +1,204 @@
+"""The model run forward only, under the plan's residency and budget: evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.chain import Chain
+from planner.errors import UserError
+from planner.forward import ForwardBytes, TooLarge, forward_program
+from planner.frame_forward import eval_mode, measure_forward
+from planner.graph import BlockNames
+from planner.graph.fake import FakeMode
+from planner.plan import Plan
+from planner.program import OpKind, Program
+from planner.units import format_bytes
+from planner.verify import verify
+from worker.actions import Actions
+from worker.calls import ModelBlock
+from worker.interpreter import Cursor
+from worker.lockstep import Lockstep
+from worker.machine import Machine, RandomState
+from worker.optimizer import StepValues
+from worker.weights import Weights
+
+_MOST_SLICES = 8  # more would hardly save anything: weights travel once for all of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Losses per batch (tensors without dimensions, on the device), the most device bytes meanwhile (None when they are
+    not counted)."""
+
+    losses: tuple[Tensor, ...]
+    peak_bytes: int | None
+
+
+class Forward:
+    """Runs the model of an engine forward, in evaluation mode. Blocks run their own code on the weights of the items.
+
+    The engine is drained before, and finds its items as they were afterwards, after an error too.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, plan: Plan, chain: Chain, blocks: Sequence[ModelBlock], weights: Weights,
+        actions: Actions, machine: Machine,
+    ) -> None:  # fmt: skip
+        self._model, self._plan, self._chain = model, plan, chain
+        self._blocks, self._weights, self._actions, self._machine = blocks, weights, actions, machine
+        names = [block.name for block in chain.blocks]
+        self._names = BlockNames(
+            embedding=names[0], layers=tuple(names[1:-1]), head=names[-1],
+            kinds=tuple(block.kind for block in chain.blocks),
+        )  # fmt: skip
+        self._budget_bytes = plan.gpu_budget_bytes or sys.maxsize
+        self._measured: dict[tuple[object, ...], ForwardBytes] = {}
+        self._lockstep: Lockstep | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether calls of blocks are to come here."""
+        return self._lockstep is not None
+
+    def enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for the forward of the block's module."""
+        assert self._lockstep is not None
+        self._lockstep.gate(block.index)
+        with block.own_forward(), block.weights_in_place(self._weights.device.items):
+            return block.module.forward(*args, **kwargs)
+
+    def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
+        """The loss of each batch. Several run in lockstep, so that weights travel once for all of them.
+
+        Raises UserError "evaluation-does-not-fit".
+        """
+        machine = self._machine
+        staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
+        losses: dict[int, Tensor] = {}
+        measured = self._measure(batches)
+        slices = self._most_slices(measured, len(batches))
+        before = machine.random_state()
+        machine.reset_peak()
+        try:
+            with eval_mode(self._model), machine.computing():
+                for size, firsts in _groups(len(staged), slices):
+                    with self._passes(self._program(measured, size)) as run_pass:
+                        for first in firsts:
+                            run_pass(_body(self._model, staged, first, machine.device, losses), [before] * size)
+        finally:
+            machine.set_random_state(before)
+        return Evaluation(losses=tuple(losses[k] for k in range(len(batches))), peak_bytes=machine.peak_bytes())
+
+    def check_fits(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """Raise UserError "evaluation-does-not-fit" now, and not when the evaluation is due."""
+        self._most_slices(self._measure(batches), len(batches))
+
+    def _measure(self, batches: Sequence[Mapping[str, Tensor]]) -> ForwardBytes:
+        """Of a batch as large as the largest in every dimension."""
+        sample = {
+            name: torch.zeros(
+                [max(sizes) for sizes in zip(*(b[name].shape for b in batches), strict=True)], dtype=t.dtype
+            )
+            for name, t in batches[0].items()
+        }
+        key = tuple((name, tuple(t.shape), t.dtype) for name, t in sample.items())
+        if key not in self._measured:
+            device = self._machine.device
+
+            def run(mode: FakeMode) -> Tensor:
+                return _loss(self._model, sample, device)
+
+            self._measured[key] = self._measure_run(run, tuple(sample.values()))
+        return self._measured[key]
+
+    def _measure_run(self, run: Callable[[FakeMode], object], tensors: Sequence[Tensor]) -> ForwardBytes:
+        with contextlib.ExitStack() as stack:
+            for block in self._blocks:
+                stack.enter_context(block.own_forward())
+            return measure_forward(self._model, self._names, run, tensors, self._machine.device)
+
+    def _most_slices(self, measured: ForwardBytes, count: int) -> int:
+        """How many batches run in lockstep; one where nothing travels."""
+        if not any(op.kind is OpKind.FETCH for op in self._program(measured, 1).ops):
+            return 1
+        for slices in range(min(count, _MOST_SLICES), 1, -1):
+            with contextlib.suppress(TooLarge):
+                forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self._budget_bytes)
+                return slices
+        return 1
+
+    def _program(self, measured: ForwardBytes, slices: int) -> Program:
+        try:
+            program = forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self._budget_bytes)
+        except TooLarge as error:
+            raise UserError(
+                "Evaluation does not fit the GPU budget.", code="evaluation-does-not-fit",
+                numbers=(f"needed {format_bytes(error.least_bytes)}, budget {format_bytes(self._budget_bytes)}",),
+                hint="use a larger gpu_budget, a smaller per_device_train_batch_size, or eval_strategy: no",
+            ) from error  # fmt: skip
+        verify(program, self._chain, gpu_budget_bytes=self._budget_bytes, measured=measured)
+        return program
+
+    @contextlib.contextmanager
+    def _passes(self, program: Program) -> Iterator[Callable[[Callable[[int], None], list[RandomState]], None]]:
+        """Gives the function that makes one pass over the model: `body(k)` calls it for slice k."""
+        leaving = sorted(set(self._plan.resident) - set(program.resident))
+        interpreter = self._machine.interpreter(program, self._actions)
+        cursor = Cursor(program, interpreter)
+        self._lockstep = lockstep = Lockstep(program.slices, cursor, self._machine)
+
+        def run_pass(body: Callable[[int], None], states: list[RandomState]) -> None:
+            cursor.begin(_NO_UPDATES)
+            lockstep.run(body, states)
+            cursor.end()
+
+        try:
+            self._weights.leave(leaving)
+            yield run_pass
+            interpreter.drain()
+        finally:
+            self._lockstep = None
+            lockstep.close()
+            interpreter.close()
+            self._machine.synchronize()  # copies may still be using what is freed now
+            self._weights.come_back()
+
+
+_NO_UPDATES = StepValues(number=0, learning_rate=0.0, host_count=torch.zeros(()), device_count=torch.zeros(()))
+
+
+def _groups(count: int, slices: int) -> Iterator[tuple[int, range]]:
+    """(slices of a pass, first batch of each such pass): whole passes, then what is left."""
+    whole = count - count % slices
+    if whole:
+        yield slices, range(0, whole, slices)
+    if whole < count:
+        yield count - whole, range(whole, whole + 1)
+
+
+def _largest(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
+    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+
+
+def _body(
+    model: nn.Module, batches: Sequence[Mapping[str, Tensor]], first: int, device: torch.device,
+    losses: dict[int, Tensor],
+) -> Callable[[int], None]:  # fmt: skip
+    def body(k: int) -> None:
+        with torch.no_grad():  # thread state
+            losses[first + k] = _loss(model, batches[first + k], device)
+
+    return body
+
+
+def _loss(model: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """The model's loss for a batch, which is copied to the device, and nothing else of what it returns."""
+    loss: Tensor = model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}).loss
+    return loss.detach()
