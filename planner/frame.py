@@ -65,7 +65,8 @@ def trace_blocks(
         joint = joints[kind]
         outputs = mode.fresh([node.meta["val"] for node in joint.outputs])
         grads = joint.result.differentiable
-        return joint.result.nest([t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)])
+        made = [t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)]
+        return joint.result.deliver(made, flatten_call(args, kwargs)[1])
 
     with frame_alone(model, names, mode, device, enter):
         model(**{name: t.to(device) for name, t in batch.items()}, **model_kwargs)

@@ -41,7 +41,13 @@ FAMILIES: dict[str, tuple[type[T.PretrainedConfig], dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
-    "mixtral": (T.MixtralConfig, {**_GROUPED, **_DROP, "num_local_experts": 4, "experts_implementation": "batched_mm"}),
+    "mixtral": (
+        T.MixtralConfig,
+        {
+            **_GROUPED, **_DROP, "num_local_experts": 4, "experts_implementation": "batched_mm",
+            "output_router_logits": True,  # the loss has the routers' share
+        },
+    ),
     "opt": (
         T.OPTConfig,
         {

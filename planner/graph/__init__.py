@@ -2,9 +2,10 @@
 
 from planner.graph.call import BlockCall, run_slice
 from planner.graph.detect import BlockNames, find_blocks
-from planner.graph.joint import Joint, Result, trace_block
+from planner.graph.joint import Joint, trace_block
 from planner.graph.pair import Pair, Sink
 from planner.graph.recipes import RECIPES, Recipe
+from planner.graph.result import Result
 from planner.graph.signature import CallShape, flatten_call
 
 __all__ = [

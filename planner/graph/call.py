@@ -47,7 +47,7 @@ class BlockCall:
         apply = cast(Callable[..., tuple[Tensor, ...]], _Cut.apply)
         outputs = apply(self, anchor, *(t.detach() for t in tensors))
         self.node = next((o.grad_fn for o, d in zip(outputs, result.differentiable, strict=True) if d), None)
-        return result.nest(outputs)
+        return result.deliver(outputs, tensors)
 
     def arrive(self, grads: Sequence[Tensor | None]) -> None:
         """Take gradients of all outputs, None where there is none. Gradients of one output add up."""

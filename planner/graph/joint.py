@@ -14,30 +14,14 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from planner.errors import UserError, first_line
 from planner.graph.fake import FakeMode, fake_weights
 from planner.graph.nodes import is_view
+from planner.graph.result import Result, recording
 from planner.graph.signature import CallShape, flatten_call
 
 _aten = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a block's result nests: tensors, other values in between, and which tensors have a gradient."""
-
-    spec: TreeSpec
-    constants: tuple[Any, ...]  # None where a tensor goes
-    is_tensor: tuple[bool, ...]
-    differentiable: tuple[bool, ...]  # per tensor
-
-    def nest(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The block's result made of `tensors`."""
-        each = iter(tensors)
-        leaves = [next(each) if t else c for t, c in zip(self.is_tensor, self.constants, strict=True)]
-        return tree_unflatten(leaves, self.spec)
 
 
 @dataclass(slots=True)
@@ -47,7 +31,7 @@ class Joint:
     params, buffers   local name -> placeholder, only those the graph has
     inputs            placeholder per tensor argument, None where the block does not read it
     tangents          placeholder per differentiable output
-    outputs           node per tensor of the result
+    outputs           node per tensor that the block makes
     grads             parameter name or input index -> node, None where there is no gradient
     interface_bytes   bytes of the storage under each tensor argument
     """
@@ -78,17 +62,10 @@ class _Flat(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.call.nest(tensors)
         # Hooks of the module are the frame's: they run around the call that stands in for this forward.
-        leaves, spec = tree_flatten(self.module.forward(*args, **kwargs))
-        if any(leaf is tensor for leaf in leaves for tensor in tensors):
-            raise NotImplementedError("it returns one of its arguments")
-        out = tuple(leaf for leaf in leaves if torch.is_tensor(leaf))
-        self.result = Result(
-            spec,
-            tuple(None if torch.is_tensor(leaf) else leaf for leaf in leaves),
-            tuple(torch.is_tensor(leaf) for leaf in leaves),
-            tuple(t.requires_grad for t in out),
-        )
-        return out
+        with recording() as records:
+            value = self.module.forward(*args, **kwargs)
+        self.result, made = Result.of(value, records, tensors)
+        return made
 
 
 def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str = "block") -> Joint:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from planner.graph.result import recorded_names
+
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
@@ -36,6 +38,7 @@ def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallSh
     rest = tuple(None if torch.is_tensor(x) else x for x in flat)
     key = (
         spec,
+        recorded_names(),
         tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in tensors),
         # What is no plain value (a configuration, a cache) counts by its type: it may have no equality of its own.
         tuple(x if isinstance(x, (bool, int, float, str, type(None), torch.dtype)) else type(x) for x in rest),

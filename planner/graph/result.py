@@ -1,0 +1,83 @@
+"""How a block's result nests, and what hooks inside the block record of it for the model's frame."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from transformers.utils.output_capturing import _active_collector
+
+_running: Any = _active_collector  # of the model's forward that runs in this thread: what its hooks record into
+
+Records = Mapping[str, Sequence[Any]]
+"""What was recorded, under the names that transformers' models have for it (router_logits, attentions)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tensor that the block makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The block's tensor argument `index`, returned as it is."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a block's result and its records nest: tensors it makes, arguments it hands back, other values in between;
+    and which of the tensors it makes have a gradient."""
+
+    spec: TreeSpec
+    leaves: tuple[Any, ...]
+    differentiable: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, value: Any, records: Records, arguments: Sequence[Tensor]) -> tuple[Result, tuple[Tensor, ...]]:
+        """Of a call with these tensor arguments that returned `value`, and the tensors it made."""
+        flat, spec = tree_flatten((value, {key: list(found) for key, found in records.items()}))
+        where = {id(tensor): index for index, tensor in enumerate(arguments)}
+        made = tuple(leaf for leaf in flat if torch.is_tensor(leaf) and id(leaf) not in where)
+        leaves = [
+            leaf if not torch.is_tensor(leaf) else _Given(where[id(leaf)]) if id(leaf) in where else _Made()
+            for leaf in flat
+        ]
+        return cls(spec, tuple(leaves), tuple(tensor.requires_grad for tensor in made)), made
+
+    def deliver(self, made: Sequence[Tensor], arguments: Sequence[Tensor]) -> Any:
+        """The block's result with `made` and `arguments` in their places; what was recorded is recorded once more, for
+        the frame that is running."""
+        each = iter(made)
+        leaves = [
+            next(each) if isinstance(leaf, _Made) else arguments[leaf.index] if isinstance(leaf, _Given) else leaf
+            for leaf in self.leaves
+        ]
+        value, records = tree_unflatten(leaves, self.spec)
+        running = _running.get() or {}
+        for key, found in records.items():
+            running[key].extend(found)
+        return value
+
+
+def recorded_names() -> tuple[str, ...]:
+    """What hooks inside a block would record now. Hidden states are none of it: blocks' own hooks record them."""
+    running = _running.get() or {}
+    return tuple(key for key in running if not key.lstrip("_").startswith("hidden_states"))
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Records]:
+    """Inside, hooks record into a table of its own what they would record for the frame."""
+    records: dict[str, list[Any]] = {key: [] for key in recorded_names()}
+    token = _running.set(records or None)
+    try:
+        yield records
+    finally:
+        _running.reset(token)
