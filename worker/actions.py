@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from planner.kernel.adamw import Step, Target
 from planner.program import Op, OpKind
 from worker import adamw
 from worker.device import Device
@@ -50,23 +51,25 @@ class Actions:
         for name in names:
             gradient = self._gradients.of(name)
             if gradient is not None:
-                targets.append(_target(name, self._device.items, gradient))
-        adamw.update(
-            targets, self._optimizer, learning_rate=values.learning_rate, count=values.device_count,
-            coefficient=values.coefficient,
-        )  # fmt: skip
+                targets.append(self._target(name, self._device.items, gradient))
+        adamw.update(targets, self._step(values, values.device_count, values.coefficient))
         for name in names:
             if name in self._frame:
                 self._frame[name].grad = None
 
     def _update_on_cpu(self, names: Sequence[str], values: StepValues) -> None:
         items = self._host.items
-        adamw.update(
-            [_target(name, items, items[f"g:{name}"][0]) for name in names], self._optimizer,
-            learning_rate=values.learning_rate, count=values.host_count, coefficient=values.host_coefficient,
+        targets = [self._target(name, items, items[f"g:{name}"][0]) for name in names]
+        adamw.update(targets, self._step(values, values.host_count, values.host_coefficient))
+
+    def _step(self, values: StepValues, count: Tensor, coefficient: Tensor | None) -> Step:
+        optimizer = self._optimizer
+        return Step(
+            learning_rate=values.learning_rate, betas=optimizer.betas, eps=optimizer.eps, count=count,
+            coefficient=coefficient,
         )  # fmt: skip
 
-
-def _target(name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor) -> adamw.Target:
-    work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]
-    return adamw.Target(name, work, master[0] if master else work, exp_avg, exp_avg_sq, gradient)
+    def _target(self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor) -> Target:
+        work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]
+        decay = self._optimizer.decay_of(name)
+        return Target(name, decay, work, master[0] if master else work, exp_avg, exp_avg_sq, gradient)

@@ -1,0 +1,1 @@
+"""The CPU's AdamW: what the worker updates with, and the planner measures."""

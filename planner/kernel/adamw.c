@@ -1,0 +1,103 @@
+/* AdamW in one pass over memory, and norms: bit for bit what PyTorch's own CPU kernels compute.
+
+   Exact only without contraction (-ffp-contract=off): where PyTorch rounds once, fmaf is written out. PyTorch takes a
+   tensor in groups of LANES elements, and what is left over by other instructions, which round elsewhere: so the
+   remainder belongs to each tensor, and no two tensors may be joined. Gradient and working copy may be the same memory.
+*/
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define LANES(layout) ((layout) == BF16 ? 16 : 8)
+#define BLOCK (1L << 15)         /* elements a thread takes at a time: some megabytes, and a multiple of a cache line */
+#define MOST_THREADS 64
+
+enum { FP32, MIXED, BF16 };      /* all fp32; bf16 gradient and working copy of an fp32 master; all bf16 */
+
+struct tensor { long n; const void *gradient; void *master, *exp_avg, *exp_avg_sq, *work; float decay; int layout; };
+
+/* Each rounded once from double. decay: 1 - lr wd; rise: 1 - beta1; growth: 1 - beta2; root: sqrt(1 - beta2^t);
+   size: lr / (1 - beta1^t); factor: what gradients are multiplied by. */
+struct step { float rise, beta2, growth, root, size, eps, factor; };
+
+INLINE float widen(uint16_t half) { uint32_t bits = (uint32_t)half << 16; float x; memcpy(&x, &bits, 4); return x; }
+
+INLINE uint16_t narrow(float x) { /* to the nearest, ties to even; comparing integers, a loop keeps to vectors */
+  uint32_t bits; memcpy(&bits, &x, 4);
+  uint16_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return (bits & 0x7fffffff) > 0x7f800000 ? 0xffff : rounded;
+}
+
+INLINE float get(const void *memory, long i, int half) {
+  return half ? widen(((const uint16_t *)memory)[i]) : ((const float *)memory)[i];
+}
+
+INLINE void put(void *memory, long i, float x, int half) {
+  if (half) ((uint16_t *)memory)[i] = narrow(x); else ((float *)memory)[i] = x;
+}
+
+/* Elements lo to hi, all of them in whole groups or all of them in the remainder. The last four are constants to the
+   compiler, which makes a loop of its own from each combination. */
+INLINE void range(const struct tensor *t, const struct step *s, long lo, long hi, int layout, int slow, int whole) {
+  const float decay = t->decay, rise = s->rise, fall = s->rise - 1.f, beta2 = s->beta2, growth = s->growth;
+  const float root = s->root, size = s->size, eps = s->eps, factor = s->factor;
+  const void *gradient = t->gradient;
+  void *master = t->master, *exp_avg = t->exp_avg, *exp_avg_sq = t->exp_avg_sq, *work = t->work;
+  const int half = layout == BF16;
+#pragma GCC ivdep
+  for (long i = lo; i < hi; i++) {
+    float g = get(gradient, i, layout != FP32) * factor;
+    if (half) g = widen(narrow(g));                                     /* PyTorch keeps the product as bf16 */
+    float m = get(exp_avg, i, half), v = get(exp_avg_sq, i, half), p = get(master, i, half) * decay;
+    m = slow ? fmaf(rise, g - m, m) : fmaf(fall, g - m, g);             /* lerp: from the nearer end */
+    v = whole ? fmaf(growth * g, g, v * beta2) : fmaf(v, beta2, growth * g * g);
+    put(exp_avg, i, m, half);
+    put(exp_avg_sq, i, v, half);
+    float denominator = sqrtf(v) / root;
+    denominator += eps;
+    float change = size * m;
+    change /= denominator;
+    p -= change;
+    put(master, i, p, half);
+    if (layout == MIXED) put(work, i, p, 1);
+  }
+}
+
+#define SPEED(layout) \
+  if (s->rise < .5f) { if (whole) range(t, s, lo, hi, layout, 1, 1); else range(t, s, lo, hi, layout, 1, 0); } \
+  else { if (whole) range(t, s, lo, hi, layout, 0, 1); else range(t, s, lo, hi, layout, 0, 0); }
+
+static void part(const struct tensor *t, const struct step *s, long lo, long hi, int whole) {
+  if (t->layout == FP32) { SPEED(FP32) } else if (t->layout == MIXED) { SPEED(MIXED) } else { SPEED(BF16) }
+}
+
+struct work { const struct tensor *tensors; long blocks; const struct step *step; atomic_long next; };
+
+static long blocks_of(const struct tensor *t) { return (t->n + BLOCK - 1) / BLOCK; }
+
+static void *run(void *given) { /* block after block until none is left: a thread held up by others holds up nobody */
+  struct work *work = given;
+  const struct tensor *t = work->tensors;
+  long first = 0; /* the block that t begins with */
+  for (long at; (at = atomic_fetch_add(&work->next, 1)) < work->blocks;) {
+    while (at >= first + blocks_of(t)) first += blocks_of(t++);
+    long lo = (at - first) * BLOCK, hi = lo + BLOCK < t->n ? lo + BLOCK : t->n, groups = t->n / LANES(t->layout) * LANES(t->layout);
+    part(t, work->step, lo, hi < groups ? hi : groups, 1);
+    if (hi > groups) part(t, work->step, groups, hi, 0);
+  }
+  return 0;
+}
+
+/* One step of AdamW on `count` tensors by at most `threads` threads. */
+void offmate_adamw(const struct tensor *tensors, long count, const struct step *step, long threads) {
+  struct work work = {tensors, 0, step, 0};
+  for (long i = 0; i < count; i++) work.blocks += blocks_of(tensors + i);
+  pthread_t others[MOST_THREADS];
+  long wanted = work.blocks / 4 < threads ? work.blocks / 4 : threads, started = 0; /* four blocks outweigh a thread's start */
+  while (started + 1 < wanted && started < MOST_THREADS && !pthread_create(others + started, 0, run, &work)) started++;
+  run(&work);
+  while (started) pthread_join(others[--started], 0);
+}

@@ -1,0 +1,99 @@
+"""C code built where it runs, by the compiler that is there, and kept in the user's cache.
+
+A file's name has all that the code depends on: source, flags, compiler, the processor's instructions. So one that is
+there is the right one, also in a home that several machines share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+COMPILERS = ("cc", "gcc", "clang")
+# No fast math and no contraction: what is computed is what is written, or it would not be PyTorch's to the last bit.
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
+_PATIENCE_S = 120
+
+
+class CannotBuildError(Exception):
+    """Why there is no library, in words for the log."""
+
+
+def load(source: Path) -> ctypes.CDLL:
+    """The library built from `source`, now or earlier; functions called through it leave Python's lock to others.
+
+    Raises CannotBuildError.
+    """
+    try:
+        return ctypes.CDLL(str(_built(source)))
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+        raise CannotBuildError(str(error)) from error
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/offmate, or ~/.cache/offmate: shared by all installations, and safe to delete."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "offmate"
+
+
+def _built(source: Path) -> Path:
+    compiler = _compiler()
+    code = source.read_bytes()
+    version = _run([*compiler, "--version"]).splitlines()[:1]
+    parts = (code.decode(), *FLAGS, *compiler, *version, platform.machine(), *_instructions())
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    folder = cache_folder()
+    built = folder / f"{source.stem}-{key}.so"
+    if not built.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not built.exists():  # nobody else has built it while we waited
+                _build(compiler, source, built)
+    return built
+
+
+def _build(compiler: list[str], source: Path, built: Path) -> None:
+    part = built.with_suffix(".part")
+    _run([*compiler, *FLAGS, str(source), "-o", str(part), "-lm"])
+    with part.open("rb") as file:
+        os.fsync(file.fileno())  # a name that outlives a power cut must not stand for half a file
+    part.replace(built)
+
+
+def _compiler() -> list[str]:
+    """$CC, or the first of COMPILERS that is in PATH."""
+    if given := shlex.split(os.environ.get("CC", "")):
+        return given
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return [path]
+    raise CannotBuildError(f"no C compiler: none of {', '.join(COMPILERS)} is in PATH")
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise CannotBuildError(f"{command[0]} did not end within {_PATIENCE_S} s") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        wrong = next((line for line in said if "error" in line), said[0])
+        raise CannotBuildError(f"{command[0]}: {wrong}")
+    return done.stdout
+
+
+def _instructions() -> Iterator[str]:
+    """What the processor can do: the code may use all of it, and would die elsewhere."""
+    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+        if line.startswith(("flags", "Features")):
+            yield line
+            return
