@@ -64,8 +64,7 @@ class Columns:
 
     def states_on_host(self, i: int) -> Term:
         """States of what the CPU updates, which are on the host for good."""
-        p = self.p
-        return (p.states[i] / p.weights[i]) * self.total["X"][i] if p.weights[i] else 0
+        return self.p.state_ratio[i] * self.total["X"][i]
 
     def released(self, kind: str, u: int) -> Term:
         """Sum over blocks whose backward has ended by the end of position u."""

@@ -8,12 +8,12 @@ released after use, its update on the CPU (L2L), "exposed" the same but fetched 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.chain import Block, Chain, Option, Tensor
 from planner.hardware import Hardware
 from planner.instance import Budgets
-from planner.itinerary import Draft, Itinerary, Side, Trip, at_home, backward_stage, movable
+from planner.itinerary import Draft, Itinerary, Side, Trip, at_home, backward_stage, movable, settled
 from planner.moments import kept_bytes, moments
 
 PROFILES = ("fast", "recompute", "offload")
@@ -69,13 +69,20 @@ def streamed(
         for tensor in tensors
         if tensor.name not in at_home_names
     }
-    journeys = tuple(
-        _stream(setting, tensor, free[tensor.name], ahead, on_gpu=tensor.name in gpu_updated)
-        if tensor.name in free
-        else at_home(chain, tensor, clip)
-        for tensor in chain.tensors()
-    )
-    return Draft(options=tuple(options), journeys=journeys, source=source)
+    staying = {t.name for tensors in settled(chain, setting.hardware) for t in tensors} - at_home_names
+
+    def journey(tensor: Tensor) -> Itinerary:
+        if tensor.name in free:
+            return _stream(setting, tensor, free[tensor.name], ahead, on_gpu=tensor.name in gpu_updated)
+        home = at_home(chain, tensor, clip)
+        return replace(home, states=_states_trip(home, ahead)) if tensor.name in staying else home
+
+    return Draft(options=tuple(options), journeys=tuple(map(journey, chain.tensors())), source=source)
+
+
+def _states_trip(journey: Itinerary, ahead: bool) -> tuple[Trip, ...]:
+    assert journey.update is not None
+    return (Trip(evict=journey.update, prefetch=journey.update - ahead, offload=journey.update),)
 
 
 def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu: bool = False) -> Itinerary:
@@ -101,8 +108,8 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
         drop = backward + lead
         return Itinerary(tensor=tensor, side=side, update=update, send=backward, drop=drop, weight=tuple(trips))
     if side is Side.GPU:
-        states = (Trip(evict=backward, prefetch=backward - lead, offload=backward),)
-        return Itinerary(tensor=tensor, side=side, update=backward, weight=tuple(trips), states=states)
+        updated = Itinerary(tensor=tensor, side=side, update=backward, weight=tuple(trips))
+        return replace(updated, states=_states_trip(updated, ahead))
     return Itinerary(tensor=tensor, side=side, weight=tuple(trips))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from planner.chain import Chain, Tensor
 from planner.hardware import Hardware
-from planner.itinerary import movable
+from planner.itinerary import movable, settled
 from planner.moments import Moment, kept_bytes, moments, standing_bytes
 
 UPDATE_TRAFFIC_BYTES = 28  # host memory traffic of a CPU update, per parameter: master and moments, gradient, copy
@@ -67,10 +67,11 @@ class Instance:
     barrier: bool
     weights: list[float]  # of trainable tensors that may leave
     frozen: list[float]  # of others that may leave
-    states: list[float]
+    states: list[float]  # of these trainable tensors, and of those that only their states may leave
     gradients: list[float]
     cpu_updatable: list[bool]
     choices: list[list[Choice]]
+    state_ratio: list[float]  # bytes of states per byte of weight, of the trainable tensors that may leave
     gradient_ratio: float  # bytes of gradient per byte of trainable weight
     parameter_ratio: float  # parameters, in unit_bytes, per byte of trainable weight
     parameters: list[float]
@@ -105,6 +106,7 @@ def make_instance(chain: Chain, hardware: Hardware, *, budgets: Budgets, slices:
     free = movable(chain, hardware)
     trainable = [[t for t in tensors if t.trainable and t.bytes] for tensors in free]
     names = {t.name for tensors in free for t in tensors}
+    staying = settled(chain, hardware)
     total = sum(t.bytes + t.state_bytes for t in chain.tensors())
     need = _need_bytes(chain, slices)
     unit_bytes = need / 16
@@ -123,11 +125,15 @@ def make_instance(chain: Chain, hardware: Hardware, *, budgets: Budgets, slices:
         barrier=budgets.barrier,
         weights=[w / unit_bytes for w in weights],
         frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
-        states=[sum(t.state_bytes for t in tensors) / unit_bytes for tensors in trainable],
+        states=[
+            sum(t.state_bytes for t in (*tensors, *others)) / unit_bytes
+            for tensors, others in zip(trainable, staying, strict=True)
+        ],
         gradients=[sum(t.gradient_bytes for t in tensors) / unit_bytes for tensors in trainable],
         # Block 0 has no gap between its backward and its forward.
         cpu_updatable=[budgets.cpu_updates and index > 0 for index in range(last + 1)],
         choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
+        state_ratio=[_ratio(tensors) for tensors in trainable],
         gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,
         parameter_ratio=sum(t.elements for t in moving) / moving_bytes,
         parameters=[sum(t.elements for t in tensors) / unit_bytes for tensors in trainable],
@@ -135,7 +141,7 @@ def make_instance(chain: Chain, hardware: Hardware, *, budgets: Budgets, slices:
         parameter_spread=[_spread([t.elements / t.bytes for t in tensors]) for tensors in trainable],
         state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
-        stage_standing=_standing(chain, names, slices, clip, unit_bytes),
+        stage_standing=_standing(chain, names, staying, slices, clip, unit_bytes),
         moments=list(moments(chain, slices, clip)),
         d2h=hardware.d2h_bytes_per_s * rate * budgets.pace,
         h2d=hardware.h2d_bytes_per_s * rate * budgets.pace,
@@ -146,6 +152,10 @@ def make_instance(chain: Chain, hardware: Hardware, *, budgets: Budgets, slices:
         gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
         cpu_budget=min(budgets.cpu_bytes, need) / unit_bytes,
     )
+
+
+def _ratio(tensors: list[Tensor]) -> float:
+    return sum(t.state_bytes for t in tensors) / max(1, sum(t.bytes for t in tensors))
 
 
 def _spread(ratios: list[float]) -> Spread:
@@ -190,10 +200,13 @@ def _pinned_updates(chain: Chain, hardware: Hardware, free: set[str], clip: bool
     return [n / hardware.gpu_update_parameters_per_s / unit_s for n in parameters]
 
 
-def _standing(chain: Chain, free: set[str], slices: int, clip: bool, unit_bytes: float) -> list[float]:
+def _standing(
+    chain: Chain, free: set[str], staying: list[list[Tensor]], slices: int, clip: bool, unit_bytes: float
+) -> list[float]:
     """What is on the device whatever the solver decides; with clipping, complete gradients of pinned tensors wait."""
     pinned = [t for t in chain.tensors() if t.name not in free]
     resident = sum(t.bytes + t.state_bytes for t in pinned)
+    resident -= sum(t.state_bytes for tensors in staying for t in tensors)
     bytes_at = [resident + standing for standing in standing_bytes(chain, slices, clip)]
     users, last = chain.users(), len(chain.blocks) - 1
     for tensor in pinned if clip else ():

@@ -64,6 +64,20 @@ def movable(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
     ]
 
 
+def settled(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
+    """Per block the tensors whose states may leave, but not the weight: shared with later blocks, first used here."""
+    users = chain.users()
+    return [
+        [
+            t
+            for t in block.tensors
+            if t.trainable and users[t.name][0] == index < users[t.name][-1]
+            and t.state_bytes >= hardware.min_transfer_bytes
+        ]
+        for index, block in enumerate(chain.blocks)
+    ]  # fmt: skip
+
+
 def at_home(chain: Chain, tensor: Tensor, clip: bool) -> Itinerary:
     """Always on the device; updated there as soon as its gradient is complete, with clipping at the end."""
     if not tensor.trainable:

@@ -17,7 +17,7 @@ from planner.chain import Chain, Tensor
 from planner.columns import limits_of
 from planner.hardware import Hardware
 from planner.instance import Budgets, Instance, make_instance, tensor_lists
-from planner.itinerary import Draft, Side, at_home
+from planner.itinerary import Draft, Side, at_home, settled
 from planner.oilp import Solution, Totals, solve_oilp
 from planner.tighten import tightened
 
@@ -74,6 +74,7 @@ def choose_fates(
     """
     carry = _Carry(dict.fromkeys(totals.of, 0.0), up)
     trainable, frozen = tensor_lists(chain, hardware)
+    staying = settled(chain, hardware)
     chosen: list[dict[str, list[Tensor]]] = [{} for _ in chain.blocks]
     for i in reversed(range(len(chain.blocks))):  # backward releases the last block first
         left = list(trainable[i])
@@ -91,7 +92,7 @@ def choose_fates(
                 target["N"] -= sum(t.bytes for t in chosen[i]["X"])
                 target["Y"] -= sum(t.state_bytes for t in chosen[i]["X"])
         chosen[i]["R"] = carry.take("R", frozen[i] if limits["R"][i] else [], target["R"], _weight)
-        on_gpu = [t for t in trainable[i] if limits["Y"][i] and t not in chosen[i]["X"]]
+        on_gpu = [t for t in (*trainable[i], *staying[i]) if limits["Y"][i] and t not in chosen[i]["X"]]
         chosen[i]["Y"] = carry.take("Y", on_gpu, target["Y"], _states, target["Y"] if tight else 0.0)
     for i in range(len(chain.blocks)):
         kinds = chosen[i]
@@ -102,7 +103,11 @@ def choose_fates(
         # Away after forward, whenever its copy was made.
         away = totals.of["E"][i] + (totals.of["D"][i] + totals.of["K"][i] - sent if tight else 0.0)
         kinds["E"] = carry.take("E", current, away, _weight, away if tight else 0.0)
-    return [_fate(i, tensor, chosen[i]) for i in range(len(chain.blocks)) for tensor in (*trainable[i], *frozen[i])]
+    return [
+        _fate(i, tensor, chosen[i])
+        for i in range(len(chain.blocks))
+        for tensor in (*trainable[i], *frozen[i], *staying[i])
+    ]
 
 
 def _weight(tensor: Tensor) -> int:

@@ -45,7 +45,7 @@ def printed_step(p: Instance, *, relax: bool = False) -> float | None:
     time = [m.add_variable(f"t_{s}", 0) for s in range(T)]
     total = {k: [m.add_variable(f"{k}_{i}", 0, of[i]) for i in range(L)] for k, of in limits.items()}
     frozen = [m.add_variable(f"Z_{i}", 0, p.frozen[i]) for i in range(L)]
-    ratio = [p.states[i] / p.weights[i] if p.weights[i] else 0.0 for i in range(L)]
+    ratio = p.state_ratio
 
     def chosen(i: int, what: str) -> Any:
         return pulp.lpSum(getattr(c, what) * x for c, x in zip(p.choices[i], comp[i], strict=True))
