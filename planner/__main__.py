@@ -84,10 +84,11 @@ def _plan(job: Job, options: argparse.Namespace) -> Answer:
     from planner.planning import plan_job
 
     cache = Cache(options.database) if options.database else None
-    return plan_job(job, _device(options.device), cache=cache, measure=options.measure)
+    return plan_job(job, device_of(options.device), cache=cache, measure=options.measure)
 
 
-def _device(name: str | None) -> torch.device:
+def device_of(name: str | None) -> torch.device:
+    """The device of that name, by default CUDA's where there is one. Raises UserError when it is not there."""
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError, first_line
 from planner.job import Job
@@ -18,14 +18,17 @@ from planner.model import build_model, model_config, working_dtype
 log = logging.getLogger(__name__)
 
 
-def load_model(job: Job) -> nn.Module:
-    """The job's model on the CPU in its working dtype, in training mode, without a cache. Raises UserError.
+def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
+    """The job's model on the CPU in its working dtype, in training mode, without a cache; `layers`: with its first
+    layers only. Raises UserError.
 
     A folder without weights gives the model its own initialization under `job.seed`, in the working dtype. With `bf16`
     the weights are read as bf16 and the fp32 masters start from them: an fp32 copy beside would double the host memory
     of loading. For weights published in bf16 that is the same; others start one rounding away, and it is said.
     """
     config = model_config(job)
+    if layers is not None:
+        _keep_layers(config, layers)
     published = getattr(config, "dtype", None)
     torch.manual_seed(job.seed)  # also for weights that a folder lacks
     if is_config_only(job):
@@ -55,6 +58,15 @@ def load_model(job: Job) -> nn.Module:
     parameters = sum(p.numel() for p in model.parameters())
     log.info("model: %s, %d parameters, %s", type(model).__name__, parameters, working_dtype(job))
     return model.train()
+
+
+def _keep_layers(config: PreTrainedConfig, layers: int) -> None:
+    """Let the config have so many layers; lists in it with a value for each are cut."""
+    every = config.num_hidden_layers
+    for key, value in config.to_dict().items():
+        if isinstance(value, list) and len(value) == every:
+            setattr(config, key, value[:layers])
+    config.num_hidden_layers = layers
 
 
 def is_config_only(job: Job) -> bool:

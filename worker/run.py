@@ -26,9 +26,8 @@ from worker.data import Batches
 from worker.engine import Engine
 from worker.metrics import Metrics, measured, read_metrics
 from worker.model import check_reach, load_model, load_tokenizer
-from worker.optimizer import AdamW
 from worker.output import Output
-from worker.schedule import decay_names
+from worker.schedule import optimizer_of
 from worker.shards import check_space
 from worker.stop import StopRequest
 from worker.training import Training, Trains
@@ -100,13 +99,9 @@ class _Run:
 
     def _engine(self, device: torch.device) -> Engine:
         job = self.job
-        optimizer = AdamW(
-            betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
-            decay_names=decay_names(self.model),
-        )  # fmt: skip
         return Engine(
-            self.model, plan=self.plan, chain=self.chain, optimizer=optimizer, max_grad_norm=job.max_grad_norm,
-            device=device, metered=True,
+            self.model, plan=self.plan, chain=self.chain, optimizer=optimizer_of(job, self.model),
+            max_grad_norm=job.max_grad_norm, device=device, metered=True,
         )  # fmt: skip
 
     def _train(self, engine: Engine, metrics: Metrics, stop: StopRequest) -> bool:

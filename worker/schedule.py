@@ -1,4 +1,4 @@
-"""The learning rate of a step, and which parameters decay: the values of transformers' Trainer, as pure functions."""
+"""The learning rate of a step, and the optimizer: the values of transformers' Trainer, as pure functions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from torch import nn
 
 from planner.job import Job
+from worker.optimizer import AdamW
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
@@ -49,3 +50,11 @@ def decay_names(model: nn.Module) -> frozenset[str]:
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and name.rpartition(".")[0] not in owners and not _NO_DECAY.search(name.lower())
     )
+
+
+def optimizer_of(job: Job, model: nn.Module) -> AdamW:
+    """The job's optimizer for the parameters of `model`."""
+    return AdamW(
+        betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
+        decay_names=decay_names(model),
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from offmated.cli import views
+from offmated.cli.certify import certify
 from offmated.cli.follow import events, follow
 from offmated.cli.jobtext import read_job
 from offmated.cli.output import budget_options, console, json_option, print_json
@@ -85,6 +86,7 @@ def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: 
 
 
 main.add_command(plan)
+main.add_command(certify)
 
 
 @main.command()

@@ -53,10 +53,10 @@ def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises UserError for a file that is wrong, and `click.exceptions.Exit` with the planner's exit code when the planner
     refuses: it has said why on stderr by then.
     """
-    with _resolved(file, given) as resolved:
-        url = _database()
+    with resolved(file, given) as job:
+        url = database()
         known = ["--database", url] if url else []
-        code, answer = _planner("plan", "--job", str(resolved), *known, *_words(_without_budgets(given)))
+        code, answer = _planner("plan", "--job", str(job), *known, *_words(_without_budgets(given)))
     if code != Exit.DONE:
         raise click.exceptions.Exit(code)
     found: dict[str, Any] = answer
@@ -67,13 +67,13 @@ def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any
     """Exit code and `planner.receipt.Receipt` of a job or a model on a machine by name, or `Solved` of a chain."""
     if file is None:
         return _planner("solve" if "chain" in given else "ask", *_words(given))
-    with _resolved(file, given) as resolved:
-        return _planner("ask", "--job", str(resolved), *_words(_without_budgets(given)))
+    with resolved(file, given) as job:
+        return _planner("ask", "--job", str(job), *_words(_without_budgets(given)))
 
 
 def kept_plans(verb: str, *words: str) -> Any:
     """What the plan cache says: a list, a plan, or how many were forgotten. Nothing is kept before the first `up`."""
-    url = _database()
+    url = database()
     if url is None and verb == "list":
         return []
     if url is None:
@@ -84,7 +84,7 @@ def kept_plans(verb: str, *words: str) -> Any:
     return answer
 
 
-def _database() -> str | None:
+def database() -> str | None:
     """The URL of the daemon's database, if that has been made: opening an SQLite file that is not there makes one."""
     paths = Paths.from_environment()
     url = Config.load(paths).database_url
@@ -92,7 +92,7 @@ def _database() -> str | None:
 
 
 @contextmanager
-def _resolved(file: Path, given: Mapping[str, Any]) -> Iterator[Path]:
+def resolved(file: Path, given: Mapping[str, Any]) -> Iterator[Path]:
     """The job in a file with the budgets given, all defaults and absolute paths. Raises UserError."""
     text, folder = read_job(file, given.get("gpu_budget"), given.get("cpu_budget"))
     job = Job.parse(text, folder, name=file.name)

@@ -1,0 +1,107 @@
+"""`offmate certify`: a job's first steps by offmate and by plain PyTorch, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from offmated.cli import planning
+from offmated.cli.output import budget_options, console, json_option, pairs, print_json, table
+from offmated.cli.planview import option_runs
+from offmated.paths import Paths
+from planner.certificate import Certificate, Finding
+from planner.codec import from_json
+from planner.errors import Exit
+from planner.units import format_bytes
+
+_NOT_FINITE = 1e300
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="How many steps.")
+@click.option("--layers", type=click.IntRange(min=1), help="Of the model's layers only the first so many.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.")
+@budget_options
+@json_option
+def certify(file: Path, as_json: bool, **options: str | int | None) -> None:
+    """Do the first steps of the job in FILE under its plan and in plain PyTorch, and show the greatest differences.
+    Exits with 1 when one is greater than it may be. Where the model has no room in plain PyTorch, its first layers
+    serve."""
+    code, answer = _compare(file, options)
+    print_json(answer) if as_json else console().print(_view(file, from_json(Certificate, answer)))
+    sys.exit(code)
+
+
+def _compare(file: Path, options: dict[str, str | int | None]) -> tuple[int, object]:
+    """Exit code and certificate; without one the process has said why on stderr, and we leave with its exit code."""
+    state = Paths.from_environment().state
+    with (
+        planning.resolved(file, options) as job,
+        # Beside the runs: a passing copy of what is trained may be too large for /tmp.
+        tempfile.TemporaryDirectory(prefix=".certify-", dir=state if state.is_dir() else None) as folder,
+    ):
+        url = planning.database()
+        words = [f"--{name}={options[name]}" for name in ("steps", "layers", "device") if options[name] is not None]
+        known = [f"--database={url}"] if url else []
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "worker.certify", str(job), f"--folder={folder}", *words, *known],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    if not done.stdout.strip():
+        raise click.exceptions.Exit(done.returncode if done.returncode > 0 else Exit.FAILED)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+def _view(file: Path, found: Certificate) -> RenderableType:
+    head = f"{file.name}: {_count(found.steps, 'step')} of {_count(found.slices, 'slice')}, {found.device}, "
+    rows = [
+        [f.what, _number(f.greatest), _place(f), _number(f.size), f"{f.equal} of {f.count}"] for f in found.findings
+    ]
+    columns = ("", "greatest difference", "in", "of at most", "equal in every bit")
+    verdict = Text(_verdict(found), style="green" if found.holds else "red")
+    return Group(head + _model(found), pairs(list(_plan(found))), Text(), table(columns, rows), Text(), verdict)
+
+
+def _model(found: Certificate) -> str:
+    if found.layers == found.all_layers:
+        return f"the whole model ({_count(found.layers, 'layer')})"
+    return f"the first {found.layers} of {found.all_layers} layers"
+
+
+def _plan(found: Certificate) -> Iterator[tuple[str, str | Text]]:
+    peak, budget = format_bytes(found.gpu_peak_bytes), format_bytes(found.gpu_budget_bytes)
+    yield "memory", f"{peak} at most under a budget of {budget}"
+    whole = " for the whole model" if found.layers < found.all_layers else ""
+    yield "plain", f"about {format_bytes(found.plain_bytes)}{whole}; there are {format_bytes(found.there_bytes)}"
+    yield "plan", " · ".join(option_runs(found.options))
+    yield "moved", f"{format_bytes(found.moved_bytes)} a step; the CPU updates {_count(found.cpu_updated, 'tensor')}"
+
+
+def _place(finding: Finding) -> str:
+    return finding.at if finding.greatest else ""
+
+
+def _number(value: float) -> str:
+    return "not finite" if value >= _NOT_FINITE else f"{value:.3g}"
+
+
+def _verdict(found: Certificate) -> str:
+    if found.bitwise:
+        return "offmate computes what plain PyTorch computes, bit for bit."
+    allowed = "no difference" if found.allowed == 0 else f"differences up to {_number(found.allowed)}"
+    if found.holds:
+        return f"offmate computes what plain PyTorch computes: {allowed} may be, and none is greater."
+    return f"offmate does not compute what plain PyTorch computes: {allowed} may be. Please report this."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

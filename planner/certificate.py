@@ -1,0 +1,65 @@
+"""What a comparison with plain PyTorch found: values, for whoever shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """All numbers of one sort. `greatest` is the greatest absolute difference, at `at`; `size` the greatest absolute
+    value of plain PyTorch there, or anywhere where there is no difference. `equal` of `count` numbers or tensors agree
+    in every bit. What is not finite counts as the largest float."""
+
+    what: str
+    greatest: float
+    at: str
+    size: float
+    equal: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The greatest absolute difference within one parameter."""
+
+    parameter: str
+    greatest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """A job's first `steps` steps, done by offmate and by plain PyTorch.
+
+    `layers` of the model's `all_layers` were there: fewer where the whole model has no room in plain PyTorch, which
+    would take `plain_bytes` on the device, `there_bytes` being there. `moved_bytes` a step are copied between host and
+    device under the plan, `cpu_updated` tensors are updated on the CPU. `allowed`: the greatest difference that the
+    design allows; 0 is every bit.
+    """
+
+    model: str
+    device: str
+    steps: int
+    slices: int
+    layers: int
+    all_layers: int
+    plain_bytes: int
+    there_bytes: int
+    gpu_budget_bytes: int
+    gpu_peak_bytes: int
+    moved_bytes: int
+    cpu_updated: int
+    options: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    parameters: tuple[Difference, ...]
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether no difference is greater than allowed."""
+        return all(finding.greatest <= self.allowed for finding in self.findings)
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether all is equal in every bit."""
+        return all(finding.equal == finding.count for finding in self.findings)

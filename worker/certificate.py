@@ -1,0 +1,71 @@
+"""The certificate of a job: its first steps under its plan and in plain PyTorch, of as much of its model as fits."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from planner.cache import Cache
+from planner.certificate import Certificate
+from planner.chain import Chain
+from planner.job import Job
+from planner.plan import Plan
+from planner.planning import Answer, plan_job
+from planner.program import OpKind, compile_program
+from planner.solve import least_budget, make_plan
+from worker.comparison import Comparison
+from worker.data import Batches
+from worker.model import load_tokenizer
+from worker.room import Room, plain_bytes
+
+log = logging.getLogger(__name__)
+
+ALLOWED = 0.0
+"""The greatest difference that docs/design.md allows: none. Torch is told to take deterministic kernels."""
+
+
+def certify(
+    job: Job, *, steps: int, layers: int | None, device: torch.device, folder: Path, cache: Cache | None
+) -> Certificate:
+    """Do the first `steps` steps of `job` both ways. `layers`: with a model of its first layers; by default as many as
+    plain PyTorch has room for. `folder` is for files on the way.
+
+    Raises UserError, as the job would.
+    """
+    answer = plan_job(job, device, cache=cache, measure=True)
+    room = Room.of(answer.chain, device)
+    batches = Batches(job, load_tokenizer(job), folder / "data")
+    kept = room.layers() if layers is None else min(layers, room.all_layers)
+    plan, chain = answer.plan, answer.chain
+    if kept < room.all_layers:
+        log.info("with the first %d of the model's %d layers", kept, room.all_layers)
+        chain = room.shorter(kept)
+        plan = _shorter_plan(answer, chain)
+    steps = min(steps, batches.total_steps)
+    comparison = Comparison(job=job, batches=batches, steps=steps, layers=kept, device=device, folder=folder)
+    findings, parameters = comparison.run(plan, chain)
+    program = compile_program(plan, chain)
+    return Certificate(
+        model=job.model, device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", steps=steps,
+        slices=plan.slices, layers=kept, all_layers=room.all_layers, plain_bytes=plain_bytes(room.chain),
+        there_bytes=room.there_bytes, gpu_budget_bytes=plan.gpu_budget_bytes, gpu_peak_bytes=plan.gpu_peak_bytes,
+        moved_bytes=sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND)),
+        cpu_updated=len(plan.cpu_updated()), options=plan.options, findings=findings, parameters=parameters,
+        allowed=ALLOWED,
+    )  # fmt: skip
+
+
+def _shorter_plan(answer: Answer, chain: Chain) -> Plan:
+    """A plan for the shorter chain, as hard pressed as the job's: its budget is the same share of what plain PyTorch
+    takes, or the least possible."""
+    plan = answer.plan
+    least = least_budget(
+        chain, answer.hardware, cpu_budget_bytes=plan.cpu_budget_bytes, slices=plan.slices, clip=plan.clip
+    )
+    share = plan.gpu_budget_bytes / plain_bytes(answer.chain)
+    return make_plan(
+        chain, answer.hardware, gpu_budget_bytes=max(least.gpu_bytes, int(share * plain_bytes(chain))),
+        cpu_budget_bytes=plan.cpu_budget_bytes, slices=plan.slices, clip=plan.clip,
+    )  # fmt: skip
