@@ -35,7 +35,7 @@ def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
     """One job as `GET /jobs/{id}` answers it. `all_rows`: all jobs, to say what this one waits for.
 
     predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known
-    progress             {"step", "total_steps", "loss", "step_s", "eta_s"} or null
+    progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
     output               the model folder, when there is one
     """
@@ -114,6 +114,7 @@ _recent = _Kept(RunFolder.recent_metrics)
 def _progress(row: JobRow, events: list[Json]) -> Json | None:
     steps = [event for event in events if event["event"] == "step"]
     starts = [event for event in events if event["event"] == "start"]
+    evaluations = [event for event in events if event["event"] == "eval"]
     if not starts:
         return None
     total = starts[-1]["total_steps"]
@@ -123,6 +124,7 @@ def _progress(row: JobRow, events: list[Json]) -> Json | None:
         "step": step,
         "total_steps": total,
         "loss": steps[-1]["loss"] if steps else None,
+        "eval_loss": evaluations[-1]["eval_loss"] if evaluations else None,
         "step_s": seconds,
         "eta_s": (total - step) * seconds if seconds is not None and row.state not in FINAL else None,
     }

@@ -6,13 +6,15 @@ by `planner/jobfile.py`, which finds the lines and the mistakes; this module say
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from planner.jobfile import Mistake, Source, read_text, read_yaml, shown, to_user_error
+from planner.jobevaluation import check_evaluation
+from planner.jobfile import SWITCHED_OFF, Mistake, Source, read_text, read_yaml, shown, to_user_error
 from planner.jobpaths import local_dataset, local_file_or_template, local_model, local_tokenizer, resolve
 from planner.units import parse_bytes
 
@@ -27,11 +29,14 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "warmup_steps": ("warmup_ratio",),
     "num_train_epochs": ("num_epochs", "epochs"),
     "method": ("adapter", "finetuning_type"),
+    "eval_dataset": ("test_datasets",),
+    "val_size": ("val_set_size",),
+    "eval_strategy": ("evaluation_strategy",),
+    "per_device_eval_batch_size": ("eval_batch_size",),
 }
 """Canonical key -> other names people use for it (axolotl, LLaMA-Factory, TRL)."""
 
 NOT_THERE: dict[str, str] = {
-    **dict.fromkeys(("eval_strategy", "eval_steps", "val_size", "val_set_size"), "evaluation during training"),
     **dict.fromkeys(
         ("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "lora_target", "lora_target_modules"), "LoRA"
     ),
@@ -39,9 +44,6 @@ NOT_THERE: dict[str, str] = {
     **dict.fromkeys(("use_wandb", "wandb_project", "wandb_name"), "reporting to wandb"),
 }
 """Keys people know from elsewhere -> what they ask for, which offmate does not do yet."""
-
-SWITCHED_OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [])
-"""Values under which a key of `NOT_THERE` asks for nothing."""
 
 METHODS_NOT_THERE = ("lora", "qlora", "dpo", "orpo", "kto", "grpo", "freeze")
 
@@ -56,6 +58,10 @@ def _no_clip(value: object) -> object:
 
 def _no_limit(value: object) -> object:
     return None if value == -1 else value
+
+
+def _nothing(value: object) -> object:
+    return None if value in SWITCHED_OFF else value
 
 
 def _no_report(value: object) -> object:
@@ -144,6 +150,27 @@ class Job(BaseModel):
     run_name: Annotated[Text | None, Field(description="text without control characters, or null")] = None
     report_to: Annotated[Literal["none"], BeforeValidator(_no_report), Field(description="none")] = "none"
     train_on: Annotated[Literal["completions", "all"], Field(description="completions or all")] = "completions"
+    eval_dataset: Annotated[
+        Annotated[tuple[Text, ...], Field(min_length=1)] | None,
+        Field(description="a path or Hugging Face id, a list of them, or null"),
+    ] = None
+    val_size: Annotated[
+        Annotated[int | float, Field(gt=0, le=MOST)] | None,
+        BeforeValidator(_nothing),
+        Field(description="a share of the rows below 1, a whole number of rows, or 0 for none"),
+    ] = None
+    eval_strategy: Annotated[
+        Literal["steps", "epoch"] | None, BeforeValidator(_nothing), Field(description="no, steps or epoch")
+    ] = None
+    eval_steps: Annotated[
+        Annotated[int | float, Field(gt=0, le=MOST)] | None,
+        BeforeValidator(_nothing),
+        Field(description="a whole number of steps, a share of all steps below 1, or null"),
+    ] = None
+    eval_on_start: Switch = False
+    per_device_eval_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = (
+        None
+    )
 
     @classmethod
     def load(cls, path: Path) -> Job:
@@ -160,6 +187,7 @@ class Job(BaseModel):
         """The job of a file's values; `folder` is that of relative paths, None where there are none."""
         values, mistakes = _canonical(source)
         mistakes += _resolve_paths(values, folder, source)
+        mistakes += check_evaluation(values, {key: _name_in(source, key) for key in values}, source)
         broken = {mistake.key for mistake in mistakes}
         try:
             job = cls.model_validate(values)
@@ -182,6 +210,18 @@ class Job(BaseModel):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
     @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate on."""
+        return self.eval_dataset is not None or self.val_size is not None
+
+    def eval_every(self, total_steps: int) -> int | None:
+        """Steps between two evaluations of a run of `total_steps`; None for one after every epoch."""
+        if self.eval_strategy == "epoch" or (self.eval_strategy is None and self.eval_steps is None):
+            return None
+        steps = self.save_steps if self.eval_steps is None else self.eval_steps
+        return max(1, math.ceil(steps * total_steps)) if steps < 1 else int(steps)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Things to tell the person who submits this job: what is accepted but means something else here."""
         notes = []
@@ -189,6 +229,8 @@ class Job(BaseModel):
             notes.append(
                 "gradient_checkpointing is decided by the planner, block by block; the value in the file is not used."
             )
+        if self.per_device_eval_batch_size is not None:
+            notes.append("per_device_eval_batch_size is not used: evaluation has the rows of training.")
         folder = Path(self.model)
         if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
             notes.append(f"{folder} has no weights: the model starts from random ones under seed {self.seed}.")
@@ -248,6 +290,7 @@ def _resolve_paths(values: dict[str, Any], folder: Path | None, source: Source) 
         "model": local_model,
         "tokenizer": local_tokenizer,
         "dataset": local_dataset,
+        "eval_dataset": local_dataset,
         "chat_template": local_file_or_template,
         "output_dir": resolve,
     }

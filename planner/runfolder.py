@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from planner.errors import UserError
 
@@ -91,7 +92,8 @@ class RunFolder:
         return _events(self.metrics.read_bytes().split(b"\n")[:-1])[skip:]
 
     def recent_metrics(self) -> list[dict[str, Any]]:
-        """The first event, and those near the end of metrics.jsonl: a bounded piece, so that listing stays quick."""
+        """The first event, the last evaluation, and the events near the end of metrics.jsonl: a bounded piece, so that
+        listing stays quick."""
         if not self.metrics.exists():
             return []
         with self.metrics.open("rb") as file:
@@ -99,8 +101,9 @@ class RunFolder:
             size = file.seek(0, os.SEEK_END)
             start = file.seek(max(len(head), size - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
-        if start > len(head):
-            lines = lines[1:]  # the piece began in the middle of one
+            if start > len(head):
+                lines = lines[1:]  # the piece began in the middle of one
+                lines.insert(0, _last_line(file, b'{"event": "eval"', end=start))
         return _events([head, *lines] if head.endswith(b"\n") else [])
 
     def tail_of_log(self, lines: int) -> tuple[str, ...]:
@@ -111,6 +114,14 @@ class RunFolder:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             return tuple(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def _last_line(file: BinaryIO, beginning: bytes, *, end: int) -> bytes:
+    """The last line that has this beginning, and has it before `end`; empty when there is none."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        at = content.rfind(b"\n" + beginning, 0, end + len(beginning))
+        content.seek(at + 1)
+        return content.readline() if at >= 0 else b""
 
 
 def _write_object(path: Path, value: dict[str, Any]) -> None:

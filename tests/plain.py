@@ -86,6 +86,17 @@ class PlainEngine:
         self.steps_done += 1
         return PlainResult(losses=losses, grad_norm=norm)
 
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> PlainResult:
+        """The loss of each batch, in evaluation mode."""
+        self.model.eval()
+        losses = [self.model(**{name: t.to(self.device) for name, t in batch.items()}).loss for batch in batches]
+        self.model.train()
+        return PlainResult(losses=losses, grad_norm=None)
+
+    def check_evaluation(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """There is no budget."""
+
     def drain(self) -> None:
         """Nothing is ever pending."""
 

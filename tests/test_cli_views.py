@@ -33,7 +33,7 @@ DOCUMENT = {"plan": to_json(PLAN), "measured": True, "cached": False, "solve_s":
 JOB: dict[str, Any] = {
     "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
     "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"],
-    "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eta_s": 80.0},
+    "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eval_loss": 2.4567, "eta_s": 80.0},
     "predicted": {"step_s": 0.5, "gpu_peak_bytes": 90 * 2**20},
     "measured": {"step_s": 0.55, "gpu_peak_bytes": 89 * 2**20},
 }  # fmt: skip
@@ -85,7 +85,7 @@ def test_status_tells_progress_loss_time_left_and_reason() -> None:
     waiting = JOB | {"id": 4, "state": "waiting", "progress": None, "reason": "waits for job 3"}
     assert [line.split() for line in printed(views.jobs([JOB, waiting]))] == [
         ["ID", "NAME", "STATE", "PROGRESS", "LEFT", "REASON"],
-        ["3", "pydoc", "running", "120/200", "60%", "loss", "2.346", "80.0", "s"],
+        ["3", "pydoc", "running", "120/200", "60%", "loss", "2.346", "eval", "2.457", "80.0", "s"],
         ["4", "pydoc", "waiting", "waits", "for", "job", "3"],
     ]
     assert printed(views.jobs([])) == ["No jobs.  offmate submit job.yaml"]

@@ -11,7 +11,8 @@ import torch
 from planner.errors import UserError
 from planner.model import sample_batch
 from tests.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
-from worker.data import IGNORED, Batches, buckets
+from worker.data import Batches
+from worker.rows import IGNORED, buckets
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +179,40 @@ def test_data_without_a_learned_token_are_an_error(tmp_path: Path) -> None:
         "  1 rows of at most 32 tokens, none with a learned token after its first\n"
         "  hint: use train_on: all, a larger max_length, or data with completions   [nothing-to-train]"
     )
+
+
+def held_out(data: Batches) -> list[tuple[int, ...]]:
+    """The rows to evaluate on, without their padding."""
+    assert data.evaluation is not None
+    found = [data.evaluation.batch(k) for k in range(len(data.evaluation))]
+    for batch in found:
+        assert int(batch["num_items_in_batch"]) == int((batch["labels"][:, 1:] != IGNORED).sum())
+    return [
+        tuple(row[mask].tolist()) for b in found for row, mask in zip(b["labels"], b["labels"] != IGNORED, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("size", "count"), [(3, 3), (0.25, 3), (0.01, 1)])
+def test_held_out_rows_are_never_trained_on_and_the_same_every_time(tmp_path: Path, size: float, count: int) -> None:
+    records = sentences(12)
+    keys = {"max_length": 64, "per_device_train_batch_size": 1}
+    one, other = (batches(tmp_path, records, val_size=size, **keys) for _ in range(2))
+    assert len(held_out(one)) == count
+    assert held_out(one) == held_out(other)
+    trained = [row for step in range(12 - count) for row in rows(one, step)]
+    assert sorted(trained + held_out(one)) == sorted(map(encoded, records))
+    assert held_out(batches(tmp_path, records, val_size=size, seed=1, **keys)) != held_out(one)
+    assert one.fingerprint != batches(tmp_path, records, **keys).fingerprint
+
+
+def test_a_dataset_to_evaluate_on_leaves_the_training_data_as_it_was(tmp_path: Path) -> None:
+    other = write_jsonl(tmp_path / "other.jsonl", [{"text": "of its own kind"}, {"text": "short"}])
+    plain = batches(tmp_path, sentences(6), max_length=64)
+    data = batches(tmp_path, sentences(6), max_length=64, eval_dataset=str(other))
+    assert held_out(data) == [encoded({"text": "of its own kind"}), encoded({"text": "short"})]
+    assert data.fingerprint == plain.fingerprint
+
+
+def test_a_val_size_that_takes_all_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"(?s)leaves nothing to train on.*6 rows, 6 of them.*val-size-too-large"):
+        batches(tmp_path, sentences(6), val_size=6)

@@ -16,7 +16,7 @@ HOUSE = ("planner", "worker", "offmated")
 TORCH_FREE = {
     "planner.job", "planner.jobfile", "planner.jobpaths", "planner.errors", "planner.units", "planner.chain",
     "planner.hardware", "planner.plan", "planner.codec", "planner.processes", "planner.place", "planner.runfolder",
-    "planner.watch", "planner.receipt", "planner.certificate",
+    "planner.watch", "planner.receipt", "planner.certificate", "planner.jobevaluation",
 }  # fmt: skip
 """The part of the planner that offmated may use."""
 JOBS = {"offmated.models", "offmated.states", "offmated.store"}

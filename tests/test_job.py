@@ -106,7 +106,9 @@ def test_axolotls_list_of_datasets_is_read(folder: Path) -> None:
 
 VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosine", "warmup_steps": "0.1",
           "num_train_epochs": "2", "method": "full", "chat_template": "template.jinja", "max_length": "64",
-          "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl"}  # fmt: skip
+          "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl",
+          "eval_dataset": "text.jsonl", "val_size": "0.1", "eval_strategy": "no",
+          "per_device_eval_batch_size": "2"}  # fmt: skip
 
 
 @pytest.mark.parametrize("alias", [alias for aliases in ALIASES.values() for alias in aliases])
@@ -225,7 +227,14 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("seed: {1: {b: 2}, 2: [3]}", "wrong-type", 'it is {"1": {"b": 2}, "2": [3]}'),
         ("seed: {!!binary aGk=: 1}", "wrong-type", "it is {b'hi': 1}"),
         ("seed: !!timestamp 2024-02-03", "wrong-type", 'it is "2024-02-03"'),
-        ("eval_strategy: steps", "not-there", "evaluation during training is not there yet; leave this key out"),
+        ("eval_strategy: steps", "bad-value", "there is nothing to evaluate on; give val_size or eval_dataset"),
+        ("eval_on_start: true", "bad-value", "there is nothing to evaluate on; give val_size or eval_dataset"),
+        ("evaluation_strategy: best\nval_size: 1", "bad-value", 'it is "best"; it must be no, steps or epoch'),
+        ("val_set_size: 2.5", "bad-value", "it is 2.5; 1 or more must be a whole number"),
+        ("val_size: -1", "bad-value", "it is -1; it must be a share of the rows below 1, a whole number of rows"),
+        ("val_size: 3\neval_steps: 2.5", "bad-value", "eval_steps: it is 2.5; 1 or more must be a whole number"),
+        ("val_set_size: 3\neval_dataset: text.jsonl", "bad-value", "val_set_size: eval_dataset is given too"),
+        ("test_datasets: gone.jsonl", "missing-file", "test_datasets: there is no dataset at"),
         *((f"{key}: 1", "not-there", "is not there yet; leave this key out") for key in NOT_THERE),
     ],
 )
@@ -310,3 +319,28 @@ def test_docs_describe_every_key_alias_default_and_code() -> None:
             assert yaml.safe_load(rows[key][3].strip(" `")) == field.default, key
         assert all(f"`{alias}`" in rows[key][4] for alias in ALIASES.get(key, ())), key
     assert all(f"`{key}`" in docs for key in NOT_THERE)
+
+
+@pytest.mark.parametrize(
+    ("lines", "every"),
+    [
+        ("val_size: 0.1", None),
+        ("val_size: 5\neval_strategy: epoch\neval_steps: 3", None),
+        ("val_size: 5\neval_strategy: steps", 500),
+        ("val_set_size: 5\neval_steps: 7", 7),
+        ("val_size: 5\neval_steps: 0.1", 21),
+        ("test_datasets: [{path: text.jsonl, type: completion}]\neval_batch_size: 4\neval_steps: 2", 2),
+    ],
+)
+def test_evaluation_comes_by_epoch_unless_steps_are_given(lines: str, every: int | None, folder: Path) -> None:
+    job = Job.parse(BASE + lines, folder)
+    assert job.evaluates
+    assert job.eval_every(205) == every
+
+
+def test_evaluation_that_is_switched_off_asks_for_nothing(folder: Path) -> None:
+    for lines in (
+        "val_set_size: 0", "eval_strategy: no\nval_size: 0.1\neval_steps: 5", "eval_steps: null\nval_size:",
+        'eval_strategy: "no"\neval_dataset: text.jsonl\neval_on_start: true',
+    ):  # fmt: skip
+        assert Job.parse(BASE + lines, folder) == Job.parse(BASE, folder)

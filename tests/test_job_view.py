@@ -56,7 +56,14 @@ def test_time_left_is_the_median_step_times_the_steps_left(tmp_path: Path) -> No
     half_written = '{"event": "st'
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + half_written)
     view = job_view(row(1, JobState.RUNNING, tmp_path), [])
-    assert view["progress"] == {"step": 3, "total_steps": 13, "loss": 6.0, "step_s": 2.0, "eta_s": 20.0}
+    assert view["progress"] == {
+        "step": 3,
+        "total_steps": 13,
+        "loss": 6.0,
+        "eval_loss": None,
+        "step_s": 2.0,
+        "eta_s": 20.0,
+    }
     assert view["measured"] == {"step_s": 2.0, "gpu_peak_bytes": 100}
 
 
@@ -65,6 +72,18 @@ def test_a_long_metrics_file_is_read_at_its_ends_only(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     view = job_view(row(1, JobState.RUNNING, tmp_path), [])
     assert (view["progress"]["step"], view["progress"]["total_steps"]) == (5000, 10_000)
+
+
+@pytest.mark.parametrize("at", [1, 2500, 4999])
+def test_the_last_evaluation_is_found_wherever_it_is(tmp_path: Path, at: int) -> None:
+    events: list[dict[str, Any]] = [{"event": "start", "step": 0, "total_steps": 10_000}]
+    for number in range(1, 5001):
+        events.append(step(number, 1.0, 1))
+        if number in (1, at):
+            events.append({"event": "eval", "step": number, "eval_loss": number / 2})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    progress = job_view(row(1, JobState.RUNNING, tmp_path), [])["progress"]
+    assert (progress["step"], progress["eval_loss"]) == (5000, at / 2)
 
 
 def test_new_events_are_seen(tmp_path: Path) -> None:

@@ -98,6 +98,23 @@ def test_a_run_gives_the_losses_and_the_model_of_plain_pytorch(
     assert [n for n, p in trained.named_parameters() if not torch.equal(p, weights[n])] == []
 
 
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_a_run_evaluates_within_the_plans_budget_as_plain_pytorch_would(tmp_path: Path, model: str) -> None:
+    job, run = make_run(tmp_path, model, val_size=7, eval_on_start=True, max_steps=2, warmup_steps=0)
+    assert run_job(run, StopRequest())
+    trained = AutoModelForCausalLM.from_pretrained(run.path / "output").eval()
+    held_out = Batches(job, load_tokenizer(job), run.path / "data").evaluation
+    assert held_out is not None
+    total = 0.0
+    for batch in (held_out.batch(k) for k in range(len(held_out))):
+        with torch.no_grad():
+            total += float(trained(**batch).loss) * int(batch["num_items_in_batch"])
+    first, last = (event for event in read_metrics(run.metrics) if event["event"] == "eval")
+    assert (first["step"], last["step"]) == (0, 2)
+    assert last["eval_loss"] == total / last["tokens"]
+    assert 0 < first["gpu_peak_bytes"] <= json.loads(run.plan.read_text())["plan"]["gpu_budget_bytes"]
+
+
 def test_a_finished_run_may_be_run_again(tmp_path: Path) -> None:
     _, run = make_run(tmp_path, "llama")
     for _ in range(2):

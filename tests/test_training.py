@@ -17,7 +17,8 @@ from tests.plain import PlainEngine
 from tests.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.checkpoint import Checkpoints, Origin
 from worker.data import Batches
-from worker.metrics import Metrics, read_metrics
+from worker.evaluation import Evaluations
+from worker.metrics import Event, Metrics, read_metrics
 from worker.model import check_reach, load_model, load_tokenizer
 from worker.optimizer import AdamW
 from worker.output import Output
@@ -56,9 +57,13 @@ class Run:
         self.metrics_path = folder / "metrics.jsonl"
         self.metrics = Metrics(self.metrics_path)
         self.metrics.write("start", step=self.engine.steps_done, resumed_from=last.step if last else None)
+        evaluated = frozenset(event["step"] for event in self.evaluations())
+        evaluations = Evaluations(
+            job=job, engine=self.engine, batches=self.batches, metrics=self.metrics, stop=self.stop, done=evaluated
+        )
         self.training = Training(
             job=job, engine=self.engine, batches=self.batches, checkpoints=checkpoints, metrics=self.metrics,
-            stop=self.stop, state_bytes=1000,
+            stop=self.stop, state_bytes=1000, evaluations=evaluations,
         )  # fmt: skip
 
     def before_each_step(self, act: Callable[[int], None]) -> None:
@@ -72,6 +77,9 @@ class Run:
 
     def masters(self) -> dict[str, torch.Tensor]:
         return {name: parts["master"].clone() for name, parts in self.engine.state()}
+
+    def evaluations(self) -> list[Event]:
+        return [event for event in read_metrics(self.metrics_path) if event["event"] == "eval"]
 
     def losses(self) -> list[object]:
         return [event["loss"] for event in read_metrics(self.metrics_path) if event["event"] == "step"]
@@ -329,3 +337,64 @@ def test_seeds_are_stable_and_differ() -> None:
     seeds = {micro_batch_seed(s, n, k) for s in range(3) for n in range(10) for k in range(4)}
     assert len(seeds | {epoch_seed(s, n) for s in range(3) for n in range(10)}) == 150
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ({}, []),
+        ({"val_size": 2, "eval_steps": 4}, [4, 6]),
+        ({"val_size": 2, "eval_steps": 0.5, "eval_on_start": True}, [0, 3, 6]),
+        ({"val_size": 3}, [2, 3, 5, 6]),  # 6 rows are left, 4 a step
+    ],
+    ids=str,
+)
+def test_evaluations_come_when_they_are_due_and_change_nothing(
+    tmp_path: Path, keys: dict[str, object], steps: list[int]
+) -> None:
+    run = Run(tiny_job(tmp_path, **keys), tmp_path / "run")
+    assert run.training.run()
+    assert [event["step"] for event in run.evaluations()] == steps
+    never = Run(run.training.job, tmp_path / "never")
+    object.__setattr__(never.training.evaluations, "done", range(100))
+    never.training.run()
+    assert never.evaluations() == []
+    assert equal(run.masters(), never.masters())
+
+
+def test_the_eval_loss_is_the_mean_over_all_tokens_to_be_predicted(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, val_size=5, max_steps=1, bf16=False)
+    run = Run(job, tmp_path / "run")
+    run.training.run()
+    model, held_out = run.engine.model.eval(), run.batches.evaluation
+    total = count = 0
+    for k in range(len(held_out)):
+        batch = held_out.batch(k)
+        labels = batch["labels"][:, 1:].flatten()
+        with torch.no_grad():
+            logits = model(input_ids=batch["input_ids"]).logits[:, :-1].flatten(0, 1).double()
+        total += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        count += int((labels != -100).sum())
+    (event,) = run.evaluations()
+    assert event["tokens"] == count
+    assert event["eval_loss"] == pytest.approx(total / count, rel=1e-6)
+
+
+def test_a_stop_comes_before_an_evaluation_which_is_made_up_for(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, val_size=2, eval_steps=2)
+    whole = Run(job, tmp_path / "whole")
+    whole.training.run()
+    first = Run(job, tmp_path / "parts")
+
+    def ask(done: int) -> None:
+        first.stop.asked = done == 3  # during the fourth step
+
+    first.before_each_step(ask)
+    assert not first.training.run()
+    assert [event["step"] for event in first.evaluations()] == [2]
+    second = Run(job, tmp_path / "parts")
+    assert second.training.run()
+    assert [(e["step"], e["eval_loss"]) for e in second.evaluations()] == [
+        (e["step"], e["eval_loss"]) for e in whole.evaluations()
+    ]
+    assert [event["step"] for event in second.evaluations()] == [2, 4, 6]

@@ -28,8 +28,8 @@ from planner.site import check_budgets, find_site
 from planner.solve import make_plan
 from planner.units import format_bytes, format_seconds, parse_bytes
 from worker.checkpoint import Checkpoints, Origin
-from worker.data import IGNORED
 from worker.engine import Engine
+from worker.rows import IGNORED
 from worker.seeds import micro_batch_seed
 from worker.torch_adamw import learning_rate, settings_of
 

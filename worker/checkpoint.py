@@ -32,9 +32,10 @@ log = logging.getLogger(__name__)
 
 _FREE_KEYS = frozenset(
     {"run_name", "report_to", "output_dir", "save_steps", "save_minutes", "save_total_limit", "gpu_budget",
-     "cpu_budget", "gradient_checkpointing"}
+     "cpu_budget", "gradient_checkpointing", "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start",
+     "per_device_eval_batch_size"}
 )  # fmt: skip
-"""Keys of a job that do not change what is learned."""
+"""Keys of a job that do not change what is learned (`val_size` does, and is seen in the data's fingerprint)."""
 
 
 class TornCheckpoint(Exception):

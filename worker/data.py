@@ -27,19 +27,12 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job import Job
 from worker.corpus import Corpus, load_corpus
-from worker.seeds import epoch_seed
+from worker.rows import EvalBatches, Rows, num_items
+from worker.seeds import epoch_seed, split_seed
 
 log = logging.getLogger(__name__)
 
-IGNORED = -100
-"""Label of a token that is not learned, as transformers' losses have it."""
-
 _SHOWN = 1500  # characters of the sample in the log
-
-
-def buckets(max_length: int) -> tuple[int, ...]:
-    """The lengths that slices have, shortest first."""
-    return tuple(sorted({-(-max_length // 4), -(-max_length // 2), max_length}))
 
 
 class Batches:
@@ -55,17 +48,28 @@ class Batches:
             self._temporary = tempfile.TemporaryDirectory(prefix="offmate-data-")
             folder = Path(self._temporary.name) / "data"
         corpus = load_corpus(job, tokenizer, folder)
-        self._tokens, self._trained = corpus.tokens, corpus.trained
-        self._rows = _rows(corpus, job)
-        self._orders: dict[int, NDArray[np.int64]] = {}
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self._pad = pad if pad is not None else 0
-        self.largest_token = int(self._tokens.max())
+        self._orders: dict[int, NDArray[np.int64]] = {}
+        self.largest_token = int(corpus.tokens.max())
+        rows = Rows(corpus, _rows(corpus, job), max_length=job.max_length, pad=pad if pad is not None else 0)
+        self.evaluation: EvalBatches | None = None
+        """What is held out, or the job's `eval_dataset`."""
+        if job.val_size is not None:
+            rows, held_out = _hold_out(rows, job)
+            self.evaluation = EvalBatches(held_out, job.per_device_train_batch_size)
+        elif job.eval_dataset is not None:
+            other = job.model_copy(update={"dataset": job.eval_dataset})
+            log.info("data: for evaluation:")
+            corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"))
+            self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
+            found = Rows(corpus, _rows(corpus, other), max_length=job.max_length, pad=rows.pad)
+            self.evaluation = EvalBatches(found, job.per_device_train_batch_size)
+        self._rows = rows
         log.info(
             "data: %d rows, %d tokens; %d rows a step, %.1f steps an epoch, %d steps in all",
-            len(self._rows), int(self._rows[:, 1].sum()), self.rows_per_step, self.steps_per_epoch, self.total_steps,
+            len(rows), int(rows.places[:, 1].sum()), self.rows_per_step, self.steps_per_epoch, self.total_steps,
         )  # fmt: skip
-        content = corpus.fingerprint.encode() + self._rows.tobytes()
+        content = rows.corpus.fingerprint.encode() + rows.places.tobytes()
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
 
     @property
@@ -86,24 +90,27 @@ class Batches:
         # Rounded first: 0.1 × 30 rows are 3 rows, not 3.0000000000000004.
         return max(1, math.ceil(round(self._job.num_train_epochs * self.steps_per_epoch, 6)))
 
+    def epochs(self, steps: int) -> int:
+        """Whole epochs in the first `steps` steps."""
+        return steps * self.rows_per_step // len(self._rows)
+
     def step(self, step: int) -> list[dict[str, Tensor]]:
         """Step `step` (from 0): for each slice `input_ids` and `labels`, int64 [rows, length], padded on the right."""
         numbers = self._numbers(step)
         size = self._job.per_device_train_batch_size
-        return [self._slice(numbers[start : start + size]) for start in range(0, len(numbers), size)]
+        return [self._rows.batch(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
     def num_tokens(self, step: int) -> int:
         """Tokens of step `step`, learned or not, without padding."""
-        return int(self._rows[self._numbers(step), 1].sum())
+        return int(self._rows.places[self._numbers(step), 1].sum())
 
     def num_items(self, batches: Sequence[dict[str, Tensor]]) -> int:
         """Tokens that a step's loss is the mean over: labels to be predicted from the token before."""
-        return sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
+        return sum(map(num_items, batches))
 
     def sample(self) -> str:
         """The first row of step 0 as text, learned tokens between ⟦ and ⟧, the middle cut out where it is long."""
-        start, length = self._rows[self._row(0)]
-        ids, trained = self._tokens[start : start + length], self._trained[start : start + length]
+        ids, trained = self._rows.row(self._row(0))
         borders = np.flatnonzero(np.diff(trained)) + 1
         parts = []
         for run, learned in zip(np.split(ids, borders), np.split(trained, borders), strict=True):
@@ -116,7 +123,7 @@ class Batches:
         """The rows of a step, longest first."""
         first = step * self.rows_per_step
         numbers = np.array([self._row(place) for place in range(first, first + self.rows_per_step)], np.int64)
-        return numbers[np.argsort(-self._rows[numbers, 1], kind="stable")]
+        return self._rows.longest_first(numbers)
 
     def _row(self, place: int) -> int:
         """The row at `place` in the endless sequence of epochs."""
@@ -128,16 +135,21 @@ class Batches:
             self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
         return int(self._orders[epoch][index])
 
-    def _slice(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
-        longest = int(self._rows[numbers, 1].max())
-        length = next(bucket for bucket in buckets(self._job.max_length) if bucket >= longest)
-        ids = np.full((len(numbers), length), self._pad, np.int64)
-        labels = np.full((len(numbers), length), IGNORED, np.int64)
-        for place, (start, size) in enumerate(self._rows[numbers]):
-            tokens = self._tokens[start : start + size]
-            ids[place, :size] = tokens
-            labels[place, :size] = np.where(self._trained[start : start + size], tokens, IGNORED)
-        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+
+def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
+    """The rows to train on, and those to evaluate on: `val_size` of them, drawn by the seed."""
+    assert job.val_size is not None
+    count = math.ceil(job.val_size * len(rows)) if job.val_size < 1 else int(job.val_size)
+    if count >= len(rows):
+        raise UserError(
+            "val_size leaves nothing to train on.", code="val-size-too-large", exit_code=Exit.USAGE,
+            numbers=(f"{len(rows)} rows, {count} of them to evaluate on",),
+            hint="use a smaller val_size, or eval_dataset",
+        )  # fmt: skip
+    generator = torch.Generator().manual_seed(split_seed(job.seed))
+    held_out = np.zeros(len(rows), np.bool_)
+    held_out[torch.randperm(len(rows), generator=generator).numpy()[:count]] = True
+    return rows.chosen(~held_out), rows.chosen(held_out)
 
 
 def _rows(corpus: Corpus, job: Job) -> NDArray[np.int64]:

@@ -253,6 +253,11 @@ class Engine:
         self.drain()
         return self._forward_only.evaluate(batches)
 
+    def check_evaluation(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """Raise UserError "evaluation-does-not-fit" for batches of such shapes now, and not when they come."""
+        self._usable()
+        self._forward_only.check_fits(batches)
+
     def stop_metering(self) -> None:
         """Count device bytes no more, which takes time: from now on results have no `peak_bytes`."""
         self.drain()

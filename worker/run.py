@@ -24,6 +24,7 @@ from planner.verify import verify
 from worker.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.data import Batches
 from worker.engine import Engine
+from worker.evaluation import Evaluations
 from worker.metrics import Metrics, measured, read_metrics
 from worker.model import check_reach, load_model, load_tokenizer
 from worker.output import Output
@@ -106,9 +107,13 @@ class _Run:
 
     def _train(self, engine: Engine, metrics: Metrics, stop: StopRequest) -> bool:
         """Train, write the model folder, and the line that says how it ended, however it did."""
+        evaluated = frozenset(e["step"] for e in read_metrics(self.folder.metrics) if e["event"] == "eval")
         training = Training(
             job=self.job, engine=engine, batches=self.batches, checkpoints=self.checkpoints, metrics=metrics,
             stop=stop, state_bytes=self.state_bytes,
+            evaluations=Evaluations(
+                job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop, done=evaluated
+            ),
         )  # fmt: skip
         path = None
         try:

@@ -16,6 +16,11 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return _hash(b"epoch", seed, epoch)
 
 
+def split_seed(seed: int) -> int:
+    """The seed that draws the rows held out for evaluation."""
+    return _hash(b"split", seed)
+
+
 def _hash(purpose: bytes, *numbers: int) -> int:
     digest = hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=8, person=purpose).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -17,6 +17,7 @@ from planner.job import Job
 from planner.units import format_seconds
 from worker.checkpoint import Checkpoints, finite, non_finite
 from worker.data import Batches
+from worker.evaluation import Evaluates, Evaluations
 from worker.metrics import Metrics
 from worker.schedule import learning_rate
 from worker.seeds import micro_batch_seed
@@ -43,10 +44,8 @@ class StepResult(Protocol):
         """On the device."""
 
 
-class Trains(Protocol):
+class Trains(Evaluates, Protocol):
     """What the loop needs of an engine: see worker.engine.Engine."""
-
-    steps_done: int
 
     @property
     def waited_s(self) -> float:
@@ -109,6 +108,7 @@ class Training:
     metrics: Metrics
     stop: StopRequest
     state_bytes: int
+    evaluations: Evaluations
 
     def run(self) -> bool:
         """Train until the last step, then drain: True. Or until a stop is asked for, then checkpoint: False.
@@ -118,12 +118,14 @@ class Training:
         total = self.batches.total_steps
         saved = self.engine.steps_done
         meter = _Metering(self.job.max_length)
+        self.evaluations.check()
         saved_at = said_at = time.monotonic()
         while self.engine.steps_done < total:
             if self.stop.asked:
                 if self.engine.steps_done > saved:
                     self._save()
                 return False
+            self.evaluations.run_if_due()
             batches = self.batches.step(self.engine.steps_done)
             text = self._step(batches, self.engine.steps_done, total, metered=meter.on)
             if meter.seen_enough(batches):
@@ -137,6 +139,7 @@ class Training:
             if due and done < total:
                 self._save()
                 saved, saved_at = done, time.monotonic()
+        self.evaluations.run_if_due()
         self._check_state()
         return True
 

@@ -69,12 +69,15 @@ def jobs(rows: list[Json]) -> RenderableType:
 
 
 def progress(job: Json) -> str:
-    """ "120/200 60% loss 2.31", or nothing."""
+    """ "120/200 60% loss 2.31 eval 2.45", or nothing."""
     found = job["progress"]
     if not found:
         return ""
     text = f"{found['step']}/{found['total_steps']} {100 * found['step'] // found['total_steps']}%"
-    return text if found["loss"] is None else f"{text} loss {found['loss']:.3f}"
+    for name, value in (("loss", found["loss"]), ("eval", found["eval_loss"])):
+        if value is not None:
+            text += f" {name} {value:.3f}"
+    return text
 
 
 def remaining(job: Json) -> str:
