@@ -91,9 +91,7 @@ class _Layout:
         self.sizes = {name: size["w"] for name, size in sizes.items()}
         there = set(resident)
         self.travelling = {n: (u[0], u[-1]) for n, u in chain.users().items() if f"w:{n}" not in there}
-        # No gradient of the frame's weights is alive between steps.
-        self.fixed_bytes = chain.frame_bytes - sum(t.gradient_bytes for t in chain.frame_tensors)
-        self.fixed_bytes += sum(sizes[item[2:]][item[0]] for item in resident)
+        self.fixed_bytes = chain.frame_bytes + sum(sizes[item[2:]][item[0]] for item in resident)
         self.used = [self.fixed_bytes + measured.stage_bytes(i, slices) for i in range(len(chain.blocks))]
         for name, (first, last) in self.travelling.items():
             for stage in range(first, last + 1):
