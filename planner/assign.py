@@ -95,7 +95,9 @@ class _Circle:
         return self.blocks + block
 
 
-def itineraries(chain: Chain, fates: Sequence[Fate], solution: Solution, *, clip: bool) -> list[Itinerary]:
+def itineraries(
+    chain: Chain, fates: Sequence[Fate], solution: Solution, *, clip: bool, rounds: int = 1
+) -> list[Itinerary]:
     """An itinerary for every fate, along the solution's flows."""
     circle = _Circle(len(chain.blocks))
     weights_sent, updates, gradients_sent, back = _after_backward(circle, fates, solution, clip)
@@ -115,7 +117,15 @@ def itineraries(chain: Chain, fates: Sequence[Fate], solution: Solution, *, clip
             sent = circle.stage(gradients_sent[name])
             update = circle.stage(min(updates[name], back[name] - 1))
             journeys.append(
-                Itinerary(tensor=fate.tensor, side=Side.CPU, update=update, send=sent, drop=sent, weight=tuple(trips))
+                Itinerary(
+                    tensor=fate.tensor,
+                    side=Side.CPU,
+                    update=update,
+                    send=sent,
+                    drop=sent,
+                    weight=tuple(trips),
+                    fetch=circle.stages - 2 - fate.block if rounds > 1 else None,  # a stage ahead, as the solver has it
+                )
             )
             continue
         last = None if fate.side is Side.NOBODY else circle.stages - 1 - (0 if clip else fate.block)

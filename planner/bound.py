@@ -30,15 +30,18 @@ class _Class:
 
 
 def lower_bound_s(
-    chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool, time_limit_s: float = 10.0
-) -> float:
-    """Seconds that no schedule of a step can beat; 0 where the solver finds no bound in time."""
-    p = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip)
+    chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool, rounds: int = 1,
+    time_limit_s: float = 10.0,
+) -> float:  # fmt: skip
+    """Seconds that no schedule of a step can beat whose rounds are all alike; 0 where the solver finds no bound in
+    time. `slices` are those of a round."""
+    p = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip, rounds=rounds)
     rows = Rows("bound")
     time = rows.variable("Time")
     classes = _classes(rows, p)
-    _work_takes_time(rows, p, classes, time)
-    _memory_fits_at_the_turns(rows, p, classes)
+    between = rows.variable("G", sum(p.gradients) if p.rounds > 1 else 0.0)  # gradients that leave between rounds
+    _work_takes_time(rows, p, classes, between, time)
+    _memory_fits_at_the_turns(rows, p, classes, between)
     rows.problem.setObjective(time)
     outcome = solve(rows.problem, time_limit_s=time_limit_s, gap=0.0)
     return max(0.0, outcome.bound) * p.unit_s if outcome.found else 0.0
@@ -78,16 +81,20 @@ def _chosen(p: Instance, c: _Class, what: str) -> Term:
     return pulp.lpSum(getattr(o, what) * x for o, x in zip(p.choices[c.blocks[0]], c.comp, strict=True))
 
 
-def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], time: Term) -> None:
+def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Term, time: Term) -> None:
     def on_cpu(spreads: list[Spread], which: str) -> Term:
         return pulp.lpSum(getattr(spreads[c.blocks[0]], which) * c.total["X"] for c in classes)
 
-    moved = [pulp.lpSum([c.total["N"], c.total["D"], c.total["Y"], _chosen(p, c, "offloaded")]) for c in classes]
+    updated_there = pulp.lpSum(c.total["N"] + c.total["D"] for c in classes)  # it changes, and is copied, once a step
+    states = pulp.lpSum(c.total["Y"] for c in classes)
+    offloaded = pulp.lpSum(_chosen(p, c, "offloaded") for c in classes)
+    fetched = pulp.lpSum(c.total["X"] + c.total["R"] + c.total["E"] for c in classes)
     updated = on_cpu(p.parameter_spread, "least")
     gradients = on_cpu(p.gradient_spread, "least")
-    d2h = pulp.lpSum(moved) + gradients
-    h2d = pulp.lpSum(moved) + pulp.lpSum(c.total["X"] + c.total["R"] + c.total["E"] for c in classes)
-    compute = pulp.lpSum(_chosen(p, c, "forward") + _chosen(p, c, "backward") for c in classes)
+    gradients_between = (p.rounds - 1) * between
+    d2h = updated_there + states + p.rounds * offloaded + gradients + gradients_between
+    h2d = p.rounds * (updated_there + offloaded + fetched) + states + gradients_between
+    compute = p.rounds * pulp.lpSum(_chosen(p, c, "forward") + _chosen(p, c, "backward") for c in classes)
     updates = (1 / p.gpu_update) * (sum(p.parameters) - on_cpu(p.parameter_spread, "most"))
     rows.at_most("compute", compute + sum(p.stage_update) + updates, time)
     rows.at_most("compute_alone", compute + sum(p.stage_update), time)
@@ -95,14 +102,15 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], time: Term)
     rows.at_most("d2h", d2h, p.d2h * time)
     rows.at_most("cpu", updated, p.cpu_update * time)
     rows.at_most("host", h2d + d2h + UPDATE_TRAFFIC_BYTES * updated, p.host * time)
-    rows.at_most("launch", p.launch, time)
+    rows.at_most("launch", p.rounds * p.launch, time)
     host = [c.total["X"] + c.total["Z"] for c in classes]
-    copies = pulp.lpSum(moved) + pulp.lpSum(host) + gradients + on_cpu(p.state_spread, "least")
+    copies = updated_there + states + offloaded + pulp.lpSum(host) + gradients + on_cpu(p.state_spread, "least")
     rows.at_most("cpu_memory", copies, p.cpu_budget)
 
 
-def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class]) -> None:
-    """At the head all activations are there; at block 0's backward all weights that stay after theirs."""
+def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class], between: Term) -> None:
+    """At the head all activations are there; at block 0's backward all weights that stay after theirs. Both with the
+    gradients that stay between rounds, those of the running block not counted twice."""
     of_block = {i: c for c in classes for i in c.blocks}
     weights = sum(p.weights) + sum(p.frozen)
     states = sum(p.states) - pulp.lpSum(p.state_spread[c.blocks[0]].most * c.total["X"] + c.total["Y"] for c in classes)
@@ -122,4 +130,6 @@ def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class]) ->
             for o, x in zip(p.choices[i], of_block[i].comp, strict=True)
         )
         used = p.stage_standing[moment.stage] + moment.fixed_bytes / p.unit_bytes + own + weights + states
+        if p.rounds > 1:
+            used = used + sum(p.gradients) - p.gradients[p.stages - 1 - moment.stage] - between
         rows.at_most(f"gpu_memory_{number}", used + turns[moment.stage], p.gpu_budget)

@@ -28,7 +28,7 @@ from planner.plan import Plan
 
 log = logging.getLogger(__name__)
 
-PLANNER = 1
+PLANNER = 2
 """The planner's version in the key: raise it when the same question gets another answer."""
 
 _BUSY_S = 30.0
@@ -98,7 +98,6 @@ class Question:
     dtype: str
     optimizer: str = "adamw"
     exact: bool = True
-    rounds: int = 1
 
     def key(self) -> str:
         """Digest of the question, the planner's and torch's versions included."""
@@ -127,7 +126,8 @@ def _digest(parts: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPlan:
-    """What a list of plans says of one. `hits`: how often it was found; times are seconds since 1970."""
+    """What a list of plans says of one. `slices` are those of a step. `hits`: how often it was found; times
+    are seconds since 1970."""
 
     key: str
     model: str
@@ -151,7 +151,7 @@ def _kept(row: PlanRow) -> KeptPlan:
         step_s=plan["step_s"],
         gpu_budget_bytes=plan["gpu_budget_bytes"],
         cpu_budget_bytes=plan["cpu_budget_bytes"],
-        slices=plan["slices"],
+        slices=plan["rounds"] * plan["slices"],
         solve_s=row.solve_s,
         hits=row.hits,
         created_at=_unix(row.created_at),

@@ -36,6 +36,7 @@ class Columns:
         self.rows, self.p = rows, p
         self.comp = [[rows.variable(f"Comp_{i}_{c.index}", binary=True) for c in p.choices[i]] for i in range(L)]
         self.time = [rows.variable(f"Time_{s}") for s in range(T)]
+        self.round_time = [rows.variable(f"RoundTime_{s}") for s in range(T)] if p.rounds > 1 else []
         limits = limits_of(p)
         self.total = {
             kind: [rows.variable(f"{kind}_{i}", limit) for i, limit in enumerate(of)] for kind, of in limits.items()
@@ -57,6 +58,15 @@ class Columns:
             name: [rows.variable(f"own_{name}_{i}") for i in range(L)]
             for name in (*SENDS, *FETCHES, "fetch_E", "send_Y", "fetch_Y")
         }
+
+    def step_time(self) -> Term:
+        """The round with the updates, and all others."""
+        return pulp.lpSum(self.time) + (self.p.rounds - 1) * pulp.lpSum(self.round_time)
+
+    def gradients_coming(self, s: int) -> Term:
+        """In rounds, gradients that the CPU gets in the end come back a stage before the one that adds to them."""
+        p, i = self.p, self.p.stages - 2 - s
+        return p.gradient_ratio * self.total["X"][i] if p.rounds > 1 and 0 <= i < p.blocks else 0
 
     def choice(self, i: int, what: str) -> Term:
         """A figure of block i's chosen option."""

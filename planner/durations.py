@@ -11,37 +11,65 @@ from planner.instance import UPDATE_TRAFFIC_BYTES
 
 def stages_last_as_long_as_their_work(v: Columns) -> None:
     """(4.19)-(4.23): a stage lasts as long as the slowest of device, both directions, host memory and CPU."""
-    p, flow = v.p, v.flow
+    p = v.p
     for s in range(p.stages):
-        u, time = position(p, s), v.time[s]
-        forward, backward = s < p.blocks, s >= p.blocks - 1
-        i = s if forward else p.stages - 1 - s
-        compute: list[Term] = [p.stage_update[s]]
-        if forward:
-            compute.append(v.choice(i, "forward"))
-            compute.append((1 / p.h2d) * pulp.lpSum(v.own[name][i] for name in FETCHES))
-        if backward:
-            compute += [v.choice(i, "backward"), _gpu_updates(v, s, i)]
-            sends = pulp.lpSum([v.own["send_N"][i], v.own["send_D"][i], v.own["send_Y"][i]])
-            compute.append((1 / p.d2h) * (sends + p.gradient_ratio * v.own["send_X"][i]))
-            compute.append((1 / p.h2d) * (v.own["fetch_E"][i] + v.own["fetch_Y"][i]))
-        d2h: list[Term] = [p.gradient_ratio * flow["send_X"].moved(u), flow["send_N"].moved(u), flow["send_D"].moved(u)]
-        d2h += [flow["send_K"].moved(s), v.send_Y[u]]
-        h2d: list[Term] = [flow[name].moved(u) for name in FETCHES] + [flow["fetch_E"].moved(s), v.fetch_Y[u]]
-        if u == 0:  # the head's own fetch, a cycle after its backward
-            h2d += [flow[name].moved(p.stages) for name in FETCHES]
-        d2h.append(_activations_leaving(v, s))
-        h2d.append(_activations_coming(v, s))
-        compute.append((1 / p.h2d) * _activations_awaited(v, s))
-        updates = p.parameter_ratio * flow["update"].moved(u)
-        kind = "eq4_20_backward" if backward else "eq4_19_forward"
-        v.rows.at_most(f"{kind}_s{s}", pulp.lpSum(compute), time)
-        v.rows.at_most(f"eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
-        v.rows.at_most(f"eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
-        v.rows.at_most(f"eq4_23_cpu_s{s}", updates, p.cpu_update * time)
-        traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updates
-        v.rows.at_most(f"host_bandwidth_s{s}", traffic, p.host * time)
+        _stage_lasts(v, s, v.time[s], "", updates=True)
     v.rows.at_most("eq4_23_launch", p.launch, pulp.lpSum(v.time))
+    if p.rounds > 1:
+        for s in range(p.stages):
+            _stage_lasts(v, s, v.round_time[s], "round_", updates=False)
+        v.rows.at_most("round_eq4_23_launch", p.launch, pulp.lpSum(v.round_time))
+
+
+def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) -> None:
+    """A stage of the round with the `updates`, where their work comes on top, or of the other rounds."""
+    p, u = v.p, position(v.p, s)
+    compute, h2d, d2h = _work(v, s, u)
+    backward = s >= p.blocks - 1
+    updated: Term = 0
+    if updates:
+        more, fetched, sent = _work_of_updates(v, s, u)
+        compute, h2d, d2h = compute + more, h2d + fetched, d2h + sent
+        updated = p.parameter_ratio * v.flow["update"].moved(u)
+        v.rows.at_most(f"eq4_23_cpu_s{s}", updated, p.cpu_update * time)
+    kind = "eq4_20_backward" if backward else "eq4_19_forward"
+    v.rows.at_most(f"{name}{kind}_s{s}", pulp.lpSum(compute), time)
+    v.rows.at_most(f"{name}eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
+    v.rows.at_most(f"{name}eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
+    traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updated
+    v.rows.at_most(f"{name}host_bandwidth_s{s}", traffic, p.host * time)
+
+
+def _work(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term], list[Term]]:
+    """What a stage does in every round: computing (waits for its own copies among it), bytes up, bytes down."""
+    p, flow = v.p, v.flow
+    i = s if s < p.blocks else p.stages - 1 - s
+    compute: list[Term] = []
+    if s < p.blocks:
+        compute.append(v.choice(i, "forward"))
+        compute.append((1 / p.h2d) * pulp.lpSum(v.own[name][i] for name in FETCHES))
+    if s >= p.blocks - 1:
+        compute += [v.choice(i, "backward"), (p.gradient_ratio / p.d2h) * v.own["send_X"][i]]
+        compute.append((1 / p.h2d) * v.own["fetch_E"][i])
+    compute.append((1 / p.h2d) * _activations_awaited(v, s))
+    h2d: list[Term] = [flow[name].moved(u) for name in FETCHES] + [flow["fetch_E"].moved(s)]
+    if u == 0:  # the head's own fetch, a cycle after its backward
+        h2d += [flow[name].moved(p.stages) for name in FETCHES]
+    h2d += [_activations_coming(v, s), v.gradients_coming(s)]
+    d2h: list[Term] = [p.gradient_ratio * flow["send_X"].moved(u), _activations_leaving(v, s)]
+    return compute, h2d, d2h
+
+
+def _work_of_updates(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term], list[Term]]:
+    """Likewise what a stage does once a step: updates on the device, their states, copies of what they changed."""
+    p, flow = v.p, v.flow
+    compute: list[Term] = [p.stage_update[s]]
+    if s >= p.blocks - 1:
+        i = p.stages - 1 - s
+        sends = pulp.lpSum(v.own[name][i] for name in ("send_N", "send_D", "send_Y"))
+        compute += [_gpu_updates(v, s, i), (1 / p.d2h) * sends, (1 / p.h2d) * v.own["fetch_Y"][i]]
+    d2h: list[Term] = [flow["send_N"].moved(u), flow["send_D"].moved(u), flow["send_K"].moved(s), v.send_Y[u]]
+    return compute, [v.fetch_Y[u]], d2h
 
 
 def _activations_leaving(v: Columns, s: int) -> Term:

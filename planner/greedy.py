@@ -21,13 +21,14 @@ PROFILES = ("fast", "recompute", "offload")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all candidates of one problem share."""
+    """What all candidates of one problem share. `slices` are those of a round."""
 
     chain: Chain
     hardware: Hardware
     budgets: Budgets
     slices: int
     clip: bool
+    rounds: int = 1
 
     def options(self, block: Block) -> list[Option]:
         """The options the job may use; all of them where activation offload is off and nothing else is left."""
@@ -95,6 +96,7 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
     if side is Side.GPU and clip and block > 0:  # the update waits for the norm with all its data there
         return at_home(chain, tensor, clip)
     trips: list[Trip] = []
+    fetch = backward - lead if setting.rounds > 1 else None
     # With the update on the device the host's copy is taken at the update, in time for both absences.
     offload = backward if side is Side.GPU else None
     after_forward = Trip(evict=block, prefetch=backward - lead, offload=offload if block == 0 else None)
@@ -106,10 +108,13 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
     if side is Side.CPU:
         update = stages - 1 if clip else backward + 1  # once its stale weight is gone
         drop = backward + lead
-        return Itinerary(tensor=tensor, side=side, update=update, send=backward, drop=drop, weight=tuple(trips))
+        return Itinerary(
+            tensor=tensor, side=side, update=update, send=backward, drop=drop, fetch=fetch, weight=tuple(trips)
+        )
     if side is Side.GPU:
         updated = Itinerary(tensor=tensor, side=side, update=backward, weight=tuple(trips))
-        return replace(updated, states=_states_trip(updated, ahead))
+        updated = replace(updated, states=_states_trip(updated, ahead))
+        return replace(updated, send=backward, drop=backward, fetch=fetch) if setting.rounds > 1 else updated
     return Itinerary(tensor=tensor, side=side, weight=tuple(trips))
 
 
@@ -199,7 +204,7 @@ def _least_options(setting: Setting) -> list[str]:
     """Options that keep the activations' part of the peak as low as possible, by bisection over that part."""
     chain, slices = setting.chain, setting.slices
     stages: list[list[tuple[int, dict[tuple[int, int], int]]]] = [[] for _ in chain.blocks]
-    for moment in moments(chain, slices, setting.clip):
+    for moment in moments(chain, slices, setting.clip, setting.rounds):
         block = min(moment.stage, 2 * (len(chain.blocks) - 1) - moment.stage)
         # A movable block's weight and gradients are there while it runs, whatever the options: part of its level.
         weights = sum(t.bytes for t in chain.blocks[block].tensors)

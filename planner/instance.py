@@ -63,6 +63,7 @@ class Instance:
     unit_bytes: float
     unit_s: float
     slices: int
+    rounds: int
     clip: bool
     barrier: bool
     weights: list[float]  # of trainable tensors that may leave
@@ -101,14 +102,16 @@ class Instance:
         return 2 * self.blocks - 1
 
 
-def make_instance(chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool) -> Instance:
-    """The scaled numbers of one problem."""
+def make_instance(
+    chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool, rounds: int = 1
+) -> Instance:
+    """The scaled numbers of one problem; `slices` are those of a round."""
     free = movable(chain, hardware)
     trainable = [[t for t in tensors if t.trainable and t.bytes] for tensors in free]
     names = {t.name for tensors in free for t in tensors}
     staying = settled(chain, hardware)
     total = sum(t.bytes + t.state_bytes for t in chain.tensors())
-    need = _need_bytes(chain, slices)
+    need = _need_bytes(chain, slices, rounds)
     unit_bytes = need / 16
     slowest = sum(max(o.forward_s + o.backward_s for o in block.options) for block in chain.blocks) * slices
     unit_s = max(slowest, total / hardware.h2d_bytes_per_s / 4, 1e-9) / 10
@@ -121,6 +124,7 @@ def make_instance(chain: Chain, hardware: Hardware, *, budgets: Budgets, slices:
         unit_bytes=unit_bytes,
         unit_s=unit_s,
         slices=slices,
+        rounds=rounds,
         clip=clip,
         barrier=budgets.barrier,
         weights=[w / unit_bytes for w in weights],
@@ -141,8 +145,8 @@ def make_instance(chain: Chain, hardware: Hardware, *, budgets: Budgets, slices:
         parameter_spread=[_spread([t.elements / t.bytes for t in tensors]) for tensors in trainable],
         state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
-        stage_standing=_standing(chain, names, staying, slices, clip, unit_bytes),
-        moments=list(moments(chain, slices, clip)),
+        stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
+        moments=list(moments(chain, slices, clip, rounds)),
         d2h=hardware.d2h_bytes_per_s * rate * budgets.pace,
         h2d=hardware.h2d_bytes_per_s * rate * budgets.pace,
         host=hardware.cpu_memory_bytes_per_s * rate,
@@ -162,12 +166,14 @@ def _spread(ratios: list[float]) -> Spread:
     return Spread(least=min(ratios, default=0.0), most=max(ratios, default=0.0))
 
 
-def _need_bytes(chain: Chain, slices: int) -> int:
+def _need_bytes(chain: Chain, slices: int, rounds: int) -> int:
     """More than any plan of the chain could use, on the device or on the host."""
     tensors = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
     activations = sum(max(kept_bytes(b, o) + o.offloaded_bytes for o in b.options) for b in chain.blocks)
-    most = max(moment.fixed_bytes + sum(moment.bytes_of.values()) for moment in moments(chain, slices, clip=True))
-    return max(1, max(standing_bytes(chain, slices, clip=True)) + 2 * tensors + 2 * slices * activations + most)
+    every = moments(chain, slices, True, rounds)
+    most = max(moment.fixed_bytes + sum(moment.bytes_of.values()) for moment in every)
+    standing = max(standing_bytes(chain, slices, True, rounds))
+    return max(1, standing + 2 * tensors + 2 * slices * activations + most)
 
 
 def _choices(
@@ -201,18 +207,22 @@ def _pinned_updates(chain: Chain, hardware: Hardware, free: set[str], clip: bool
 
 
 def _standing(
-    chain: Chain, free: set[str], staying: list[list[Tensor]], slices: int, clip: bool, unit_bytes: float
+    chain: Chain, free: set[str], staying: list[list[Tensor]], slices: int, clip: bool, rounds: int, unit_bytes: float
 ) -> list[float]:
-    """What is on the device whatever the solver decides; with clipping, complete gradients of pinned tensors wait."""
+    """What is on the device whatever the solver decides; with clipping, complete gradients of pinned tensors wait, and
+    in rounds they stay all the time (that of a tied one is in `standing_bytes`)."""
     pinned = [t for t in chain.tensors() if t.name not in free]
     resident = sum(t.bytes + t.state_bytes for t in pinned)
     resident -= sum(t.state_bytes for tensors in staying for t in tensors)
-    bytes_at = [resident + standing for standing in standing_bytes(chain, slices, clip)]
+    bytes_at = [resident + standing for standing in standing_bytes(chain, slices, clip, rounds)]
     users, last = chain.users(), len(chain.blocks) - 1
-    for tensor in pinned if clip else ():
+    for tensor in pinned if clip or rounds > 1 else ():
         made = 2 * last - users[tensor.name][0]
-        for stage in range(made + 1, 2 * last + 1) if tensor.trainable else ():
-            bytes_at[stage] += tensor.gradient_bytes
+        waits = range(made + 1, 2 * last + 1)
+        if rounds > 1:
+            waits = range(0) if len(users[tensor.name]) > 1 else range(2 * last + 1)
+        for stage in waits if tensor.trainable else ():
+            bytes_at[stage] += tensor.gradient_bytes if stage != made else 0  # the stage that adds to it counts it
     return [b / unit_bytes for b in bytes_at]
 
 

@@ -38,7 +38,8 @@ class Trip:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Itinerary:
     """One tensor's step. `send` and `drop` are the stages that copy the gradient to the host and release it there
-    (CPU side only); `update` is the stage the update is listed at.
+    (on the GPU side only between rounds), `fetch` the one that brings it back for the next round (None: the one that
+    adds to it); `update` is the stage the update is listed at.
     """
 
     tensor: Tensor
@@ -46,6 +47,7 @@ class Itinerary:
     update: int | None = None
     send: int | None = None
     drop: int | None = None
+    fetch: int | None = None
     weight: tuple[Trip, ...] = ()
     states: tuple[Trip, ...] = ()
 
@@ -95,7 +97,7 @@ class Draft:
     source: str
 
 
-def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool) -> Plan:
+def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool, rounds: int = 1) -> Plan:
     """The plan in which every tensor follows its itinerary. Within a stage, items go in order of their next use."""
     order = stage_order(len(chain.blocks))
     lists: list[dict[str, list[tuple[int, int, str]]]] = [
@@ -127,17 +129,24 @@ def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool) -> Plan:
         if journey.side is Side.GPU:
             assert journey.update is not None
             put(journey.update, "gpu_update", 0, name)
-            put(journey.update, "evict", 0, f"g:{name}")
+            if journey.drop is None or journey.drop < journey.update:
+                put(journey.update, "evict", 0, f"g:{name}")
             travel(f"s:{name}", journey.states, [journey.update])
         elif journey.side is Side.CPU:
-            assert journey.update is not None and journey.send is not None and journey.drop is not None
+            assert journey.update is not None and journey.send is not None
             put(journey.update, "cpu_update", blocks[0], name)
+        if journey.send is not None:
+            assert journey.drop is not None
             put(journey.send, "offload", blocks[0], f"g:{name}")
             put(journey.drop, "evict", 0, f"g:{name}")
+            if rounds > 1:
+                fetch = backward[0] if journey.fetch is None else journey.fetch
+                put(fetch, "prefetch", backward[0] - fetch, f"g:{name}")
     stages = tuple(
         Stage(block=block, direction=direction, **{w: tuple(i for *_, i in sorted(rows)) for w, rows in words.items()})
         for (direction, block), words in zip(order, lists, strict=True)
     )
     return Plan(
-        stages=stages, options=draft.options, resident=tuple(resident), slices=slices, clip=clip, source=draft.source
-    )
+        stages=stages, options=draft.options, resident=tuple(resident), slices=slices, rounds=rounds, clip=clip,
+        source=draft.source,
+    )  # fmt: skip

@@ -99,7 +99,7 @@ class _Walk:
         self.tensors: dict[str, Tensor] = {t.name: t for t in chain.tensors()}
         self.options = [block.option(name) for block, name in zip(chain.blocks, program.options, strict=True)]
         self.users = chain.users()
-        self.rows = tied_rows(chain, program.slices)
+        self.rows = [tied_rows(chain, program.slices, program.rounds, begun=begun) for begun in (False, True)]
         self.held = [self._held_bytes(*stage) for stage in stage_order(len(chain.blocks))] + [_LOSS_BYTES]
         self.items: dict[str, int] = {}
         self.now = 0
@@ -169,13 +169,13 @@ class _Walk:
             after = block.forward_frame_bytes
         elif direction is Direction.HEAD:
             before = self.now
-            peak = max(peak, before + option.forward_peak_bytes + self._gradients(index, k))
+            peak = max(peak, before + option.forward_peak_bytes + self._gradients(op))
             after = block.forward_frame_bytes
         else:
             held = self.now + block.backward_held_bytes
             new = [t for t in block.tensors if t.trainable and f"g:{t.name}" not in self.items]
             needed = self._first_peak(option, new) if new else option.backward_peak_bytes
-            peak = max(peak, held + needed + self._gradients(index, k))
+            peak = max(peak, held + needed + self._gradients(op))
             self._drop(f"saved:{index}.{k}")
             self._drop(f"a:{index}.{k}")
             after = block.backward_frame_bytes
@@ -184,7 +184,7 @@ class _Walk:
     def _frame_gradients(self, op: Op) -> int:
         """Sums of the frame's gradients that are new after this turn; while it ran, they were part of what it held."""
         direction, index, k = op.turn
-        return 0 if k or direction is Direction.FORWARD else self.chain.blocks[index].frame_gradient_bytes
+        return 0 if op.round or k or direction is Direction.FORWARD else self.chain.blocks[index].frame_gradient_bytes
 
     @staticmethod
     def _first_peak(option: Option, new: list[Tensor]) -> int:
@@ -192,14 +192,15 @@ class _Walk:
         first = option.backward_first_peak_bytes
         return option.backward_peak_bytes + sums if first is None else first
 
-    def _gradients(self, index: int, k: int) -> int:
+    def _gradients(self, op: Op) -> int:
         """Keeps the books of the gradients a turn makes; returns what it needs beside them while it makes them."""
+        _, index, k = op.turn
         transient = 0
         for tensor in self.chain.blocks[index].tensors:
             if not tensor.trainable:
                 continue
             self._add(f"g:{tensor.name}", tensor.gradient_bytes)
-            rows = self.rows.get(tensor.name)
+            rows = self.rows[op.round > 0].get(tensor.name)
             if rows is None:
                 continue
             # The head's gradient rows wait, slice by slice, for the embedding's, to be added in plain order.

@@ -50,48 +50,51 @@ def scratch_bytes(tensor: Tensor) -> int:
 class Rows:
     """Bytes of a tied embedding's gradient rows: what each slice has aside from the head's backward to the embedding's.
 
-    A slice's rows are those of the tokens of all slices up to it, each with its number; the first slice keeps only the
-    numbers, as its rows begin the sum (`worker.gradients`).
+    A slice's rows are those of the tokens of all slices of its round up to it, each with its number; the first slice of
+    a step keeps only the numbers, as its rows begin the sum (`worker.gradients`). `begun`: a round before has done so.
     """
 
     row_bytes: int
     element_bytes: int
     counts: tuple[int, ...]
     all_rows: int
+    begun: bool
 
     def aside_bytes(self, k: int) -> int:
         """What slice k has aside."""
-        return self.counts[k] * (_INDEX_BYTES + (self.row_bytes if k else 0))
+        return self.counts[k] * (_INDEX_BYTES + (self.row_bytes if k or self.begun else 0))
 
     def masking_bytes(self, k: int) -> int:
         """What the head's turn needs beside, to add the other rows to the sum."""
-        return self.all_rows * self.element_bytes if k else 0
+        return self.all_rows * self.element_bytes if k or self.begun else 0
 
     def taking_bytes(self, k: int) -> int:
         """What the embedding's turn needs beside, to add the rows aside."""
         return min(self.counts[k], ROWS_AT_ONCE) * self.row_bytes
 
 
-def tied_rows(chain: Chain, slices: int) -> dict[str, Rows]:
-    """Name -> rows of each tied embedding whose gradients are added by rows: with several slices."""
+def tied_rows(chain: Chain, slices: int, rounds: int, *, begun: bool) -> dict[str, Rows]:
+    """Name -> rows of each tied embedding whose gradients are added by rows: with several slices in a step. `begun`: in
+    rounds after the first."""
     users = chain.users()
     found = {}
     for tensor in chain.tensors():
-        if slices > 1 and tensor.row_bytes and tensor.trainable and len(users[tensor.name]) > 1:
+        if slices * rounds > 1 and tensor.row_bytes and tensor.trainable and len(users[tensor.name]) > 1:
             all_rows = tensor.gradient_bytes // tensor.row_bytes
             counts = tuple(min(all_rows, (k + 1) * chain.slice_tokens) for k in range(slices))
             element_bytes = tensor.gradient_bytes // tensor.elements
-            found[tensor.name] = Rows(tensor.row_bytes, element_bytes, counts, all_rows)
+            found[tensor.name] = Rows(tensor.row_bytes, element_bytes, counts, all_rows, begun)
     return found
 
 
-def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
-    """Per stage: the frame, norms, and gradients of tied tensors and the frame's from the stage after the one that made
-    them on, to their last use."""
-    last, rows = len(chain.blocks) - 1, tied_rows(chain, slices)
-    bytes_at = [chain.frame_bytes] * (2 * last + 1)
+def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> list[int]:
+    """Per stage: the frame, norms, losses of rounds before, and gradients of tied tensors and the frame's from the
+    stage after the one that made them on, to their last use; in rounds in all stages but the one that adds to them."""
+    last, rows = len(chain.blocks) - 1, tied_rows(chain, slices, rounds, begun=rounds > 1)
+    bytes_at = [chain.frame_bytes + (rounds - 1) * slices * _LOSS_BYTES] * (2 * last + 1)
     for index, block in enumerate(chain.blocks):
-        for stage in range(2 * last - index + 1, 2 * last + 1):
+        made = 2 * last - index
+        for stage in (*range(made if rounds > 1 else 0), *range(made + 1, 2 * last + 1)):
             bytes_at[stage] += block.frame_gradient_bytes
     tensors = {t.name: t for t in chain.tensors()}
     for name, blocks in chain.users().items():
@@ -101,6 +104,8 @@ def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
         for stage in range(made + 1, used + 1):
             aside = sum(rows[name].aside_bytes(k) for k in range(slices)) if name in rows else 0
             bytes_at[stage] += tensors[name].gradient_bytes + aside
+        for stage in (*range(made), *range(used + 1, 2 * last + 1)) if rounds > 1 and len(blocks) > 1 else ():
+            bytes_at[stage] += tensors[name].gradient_bytes
         for stage in range(used + 1, 2 * last + 1) if clip else ():
             bytes_at[stage] += _NORM_BYTES
     return bytes_at
@@ -109,18 +114,20 @@ def standing_bytes(chain: Chain, slices: int, clip: bool) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class _Made:
     """Gradients of a stage: the sums it makes, the frame's after it; rows of tied embeddings that its slices put aside,
-    or take up."""
+    or take up. `begun`: these sums are there from a round before."""
 
+    begun: bool
     sums: int
     frame: int
     put: tuple[Rows, ...]
     taken: tuple[Rows, ...]
 
     @classmethod
-    def of(cls, chain: Chain, index: int, slices: int) -> _Made:
-        users, rows = chain.users(), tied_rows(chain, slices)
+    def of(cls, chain: Chain, index: int, slices: int, rounds: int) -> _Made:
+        users, rows = chain.users(), tied_rows(chain, slices, rounds, begun=rounds > 1)
         tensors = [t for t in chain.blocks[index].tensors if t.trainable]
         return cls(
+            begun=rounds > 1,
             sums=sum(t.gradient_bytes for t in tensors if users[t.name][-1] == index),
             frame=chain.blocks[index].frame_gradient_bytes,
             put=tuple(rows[t.name] for t in tensors if t.name in rows and users[t.name][-1] == index),
@@ -141,16 +148,17 @@ class _Made:
 
     def new(self, k: int) -> int:
         """Sums of the frame that slice k begins: until the next block has its turn, part of what the frame holds."""
-        return 0 if k else self.frame
+        return 0 if k or self.begun else self.frame
 
     def _gone(self, k: int) -> int:
         return sum(r.aside_bytes(j) for r in self.taken for j in range(k + 1))
 
 
-def moments(chain: Chain, slices: int, clip: bool) -> Iterator[Moment]:
-    """All moments of a cycle, stage by stage. Gradients that earlier stages made are in `standing_bytes`."""
+def moments(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> Iterator[Moment]:
+    """All moments of a cycle, stage by stage; `slices` are those of a round, and of the rounds it is one after the
+    first, when sums of gradients are there. Those that other stages make are in `standing_bytes`."""
     for stage, (direction, index) in enumerate(stage_order(len(chain.blocks))):
-        made = _Made.of(chain, index, slices)
+        made = _Made.of(chain, index, slices, rounds)
         ends = {0, min(1, slices - 1), max(0, slices - 2), slices - 1}
         for k in range(slices) if made.taken else sorted(ends):
             if direction is Direction.FORWARD:
@@ -188,7 +196,7 @@ def _head(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Mome
     bytes_of = {
         (i, o): max(
             block.forward_held_bytes,
-            option.forward_peak_bytes + (made.sums if k else 0) + made.during(k),
+            option.forward_peak_bytes + (made.sums if k or made.begun else 0) + made.during(k),
             made.sums + made.after(k) + max(block.forward_frame_bytes, below.backward_held_bytes + made.new(k)),
         )
         for o, option in enumerate(block.options)
@@ -205,10 +213,9 @@ def _backward(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> 
     bytes_of: dict[tuple[int, int], int] = {}
     for o, option in enumerate(block.options):
         first = option.backward_first_peak_bytes
-        if k or not made.sums:
-            peak = made.sums + option.backward_peak_bytes
-        else:
-            peak = option.backward_peak_bytes + made.sums if first is None else first
+        peak = made.sums + option.backward_peak_bytes
+        if not k and made.sums and first is not None:
+            peak = max(first, peak) if made.begun else first
         kept, offloaded = kept_bytes(block, option), option.offloaded_bytes
         running = max(
             kept + offloaded + block.backward_held_bytes + peak + made.during(k),

@@ -13,7 +13,8 @@ Symbols
     u           position after backward: u = 0 is the head's stage, u = T-1-g … ; the next forward of i is at L + i
     v           position after forward: the stage itself
     Comp        option of a block, binary                                            thesis Comp
-    Time        duration of a stage                                                  Time
+    Time        duration of a stage; in rounds, of the one with the updates          Time
+    RoundTime   duration of a stage in the other rounds
     X           trainable weight updated on the CPU, away after backward             X_w |w|
     N, R        other trainable weight, frozen weight away after backward
     E           weight away after forward whose host copy is right by then (of X, N, frozen)
@@ -208,7 +209,11 @@ def _gradients_left(v: Columns, s: int, u: int) -> Term:
     """Gradients of blocks before this one that are still on the device: not sent yet, or waiting for the norm."""
     p = v.p
     left: Term = p.gradient_ratio * (v.released("X", u - 1) - v.flow["send_X"].upto(u - 1))
-    if p.clip and s >= p.blocks:
+    if p.rounds > 1:  # those of the device stay between rounds; the running stage's own are in its moments
+        others = [i for i in range(p.blocks) if s < p.blocks - 1 or i != p.stages - 1 - s]
+        left = left + pulp.lpSum(p.gradients[i] - p.gradient_ratio * v.total["X"][i] for i in others)
+        left = left + v.gradients_coming(s)
+    elif p.clip and s >= p.blocks:
         above = range(p.blocks - u, p.blocks)
         left = left + sum(p.gradients[i] for i in above) - p.gradient_ratio * v.released("X", u - 1)
     return left
@@ -254,7 +259,7 @@ def solve_oilp(
     as little as possible: their tensors must come or leave in other stages than the flows say (`planner.tighten`).
     """
     v = _build(p)
-    total_time = pulp.lpSum(v.time)
+    total_time = v.step_time()
     if options is not None:
         for i, chosen in enumerate(options):
             for c, x in zip(p.choices[i], v.comp[i], strict=True):
@@ -300,6 +305,6 @@ def _solution(v: Columns, outcome: Outcome) -> Solution:
         flows=flows,
         states_waiting_bytes=bytes_of(v.waiting[-1:])[0],
         states_back_bytes=bytes_of(v.back[-1:])[0],
-        step_s=sum(x.value() or 0.0 for x in v.time) * p.unit_s,
+        step_s=(v.step_time().value() or 0.0) * p.unit_s,
         gap=outcome.gap,
     )

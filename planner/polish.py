@@ -125,6 +125,11 @@ def _moved(draft: Draft, waits: Sequence[Wait], room: list[int], stages: dict[st
 
 def _fetch_earlier(journey: Itinerary, kind: str, stage: int, room: list[int]) -> Itinerary:
     stages = len(room)
+    if kind == "g":
+        if journey.fetch != stage or stage == 0 or room[stage - 1] < journey.tensor.gradient_bytes:
+            return journey
+        room[stage - 1] -= journey.tensor.gradient_bytes
+        return replace(journey, fetch=stage - 1)
 
     def move(trip: Trip, size: int) -> Trip:
         before = (trip.prefetch - 1) % stages

@@ -92,8 +92,8 @@ class Receipt:
 class Solved:
     """A chain planned on a machine, both from files. `status` as in `Receipt`; `step_s` is the plan under the
     simulator, `lp_step_s` the solver's objective before rounding, `solver_gap` the solver's own, `bound_s` a bound for
-    any schedule, `cpu_update_share` the share of the trained parameters that the CPU updates, `resident` the items on
-    the device when a step begins."""
+    any schedule, `cpu_update_share` the share of the trained parameters that the CPU updates, `rounds` × `slices` how
+    the step is cut, `resident` the items on the device when a step begins."""
 
     status: str
     step_s: float
@@ -106,5 +106,7 @@ class Solved:
     options: tuple[str, ...]
     cpu_update_share: float
     source: str
+    rounds: int
+    slices: int
     resident: tuple[str, ...]
     stages: tuple[Stage, ...]

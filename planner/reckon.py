@@ -31,7 +31,7 @@ def cpu_update_share(plan: Plan, chain: Chain) -> float:
 def receipt(plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: float) -> Receipt:
     """The receipt of a plan, without changes."""
     program = compile_program(plan, chain)
-    tokens = plan.slices * chain.slice_tokens
+    tokens = plan.rounds * plan.slices * chain.slice_tokens
     return Receipt(
         status=status_of(plan, gap),
         asked=asked,
@@ -160,6 +160,8 @@ def solved(plan: Plan, chain: Chain, *, gap: float, solve_s: float) -> Solved:
         options=plan.options,
         cpu_update_share=cpu_update_share(plan, chain),
         source=plan.source,
+        rounds=plan.rounds,
+        slices=plan.slices,
         resident=plan.resident,
         stages=plan.stages,
     )

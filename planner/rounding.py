@@ -168,6 +168,7 @@ def rounded_draft(
     budgets: Budgets,
     slices: int,
     clip: bool,
+    rounds: int,
     gap: float,
     time_limit_s: float,
     fit: Callable[[Draft], Fit],
@@ -178,7 +179,7 @@ def rounded_draft(
     Where whole tensors do not fit as the solver's bytes did, its choice for a budget that is smaller by the excess is
     rounded; near the least possible budget there is none, and every block is rounded by itself.
     """
-    instance = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip)
+    instance = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip, rounds=rounds)
     limits = limits_of(instance)
     deadline = time.monotonic() + time_limit_s
     for up, tight in ((True, False), (True, True), (False, False)):
@@ -194,14 +195,14 @@ def rounded_draft(
             )  # fmt: skip
             gpu_excess = cpu_excess = 0
             if flows is not None:
-                draft = _draft(chain, fates, flows, clip, source)
+                draft = _draft(chain, fates, flows, clip, rounds, source)
                 draft = tightened(chain, draft, fit(draft).room_bytes)
                 found = fit(draft)
                 if found.fits:
                     return draft
                 gpu_excess, cpu_excess = -min(0, *found.room_bytes), -min(0, found.host_bytes)
             smaller = _less(smaller, gpu_excess, cpu_excess)
-            less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip)
+            less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip, rounds=rounds)
             fractions = _solve_near(less, solution, gap=gap, time_limit_s=deadline - time.monotonic())
     return None
 
@@ -221,9 +222,9 @@ def _solve_near(instance: Instance, solution: Solution, *, gap: float, time_limi
     return same or solve_oilp(instance, time_limit_s=time_limit_s, gap=gap)
 
 
-def _draft(chain: Chain, fates: Sequence[Fate], flows: Solution, clip: bool, source: str) -> Draft:
+def _draft(chain: Chain, fates: Sequence[Fate], flows: Solution, clip: bool, rounds: int, source: str) -> Draft:
     moving = {fate.tensor.name for fate in fates}
-    journeys = itineraries(chain, fates, flows, clip=clip)
+    journeys = itineraries(chain, fates, flows, clip=clip, rounds=rounds)
     journeys += [at_home(chain, tensor, clip) for tensor in chain.tensors() if tensor.name not in moving]
     options = tuple(block.options[o].name for block, o in zip(chain.blocks, flows.options, strict=True))
     return Draft(options=options, journeys=tuple(journeys), source=source)

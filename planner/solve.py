@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -50,7 +51,8 @@ def make_plan(
     cpu_updates: bool = True,
     activation_offload: bool = True,
 ) -> Plan:
-    """The fastest plan found within the budgets, with its prediction and its bounds.
+    """The fastest plan found within the budgets, with its prediction and its bounds. `slices` are those of the step,
+    in as many rounds as is best.
 
     Raises UserError `budget-too-small` (exit 3), naming the least possible budget.
     """
@@ -58,8 +60,21 @@ def make_plan(
         gpu_bytes=gpu_budget_bytes, cpu_bytes=cpu_budget_bytes, cpu_updates=cpu_updates,
         activation_offload=activation_offload,
     )  # fmt: skip
-    setting = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
-    return _Search(setting, time_limit_s, gap).best()
+    step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
+    deadline = time.monotonic() + time_limit_s
+    bounds_s = {setting.rounds: _bound_s(setting) for setting in in_rounds(step)}
+    best: Plan | None = None
+    for setting in in_rounds(step):
+        if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= best.step_s * (1 - gap)):
+            continue
+        if _peak_bytes(_frugal(setting), setting) > gpu_budget_bytes:
+            continue
+        found = _Search(setting, deadline, gap, math.inf if best is None else best.step_s * (1 - gap)).best()
+        if best is None or found.step_s < best.step_s:
+            best = found
+    if best is None:
+        raise _too_small(step)
+    return replace(best, bound_s=min(bounds_s.values()))
 
 
 def least_budget(
@@ -78,10 +93,17 @@ def least_budget(
         budgets = Budgets(
             gpu_bytes=0, cpu_bytes=cpu_bytes, cpu_updates=cpu_updates, activation_offload=activation_offload
         )
-        setting = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
-        return _peak_bytes(_frugal(setting), setting)
+        step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
+        return min(_peak_bytes(_frugal(setting), setting) for setting in in_rounds(step))
 
     return LeastBudget(gpu_bytes=least(cpu_budget_bytes), any_host_bytes=least(2**62))
+
+
+def in_rounds(step: Setting) -> Iterator[Setting]:
+    """The slices of a step in one round, in two, and so on: all ways to have rounds of equal size."""
+    for rounds in range(1, step.slices + 1):
+        if step.slices % rounds == 0:
+            yield replace(step, rounds=rounds, slices=step.slices // rounds)
 
 
 def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
@@ -97,11 +119,15 @@ def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> floa
 
 
 def _assemble(draft: Draft, setting: Setting) -> Plan:
-    return assemble(setting.chain, draft, slices=setting.slices, clip=setting.clip)
+    return assemble(setting.chain, draft, slices=setting.slices, rounds=setting.rounds, clip=setting.clip)
 
 
 def _peak_bytes(draft: Draft, setting: Setting) -> int:
     return gpu_peak_bytes(order_program(_assemble(draft, setting), setting.chain), setting.chain)
+
+
+def _bound_s(s: Setting) -> float:
+    return lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
 
 
 def _cpu_bytes(draft: Draft, setting: Setting) -> int:
@@ -144,20 +170,17 @@ _SHORT_VARIANTS = (
 
 
 class _Search:
-    """The candidates of one problem and the best so far."""
+    """The candidates of one problem and the best so far. Little is tried where the solver gets no step below
+    `beat_s`."""
 
-    def __init__(self, setting: Setting, time_limit_s: float, gap: float) -> None:
-        self.setting, self.gap = setting, gap
-        self.deadline = time.monotonic() + time_limit_s
+    def __init__(self, setting: Setting, deadline: float, gap: float, beat_s: float) -> None:
+        self.setting, self.gap, self.deadline, self.beat_s = setting, gap, deadline, beat_s
         self.solutions: list[Solution] = []
         self.rated: tuple[Draft, Rating] | None = None
 
     def best(self) -> Plan:
         s = self.setting
-        least = _frugal(s)
-        if _peak_bytes(least, s) > s.budgets.gpu_bytes:
-            raise _too_small(s)
-        bound_s = lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip)
+        least, bound_s = _frugal(s), _bound_s(s)
         best, rating = least, self._rating(least)
         for draft in self._candidates(least):
             goal_s = max([bound_s, *(solution.step_s for solution in self.solutions)]) if self.solutions else 0.0
@@ -187,14 +210,19 @@ class _Search:
     def _solved(self, variant: _Variant, time_limit_s: float) -> Draft | None:
         s = self.setting
         budgets = replace(s.budgets, barrier=variant.barrier, pace=variant.pace)
-        instance = make_instance(s.chain, s.hardware, budgets=budgets, slices=s.slices, clip=s.clip)
+        instance = make_instance(
+            s.chain, s.hardware, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds
+        )  # fmt: skip
         solution = solve_oilp(instance, time_limit_s=time_limit_s, gap=self.gap)
         if solution is None:
             return None
         if variant.pace == 1.0:  # the other proves nothing
             self.solutions.append(solution)
+        if solution.step_s >= self.beat_s:
+            self.deadline = time.monotonic()
+            return None
         return rounded_draft(
-            s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, gap=self.gap,
+            s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds, gap=self.gap,
             time_limit_s=time_limit_s, fit=self._fit, source=variant.source,
         )  # fmt: skip
 

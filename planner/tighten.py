@@ -65,6 +65,8 @@ def _waiting(stages: _Stages, journey: Itinerary, stage: int) -> list[tuple[int,
     found: list[tuple[int, str]] = []
     if journey.drop is not None and journey.send is not None and _made(stages, journey) < stage <= journey.drop:
         found.append((stages.count, "g"))
+    elif journey.fetch is not None and journey.fetch <= stage < _made(stages, journey):
+        found.append((_made(stages, journey) - stage, "g"))
     for kind, trips, uses in _kinds(stages, journey):
         if any(_later(stages, journey, trip, stage, uses) or _sooner(stages, trip, stage, uses) for trip in trips):
             found.append((stages.until(stage, uses), kind))
@@ -103,6 +105,9 @@ def _moved(stages: _Stages, journey: Itinerary, kind: str, stage: int) -> Itiner
     tensor = journey.tensor
     if kind == "g":
         assert journey.send is not None and journey.drop is not None
+        if journey.fetch is not None and journey.fetch <= stage < _made(stages, journey):
+            stages.give(journey.fetch, stage + 1 - journey.fetch, tensor.gradient_bytes)
+            return replace(journey, fetch=stage + 1)
         drop = max(_made(stages, journey), stage - 1)
         stages.give(drop + 1, journey.drop - drop, tensor.gradient_bytes)
         return replace(journey, send=min(journey.send, drop), drop=drop)

@@ -31,10 +31,11 @@ def chain_of(
     return analysis.chain(Times(options=times, device="none", measured=False))
 
 
-def mixed_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan:
+def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = False) -> Plan:
     """Three layers. The first one's weights stream and the CPU updates them in the same step; the second one's
     likewise, but their update runs beside the next forward; the third one's weights and states travel and are updated
-    on the device. Everything else is resident. The options are keep, recompute, offload."""
+    on the device. Everything else is resident. The options are keep, recompute, offload. In rounds the gradients of all
+    three travel."""
     w, g, s = ({i: [f"{c}:{t.name}" for t in b.tensors] for i, b in enumerate(chain.blocks)} for c in "wgs")
     names = {i: [t.name for t in b.tensors] for i, b in enumerate(chain.blocks)}
     ends = list(dict.fromkeys([*names[0], *names[4]]))
@@ -49,23 +50,27 @@ def mixed_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan:
         "B1": {"offload": g[1], "evict": [*w[1], *g[2]]},
         "B0": {"evict": [*g[1], *g[0]]},
     }
+    if rounds > 1:
+        add(lines["H4"], prefetch=g[3])
+        add(lines["B3"], prefetch=g[2], offload=g[3], evict=g[3])
+        add(lines["B1"], prefetch=g[1])
     if clip:
         add(lines["B0"], gpu_update=[*ends, *names[3]], cpu_update=[*names[1], *names[2]])
         add(lines["B0"], offload=[*w[3], *s[3]], evict=[*g[3], *w[3], *s[3], *([] if tied else g[4])])
     else:
         add(lines["F0"], cpu_update=names[2])
-        add(lines["B3"], gpu_update=names[3], offload=[*w[3], *s[3]], evict=g[3])
+        add(lines["B3"], gpu_update=names[3], offload=[*w[3], *s[3]], evict=[] if rounds > 1 else g[3])
         add(lines["B2"], evict=[*w[3], *s[3]])
         add(lines["B0"], gpu_update=names[0], cpu_update=names[1])
         if not tied:
             add(lines["H4"], gpu_update=names[4], evict=g[4])
     return make_plan(
         chain, lines, options=("keep", "keep", "recompute", "offload", "keep"),
-        resident=[f"{c}:{n}" for n in ends for c in "ws"], slices=slices, clip=clip,
+        resident=[f"{c}:{n}" for n in ends for c in "ws"], slices=slices, rounds=rounds, clip=clip,
     )  # fmt: skip
 
 
-def resident_plan(chain: Chain, *, option: str = "keep", slices: int = 1, clip: bool = False) -> Plan:
+def resident_plan(chain: Chain, *, option: str = "keep", slices: int = 1, rounds: int = 1, clip: bool = False) -> Plan:
     """Everything stays on the device and is updated there."""
     users, last = chain.users(), len(chain.blocks) - 1
     trained = [t.name for t in chain.tensors() if t.trainable]
@@ -77,7 +82,7 @@ def resident_plan(chain: Chain, *, option: str = "keep", slices: int = 1, clip: 
         lines[f"{direction}{index}"] = {"gpu_update": done, "evict": [f"g:{n}" for n in done]}
     options = tuple(option if any(o.name == option for o in b.options) else "keep" for b in chain.blocks)
     resident = [*(f"w:{name}" for name in users), *(f"s:{name}" for name in trained)]
-    return make_plan(chain, lines, options=options, resident=resident, slices=slices, clip=clip)
+    return make_plan(chain, lines, options=options, resident=resident, slices=slices, rounds=rounds, clip=clip)
 
 
 def add(line: dict[str, list[str]], **lists: list[str]) -> None:
@@ -85,13 +90,13 @@ def add(line: dict[str, list[str]], **lists: list[str]) -> None:
         line[field] = [*line.get(field, ()), *items]
 
 
-def make_plan(chain, lines, *, options, resident, slices, clip) -> Plan:
+def make_plan(chain, lines, *, options, resident, slices, rounds, clip) -> Plan:
     """A plan that `verify` accepts, with a budget of its peak."""
     stages = tuple(
         Stage(direction=d, block=i, **{k: tuple(v) for k, v in lines.get(f"{d}{i}", {}).items()})
         for d, i in stage_order(len(options))
     )
-    plan = Plan(stages=stages, options=options, resident=tuple(resident), slices=slices, clip=clip)
+    plan = Plan(stages=stages, options=options, resident=tuple(resident), slices=slices, rounds=rounds, clip=clip)
     program = compile_program(plan, chain)
     verify(program, chain)
     return replace(plan, gpu_budget_bytes=gpu_peak_bytes(program, chain))

@@ -41,7 +41,7 @@ def test_the_sum_is_bitwise_that_of_plain_accumulation(slices, count, dtype):
     sums = Gradients(
         SimpleNamespace(items=items), CpuMachine(metered=False), {}, order=("e",), by_rows=("e",), max_norm=None
     )
-    sums.begin_step(union(tokens))
+    sums.begin_round(union(tokens))
     wanted = torch.zeros(ROWS, WIDTH, dtype=dtype)
     for k in range(slices):
         head, embedding = gradients_of(tokens[k], dtype)
@@ -60,13 +60,13 @@ def test_what_waits_aside_is_what_the_planner_charges():
         name="e", elements=ROWS * WIDTH, bytes=size, gradient_bytes=size, state_bytes=2 * size, row_bytes=WIDTH * 4
     )
     block = Block(name="b", kind="b", tensors=(shared,), options=(Option(name="keep"),))
-    rows = tied_rows(Chain(blocks=(block, block), slice_tokens=count), slices)["e"]
+    rows = tied_rows(Chain(blocks=(block, block), slice_tokens=count), slices, 1, begun=False)["e"]
 
     machine = CpuMachine(metered=True)
     meter, items = machine.meter, {}
     assert isinstance(meter, Meter)
     sums = Gradients(SimpleNamespace(items=items), machine, {}, order=("e",), by_rows=("e",), max_norm=None)
-    sums.begin_step([machine.stage(found) for found in union(tokens)])
+    sums.begin_round([machine.stage(found) for found in union(tokens)])
     aside = 0
     with meter.watch():
         for last_block in (True, False):

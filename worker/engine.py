@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from planner.chain import Chain
 from planner.graph import RECIPES, Pair, flatten_call, run_slice, trace_block
-from planner.plan import Plan
+from planner.plan import Direction, Plan
 from planner.program import compile_program
 from worker.actions import Actions
 from worker.calls import Call, ModelBlock
@@ -53,7 +53,7 @@ class Engine:
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
-        self._model, self._slices, self._plan = model.train(), plan.slices, plan
+        self._model, self._slices, self._rounds, self._plan = model.train(), plan.slices, plan.rounds, plan
         self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
         self._weights = Weights(model, self._program, chain, self._machine)
@@ -103,7 +103,8 @@ class Engine:
     def _shared_rows(self) -> frozenset[str]:
         """Weights that embedding and head share: with several slices their gradients need care."""
         first, last = (frozenset(block.weights.values()) for block in (self._blocks[0], self._blocks[-1]))
-        return first & last & frozenset(self._weights.trained) if self._slices > 1 else frozenset()
+        several = self._slices * self._rounds > 1
+        return first & last & frozenset(self._weights.trained) if several else frozenset()
 
     @property
     def waited_s(self) -> float:
@@ -119,24 +120,29 @@ class Engine:
         **model_kwargs: Any,
     ) -> StepResult:
         """One optimizer step over the slices `batches` (host tensors: input_ids, labels [rows, length]), slice k under
-        random seed `seeds[k]`. Updates may still be running when it returns: `drain` waits for them.
+        random seed `seeds[k]`; the first round takes the first of them. Updates may still be running when it returns:
+        `drain` waits for them.
 
         Raises what the model or a queue raised; the weights are then torn between two steps.
         """
         self._usable()
-        if not len(batches) == len(seeds) == self._slices:
-            raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {self._slices} slices")
+        if not len(batches) == len(seeds) == self._rounds * self._slices:
+            plan = f"{self._rounds} × {self._slices} slices"
+            raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {plan}")
         machine, values = self._machine, self._values(learning_rate)
         staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
         before = machine.random_state()
         machine.reset_peak()
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
-                self._gradients.begin_step(self._tokens(batches))
                 given = {name: self._given(value) for name, value in model_kwargs.items()}
                 self._cursor.begin(values)
-                losses = self._forward(staged, seeds, given)
-                self._backward()
+                losses: list[Tensor] = []
+                for start in range(0, len(batches), self._slices):
+                    part = slice(start, start + self._slices)
+                    self._gradients.begin_round(self._tokens(batches[part]))
+                    losses += self._forward(staged[part], seeds[part], given)
+                    self._backward()
                 self._cursor.end()
         except BaseException:
             self._tear()
@@ -148,7 +154,7 @@ class Engine:
         if not self._warm:
             self._warm = True
             self._cap()
-        return StepResult(losses=losses, grad_norm=values.take_grad_norm(), peak_bytes=machine.peak_bytes())
+        return StepResult(losses=tuple(losses), grad_norm=values.take_grad_norm(), peak_bytes=machine.peak_bytes())
 
     def _values(self, learning_rate: float) -> StepValues:
         number = self.steps_done + 1
@@ -177,8 +183,8 @@ class Engine:
 
     def _forward(
         self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], model_kwargs: Mapping[str, Any]
-    ) -> tuple[Tensor, ...]:
-        """All slices through the model, each with the head's backward right after its forward."""
+    ) -> list[Tensor]:
+        """A round's slices through the model, each with the head's backward right after its forward."""
         losses: dict[int, Tensor] = {}
 
         def body(k: int) -> None:
@@ -187,11 +193,11 @@ class Engine:
                 self._run_backward(len(self._blocks) - 1, k)
 
         self._lockstep.run(body, [self._machine.seeded(seed) for seed in seeds])
-        return tuple(losses[k] for k in range(self._slices))
+        return [losses[k] for k in range(self._slices)]
 
     @torch.no_grad()
     def _backward(self) -> None:
-        while (turn := self._cursor.turn) is not None:
+        while (turn := self._cursor.turn) is not None and turn.direction is Direction.BACKWARD:
             self._cursor.start_turn()
             self._run_backward(turn.block, turn.slice)
             self._cursor.end_turn()

@@ -36,9 +36,9 @@ class Gradients:
         # One for all steps: the next norm waits for the CPU updates that read it.
         self._host_coefficient = machine.host_empty((), torch.float32)
 
-    def begin_step(self, rows: Sequence[Tensor]) -> None:
-        """`rows`: per slice, the tokens of all slices up to this one, each once; staged in host memory. Empty where no
-        tensor is added by rows."""
+    def begin_round(self, rows: Sequence[Tensor]) -> None:
+        """`rows`: per slice of the round, the tokens of all slices up to this one, each once; staged in host memory.
+        Empty where no tensor is added by rows."""
         self._norms.clear()
         self._rows = rows
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.chain import Chain, Tensor
 from planner.plan import Plan
+from planner.program import OpKind, order_program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +76,17 @@ class _Reader:
             for word in ("prefetch", "offload", "evict", "cpu_update", "gpu_update"):
                 for item in getattr(stage, word):
                     self.moves.setdefault((word, item), []).append(number)
+        self.copied: Counter[tuple[OpKind, str]] = Counter()
+        for op in order_program(plan, chain).ops:
+            if op.kind in (OpKind.FETCH, OpKind.SEND):
+                self.copied[op.kind, op.subject] += op.bytes
 
     def block(self, index: int) -> BlockDecision:
         block, name, slices = self.chain.blocks[index], self.plan.options[index], self.plan.slices
         option = block.option(name)
         tensors = [t for t in block.tensors if self.users[t.name][0] == index]
         found = [self.tensor(t) for t in tensors]
-        offloaded = slices * option.offloaded_bytes
+        offloaded, rounds = slices * option.offloaded_bytes, self.plan.rounds
         saved = option.saved_bytes + (block.input_bytes if option.reads_input else 0)
         last = index == len(self.chain.blocks) - 1
 
@@ -91,11 +97,13 @@ class _Reader:
             return sum(d.elements for d in found if d.updated == by)
 
         return BlockDecision(
-            name=block.name, kind=block.kind, option=name, forward_s=slices * option.forward_s,
-            backward_s=slices * option.backward_s, saved_bytes=0 if last else slices * saved,
+            name=block.name, kind=block.kind, option=name, forward_s=rounds * slices * option.forward_s,
+            backward_s=rounds * slices * option.backward_s, saved_bytes=0 if last else slices * saved,
             offloaded_bytes=offloaded, resident_bytes=weights((0,)), away_once_bytes=weights((1,)),
-            away_twice_bytes=weights(range(2, 9)), up_bytes=offloaded + self._moved(tensors, "prefetch"),
-            down_bytes=offloaded + self._moved(tensors, "offload"), parameters=sum(t.elements for t in tensors),
+            away_twice_bytes=weights(range(2, 9)),
+            up_bytes=rounds * offloaded + self._moved(tensors, OpKind.FETCH),
+            down_bytes=rounds * offloaded + self._moved(tensors, OpKind.SEND),
+            parameters=sum(t.elements for t in tensors),
             cpu_parameters=updated("cpu"), gpu_parameters=updated("gpu"), tensors=tuple(found),
         )  # fmt: skip
 
@@ -122,10 +130,5 @@ class _Reader:
             trips.append(Trip(leaves=self.names[left], returns=self.names[returns], next_step=not later))
         return tuple(trips)
 
-    def _moved(self, tensors: Sequence[Tensor], word: str) -> int:
-        sizes = {f"{kind}:{t.name}": size for t in tensors for kind, size in _sizes(t)}
-        return sum(size * len(self.moves.get((word, item), ())) for item, size in sizes.items())
-
-
-def _sizes(tensor: Tensor) -> tuple[tuple[str, int], ...]:
-    return ("w", tensor.bytes), ("g", tensor.gradient_bytes), ("s", tensor.state_bytes)
+    def _moved(self, tensors: Sequence[Tensor], kind: OpKind) -> int:
+        return sum(self.copied[kind, f"{sort}:{tensor.name}"] for tensor in tensors for sort in "wgs")

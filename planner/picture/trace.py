@@ -76,22 +76,24 @@ def _stages(drawing: Drawing, step: int, clock: _Clock) -> Iterator[Json]:
     for span in drawing.steps[step]:
         if span.op.queue is Queue.COMPUTE:
             if span.op.kind is OpKind.RUN:
-                began.setdefault(span.op.stage, span.start_s)
-            if span.op.stage in began:
-                ended[span.op.stage] = span.end_s
-    for stage in drawing.plan.stages:
+                began.setdefault(span.op.place, span.start_s)
+            if span.op.place in began:
+                ended[span.op.place] = span.end_s
+    stages = {stage.name: stage for stage in drawing.plan.stages}
+    for place in began:
+        stage = stages[place.partition("/")[0]]
         block = drawing.chain.blocks[stage.block]
         args: dict[str, Json] = {
             "step": step - AROUND, "block": block.name, "option": drawing.plan.options[stage.block], "does": str(stage)
         }  # fmt: skip
         event = _slice(str(stage), TURNS[stage.direction], _STAGES, args)
-        yield event | clock.during(began[stage.name], ended[stage.name])
+        yield event | clock.during(began[place], ended[place])
 
 
 def _operations(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
     for step, span in drawing.occasions():
         op, sort = span.op, sort_of(span.op)
-        args: dict[str, Json] = {"step": step - AROUND, "stage": op.stage, "subject": op.subject}
+        args: dict[str, Json] = {"step": step - AROUND, "stage": op.place, "subject": op.subject}
         if op.bytes:
             args["bytes"] = op.bytes
         if op.waits:
