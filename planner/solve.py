@@ -64,14 +64,15 @@ def make_plan(
     deadline = time.monotonic() + time_limit_s
     bounds_s = {setting.rounds: _bound_s(setting) for setting in in_rounds(step)}
     best: Plan | None = None
+    beat_s = math.inf
     for setting in in_rounds(step):
-        if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= best.step_s * (1 - gap)):
+        if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
             continue
         if _peak_bytes(_frugal(setting), setting) > gpu_budget_bytes:
             continue
-        found = _Search(setting, deadline, gap, math.inf if best is None else best.step_s * (1 - gap)).best()
-        if best is None or found.step_s < best.step_s:
-            best = found
+        found = _Search(setting, deadline, gap, beat_s).best()
+        if found.step_s < beat_s:
+            best, beat_s = found, found.step_s * (1 - gap)
     if best is None:
         raise _too_small(step)
     return replace(best, bound_s=min(bounds_s.values()))

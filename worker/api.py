@@ -129,9 +129,9 @@ class LoopEngine:
         return result.losses[0] if len(batches) == 1 else torch.stack(result.losses).sum()
 
     def _check(self, batches: Sequence[Batch]) -> None:
-        if len(batches) != self.plan.slices:
+        if len(batches) != self.plan.rounds * self.plan.slices:
             raise _unfit(
-                f"{len(batches)} micro-batches, the plan is for {self.plan.slices}",
+                f"{len(batches)} micro-batches, the plan is for {self.plan.rounds * self.plan.slices}",
                 "give as many as prepare() was given",
             )
         for batch in batches:
