@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from planner.hardware import Hardware
+from planner.kernel.adamw import Step, Target, cpu_kernel
 from planner.times import Stopwatch, device_name
 
 _MIB = 2**20
@@ -25,7 +26,7 @@ _COPY_BYTES = 64 * _MIB
 _UPDATED = 4 * _MIB  # parameters of the update that is timed
 _BLOCK_OPERATIONS = 150  # what a block's forward launches, about
 _REPEATS = 5
-_UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes weight and moments
+_UPDATE_BYTES = 28  # AdamW reads master, gradient and moments, writes master, moments and, in bf16, the working copy
 _COPY_TRAFFIC = 2  # a copy in host memory reads each byte and writes it
 
 
@@ -36,8 +37,8 @@ def measure_hardware(device: torch.device, dtype: torch.dtype = torch.float32) -
     with torch.no_grad():
         up, down = _link_bytes_per_s(device, watch)
         with _copying():
-            cpu_update = _update_parameters_per_s(torch.device("cpu"))
-        gpu_update = _update_parameters_per_s(device) if device.type == "cuda" else cpu_update
+            cpu_update = _cpu_update_parameters_per_s(dtype)
+        gpu_update = _gpu_update_parameters_per_s(device) if device.type == "cuda" else cpu_update
         memory = _cpu_memory_bytes_per_s()
         latency_s = _copy_latency_s(device, watch)
         return Hardware(
@@ -148,7 +149,17 @@ def _copy_latency_s(device: torch.device, watch: Stopwatch) -> float:
     return copy_s if device.type == "cuda" else copy_s + 20e-6
 
 
-def _update_parameters_per_s(device: torch.device) -> float:
+def _cpu_update_parameters_per_s(dtype: torch.dtype) -> float:
+    """By the kernel that the worker will use, with the masters that weights of `dtype` have."""
+    work, gradient = (torch.ones(_UPDATED, dtype=dtype) for _ in range(2))
+    master = work if dtype == torch.float32 else work.float()
+    target = Target("probe", 0.1, work, master, torch.zeros(_UPDATED), torch.zeros(_UPDATED), gradient)
+    step = Step(learning_rate=1e-3, betas=(0.9, 0.999), eps=1e-8, count=torch.tensor(1.0), coefficient=None)
+    kernel = cpu_kernel()
+    return _UPDATED / _median_s(Stopwatch(torch.device("cpu")), lambda: kernel.update([target], step))
+
+
+def _gpu_update_parameters_per_s(device: torch.device) -> float:
     weight = torch.zeros(_UPDATED, device=device, requires_grad=True)
     weight.grad = torch.ones_like(weight)
     adamw = torch.optim.AdamW([weight], fused=True)

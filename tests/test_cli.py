@@ -145,6 +145,17 @@ def test_doctor_gives_a_verdict_for_each_thing_jobs_need(running: Shell) -> None
     found = running.json("doctor")
     assert isinstance(found, list)
     verdicts = {check["name"]: check["verdict"] for check in found}
-    assert verdicts.keys() >= {"python", "offmate", "memory", "disk", "sqlite", "broker", "daemon", "torch", "gpu"}
+    assert verdicts.keys() >= {
+        "python",
+        "offmate",
+        "memory",
+        "disk",
+        "sqlite",
+        "broker",
+        "daemon",
+        "torch",
+        "gpu",
+        "cpu updates",
+    }
     assert (verdicts["daemon"], verdicts["broker"], verdicts["torch"]) == ("ok", "ok", "ok")
     assert all(check["advice"] for check in found if check["verdict"] != "ok")

@@ -37,6 +37,9 @@ if torch.cuda.is_available():
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         found["gpus"].append({"name": torch.cuda.get_device_name(index), "free": free, "total": total})
+from planner.kernel.adamw import cpu_kernel
+kernel = cpu_kernel()
+found["updates"] = {"description": kernel.description, "shortcoming": kernel.shortcoming}
 print(json.dumps(found))
 """
 
@@ -166,11 +169,19 @@ def _torch() -> Iterator[Check]:
     found = json.loads(answer.stdout.splitlines()[-1])
     build = f"CUDA {found['cuda']}" if found["cuda"] else "CPU build"
     yield Check(name="torch", verdict=OK, found=f"{found['version']} ({build})")
+    yield _updates(**found["updates"])
     for gpu in found["gpus"]:
         room = f"{format_bytes(gpu['free'])} free of {format_bytes(gpu['total'])}"
         yield Check(name="gpu", verdict=OK, found=f"{gpu['name']}, {room}")
     if not found["gpus"]:
         yield _no_gpu(cuda_build=bool(found["cuda"]))
+
+
+def _updates(*, description: str, shortcoming: str) -> Check:
+    if not shortcoming:
+        return Check(name="cpu updates", verdict=OK, found=description)
+    advice = "jobs run; updates are faster with a C compiler that works: sudo apt install gcc"
+    return Check(name="cpu updates", verdict=WARNING, found=f"{description}; {shortcoming}", advice=advice)
 
 
 def _no_gpu(*, cuda_build: bool) -> Check:
