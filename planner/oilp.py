@@ -33,6 +33,7 @@ from dataclasses import dataclass
 import pulp
 
 from planner.columns import FETCHES, SENDS, Columns, backward_position, forward_position, position
+from planner.cuts import updates_pass_through_their_queues
 from planner.durations import stages_last_as_long_as_their_work
 from planner.flows import Rows, Term
 from planner.highs import Outcome, solve
@@ -110,10 +111,11 @@ def weights_leave_after_their_backward(v: Columns) -> None:
 def cpu_updates_follow_their_gradients(v: Columns) -> None:
     """(4.4), (4.12), (4.13): update after the gradient came, fetch after the update; with clipping after block 0."""
     p, update, send = v.p, v.flow["update"], v.flow["send_X"]
+    lag = 1 if p.barrier else 0
     for u in range(p.stages):
         v.rows.at_most(f"eq4_12_update_u{u}", update.upto(u), send.upto(u))
-        v.rows.at_most(f"eq4_13_fetch_u{u}", v.flow["fetch_X"].upto(u), update.upto(u - 1 if p.barrier else u))
-        v.rows.at_most(f"eq4_13_released_u{u}", v.flow["fetch_X"].upto(u), v.released("X", u - 1))
+        v.rows.at_most(f"eq4_13_fetch_u{u}", v.flow["fetch_X"].upto(u), update.upto(u - lag))
+        v.rows.at_most(f"eq4_13_released_u{u}", v.flow["fetch_X"].upto(u), v.released("X", u - 1 - lag))
         if p.clip and u < p.blocks:
             v.rows.equal(f"clip_waits_for_the_norm_u{u}", update.moved(u), 0)
     for i in range(p.blocks):
@@ -133,7 +135,8 @@ def weights_are_back_for_their_forward(v: Columns) -> None:
         for i in range(p.blocks):
             g, f = backward_position(p, i), forward_position(p, i)
             own = _own_part(v, name, kind, i, f)
-            v.rows.at_most(f"eq4_5_{name}_b{i}", v.sum[kind].upto(i), own + v.flow[name].within(g + 1, f - 1))
+            first = g + 2 if p.barrier and kind == "X" else g + 1
+            v.rows.at_most(f"eq4_5_{name}_b{i}", v.sum[kind].upto(i), own + v.flow[name].within(first, f - 1))
         v.rows.equal(f"eq4_5_{name}_all", v.flow[name].upto(p.stages), v.sum[kind].all())
 
 
@@ -235,6 +238,7 @@ def _build(p: Instance) -> Columns:
     totals_are_parts_of_blocks(v)
     weights_leave_after_their_backward(v)
     cpu_updates_follow_their_gradients(v)
+    updates_pass_through_their_queues(v)
     weights_are_back_for_their_forward(v)
     weights_are_back_for_their_backward(v)
     states_are_there_for_their_update(v)
