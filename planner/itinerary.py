@@ -113,10 +113,11 @@ def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool, rounds: int
         away = False
         for trip in trips:
             due = min((use - trip.prefetch) % len(order) for use in uses)
-            put(trip.prefetch, "prefetch", due, item)
+            # States are read at the stage's end, by the update.
+            put(trip.prefetch, "prefetch", 2 * due + (item[0] == "s"), item)
             put(trip.evict, "evict", due, item)
             if trip.offload is not None:
-                put(trip.offload, "offload", due, item)
+                put(trip.offload, "offload", (trip.prefetch - trip.offload) % len(order) + due, item)
             away = away or trip.prefetch <= trip.evict
         if not away:
             resident.append(item)
@@ -137,11 +138,11 @@ def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool, rounds: int
             put(journey.update, "cpu_update", blocks[0], name)
         if journey.send is not None:
             assert journey.drop is not None
-            put(journey.send, "offload", blocks[0], f"g:{name}")
+            put(journey.send, "offload", 0, f"g:{name}")  # first: the CPU waits for it
             put(journey.drop, "evict", 0, f"g:{name}")
             if rounds > 1:
                 fetch = backward[0] if journey.fetch is None else journey.fetch
-                put(fetch, "prefetch", backward[0] - fetch, f"g:{name}")
+                put(fetch, "prefetch", 2 * (backward[0] - fetch), f"g:{name}")
     stages = tuple(
         Stage(block=block, direction=direction, **{w: tuple(i for *_, i in sorted(rows)) for w, rows in words.items()})
         for (direction, block), words in zip(order, lists, strict=True)

@@ -16,6 +16,7 @@ from planner.assign import Fate, itineraries
 from planner.chain import Chain, Tensor
 from planner.columns import limits_of
 from planner.hardware import Hardware
+from planner.improve import Look
 from planner.instance import Budgets, Instance, make_instance, tensor_lists
 from planner.itinerary import Draft, Side, at_home, settled
 from planner.oilp import Solution, Totals, solve_oilp
@@ -148,18 +149,6 @@ def rounded_totals(chain: Chain, fates: Sequence[Fate]) -> Totals:
     return Totals(of=of)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """How a draft fits: bytes left on the device per stage, and on the host; below zero where it does not."""
-
-    room_bytes: Sequence[int]
-    host_bytes: int
-
-    @property
-    def fits(self) -> bool:
-        return min(self.room_bytes) >= 0 and self.host_bytes >= 0
-
-
 def rounded_draft(
     chain: Chain,
     hardware: Hardware,
@@ -171,7 +160,7 @@ def rounded_draft(
     rounds: int,
     gap: float,
     time_limit_s: float,
-    fit: Callable[[Draft], Fit],
+    look: Callable[[Draft], Look],
     source: str,
 ) -> Draft | None:
     """A draft of whole tensors near the solution that fits; None when none was found.
@@ -196,8 +185,8 @@ def rounded_draft(
             gpu_excess = cpu_excess = 0
             if flows is not None:
                 draft = _draft(chain, fates, flows, clip, rounds, source)
-                draft = tightened(chain, draft, fit(draft).room_bytes)
-                found = fit(draft)
+                draft = tightened(chain, draft, look(draft).room_bytes)
+                found = look(draft)
                 if found.fits:
                     return draft
                 gpu_excess, cpu_excess = -min(0, *found.room_bytes), -min(0, found.host_bytes)

@@ -36,7 +36,7 @@ class _Writer:
             item: n for n, stage in reversed(stages) for item in stage.evict if n >= self.sent.get(item, len(stages))
         }
         self.turns = [(n, stage, k) for n, stage in stages for k in range(plan.slices)]
-        self.back_at, self.free_at = _activation_turns(plan, chain, self.turns)
+        self.back_at, self.free_at = activation_turns(plan, chain, self.turns)
 
     def round(self, r: int) -> Iterator[Op]:
         """One round's operations, in order."""
@@ -160,7 +160,7 @@ def _item_bytes(kind: str, tensor: Tensor) -> int:
     return {"w": tensor.bytes, "g": tensor.gradient_bytes, "s": tensor.state_bytes}[kind]
 
 
-def _activation_turns(
+def activation_turns(
     plan: Plan, chain: Chain, turns: Sequence[tuple[int, Stage, int]]
 ) -> tuple[dict[int, list[tuple[str, int]]], dict[int, list[tuple[str, int]]]]:
     """Turn number -> offloaded activations that come back before it, and that are released after it.

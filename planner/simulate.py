@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.chain import Chain
 from planner.hardware import Hardware
 from planner.plan import Direction
-from planner.program import Op, OpKind, Program, Queue
+from planner.program import Op, OpKind, Program, Queue, accesses
 
 _STEPS = 4  # a step depends on the one before only; from the third on they look alike
 
@@ -63,6 +63,34 @@ def simulate(program: Program, chain: Chain, hardware: Hardware) -> Timeline:
     return Timeline(
         spans=last.spans(program, last.origin_s), step_s=last.end_s - before.end_s, busy_s=tuple(busy.items())
     )
+
+
+def ordered_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
+    """`simulate(...).step_s` for a program of `order_program`, which has no waits: each operation starts after those
+    before it that touch the same copies, one of both writing.
+    """
+    durations = durations_s(program, chain, hardware)
+    touched = [tuple(accesses(op, chain, program.options)) for op in program.ops]
+    queues = [op.queue for op in program.ops]
+    free = dict.fromkeys(Queue, 0.0)
+    written: dict[str, float] = {}  # copy -> when it is there
+    used: dict[str, float] = {}  # copy -> when the last of its readers and writers is done
+    end = before = 0.0
+    for _ in range(_STEPS):
+        before = end
+        for queue, duration, copies in zip(queues, durations, touched, strict=True):
+            now = free[queue]
+            for copy, writes in copies:
+                ready = (used if writes else written).get(copy, 0.0)
+                now = ready if ready > now else now
+            now += duration
+            free[queue] = now
+            for copy, writes in copies:
+                if writes:
+                    written[copy] = now
+                used[copy] = max(now, used.get(copy, 0.0))
+        end = free[Queue.COMPUTE]
+    return end - before
 
 
 def last_steps(

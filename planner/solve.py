@@ -12,6 +12,7 @@ from planner.chain import Chain
 from planner.errors import Exit, UserError
 from planner.greedy import Setting, frugal
 from planner.hardware import Hardware
+from planner.improve import Look, improved
 from planner.instance import UPDATE_TRAFFIC_BYTES, Budgets, make_instance
 from planner.instant import instant
 from planner.itinerary import Draft, assemble
@@ -20,8 +21,8 @@ from planner.oilp import Solution, solve_oilp
 from planner.plan import Plan
 from planner.polish import Rating, polished
 from planner.program import OpKind, Program, compile_program, order_program
-from planner.rounding import Fit, rounded_draft
-from planner.simulate import simulate
+from planner.rounding import rounded_draft
+from planner.simulate import ordered_step_s, simulate
 from planner.units import format_bytes
 from planner.verify import verify
 
@@ -109,6 +110,10 @@ def in_rounds(step: Setting) -> Iterator[Setting]:
 
 def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
     """The simulated step, and not less than the host's memory takes for all transfers and CPU updates of a step."""
+    return max(simulate(program, chain, hardware).step_s, _host_memory_s(program, chain, hardware))
+
+
+def _host_memory_s(program: Program, chain: Chain, hardware: Hardware) -> float:
     elements = {t.name: t.elements for t in chain.tensors()}
     traffic = 0
     for op in program.ops:
@@ -116,7 +121,7 @@ def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> floa
             traffic += op.bytes
         elif op.kind is OpKind.CPU_UPDATE:
             traffic += UPDATE_TRAFFIC_BYTES * sum(elements[name] for name in op.names)
-    return max(simulate(program, chain, hardware).step_s, traffic / hardware.cpu_memory_bytes_per_s)
+    return traffic / hardware.cpu_memory_bytes_per_s
 
 
 def _assemble(draft: Draft, setting: Setting) -> Plan:
@@ -163,6 +168,7 @@ _VARIANTS = (
 )
 # Few tensors round badly, and few blocks are solved at once: more attempts.
 _SHORT_BLOCKS = 24
+_ATTEMPTS, _SHORT_ATTEMPTS = 8, 30  # to play a draft
 _SHORT_VARIANTS = (
     _Variant(barrier=True, pace=1.0, source="o-ilp with barriers"),
     _Variant(barrier=True, pace=0.94, source="o-ilp with time to spare, with barriers"),
@@ -177,31 +183,31 @@ class _Search:
     def __init__(self, setting: Setting, deadline: float, gap: float, beat_s: float) -> None:
         self.setting, self.gap, self.deadline, self.beat_s = setting, gap, deadline, beat_s
         self.solutions: list[Solution] = []
-        self.rated: tuple[Draft, Rating] | None = None
 
     def best(self) -> Plan:
         s = self.setting
         least, bound_s = _frugal(s), _bound_s(s)
-        best, rating = least, self._rating(least)
-        for draft in self._candidates(least):
+        best = self._proven(least)
+        for draft in self._candidates():
             goal_s = max([bound_s, *(solution.step_s for solution in self.solutions)]) if self.solutions else 0.0
-            for found in self._improved(draft, goal_s * (1 + self.gap)):
-                found_rating = self._rating(found)
-                if found_rating.step_s < rating.step_s:
-                    best, rating = found, found_rating
-            if self.solutions and rating.step_s <= goal_s * (1 + self.gap):
+            goal_s *= 1 + self.gap
+            if draft.source.startswith("o-ilp"):
+                draft = self._improved(draft, goal_s)
+            found = self._proven(draft)
+            if found.step_s < best.step_s:
+                best = found
+            if self.solutions and best.step_s <= goal_s:
                 break  # another candidate could hardly be better by more than the gap
         solved = min(self.solutions, key=lambda solution: solution.step_s, default=None)
         return replace(
-            self._predicted(best, rating),
+            best,
             bound_s=bound_s,
             lp_step_s=solved.step_s if solved else 0.0,
             solver_gap=min(1.0, solved.gap) if solved else 1.0,
         )
 
-    def _candidates(self, least: Draft) -> Iterator[Draft]:
-        yield least
-        yield from instant(self.setting, lambda draft: self._fit(draft).fits)
+    def _candidates(self) -> Iterator[Draft]:
+        yield from instant(self.setting, lambda draft: self._look(draft).fits)
         short = len(self.setting.chain.blocks) <= _SHORT_BLOCKS
         for variant in (*_VARIANTS, *(_SHORT_VARIANTS if short else ())):
             left_s = self.deadline - time.monotonic()
@@ -224,25 +230,33 @@ class _Search:
             return None
         return rounded_draft(
             s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds, gap=self.gap,
-            time_limit_s=time_limit_s, fit=self._fit, source=variant.source,
+            time_limit_s=time_limit_s, look=self._look, source=variant.source,
         )  # fmt: skip
 
-    def _improved(self, draft: Draft, goal_s: float) -> Iterator[Draft]:
-        """The draft, and what a look at its timeline makes of it until it is as fast as `goal_s`."""
+    def _improved(self, draft: Draft, goal_s: float) -> Draft:
+        """What playing the draft, and then a look at its timeline, make of it until it is as fast as `goal_s`."""
         s = self.setting
-        yield draft
-        if draft.source.startswith("o-ilp"):
-            yield from polished(
-                s.chain, s.hardware, draft, self._rating, tries=_TRIES,
-                go_on=lambda step_s: step_s > goal_s and time.monotonic() < self.deadline,
-            )  # fmt: skip
 
-    def _fit(self, draft: Draft) -> Fit:
-        plan = _assemble(draft, self.setting)
-        return Fit(
-            room_bytes=self._room_bytes(plan, order_program(plan, self.setting.chain)),
-            host_bytes=self.setting.budgets.cpu_bytes - cpu_peak_bytes(plan, self.setting.chain),
-        )
+        def go_on(step_s: float) -> bool:
+            return step_s > goal_s and time.monotonic() < self.deadline
+
+        if s.rounds == 1:
+            blocks = len(s.chain.blocks)
+            attempts = max(_ATTEMPTS, blocks // 4) if blocks > _SHORT_BLOCKS else _SHORT_ATTEMPTS
+            draft = improved(s, draft, self._look, attempts=attempts, go_on=go_on)
+        *_, draft = (draft, *polished(s.chain, s.hardware, draft, self._rating, tries=_TRIES, go_on=go_on))
+        return draft
+
+    def _look(self, draft: Draft) -> Look:
+        s = self.setting
+        plan = _assemble(draft, s)
+        program = order_program(plan, s.chain)
+        step_s = ordered_step_s(program, s.chain, s.hardware)
+        return Look(
+            plan=plan, room_bytes=self._room_bytes(plan, program),
+            host_bytes=s.budgets.cpu_bytes - cpu_peak_bytes(plan, s.chain),
+            step_s=max(step_s, _host_memory_s(program, s.chain, s.hardware)),
+        )  # fmt: skip
 
     def _room_bytes(self, plan: Plan, program: Program) -> list[int]:
         """Per stage, what the budget leaves free."""
@@ -254,21 +268,18 @@ class _Search:
         return room
 
     def _rating(self, draft: Draft) -> Rating:
-        """The draft's program and prediction; made once."""
-        if self.rated is None or self.rated[0] is not draft:
-            s = self.setting
-            plan = _assemble(draft, s)
-            program = compile_program(plan, s.chain)
-            rating = Rating(
-                plan=plan, program=program, step_s=predicted_step_s(program, s.chain, s.hardware),
-                room_bytes=self._room_bytes(plan, program),
-            )  # fmt: skip
-            self.rated = (draft, rating)
-        return self.rated[1]
+        s = self.setting
+        plan = _assemble(draft, s)
+        program = compile_program(plan, s.chain)
+        return Rating(
+            plan=plan, program=program, step_s=predicted_step_s(program, s.chain, s.hardware),
+            room_bytes=self._room_bytes(plan, program),
+        )  # fmt: skip
 
-    def _predicted(self, draft: Draft, rating: Rating) -> Plan:
+    def _proven(self, draft: Draft) -> Plan:
         """The plan with its prediction. One that `verify` rejects is our bug: InvalidProgram."""
         s = self.setting
+        rating = self._rating(draft)
         verify(rating.program, s.chain, gpu_budget_bytes=s.budgets.gpu_bytes)
         return replace(
             rating.plan,

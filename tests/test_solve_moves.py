@@ -6,18 +6,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.chain import Chain
-from planner.greedy import Setting, profile, streamed
+from planner.greedy import PROFILES, Setting, profile, streamed
 from planner.hardware import Hardware
 from planner.instance import Budgets
 from planner.itinerary import Draft, Itinerary, Side, Trip, assemble, at_home
+from planner.legs import with_lead
 from planner.memory import gpu_peak_bytes, gpu_usage
 from planner.plan import Plan
 from planner.polish import Rating, critical_waits, polished
 from planner.program import OpKind, Program, compile_program, order_program
-from planner.simulate import simulate
+from planner.simulate import ordered_step_s, simulate
 from planner.tighten import tightened
+from planner.timing import Manner, timed
 from planner.verify import verify
 from tests import chains as small
+from tests.llama import GB, RTX_3060, llama
 from tests.random_chains import chains, machines
 
 
@@ -26,11 +29,7 @@ def plan_of(chain: Chain, draft: Draft) -> Plan:
 
 
 def room_bytes(chain: Chain, draft: Draft, budget: int) -> list[int]:
-    plan = plan_of(chain, draft)
-    peaks = {stage.name: 0 for stage in plan.stages}
-    for usage in gpu_usage(order_program(plan, chain), chain):
-        peaks[usage.op.stage] = max(peaks[usage.op.stage], usage.peak_bytes)
-    return [budget - peak for peak in peaks.values()]
+    return free_bytes(chain, plan_of(chain, draft), budget)
 
 
 def rating_of(chain: Chain, hardware: Hardware, budget: int, draft: Draft) -> Rating:
@@ -40,9 +39,21 @@ def rating_of(chain: Chain, hardware: Hardware, budget: int, draft: Draft) -> Ra
     return Rating(plan=plan, program=program, step_s=step_s, room_bytes=room_bytes(chain, draft, budget))
 
 
+def setting_of(chain: Chain, hardware: Hardware, *, slices: int = 1, clip: bool = False) -> Setting:
+    budgets = Budgets(gpu_bytes=10**12, cpu_bytes=10**12)
+    return Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
+
+
+def free_bytes(chain: Chain, plan: Plan, budget: int) -> list[int]:
+    """Per stage, what the plan leaves of the budget."""
+    peaks = {stage.name: 0 for stage in plan.stages}
+    for usage in gpu_usage(order_program(plan, chain), chain):
+        peaks[usage.op.stage] = max(peaks[usage.op.stage], usage.peak_bytes)
+    return [budget - peak for peak in peaks.values()]
+
+
 def streamed_draft(chain: Chain, hardware: Hardware, *, ahead: bool) -> Draft:
-    budgets = Budgets(gpu_bytes=10**9, cpu_bytes=10**9)
-    setting = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=1, clip=False)
+    setting = setting_of(chain, hardware)
     return streamed(setting, profile(setting, "recompute"), ahead=ahead, source="test")
 
 
@@ -98,3 +109,52 @@ def test_what_is_polished_is_right_faster_each_time_and_within_the_budget(
         verify(program, chain, gpu_budget_bytes=budget)
         assert rate(found).step_s < step_s
         step_s = rate(found).step_s
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(chain=chains(), hardware=machines(), slices=st.sampled_from((1, 3)), clip=st.booleans(), ahead=st.booleans())
+def test_without_waits_a_step_takes_what_it_takes_with_them(
+    chain: Chain, hardware: Hardware, slices: int, clip: bool, ahead: bool
+) -> None:
+    setting = setting_of(chain, hardware, slices=slices, clip=clip)
+    draft = streamed(setting, profile(setting, "offload"), ahead=ahead, source="test")
+    plan = assemble(chain, draft, slices=slices, clip=clip)
+    expected = simulate(compile_program(plan, chain), chain, hardware).step_s
+    assert ordered_step_s(order_program(plan, chain), chain, hardware) == expected
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    chain=chains(), hardware=machines(), slices=st.sampled_from((1, 3)), clip=st.booleans(),
+    options=st.sampled_from(PROFILES), lead=st.integers(0, 2), room=st.integers(0, 5000),
+    ahead=st.sampled_from((0.0, 0.5)), overtake=st.booleans(),
+)  # fmt: skip
+def test_what_is_played_is_right(
+    chain: Chain, hardware: Hardware, slices: int, clip: bool, options: str, lead: int, room: int, ahead: float,
+    overtake: bool,
+) -> None:  # fmt: skip
+    setting = setting_of(chain, hardware, slices=slices, clip=clip)
+    draft = streamed(setting, profile(setting, options), ahead=True, source="test")
+    draft = with_lead(setting, draft, lead)
+    plan = assemble(chain, draft, slices=slices, clip=clip)
+    verify(compile_program(plan, chain), chain)
+    budget = gpu_peak_bytes(order_program(plan, chain), chain) + room
+    free = free_bytes(chain, plan, budget)
+    played = timed(setting, draft, plan, free, Manner(ahead=ahead, overtake=overtake))
+    after = assemble(chain, played, slices=slices, clip=clip)
+    verify(compile_program(after, chain), chain)
+    assert after.cpu_updated() == plan.cpu_updated()
+
+
+def test_with_room_a_plan_that_waits_for_every_weight_is_played_until_the_cpu_is_nearly_always_busy() -> None:
+    """All updates are on the CPU, which has nothing to do while the head runs."""
+    chain = llama(6)
+    setting = setting_of(chain, RTX_3060)
+    exposed = streamed(setting, profile(setting, "recompute"), ahead=False, source="test")
+    plan = plan_of(chain, exposed)
+    played = timed(setting, exposed, plan, free_bytes(chain, plan, 12 * GB), Manner())
+    before = simulate(compile_program(plan, chain), chain, RTX_3060)
+    after = simulate(compile_program(plan_of(chain, played), chain), chain, RTX_3060)
+    slowest = max(seconds for _, seconds in after.busy_s)
+    assert after.step_s <= 1.1 * slowest
+    assert before.step_s > 1.2 * slowest
