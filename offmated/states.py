@@ -57,8 +57,8 @@ _FINISHED = {JobState.PLANNING: JobState.WAITING, JobState.RUNNING: JobState.DON
 class Ending:
     """How a job's planner or trainer process ended.
 
-    `process` is the one that ended last, "planner" or "trainer". `exit_code` is negative for the signal that ended it,
-    None when its watcher died with it. `progressed`: there is a checkpoint that was not there when it began.
+    `process` is the one that ended last, "planner", "data" or "trainer". `exit_code` is negative for the signal that
+    ended it, None when its watcher died with it. `progressed`: there is a checkpoint that was not there when it began.
     `blameless`: it went down with the daemon or the machine. `error`: its last UserError, in its JSON form; `log`: the
     last lines of its log.
     """

@@ -52,7 +52,7 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     """The answer, written into the run folder, and drawn where that is wanted."""
     pictures = Pictures.wanted(options)
     job = Job.from_resolved(run.resolved) if run else Job.load(options.job)
-    answer = _plan(job, options)
+    answer = _plan(job, options, run.read_distinct_tokens() if run else ())
     if run is not None:
         run.write_plan(answer.to_json())
         run.error.unlink(missing_ok=True)
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(job: Job, options: argparse.Namespace) -> Answer:
+def _plan(job: Job, options: argparse.Namespace, distinct_tokens: tuple[int, ...]) -> Answer:
     # Measured like the trainer computes: without it a busy machine's times are several times too long, and unevenly.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # torch takes seconds to import: a wrong job file is told before that.
@@ -84,7 +84,7 @@ def _plan(job: Job, options: argparse.Namespace) -> Answer:
     from planner.planning import plan_job
 
     cache = Cache(options.database) if options.database else None
-    return plan_job(job, device_of(options.device), cache=cache, measure=options.measure)
+    return plan_job(job, device_of(options.device), cache=cache, measure=options.measure, distinct_tokens=distinct_tokens)
 
 
 def device_of(name: str | None) -> torch.device:

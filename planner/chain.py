@@ -111,12 +111,15 @@ class Chain:
 
     `frame_bytes` is on the device all the time: the frame's weights, their optimizer states, buffers.
     `start_bytes` is the most a slice needs before it arrives at its first block; `slice_tokens` the tokens of a slice.
+    `distinct_tokens[k]`: the most distinct tokens that slices 0 … k of a step have together; empty where the data is
+    not known, and every token may be another.
     """
 
     blocks: tuple[Block, ...]
     frame_bytes: int = 0
     start_bytes: int = 0
     slice_tokens: int = 0
+    distinct_tokens: tuple[int, ...] = ()
     frame_tensors: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:

@@ -81,10 +81,19 @@ def tied_rows(chain: Chain, slices: int, rounds: int, *, begun: bool) -> dict[st
     for tensor in chain.tensors():
         if slices * rounds > 1 and tensor.row_bytes and tensor.trainable and len(users[tensor.name]) > 1:
             all_rows = tensor.gradient_bytes // tensor.row_bytes
-            counts = tuple(min(all_rows, (k + 1) * chain.slice_tokens) for k in range(slices))
+            counts = tuple(min(all_rows, count) for count in distinct_tokens(chain, slices))
             element_bytes = tensor.gradient_bytes // tensor.elements
             found[tensor.name] = Rows(tensor.row_bytes, element_bytes, counts, all_rows, begun)
     return found
+
+
+def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
+    """Per slice of a round the most distinct tokens that it and those before it have. The chain's numbers are those of a
+    step of one round; for data that is not known, every token is another."""
+    if len(chain.distinct_tokens) == slices:
+        return chain.distinct_tokens
+    most = max(chain.distinct_tokens, default=slices * chain.slice_tokens)
+    return tuple(min(most, (k + 1) * chain.slice_tokens) for k in range(slices))
 
 
 def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> list[int]:

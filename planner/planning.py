@@ -56,28 +56,37 @@ class Answer:
         }
 
 
-def plan_job(job: Job, device: torch.device, *, cache: Cache | None, measure: bool) -> Answer:
+def plan_job(
+    job: Job, device: torch.device, *, cache: Cache | None, measure: bool, distinct_tokens: tuple[int, ...] = ()
+) -> Answer:
     """The plan of a job on this machine. Raises UserError.
 
     A plan made from measurements is found first; else one is made from a kept measurement; else, with `measure`, the
     blocks are measured now, and without it the plan rests on an estimate. Without `measure` a GPU is not touched,
-    because a job may be running on it: there the plan is always an estimate.
+    because a job may be running on it: there the plan is always an estimate. So it is where the plan depends on the
+    job's data and these are not counted yet (`distinct_tokens`, see `planner.chain.Chain`).
     """
-    return _Planning(job, device, cache, measure=measure).answer()
+    return _Planning(job, device, cache, measure=measure, distinct_tokens=distinct_tokens).answer()
 
 
 class _Planning:
-    def __init__(self, job: Job, device: torch.device, cache: Cache | None, *, measure: bool) -> None:
+    def __init__(
+        self, job: Job, device: torch.device, cache: Cache | None, *, measure: bool, distinct_tokens: tuple[int, ...]
+    ) -> None:
         self.job, self.cache, self.measure = job, cache, measure
         self.site = find_site(device, working_dtype(job), measure=measure)
         check_budgets(job.gpu_budget, job.cpu_budget, self.site)
         self.machine = self.site.machine
         self.analysis: Analysis = analyse(job, self.site.device)
+        several = job.gradient_accumulation_steps > 1
+        self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)
+        self.distinct_tokens = distinct_tokens if self.asks_for_data else ()
         self.estimate = estimate_times(self.analysis, self.machine)
 
     def answer(self) -> Answer:
         preview = self._question(self.machine, measured=False)
-        final = self._final() if self.site.final else None
+        knows_enough = self.measure or not self.asks_for_data or self.distinct_tokens
+        final = self._final() if self.site.final and knows_enough else None
         return final or self._found(preview) or self._solve(preview, self.estimate, self.machine)
 
     def _final(self) -> Answer | None:
@@ -96,7 +105,7 @@ class _Planning:
     def _question(self, machine: Hardware, *, measured: bool) -> Question:
         job = self.job
         return Question(
-            chain=self.analysis.chain(self.estimate),
+            chain=self.analysis.chain(self.estimate, self.distinct_tokens),
             machine=machine.name,
             gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes,
             cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
@@ -120,7 +129,7 @@ class _Planning:
         )  # fmt: skip
 
     def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
-        chain = self.analysis.chain(times)
+        chain = self.analysis.chain(times, self.distinct_tokens)
         start = time.monotonic()
         plan = make_plan(
             chain, hardware, gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,

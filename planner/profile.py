@@ -42,14 +42,18 @@ class Analysis:
     slice_tokens: int
     sums_slices: bool
 
-    def chain(self, times: Times) -> Chain:
-        """The chain with these times, which must have all kinds and options of this analysis (KeyError)."""
+    def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
+        """The chain with these times, which must have all kinds and options of this analysis (KeyError).
+
+        `distinct_tokens`: see `Chain`.
+        """
         frame_bytes = sum(t.bytes + t.state_bytes for t in self.frame_tensors)
         return Chain(
             blocks=tuple(self._block(index, times) for index in range(len(self.names.all))),
             frame_bytes=frame_bytes + self.resident_bytes,
             start_bytes=self.frame.start,
             slice_tokens=self.slice_tokens,
+            distinct_tokens=distinct_tokens,
             frame_tensors=self.frame_tensors,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +36,11 @@ class RunFolder:
     def plan(self) -> Path:
         """The planner's answer."""
         return self.path / "plan.json"
+
+    @property
+    def tokens(self) -> Path:
+        """How many distinct tokens a step's slices have at most."""
+        return self.path / "tokens.json"
 
     @property
     def metrics(self) -> Path:
@@ -72,6 +78,10 @@ class RunFolder:
         """plan.json."""
         return _read_object(self.plan)
 
+    def read_distinct_tokens(self) -> tuple[int, ...]:
+        """See `planner.chain.Chain`; nothing where the data has not been counted."""
+        return tuple((_read_object(self.tokens) or {}).get("distinct_tokens", ()))
+
     def read_error(self) -> dict[str, Any] | None:
         """error.json."""
         found = _read_object(self.error)
@@ -80,6 +90,10 @@ class RunFolder:
     def write_plan(self, plan: dict[str, Any]) -> None:
         """plan.json; a reader finds the old one or the new one, whole."""
         _write_object(self.plan, plan)
+
+    def write_distinct_tokens(self, counts: Sequence[int]) -> None:
+        """tokens.json; a reader finds the old one or the new one, whole."""
+        _write_object(self.tokens, {"distinct_tokens": list(counts)})
 
     def write_error(self, error: UserError) -> None:
         """error.json; a reader finds the old one or the new one, whole."""

@@ -54,6 +54,14 @@ def test_a_step_is_the_same_whatever_was_asked_before(tmp_path: Path) -> None:
     assert [rows(other, step) for step in reversed(range(6))] == in_order[::-1]
 
 
+def test_the_distinct_tokens_are_the_most_that_any_step_has(tmp_path: Path) -> None:
+    keys = {"max_length": 64, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "num_train_epochs": 2}
+    data = batches(tmp_path, sentences(20), **keys)
+    steps = [[batch["input_ids"] for batch in data.step(step)] for step in range(data.total_steps)]
+    wanted = [max(len(torch.cat([*map(torch.flatten, ids[: k + 1])]).unique()) for ids in steps) for k in range(3)]
+    assert data.distinct_tokens() == wanted
+
+
 def test_another_seed_gives_another_order(tmp_path: Path) -> None:
     one, other = (batches(tmp_path, sentences(12), max_length=64, seed=seed) for seed in (1, 2))
     assert rows(one, 0) != rows(other, 0)

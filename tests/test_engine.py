@@ -278,7 +278,7 @@ def test_the_peak_of_a_tied_model_stays_below_the_predicted_one(make, name, slic
         batches, rest = data(step, slices)
         # With slices the plan has memory for a row per token; tokens that come twice need it once.
         measured = engine.step(batches, learning_rate=1e-3, **rest).peak_bytes
-        assert 0.93 * predicted <= measured <= predicted
+        assert 0.96 * predicted <= measured <= predicted
 
 
 def test_thirty_steps_leave_no_thread_and_no_byte_behind(make):

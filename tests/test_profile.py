@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,7 +54,8 @@ def metered_peak(model, plan, chain, batches, clip):
 def predicted_and_metered(name, plan_of, slices, *, dtype=torch.float32, clip=False):
     model = make_model(name, dtype, vocabulary=256)
     batches = [batch_of(seed, vocabulary=256) for seed in range(slices)]
-    chain = chain_of(model, batches[0])
+    distinct = tuple(len(torch.cat([b["input_ids"] for b in batches[: k + 1]]).unique()) for k in range(slices))
+    chain = replace(chain_of(model, batches[0]), distinct_tokens=distinct)
     plan = plan_of(chain, slices=slices, clip=clip)
     predicted = gpu_peak_bytes(compile_program(plan, chain), chain)
     return predicted, metered_peak(model, plan, chain, batches, clip)
@@ -69,9 +71,9 @@ def test_a_llamas_peak_is_what_was_predicted(plan_of, slices, dtype):
 
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("name", ["gpt2", "bloom"])
-def test_the_peak_of_a_tied_model_is_at_most_what_was_predicted(name, slices):
+def test_the_peak_of_a_tied_model_is_what_was_predicted(name, slices):
     predicted, metered = predicted_and_metered(name, mixed_plan, slices)
-    assert metered <= predicted <= 1.06 * metered
+    assert metered <= predicted <= 1.005 * metered + 1200  # the head's turn has its highest points one after another
 
 
 def test_the_head_and_its_loss_are_one_stage_with_its_own_peak():

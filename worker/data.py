@@ -104,6 +104,17 @@ class Batches:
         """Tokens of step `step`, learned or not, without padding."""
         return int(self._rows.places[self._numbers(step), 1].sum())
 
+    def distinct_tokens(self) -> list[int]:
+        """For each slice the most distinct tokens, padding included, that it and those before it have in any step."""
+        most = [0] * self._job.gradient_accumulation_steps
+        seen = np.zeros(max(self.largest_token, self._rows.pad) + 1, np.bool_)
+        for step in range(self.total_steps):
+            seen[:] = False
+            for k, batch in enumerate(self.step(step)):
+                seen[batch["input_ids"].numpy()] = True
+                most[k] = max(most[k], int(seen.sum()))
+        return most
+
     def num_items(self, batches: Sequence[dict[str, Tensor]]) -> int:
         """Tokens that a step's loss is the mean over: labels to be predicted from the token before."""
         return sum(map(num_items, batches))

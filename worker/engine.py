@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from planner.chain import Chain
 from planner.graph import RECIPES, Pair, flatten_call, run_slice, trace_block
+from planner.moments import distinct_tokens
 from planner.plan import Direction, Plan
 from planner.program import compile_program
 from worker.actions import Actions
@@ -59,7 +60,7 @@ class Engine:
         self._weights = Weights(model, self._program, chain, self._machine)
         self._device = self._weights.device
         self._blocks = self._make_blocks(chain, plan)
-        self._shared = self._shared_rows()
+        self._shared, self._distinct_tokens = self._shared_rows(), distinct_tokens(chain, plan.slices)
         self._gradients = Gradients(
             self._device, self._machine, self._weights.frame, order=self._weights.trained,
             by_rows=self._shared, max_norm=max_grad_norm,
@@ -131,6 +132,8 @@ class Engine:
             raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {plan}")
         machine, values = self._machine, self._values(learning_rate)
         staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
+        parts = [slice(start, start + self._slices) for start in range(0, len(batches), self._slices)]
+        tokens = [self._tokens(batches[part]) for part in parts]
         before = machine.random_state()
         machine.reset_peak()
         try:
@@ -138,9 +141,8 @@ class Engine:
                 given = {name: self._given(value) for name, value in model_kwargs.items()}
                 self._cursor.begin(values)
                 losses: list[Tensor] = []
-                for start in range(0, len(batches), self._slices):
-                    part = slice(start, start + self._slices)
-                    self._gradients.begin_round(self._tokens(batches[part]))
+                for part, rows in zip(parts, tokens, strict=True):
+                    self._gradients.begin_round(rows)
                     losses += self._forward(staged[part], seeds[part], given)
                     self._backward()
                 self._cursor.end()
@@ -171,13 +173,16 @@ class Engine:
         return self._machine.stage(value).to(self._machine.device, non_blocking=True)
 
     def _tokens(self, batches: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Per slice the tokens of all slices up to it, each once; empty where no gradient is added by rows."""
+        """Per slice the tokens of all slices up to it, each once; empty where no gradient is added by rows. Raises
+        ValueError when there are more than the plan counts on."""
         if not self._shared:
             return []
         seen, rows = torch.empty(0, dtype=torch.int64), []
         with self._machine.on_host():
-            for batch in batches:
+            for batch, planned in zip(batches, self._distinct_tokens, strict=True):
                 seen = torch.unique(torch.cat([seen, batch["input_ids"].flatten()]))
+                if len(seen) > planned:
+                    raise ValueError(f"{len(seen)} distinct tokens up to slice {len(rows)}; planned were {planned}")
                 rows.append(self._machine.stage(seen))
         return rows
 

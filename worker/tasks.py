@@ -10,6 +10,7 @@ from offmated.states import JobState
 from offmated.store import Store
 from planner.cache import Cache
 from planner.errors import Exit
+from planner.job import Job
 from planner.processes import Process
 from planner.runfolder import RunFolder
 from planner.tasks import cancelled, run_planner, say
@@ -55,10 +56,15 @@ def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
 
 
 def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tuple[str, int]:
-    """Measure and plan, where the plan is only an estimate, and train. Returns which process ended last, and its exit
-    code."""
+    """Count, measure and plan, where the plan is only an estimate, and train. Returns which process ended last, and its
+    exit code."""
     plan = run.read_plan()
     if plan is None or not plan["measured"]:
+        if Job.from_resolved(run.resolved).gradient_accumulation_steps > 1 and not run.tokens.exists():
+            say(run, "counting the data's tokens")  # how many a step has decides what several slices need
+            code = watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run)
+            if code != Exit.DONE:
+                return "data", code
         code = run_planner(run, database_url, watch, measure=True)
         if code != Exit.DONE:
             return "planner", code

@@ -1,0 +1,39 @@
+"""A job's data, tokenized and counted before its final plan: `python -m worker.prepare RUN_DIR`.
+
+The tokens stay in the run folder for the trainer. Exit codes and errors as `worker.trainer` has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from planner.errors import Exit, UserError
+from planner.job import Job
+from planner.runfolder import RunFolder
+from worker.trainer import report
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare the data of the job in the folder `arguments[0]`; returns the exit code."""
+    if len(arguments) != 1 or not Path(arguments[0]).is_dir():
+        print("usage: python -m worker.prepare RUN_DIR", file=sys.stderr)
+        return Exit.USAGE
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+    folder = RunFolder(Path(arguments[0]).absolute())
+    try:
+        from worker.data import Batches
+        from worker.model import load_tokenizer
+
+        job = Job.from_resolved(folder.resolved)
+        batches = Batches(job, load_tokenizer(job), folder.path / "data")
+        folder.write_distinct_tokens(batches.distinct_tokens())
+    except UserError as error:
+        report(folder, error)
+        return error.exit_code
+    return Exit.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
