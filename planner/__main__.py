@@ -84,7 +84,9 @@ def _plan(job: Job, options: argparse.Namespace, distinct_tokens: tuple[int, ...
     from planner.planning import plan_job
 
     cache = Cache(options.database) if options.database else None
-    return plan_job(job, device_of(options.device), cache=cache, measure=options.measure, distinct_tokens=distinct_tokens)
+    return plan_job(
+        job, device_of(options.device), cache=cache, measure=options.measure, distinct_tokens=distinct_tokens
+    )
 
 
 def device_of(name: str | None) -> torch.device:

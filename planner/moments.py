@@ -88,8 +88,8 @@ def tied_rows(chain: Chain, slices: int, rounds: int, *, begun: bool) -> dict[st
 
 
 def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
-    """Per slice of a round the most distinct tokens that it and those before it have. The chain's numbers are those of a
-    step of one round; for data that is not known, every token is another."""
+    """Per slice of a round the most distinct tokens that it and those before it have. The chain's numbers are those of
+    a step of one round; where data are not known every token may be another."""
     if len(chain.distinct_tokens) == slices:
         return chain.distinct_tokens
     most = max(chain.distinct_tokens, default=slices * chain.slice_tokens)

@@ -177,7 +177,8 @@ class Engine:
         ValueError when there are more than the plan counts on."""
         if not self._shared:
             return []
-        seen, rows = torch.empty(0, dtype=torch.int64), []
+        rows: list[Tensor] = []
+        seen = torch.empty(0, dtype=torch.int64)
         with self._machine.on_host():
             for batch, planned in zip(batches, self._distinct_tokens, strict=True):
                 seen = torch.unique(torch.cat([seen, batch["input_ids"].flatten()]))
