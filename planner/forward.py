@@ -35,6 +35,14 @@ class ForwardBytes:
         others = max((slices - 1) * before, (slices - 1) * after)
         return others + max(self.peak[index], 0 if index else self.start)
 
+    def together(self, other: ForwardBytes, more_bytes: int = 0) -> ForwardBytes:
+        """The most of both at every place, and `more_bytes` all the time."""
+        return ForwardBytes(
+            start=max(self.start, other.start) + more_bytes,
+            held=tuple(max(pair) + more_bytes for pair in zip(self.held, other.held, strict=True)),
+            peak=tuple(max(pair) + more_bytes for pair in zip(self.peak, other.peak, strict=True)),
+        )
+
 
 class TooLarge(ValueError):
     """No forward program fits the budget; `least_bytes` would do."""

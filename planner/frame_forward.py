@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +31,12 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def measure_forward(
-    model: nn.Module, names: BlockNames, run: Callable[[FakeMode], object], tensors: Sequence[Tensor],
-    device: torch.device,
+    model: nn.Module, names: BlockNames, run: Callable[[], object], tensors: Sequence[Tensor], device: torch.device,
+    *, prepare: Callable[[], object] = lambda: None,
 ) -> ForwardBytes:  # fmt: skip
     """The bytes of `run`, which calls the model once; what it returns is still held in the end. Weights may be
-    anywhere, on meta too. `tensors`: what the caller has on the host or counts elsewhere. Raises UserError."""
+    anywhere, on meta too. `tensors`: what the caller has on the host or counts elsewhere. `prepare` may call the model
+    as well; what it leaves counts, what it needs does not. Raises UserError."""
     mode, meter = FakeMode(), Meter(device.type, counted=FAKE_TYPES)
     held: list[int] = []
     peaks: list[int] = []
@@ -49,9 +51,42 @@ def measure_forward(
             for tensor in (*model.parameters(), *model.buffers(), *tensors):
                 meter.add(tensor)
         with meter.watch():
-            result = run(mode)
+            prepare()
+            peaks.clear()
+            held.clear()
+            meter.mark()
+            result = run()
             peaks.append(meter.mark())
             held.append(meter.now)
         del result
     start, *each = peaks
     return ForwardBytes(start=start, held=tuple(held), peak=tuple(each))
+
+
+def measure_generation(
+    model: nn.Module, names: BlockNames, rows: int, length: int, new_tokens: int, device: torch.device
+) -> ForwardBytes:
+    """The bytes of any pass of `model.generate` over `rows` prompts of up to `length` tokens, greedy and with a cache:
+    those of the first, over the prompts, and of the last, whose cache is the largest."""
+    last = length + new_tokens
+    ids = torch.zeros((rows, last), dtype=torch.int64, device=device)
+    mask = torch.ones_like(ids)
+    mask[:, 0] = 0  # so that code that looks for padding finds some
+    options: dict[str, Any] = {"use_cache": True, "return_dict": True}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        options["logits_to_keep"] = 1  # as generate does
+    caches: list[Any] = []
+
+    def begin(tokens: int) -> Any:
+        return model(input_ids=ids[:, :tokens], attention_mask=mask[:, :tokens], **options)
+
+    def end() -> Any:
+        return model(input_ids=ids[:, -1:], attention_mask=mask, past_key_values=caches.pop(), **options)
+
+    first = measure_forward(model, names, lambda: begin(length), (ids, mask), device)
+    final = measure_forward(
+        model, names, end, (ids, mask), device, prepare=lambda: caches.append(begin(last - 1).past_key_values)
+    )
+    vocabulary = cast(Any, model).get_output_embeddings().weight.shape[0]
+    # Of generate's own: tokens, masks and positions; scores of the next token in fp32, up to four times.
+    return first.together(final, rows * (4 * 4 * vocabulary + 64 * last))

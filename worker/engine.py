@@ -270,6 +270,18 @@ class Engine:
         self._usable()
         self._forward_only.check_fits(batches)
 
+    def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
+        """The tokens that `model.generate` gives greedily after each of `prompts` (tokens), with the weights of now,
+        within the plan's budget, cache included; `pad` fills up where a text ends early. Updates finish before.
+        Raises UserError "generation-does-not-fit"."""
+        self.drain()
+        return self._forward_only.generate(prompts, new_tokens=new_tokens, pad=pad)
+
+    def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
+        """Raise UserError "generation-does-not-fit" now, and not when it is due."""
+        self._usable()
+        self._forward_only.check_generation(prompts, new_tokens=new_tokens)
+
     def stop_metering(self) -> None:
         """Count device bytes no more, which takes time: from now on results have no `peak_bytes`."""
         self.drain()

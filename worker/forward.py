@@ -1,12 +1,13 @@
-"""The model run forward only, under the plan's residency and budget: evaluation."""
+"""The model run forward only, under the plan's residency and budget: evaluation and generation."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,8 @@ from torch import Tensor, nn
 from planner.chain import Chain
 from planner.errors import UserError
 from planner.forward import ForwardBytes, TooLarge, forward_program
-from planner.frame_forward import eval_mode, measure_forward
+from planner.frame_forward import eval_mode, measure_forward, measure_generation
 from planner.graph import BlockNames
-from planner.graph.fake import FakeMode
 from planner.plan import Plan
 from planner.program import OpKind, Program
 from planner.units import format_bytes
@@ -29,6 +29,7 @@ from worker.machine import Machine, RandomState
 from worker.optimizer import StepValues
 from worker.weights import Weights
 
+RunPass = Callable[[Callable[[int], None], list[RandomState]], None]
 _MOST_SLICES = 8  # more would hardly save anything: weights travel once for all of them
 
 
@@ -96,6 +97,74 @@ class Forward:
             machine.set_random_state(before)
         return Evaluation(losses=tuple(losses[k] for k in range(len(batches))), peak_bytes=machine.peak_bytes())
 
+    def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
+        """What the model says after each prompt, at most `new_tokens` tokens, always taking the likeliest next one:
+        `model.generate` on all prompts together, padded with `pad` on the left, its cache on the device. So weights
+        travel once a token for all of them, but where the budget wants smaller groups.
+
+        Raises UserError "generation-does-not-fit".
+        """
+        machine = self._machine
+        found: list[list[int]] = []
+        machine.reset_peak()
+        while len(found) < len(prompts):
+            size, program = self._generation(prompts[len(found) :], new_tokens)
+            ids, mask = _padded(prompts[len(found) : len(found) + size], pad)
+            with eval_mode(self._model), machine.computing(), self._passes(program) as run_pass:
+                given = {"input_ids": ids, "attention_mask": mask}
+                given = {k: machine.stage(t).to(machine.device, copy=True, non_blocking=True) for k, t in given.items()}
+                with self._each_call_a_pass(run_pass):
+                    answer = cast(Any, self._model).generate(
+                        **given, max_new_tokens=new_tokens, do_sample=False, use_cache=True, pad_token_id=pad
+                    )
+                found += answer[:, ids.shape[1] :].tolist()
+        return found
+
+    def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
+        """Raise UserError "generation-does-not-fit" now, and not when the samples are due."""
+        self._generation(prompts, new_tokens)
+
+    def _generation(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[int, Program]:
+        """How many of the prompts fit together, the first ones, and the program of one token."""
+        size = len(prompts)
+        while True:
+            measured = self._measure_generation(size, max(map(len, prompts[:size])), new_tokens)
+            try:
+                return size, self._program(measured, 1, "Generation", "fewer or shorter sample_prompts")
+            except UserError:
+                if size == 1:
+                    raise
+                size = -(-size // 2)
+
+    def _measure_generation(self, rows: int, length: int, new_tokens: int) -> ForwardBytes:
+        key = (rows, length, new_tokens)
+        if key not in self._measured:
+            with self._own_forwards():
+                self._measured[key] = measure_generation(
+                    self._model, self._names, rows, length, new_tokens, self._machine.device
+                )
+        return self._measured[key]
+
+    @contextlib.contextmanager
+    def _each_call_a_pass(self, run_pass: RunPass) -> Iterator[None]:
+        """Inside, each call of the model is a pass of one slice."""
+        own = self._model.forward
+        before = self._model.__dict__.get("forward")
+
+        @functools.wraps(own)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            results: list[Any] = []
+            run_pass(lambda k: results.append(own(*args, **kwargs)), [self._machine.random_state()])
+            return results.pop()
+
+        self._model.__dict__["forward"] = forward
+        try:
+            yield
+        finally:
+            del self._model.__dict__["forward"]
+            if before is not None:
+                self._model.__dict__["forward"] = before
+
     def check_fits(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
         """Raise UserError "evaluation-does-not-fit" now, and not when the evaluation is due."""
         self._most_slices(self._measure(batches), len(batches))
@@ -112,17 +181,18 @@ class Forward:
         if key not in self._measured:
             device = self._machine.device
 
-            def run(mode: FakeMode) -> Tensor:
-                return _loss(self._model, sample, device)
-
-            self._measured[key] = self._measure_run(run, tuple(sample.values()))
+            with self._own_forwards():
+                self._measured[key] = measure_forward(
+                    self._model, self._names, lambda: _loss(self._model, sample, device), tuple(sample.values()), device
+                )
         return self._measured[key]
 
-    def _measure_run(self, run: Callable[[FakeMode], object], tensors: Sequence[Tensor]) -> ForwardBytes:
+    @contextlib.contextmanager
+    def _own_forwards(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for block in self._blocks:
                 stack.enter_context(block.own_forward())
-            return measure_forward(self._model, self._names, run, tensors, self._machine.device)
+            yield
 
     def _most_slices(self, measured: ForwardBytes, count: int) -> int:
         """How many batches run in lockstep; one where nothing travels."""
@@ -134,20 +204,23 @@ class Forward:
                 return slices
         return 1
 
-    def _program(self, measured: ForwardBytes, slices: int) -> Program:
+    def _program(
+        self, measured: ForwardBytes, slices: int, what: str = "Evaluation",
+        less: str = "a smaller per_device_train_batch_size, or eval_strategy: no",
+    ) -> Program:  # fmt: skip
         try:
             program = forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self._budget_bytes)
         except TooLarge as error:
             raise UserError(
-                "Evaluation does not fit the GPU budget.", code="evaluation-does-not-fit",
+                f"{what} does not fit the GPU budget.", code=f"{what.lower()}-does-not-fit",
                 numbers=(f"needed {format_bytes(error.least_bytes)}, budget {format_bytes(self._budget_bytes)}",),
-                hint="use a larger gpu_budget, a smaller per_device_train_batch_size, or eval_strategy: no",
+                hint=f"use a larger gpu_budget, {less}",
             ) from error  # fmt: skip
         verify(program, self._chain, gpu_budget_bytes=self._budget_bytes, measured=measured)
         return program
 
     @contextlib.contextmanager
-    def _passes(self, program: Program) -> Iterator[Callable[[Callable[[int], None], list[RandomState]], None]]:
+    def _passes(self, program: Program) -> Iterator[RunPass]:
         """Gives the function that makes one pass over the model: `body(k)` calls it for slice k."""
         leaving = sorted(set(self._plan.resident) - set(program.resident))
         interpreter = self._machine.interpreter(program, self._actions)
@@ -181,6 +254,14 @@ def _groups(count: int, slices: int) -> Iterator[tuple[int, range]]:
         yield slices, range(0, whole, slices)
     if whole < count:
         yield count - whole, range(whole, whole + 1)
+
+
+def _padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Tokens and attention mask [prompts, longest], padded on the left: what is said follows on the right."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
 
 
 def _largest(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
