@@ -35,6 +35,16 @@ class Tensor:
     def __post_init__(self) -> None:
         check_numbers(self)
 
+    @property
+    def has_master(self) -> bool:
+        """The optimizer keeps an fp32 original beside the moments; the working copy is its rounding."""
+        return self.trainable and self.state_bytes == 12 * self.elements
+
+    def host_gradient_bytes(self, rounds: int) -> int:
+        """What the gradient's host copy takes beside the working copy. Where there is a master and no further round
+        reads the weight, the gradient overwrites the working copy: the update makes that anew from the master."""
+        return 0 if self.has_master and rounds == 1 and self.gradient_bytes == self.bytes else self.gradient_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:

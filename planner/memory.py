@@ -235,7 +235,8 @@ class HostParts:
 
     weights_bytes      working copies of weights that ever leave the device or that the CPU updates
     states_bytes       their optimizer states, likewise
-    gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds
+    gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds, where they do not take
+                       the working copy's place
     offloaded_bytes    activations of a round's slices
     """
 
@@ -259,7 +260,9 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
     return HostParts(
         weights_bytes=sum(t.bytes for t in chain.tensors() if t.name in updated or f"w:{t.name}" in moved),
         states_bytes=sum(t.state_bytes for t in chain.tensors() if t.name in updated or f"s:{t.name}" in moved),
-        gradients_bytes=sum(t.gradient_bytes for t in chain.tensors() if t.name in updated | between),
+        gradients_bytes=sum(
+            t.host_gradient_bytes(plan.rounds) for t in chain.tensors() if t.name in updated | between
+        ),
         offloaded_bytes=plan.slices * offloaded,
     )
 

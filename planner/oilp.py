@@ -227,7 +227,7 @@ def host_memory_fits(v: Columns) -> None:
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):
-        used += [(1 + p.gradient_ratio) * t["X"][i], v.states_on_host(i), t["N"][i], t["D"][i], t["K"][i], t["Y"][i]]
+        used += [(1 + p.host_gradient_ratio) * t["X"][i], v.states_on_host(i), t["N"][i], t["D"][i], t["K"][i], t["Y"][i]]
         used += [v.frozen_moved[i], v.choice(i, "offloaded")]
     v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget)
 

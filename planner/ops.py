@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -130,7 +130,12 @@ class Program:
 Access = tuple[str, bool]  # (resource, written)
 
 
-def accesses(op: Op, chain: Chain, options: Sequence[str]) -> Iterator[Access]:
+def overwritten(chain: Chain, rounds: int) -> frozenset[str]:
+    """Names of the tensors whose gradient takes their working copy's place on the host."""
+    return frozenset(t.name for t in chain.tensors() if t.trainable and not t.host_gradient_bytes(rounds))
+
+
+def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collection[str]) -> Iterator[Access]:
     """The copies an operation reads and writes: "d:" + item on the device, "h:" + item on the host, "clip"."""
     match op.kind:
         case OpKind.ALLOC | OpKind.FREE:
@@ -141,6 +146,8 @@ def accesses(op: Op, chain: Chain, options: Sequence[str]) -> Iterator[Access]:
         case OpKind.SEND:
             yield f"d:{op.subject}", False
             yield f"h:{op.subject}", True
+            if op.subject[0] == "g" and op.subject[2:] in overwritten:
+                yield f"h:w:{op.subject[2:]}", True
         case OpKind.NORM:
             for name in op.names:
                 yield f"d:g:{name}", False

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.chain import Chain
-from planner.ops import Access, Op, OpKind, Program, Queue, accesses, reads
+from planner.ops import Access, Op, OpKind, Program, Queue, accesses, overwritten, reads
 from planner.plan import Plan
 from planner.serial import serial_order
 
-__all__ = ["Op", "OpKind", "Program", "Queue", "accesses", "compile_program", "order_program", "reads"]
+__all__ = ["Op", "OpKind", "Program", "Queue", "accesses", "compile_program", "order_program", "overwritten", "reads"]
 
 
 def compile_program(plan: Plan, chain: Chain) -> Program:
@@ -45,7 +45,8 @@ def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> 
     """
     numbers = {queue: number for number, queue in enumerate(Queue)}
     queue_of = [numbers[op.queue] for op in serial]
-    touched = [tuple(accesses(op, chain, options)) for op in serial]
+    lost = overwritten(chain, rounds=serial[-1].round + 1)
+    touched = [tuple(accesses(op, chain, options, lost)) for op in serial]
     count = len(serial)
     clocks: list[list[int]] = []  # per unrolled op: the last position known done, per queue
     last_of = [-1] * len(numbers)

@@ -11,8 +11,9 @@ from planner.chain import Chain
 from planner.forward import ForwardBytes, forward_peak_bytes
 from planner.memory import gpu_peak_bytes
 from planner.plan import Direction, stage_order
-from planner.program import Op, OpKind, Program, Queue, accesses, reads
+from planner.program import Op, OpKind, Program, Queue, accesses, overwritten, reads
 
+_GRADIENT = -1  # in place of a version: the gradient is there
 _CYCLES = 3  # the first from the drained state, the second after it, the third steady
 
 
@@ -58,7 +59,8 @@ def _conflicts_are_ordered(program: Program, chain: Chain) -> None:
             raise InvalidProgram(f"{op.name} waits for what is not in the program: {unknown[0]}")
     queue_of = [list(Queue).index(op.queue) for op in ops]
     waits = [[position[name] for name in op.waits] for op in ops]
-    touched = [tuple(accesses(op, chain, program.options)) for op in ops]
+    lost = overwritten(chain, program.rounds)
+    touched = [tuple(accesses(op, chain, program.options, lost)) for op in ops]
     clocks: list[list[int]] = []
     last: dict[int, int] = {}
     writer: dict[str, int] = {}
@@ -112,6 +114,7 @@ class _State:
         self.normed: set[str] = set()
         self.clipped = False
         self.users = chain.users()
+        self.overwritten = overwritten(chain, program.rounds)
 
     def complete(self, name: str) -> bool:
         return self.gradient.get(name, 0) == self._of_round(name) * self.program.rounds
@@ -187,6 +190,8 @@ class _State:
             self.sent.discard(item)  # of the step before, if no update has taken it
             if self.complete(item[2:]):
                 self.sent.add(item)
+            if item[2:] in self.overwritten:
+                self.host[f"w:{item[2:]}"] = _GRADIENT
         self.host[item] = self.device[item]
 
     def _update(self, op: Op, name: str) -> None:
@@ -208,7 +213,8 @@ class _State:
             if f"g:{name}" not in self.sent:
                 raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
             for kind in "ws":
-                if self.host[f"{kind}:{name}"] != self.version[name]:
+                there = self.host[f"{kind}:{name}"]
+                if there != (_GRADIENT if kind == "w" and name in self.overwritten else self.version[name]):
                     raise InvalidProgram(f"{op.name}: the host's copy of {kind}:{name} is not current")
                 if f"{kind}:{name}" in self.device:
                     raise InvalidProgram(f"{op.name}: {kind}:{name} is on the device, and would be stale there")

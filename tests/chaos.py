@@ -56,8 +56,11 @@ class _Effect:
     frees: bool = False
 
 
-def _effect(op: Op, chain: Chain, options: Sequence[str]) -> _Effect:
+def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
+    overwritten = _overwritten(program, chain)
     device, host = f"d:{op.subject}", f"h:{op.subject}"
+    if op.subject[0] == "g" and op.subject[2:] in overwritten:
+        host = f"h:w:{op.subject[2:]}"
     match op.kind:
         case OpKind.ALLOC:
             return _Effect(writes=[device])
@@ -72,13 +75,23 @@ def _effect(op: Op, chain: Chain, options: Sequence[str]) -> _Effect:
             return _Effect(reads=["norms", *gradients], writes=["norms"], alive=gradients)
         case OpKind.CLIP:
             return _Effect(reads=["norms"], writes=["coefficient"])
-        case OpKind.UPDATE | OpKind.CPU_UPDATE:
-            side = "d" if op.kind is OpKind.UPDATE else "h"
-            items = [f"{side}:{kind}:{name}" for name in op.names for kind in "gws"]
+        case OpKind.UPDATE:
+            items = [f"d:{kind}:{name}" for name in op.names for kind in "gws"]
             written = [item for item in items if item[2] != "g"]
-            return _Effect(reads=["coefficient", *items], writes=written, alive=items if side == "d" else ())
+            return _Effect(reads=["coefficient", *items], writes=written, alive=items)
+        case OpKind.CPU_UPDATE:
+            (name,) = op.names
+            written = [f"h:w:{name}", f"h:s:{name}"]
+            gradient = [] if name in overwritten else [f"h:g:{name}"]
+            return _Effect(reads=["coefficient", *written, *gradient], writes=written)
         case OpKind.RUN:
-            return _turn_effect(op, chain, options)
+            return _turn_effect(op, chain, program.options)
+
+
+def _overwritten(program: Program, chain: Chain) -> set[str]:
+    """Tensors whose working copy on the host makes room for the gradient: the master is among the states (moments and
+    master in fp32), and no round comes back to it."""
+    return {t.name for t in chain.tensors() if t.state_bytes == 12 * t.elements and program.rounds == 1}
 
 
 def _turn_effect(op: Op, chain: Chain, options: Sequence[str]) -> _Effect:
@@ -107,7 +120,7 @@ class Chaos:
         self.program = program
         count = len(program.ops)
         effects = [
-            _Effect() if step == 0 and op.carried else _effect(op, chain, program.options)
+            _Effect() if step == 0 and op.carried else _effect(op, program, chain)
             for step in range(STEPS)
             for op in program.ops
         ]

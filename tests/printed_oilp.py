@@ -155,7 +155,7 @@ def printed_step(p: Instance, *, relax: bool = False) -> float | None:
             - pulp.lpSum(away[s]) + pulp.lpSum(extra[s]) <= p.gpu_budget
         )  # fmt: skip
     host = [
-        (1 + p.gradient_ratio + ratio[i]) * total["X"][i] + sum(total[k][i] for k in "NDKY") + frozen[i]
+        (1 + p.host_gradient_ratio + ratio[i]) * total["X"][i] + sum(total[k][i] for k in "NDKY") + frozen[i]
         + chosen(i, "offloaded") for i in range(L)
     ]  # fmt: skip
     m += pulp.lpSum(host) <= p.cpu_budget

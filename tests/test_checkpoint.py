@@ -67,6 +67,24 @@ def test_tensors_survive_any_size_of_shard(tmp_path: Path, shard_bytes: int) -> 
     assert len(paths) == {1: 4, 300: 4, 800: 2, 10**6: 1}[shard_bytes]
 
 
+def test_tensors_survive_in_any_number_shape_and_width(tmp_path: Path) -> None:
+    widths = (torch.float32, torch.bfloat16, torch.float16)
+    items = {
+        f"layer.{number}": {
+            "master": torch.full((number % 3, 3, 1), float(number), dtype=widths[number % 3]),
+            "exp_avg": torch.tensor(float(number)),
+        }
+        for number in range(1000)
+    }
+    paths = write_shards(tmp_path, "state", items.items())
+    assert len(paths) > 1  # a header has only so much room
+    found = dict(read_shards(paths))
+    assert found.keys() == items.keys()
+    for name, parts in items.items():
+        for part, tensor in parts.items():
+            assert found[name][part].dtype == tensor.dtype and torch.equal(found[name][part], tensor)
+
+
 def test_there_is_none_at_the_start(tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "new").latest() is None
 

@@ -10,7 +10,7 @@ from planner.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
 from planner.program import OpKind, compile_program
 from planner.simulate import simulate
 from planner.verify import InvalidProgram, verify
-from tests.chains import HARDWARE, chain, mixed_plan, plan, resident_plan
+from tests.chains import HARDWARE, chain, mixed_plan, plan, resident_plan, rounds_plan
 
 PLANS = {
     "resident": resident_plan(chain()),
@@ -114,6 +114,33 @@ def test_a_norm_of_a_gradient_that_is_gone_is_rejected():
     ops.insert(names.index("free@B1:g:l0.b"), ops.pop(names.index("norm@B1:l0.a,l0.b")))
     with pytest.raises(InvalidProgram, match=r"g:l0\.b, which is not on the device"):
         verify(replace(program, ops=tuple(ops)), chain())
+
+
+def with_masters(a_chain):
+    """The chain with weights and gradients in two bytes, and an fp32 master among the states."""
+
+    def narrow(t):
+        trained = {"gradient_bytes": 2 * t.elements, "state_bytes": 12 * t.elements} if t.trainable else {}
+        return replace(t, bytes=2 * t.elements, **trained)
+
+    blocks = [replace(b, tensors=tuple(narrow(t) for t in b.tensors)) for b in a_chain.blocks]
+    return replace(a_chain, blocks=tuple(blocks))
+
+
+def test_a_gradient_takes_its_weights_place_on_the_host_where_the_update_has_a_master():
+    # l0.b and l1.a: 14 bytes per element (updated by the CPU); l1.b: 14; activations of the last layer: 500.
+    narrow = with_masters(chain())
+    verify(compile_program(mixed_plan(), narrow), narrow)
+    assert cpu_peak_bytes(mixed_plan(), narrow) == 14 * 300 + 14 * 200 + 500
+    assert cpu_peak_bytes(rounds_plan(), narrow) == 14 * 500 + 2 * 500 + 2 * 500
+
+
+def test_a_weight_may_not_be_fetched_when_its_gradient_is_in_its_place():
+    late = damage(B0=("cpu=l0.b gpu=e evict=", "prefetch=w:l1.a cpu=l0.b gpu=e evict=w:l1.a,"))
+    verify(compile_program(late, chain()), chain())
+    narrow = with_masters(chain())
+    with pytest.raises(InvalidProgram, match="host's copy of w:l1.a is not current"):
+        verify(compile_program(late, narrow), narrow)
 
 
 def test_a_missing_turn_is_rejected():

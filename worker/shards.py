@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,6 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from planner.errors import UserError
@@ -22,6 +22,8 @@ Item = tuple[str, Mapping[str, Tensor]]
 """A parameter's name, and tensors that belong to it by their part: {"master": …, "exp_avg": …}."""
 
 SHARD_BYTES = 256 * 2**20
+_HEADER_BYTES = 2**16
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _PIECE = 4 * 2**20
 
 
@@ -45,36 +47,68 @@ class FileRecord:
         return cls(name=path.name, bytes=size, blake2b=digest.hexdigest())
 
 
+class _Shard:
+    """A safetensors file that takes one tensor after another and keeps none of them. The header stands first and tells
+    where each one is: it has its room from the start, and is written in the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.bytes = path, 0
+        self._entries: dict[str, object] = {}
+        self._entries_bytes = 0
+        self._file = path.open("wb")
+        self._file.seek(_HEADER_BYTES)
+
+    @property
+    def full(self) -> bool:
+        """Whether the header's room may not do for another item."""
+        return self._entries_bytes > _HEADER_BYTES // 2
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Append a tensor."""
+        start, self.bytes = self.bytes, self.bytes + tensor.nbytes
+        entry = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, self.bytes]}
+        self._entries[name] = entry
+        self._entries_bytes += len(json.dumps({name: entry}))
+        self._file.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+
+    def finish(self) -> None:
+        """Write the header, and all of it to disk."""
+        header = json.dumps(self._entries).encode().ljust(_HEADER_BYTES - 8)  # the format allows spaces at its end
+        assert len(header) == _HEADER_BYTES - 8
+        self._file.seek(0)
+        self._file.write(len(header).to_bytes(8, "little") + header)
+        self.close()
+        sync(self.path)
+
+    def close(self) -> None:
+        """Let go of the file as it is."""
+        self._file.close()
+
+
 def write_shards(folder: Path, stem: str, items: Iterable[Item], *, shard_bytes: int = SHARD_BYTES) -> list[Path]:
     """Write `stem-00001.safetensors` … with about `shard_bytes` each, flushed to disk; returns them in order.
 
-    Tensors are on the host, and those of one item need not outlive the next: small items are copied until a file is
-    full, large ones written at once, so the copies stay below one shard. An item's tensors share a file, under
-    "name/part".
+    Tensors are on the host, and those of one item need not outlive the next: they go straight to the file. An item's
+    tensors share a file, under "name/part".
     """
     paths: list[Path] = []
-    held: dict[str, Tensor] = {}
-    size = 0
-
-    def flush(content: dict[str, Tensor]) -> None:
-        path = folder / f"{stem}-{len(paths) + 1:05}.safetensors"
-        save_file(content, path)
-        sync(path)
-        paths.append(path)
-
-    for name, parts in items:
-        item_bytes = sum(tensor.nbytes for tensor in parts.values())
-        if item_bytes >= shard_bytes:
-            flush({f"{name}/{part}": tensor.detach().contiguous() for part, tensor in parts.items()})
-            continue
-        if size + item_bytes > shard_bytes:
-            flush(held)
-            held, size = {}, 0
-        for part, tensor in parts.items():
-            held[f"{name}/{part}"] = tensor.detach().clone(memory_format=torch.contiguous_format)
-        size += item_bytes
-    if held:
-        flush(held)
+    shard: _Shard | None = None
+    try:
+        for name, parts in items:
+            item_bytes = sum(tensor.nbytes for tensor in parts.values())
+            if shard is not None and (shard.full or shard.bytes + item_bytes > shard_bytes):
+                shard.finish()
+                shard = None
+            if shard is None:
+                shard = _Shard(folder / f"{stem}-{len(paths) + 1:05}.safetensors")
+                paths.append(shard.path)
+            for part, tensor in parts.items():
+                shard.write(f"{name}/{part}", tensor)
+        if shard is not None:
+            shard.finish()
+    finally:
+        if shard is not None:
+            shard.close()
     return paths
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.chain import Chain
-from planner.program import OpKind, Program
+from planner.program import OpKind, Program, overwritten
 from worker.device import Device
 from worker.host import STATE_PARTS, Host, new_states
 from worker.machine import Machine
@@ -33,6 +33,7 @@ class Weights:
             raise ValueError(f"the chain has a tensor that the model has not: {min(missing)}")
         self.frame = {name: p for name, p in self._parameters.items() if name not in in_blocks}
         self._on_host = frozenset(_host_items(program))
+        self._overwritten = overwritten(chain, program.rounds)
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
         for name, parameter in self._parameters.items():
             self._take(name, parameter)
@@ -55,7 +56,8 @@ class Weights:
         if f"s:{name}" in self._on_host:
             self.host.items[f"s:{name}"] = [machine.adopt(t) for t in new_states(weight)]
         if f"g:{name}" in self._on_host:
-            self.host.items[f"g:{name}"] = [machine.host_empty(weight.shape, weight.dtype)]
+            own = name not in self._overwritten
+            self.host.items[f"g:{name}"] = [machine.host_empty(weight.shape, weight.dtype) if own else weight]
         if f"w:{name}" in self._resident:
             self.device.items[f"w:{name}"] = [machine.place(weight, copy=f"w:{name}" in self._on_host)]
         if f"s:{name}" in self._resident:
