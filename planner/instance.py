@@ -140,7 +140,7 @@ def make_instance(
         choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
         state_ratio=[_ratio(tensors) for tensors in trainable],
         gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,
-        host_gradient_ratio=sum(t.host_gradient_bytes(rounds=1) for t in moving) / moving_bytes,
+        host_gradient_ratio=sum(t.host_gradient_bytes(rounds) for t in moving) / moving_bytes,
         parameter_ratio=sum(t.elements for t in moving) / moving_bytes,
         parameters=[sum(t.elements for t in tensors) / unit_bytes for tensors in trainable],
         gradient_spread=[_spread([t.gradient_bytes / t.bytes for t in tensors]) for tensors in trainable],

@@ -136,7 +136,7 @@ def test_a_gradient_takes_its_weights_place_on_the_host_where_the_update_has_a_m
 
 
 def test_a_weight_may_not_be_fetched_when_its_gradient_is_in_its_place():
-    late = damage(B0=("cpu=l0.b gpu=e evict=", "prefetch=w:l1.a cpu=l0.b gpu=e evict=w:l1.a,"))
+    late = damage(B0=("evict=g:e", "prefetch=w:l1.a evict=w:l1.a,g:e"))
     verify(compile_program(late, chain()), chain())
     narrow = with_masters(chain())
     with pytest.raises(InvalidProgram, match="host's copy of w:l1.a is not current"):
