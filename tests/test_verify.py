@@ -139,7 +139,7 @@ def test_a_weight_may_not_be_fetched_when_its_gradient_is_in_its_place():
     late = damage(B0=("evict=g:e", "prefetch=w:l1.a evict=w:l1.a,g:e"))
     verify(compile_program(late, chain()), chain())
     narrow = with_masters(chain())
-    with pytest.raises(InvalidProgram, match="host's copy of w:l1.a is not current"):
+    with pytest.raises(InvalidProgram, match=r"host.s copy of w:l1\.a is not current"):
         verify(compile_program(late, narrow), narrow)
 
 

@@ -69,7 +69,7 @@ class _Shard:
         entry = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, self.bytes]}
         self._entries[name] = entry
         self._entries_bytes += len(json.dumps({name: entry}))
-        self._file.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        self._file.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
 
     def finish(self) -> None:
         """Write the header, and all of it to disk."""
