@@ -60,6 +60,14 @@ def _no_limit(value: object) -> object:
     return None if value == -1 else value
 
 
+def _prompts(value: object) -> object:
+    """One text, or a list of texts and of lists of messages, as tuples."""
+    if value in SWITCHED_OFF:
+        return None
+    entries = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
+
+
 def _nothing(value: object) -> object:
     return None if value in SWITCHED_OFF else value
 
@@ -86,6 +94,9 @@ Size = Annotated[
     BeforeValidator(_size),
     Field(description="a size like 10GiB or 500MB, or null for the default"),
 ]
+
+
+Message = Annotated[dict[Literal["role", "content"], str], Field(min_length=2)]
 
 
 class Job(BaseModel):
@@ -168,6 +179,12 @@ class Job(BaseModel):
         Field(description="a whole number of steps, a share of all steps below 1, or null"),
     ] = None
     eval_on_start: Switch = False
+    sample_prompts: Annotated[
+        tuple[Annotated[str, Field(min_length=1)] | Annotated[tuple[Message, ...], Field(min_length=1)], ...] | None,
+        BeforeValidator(_prompts),
+        Field(description="a text, or a list of texts or of lists of messages with role and content"),
+    ] = None
+    sample_tokens: Count = 64
     per_device_eval_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = (
         None
     )
@@ -208,11 +225,6 @@ class Job(BaseModel):
     def resolved_yaml(self) -> str:
         """The job as YAML with canonical names and every default; `from_resolved` gives back an equal job."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is something to evaluate on."""
-        return self.eval_dataset is not None or self.val_size is not None
 
     def eval_every(self, total_steps: int) -> int | None:
         """Steps between two evaluations of a run of `total_steps`; None for one after every epoch."""

@@ -97,6 +97,22 @@ class PlainEngine:
     def check_evaluation(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
         """There is no budget."""
 
+    def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
+        """The likeliest tokens after each prompt, all prompts padded on the left."""
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        self.model.eval()
+        answer = self.model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False, use_cache=True,
+            pad_token_id=pad,
+        )  # fmt: skip
+        self.model.train()
+        return answer[:, longest:].tolist()
+
+    def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
+        """There is no budget."""
+
     def drain(self) -> None:
         """Nothing is ever pending."""
 

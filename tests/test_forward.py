@@ -237,18 +237,6 @@ def test_evaluation_changes_neither_the_random_state_nor_what_is_on_the_device(m
 PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13], [3]]
 
 
-def plain_answers(plain, prompts, new_tokens):
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    plain.model.eval()
-    out = plain.model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False, use_cache=True, pad_token_id=0
-    )
-    plain.model.train()
-    return out[:, longest:].tolist()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_generation_gives_the_tokens_of_generate_and_weights_travel_once_for_each(make, name):
     engine, plain = make(name)
@@ -257,7 +245,7 @@ def test_generation_gives_the_tokens_of_generate_and_weights_travel_once_for_eac
     fetch = engine._weights.device.fetch
     engine._weights.device.fetch = lambda item: (fetched.update([item]), fetch(item))
     answers = engine.generate(PROMPTS, new_tokens=12, pad=0)
-    assert answers == plain_answers(plain, PROMPTS, 12)
+    assert answers == plain.generate(PROMPTS, new_tokens=12, pad=0)
     tokens = len(answers[0])
     assert len(fetched) > 10 and set(fetched.values()) == {tokens}
     step(engine, plain, 1)
@@ -272,7 +260,8 @@ def test_generation_makes_smaller_groups_to_stay_within_the_budget_cache_include
         forward_program(engine_plan(a_chain), a_chain, measured, slices=1, budget_bytes=1)
     least = error.value.least_bytes
     engine, plain = make(name, gpu_budget_bytes=least)
-    assert engine.generate(PROMPTS, new_tokens=12, pad=0) == [plain_answers(plain, [p], 12)[0] for p in PROMPTS]
+    alone = [plain.generate([prompt], new_tokens=12, pad=0)[0] for prompt in PROMPTS]
+    assert engine.generate(PROMPTS, new_tokens=12, pad=0) == alone
     assert 0.9 * least < engine._machine.meter.peak <= least
     tight, _ = make(name, gpu_budget_bytes=least - 1)
     with pytest.raises(UserError, match=r"(?s)Generation does not fit the GPU budget.*\[generation-does-not-fit\]"):

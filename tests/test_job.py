@@ -227,13 +227,15 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("seed: {1: {b: 2}, 2: [3]}", "wrong-type", 'it is {"1": {"b": 2}, "2": [3]}'),
         ("seed: {!!binary aGk=: 1}", "wrong-type", "it is {b'hi': 1}"),
         ("seed: !!timestamp 2024-02-03", "wrong-type", 'it is "2024-02-03"'),
-        ("eval_strategy: steps", "bad-value", "there is nothing to evaluate on; give val_size or eval_dataset"),
-        ("eval_on_start: true", "bad-value", "there is nothing to evaluate on; give val_size or eval_dataset"),
+        ("eval_strategy: steps", "bad-value", "there is nothing to evaluate on; give val_size, eval_dataset or"),
+        ("eval_on_start: true", "bad-value", "there is nothing to evaluate on; give val_size, eval_dataset or"),
         ("evaluation_strategy: best\nval_size: 1", "bad-value", 'it is "best"; it must be no, steps or epoch'),
         ("val_set_size: 2.5", "bad-value", "it is 2.5; 1 or more must be a whole number"),
         ("val_size: -1", "bad-value", "it is -1; it must be a share of the rows below 1, a whole number of rows"),
         ("val_size: 3\neval_steps: 2.5", "bad-value", "eval_steps: it is 2.5; 1 or more must be a whole number"),
         ("val_set_size: 3\neval_dataset: text.jsonl", "bad-value", "val_set_size: eval_dataset is given too"),
+        ("sample_prompts: [{a: b}]", "wrong-type", "a list of texts or of lists of messages with role and content"),
+        ("sample_prompts: [[{role: user}]]", "wrong-type", "it must be a text, or a list of texts or of lists of"),
         ("test_datasets: gone.jsonl", "missing-file", "test_datasets: there is no dataset at"),
         *((f"{key}: 1", "not-there", "is not there yet; leave this key out") for key in NOT_THERE),
     ],
@@ -334,7 +336,6 @@ def test_docs_describe_every_key_alias_default_and_code() -> None:
 )
 def test_evaluation_comes_by_epoch_unless_steps_are_given(lines: str, every: int | None, folder: Path) -> None:
     job = Job.parse(BASE + lines, folder)
-    assert job.evaluates
     assert job.eval_every(205) == every
 
 
@@ -344,3 +345,11 @@ def test_evaluation_that_is_switched_off_asks_for_nothing(folder: Path) -> None:
         'eval_strategy: "no"\neval_dataset: text.jsonl\neval_on_start: true',
     ):  # fmt: skip
         assert Job.parse(BASE + lines, folder) == Job.parse(BASE, folder)
+
+
+def test_prompts_are_texts_or_messages_and_read_back_equal(folder: Path, tmp_path: Path) -> None:
+    job = Job.parse(BASE + "sample_prompts: [hello, [{role: user, content: hi}]]", folder)
+    assert job.sample_prompts == ("hello", ({"role": "user", "content": "hi"},))
+    (tmp_path / "resolved.yaml").write_text(job.resolved_yaml())
+    assert Job.from_resolved(tmp_path / "resolved.yaml") == job
+    assert Job.parse(BASE + "sample_prompts: hello", folder).sample_prompts == ("hello",)

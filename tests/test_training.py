@@ -14,7 +14,7 @@ from planner.errors import UserError
 from planner.job import Job
 from planner.place import check_place
 from tests.plain import PlainEngine
-from tests.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
+from tests.texts import CHATML, byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.checkpoint import Checkpoints, Origin
 from worker.data import Batches
 from worker.evaluation import Evaluations
@@ -22,6 +22,7 @@ from worker.metrics import Event, Metrics, read_metrics
 from worker.model import check_reach, load_model, load_tokenizer
 from worker.optimizer import AdamW
 from worker.output import Output
+from worker.samples import Samples
 from worker.schedule import decay_names, learning_rate
 from worker.seeds import epoch_seed, micro_batch_seed
 from worker.stop import StopRequest
@@ -57,10 +58,11 @@ class Run:
         self.metrics_path = folder / "metrics.jsonl"
         self.metrics = Metrics(self.metrics_path)
         self.metrics.write("start", step=self.engine.steps_done, resumed_from=last.step if last else None)
-        evaluated = frozenset(event["step"] for event in self.evaluations())
         evaluations = Evaluations(
-            job=job, engine=self.engine, batches=self.batches, metrics=self.metrics, stop=self.stop, done=evaluated
-        )
+            job=job, engine=self.engine, batches=self.batches, metrics=self.metrics, stop=self.stop,
+            samples=Samples.of(job, byte_tokenizer(chat_template=CHATML), model),
+            done=[(event["event"], event["step"]) for event in read_metrics(self.metrics_path)],
+        )  # fmt: skip
         self.training = Training(
             job=job, engine=self.engine, batches=self.batches, checkpoints=checkpoints, metrics=self.metrics,
             stop=self.stop, state_bytes=1000, evaluations=evaluations,
@@ -356,7 +358,7 @@ def test_evaluations_come_when_they_are_due_and_change_nothing(
     assert run.training.run()
     assert [event["step"] for event in run.evaluations()] == steps
     never = Run(run.training.job, tmp_path / "never")
-    object.__setattr__(never.training.evaluations, "done", range(100))
+    object.__setattr__(never.training.evaluations, "done", [("eval", step) for step in range(7)])
     never.training.run()
     assert never.evaluations() == []
     assert equal(run.masters(), never.masters())
@@ -398,3 +400,34 @@ def test_a_stop_comes_before_an_evaluation_which_is_made_up_for(tmp_path: Path) 
         (e["step"], e["eval_loss"]) for e in whole.evaluations()
     ]
     assert [event["step"] for event in second.evaluations()] == [2, 4, 6]
+
+
+def test_samples_are_written_when_an_evaluation_is_due(tmp_path: Path) -> None:
+    prompts = ["the quick", [{"role": "user", "content": "who jumps?"}]]
+    run = Run(tiny_job(tmp_path, sample_prompts=prompts, sample_tokens=5, eval_steps=4), tmp_path / "run")
+    run.training.run()
+    found = [event for event in read_metrics(run.metrics_path) if event["event"] == "sample"]
+    assert [(event["step"], event["prompt"]) for event in found] == [
+        (4, "the quick"), (4, "who jumps?"), (6, "the quick"), (6, "who jumps?"),
+    ]  # fmt: skip
+    tokenizer = byte_tokenizer(chat_template=CHATML)
+    tokens = [tokenizer("the quick")["input_ids"], tokenizer(
+        "<|im_start|>user\nwho jumps?<|im_end|>\n<|im_start|>assistant\n")["input_ids"]]  # fmt: skip
+    answers = run.engine.generate(tokens, new_tokens=5, pad=257)
+    assert [event["text"] for event in found[2:]] == [tokenizer.decode(a, skip_special_tokens=True) for a in answers]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (
+            {"sample_prompts": "abc", "sample_tokens": 254},
+            "257, positions 256.*sample-too-long",
+        ),
+        ({"sample_prompts": [[{"role": "user", "content": "a"}]]}, "no chat template.*no-chat-template"),
+    ],
+)
+def test_a_sample_that_cannot_be_is_refused(tmp_path: Path, keys: dict[str, object], words: str) -> None:
+    job = tiny_job(tmp_path, **keys)
+    with pytest.raises(UserError, match="(?s)" + words):
+        Samples.of(job, byte_tokenizer(), load_model(job))

@@ -1,10 +1,10 @@
-"""When a run evaluates, and the loss it writes down: the mean over all tokens to be predicted of all rows."""
+"""When a run evaluates, and what it writes down: the mean loss over all tokens to be predicted of all rows, samples."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from planner.units import format_seconds
 from worker.data import Batches
 from worker.metrics import Metrics
 from worker.rows import EvalBatches
+from worker.samples import Samples
 from worker.stop import StopRequest
 
 log = logging.getLogger(__name__)
@@ -46,28 +47,41 @@ class Evaluates(Protocol):
     def check_evaluation(self, batches: list[dict[str, Tensor]]) -> None:
         """Raise UserError when it will not fit the budget."""
 
+    def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
+        """What the model says after each prompt with the weights of now."""
+
+    def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
+        """Raise UserError when it will not fit the budget."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluations:
-    """The evaluations of a run. `done`: the steps after which it has evaluated already, before a resume."""
+    """The evaluations of a run. `done`: (event, step) of what it has written down already, before a resume."""
 
     job: Job
     engine: Evaluates
     batches: Batches
     metrics: Metrics
     stop: StopRequest
-    done: Collection[object] = ()
+    samples: Samples | None = None
+    done: Collection[tuple[object, object]] = ()
 
     def check(self) -> None:
         """Raise UserError now when an evaluation will not fit the budget."""
         if (held_out := self.batches.evaluation) is not None:
             self.engine.check_evaluation([held_out.batch(0)])
+        if (samples := self.samples) is not None:
+            self.engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)
 
     def run_if_due(self) -> None:
         """Evaluate if it is due after the steps that are done. A stop ends it; it is made up for after a resume."""
-        held_out, step = self.batches.evaluation, self.engine.steps_done
-        if held_out is not None and step not in self.done and self._due(step):
+        step = self.engine.steps_done
+        if not self._due(step):
+            return
+        if (held_out := self.batches.evaluation) is not None and ("eval", step) not in self.done:
             self._evaluate(held_out, step)
+        if self.samples is not None and ("sample", step) not in self.done and not self.stop.asked:
+            self._sample(self.samples, step)
 
     def _due(self, step: int) -> bool:
         total = self.batches.total_steps
@@ -99,3 +113,9 @@ class Evaluations:
             "eval", step=step, eval_loss=loss, tokens=tokens, eval_s=seconds, gpu_peak_bytes=max(peaks, default=None)
         )
         log.info("step %d/%d  eval loss %.4f  %s", step, self.batches.total_steps, loss, format_seconds(seconds))
+
+    def _sample(self, samples: Samples, step: int) -> None:
+        answers = self.engine.generate(samples.tokens, new_tokens=samples.new_tokens, pad=samples.pad)
+        for prompt, answer in zip(samples.texts, map(samples.text, answers), strict=True):
+            self.metrics.write("sample", step=step, prompt=prompt, text=answer)
+            log.info("step %d/%d  sample: %s ⟦%s⟧", step, self.batches.total_steps, prompt, answer)

@@ -28,6 +28,7 @@ from worker.evaluation import Evaluations
 from worker.metrics import Metrics, measured, read_metrics
 from worker.model import check_reach, load_model, load_tokenizer
 from worker.output import Output
+from worker.samples import Samples
 from worker.schedule import optimizer_of
 from worker.shards import check_space
 from worker.stop import StopRequest
@@ -70,6 +71,7 @@ class _Run:
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
         self.model = load_model(job)
         check_reach(job, self.model, self.batches.largest_token)
+        self.samples = Samples.of(job, self.tokenizer, self.model)
         self.output = Output(place, run=str(folder.path), model=self.model)
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.state_bytes = _STATE_BYTES_PER_PARAMETER * trained + 2**20
@@ -107,12 +109,13 @@ class _Run:
 
     def _train(self, engine: Engine, metrics: Metrics, stop: StopRequest) -> bool:
         """Train, write the model folder, and the line that says how it ended, however it did."""
-        evaluated = frozenset(e["step"] for e in read_metrics(self.folder.metrics) if e["event"] == "eval")
+        written = frozenset((event["event"], event["step"]) for event in read_metrics(self.folder.metrics))
         training = Training(
             job=self.job, engine=engine, batches=self.batches, checkpoints=self.checkpoints, metrics=metrics,
             stop=stop, state_bytes=self.state_bytes,
             evaluations=Evaluations(
-                job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop, done=evaluated
+                job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop,
+                samples=self.samples, done=written,
             ),
         )  # fmt: skip
         path = None
