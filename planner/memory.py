@@ -235,8 +235,8 @@ class HostParts:
 
     weights_bytes      working copies of weights that ever leave the device or that the CPU updates
     states_bytes       their optimizer states, likewise
-    gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds, where they do not take
-                       the working copy's place
+    gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds, where they do not
+                       take the working copy's place
     offloaded_bytes    activations of a round's slices
     """
 

@@ -227,8 +227,8 @@ def host_memory_fits(v: Columns) -> None:
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):
-        used += [(1 + p.host_gradient_ratio) * t["X"][i], v.states_on_host(i), t["N"][i], t["D"][i], t["K"][i], t["Y"][i]]
-        used += [v.frozen_moved[i], v.choice(i, "offloaded")]
+        used += [(1 + p.host_gradient_ratio) * t["X"][i], v.states_on_host(i), v.frozen_moved[i]]
+        used += [t["N"][i], t["D"][i], t["K"][i], t["Y"][i], v.choice(i, "offloaded")]
     v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget)
 
 
