@@ -260,9 +260,7 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
     return HostParts(
         weights_bytes=sum(t.bytes for t in chain.tensors() if t.name in updated or f"w:{t.name}" in moved),
         states_bytes=sum(t.state_bytes for t in chain.tensors() if t.name in updated or f"s:{t.name}" in moved),
-        gradients_bytes=sum(
-            t.host_gradient_bytes(plan.rounds) for t in chain.tensors() if t.name in updated | between
-        ),
+        gradients_bytes=sum(t.host_gradient_bytes(plan.rounds) for t in chain.tensors() if t.name in updated | between),
         offloaded_bytes=plan.slices * offloaded,
     )
 
