@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.chain import Chain
 from planner.hardware import Hardware
 from planner.plan import Direction
-from planner.program import Op, OpKind, Program, Queue, accesses
+from planner.program import Op, OpKind, Program, Queue, accesses, overwritten
 
 _STEPS = 4  # a step depends on the one before only; from the third on they look alike
 
@@ -70,7 +70,8 @@ def ordered_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
     before it that touch the same copies, one of both writing.
     """
     durations = durations_s(program, chain, hardware)
-    touched = [tuple(accesses(op, chain, program.options)) for op in program.ops]
+    lost = overwritten(chain, program.rounds)
+    touched = [tuple(accesses(op, chain, program.options, lost)) for op in program.ops]
     queues = [op.queue for op in program.ops]
     free = dict.fromkeys(Queue, 0.0)
     written: dict[str, float] = {}  # copy -> when it is there
