@@ -192,6 +192,24 @@ def test_gradients_in_another_order_of_memory_or_another_dtype_are_taken_too(ker
         assert torch.equal(master, expected)
 
 
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+def test_norms_are_those_of_the_converted_gradients(kernel, dtype):
+    draw = torch.Generator().manual_seed(0)
+    for scale in (1.0, 1e-6, 1e15, 1e30):
+        sizes = (0, *range(1, 40), 1003, 65_537, 1_000_003)
+        gradients = [(torch.randn(n, generator=draw) * scale).to(dtype) for n in sizes]
+        gradients += [torch.zeros(9, dtype=dtype), torch.randn(33, 7, generator=draw).to(dtype).t()]
+        for gradient, norm in zip(gradients, kernel.norms(gradients), strict=True):
+            assert norm.dtype == FP32 and norm.shape == ()
+            assert torch.equal(norm, torch.linalg.vector_norm(gradient.float())), gradient.shape
+            assert torch.equal(norm, torch._foreach_norm([gradient], 2, FP32)[0]), gradient.shape
+    for wrong in (torch.inf, torch.nan):
+        for at in (5, 1002):
+            gradient = torch.ones(1003, dtype=dtype)
+            gradient[at] = wrong
+            assert str(kernel.norms([gradient])[0].item()) == str(wrong)
+
+
 def test_nothing_and_tensors_without_elements_are_no_error(way):
     way.update([], step_of(1))
     pair = Pair("mixed", (0, 5, 0, 3))

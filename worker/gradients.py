@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from planner.kernel.adamw import cpu_kernel
 from planner.moments import ROWS_AT_ONCE
 from worker.device import Device
 from worker.machine import Machine
@@ -85,9 +86,12 @@ class Gradients:
         return self._frame[name].grad if name in self._frame else self._items[f"g:{name}"][0]
 
     def norm(self, names: Sequence[str]) -> None:
-        """Take the norms of complete sums, by the function that `clip_grad_norm_` takes on CUDA. It adds up each tensor
-        by itself, whatever else is in the list; on the CPU it is `vector_norm`, which is taken there."""
+        """Take the norms of complete sums, by the function that `clip_grad_norm_` takes on CUDA: it adds up each tensor
+        by itself, whatever else is in the list. On the CPU the kernel takes them, in one pass."""
         found = {name: gradient for name in names if (gradient := self.of(name)) is not None}
+        if self._machine.device.type == "cpu":
+            self._norms.update(zip(found, cpu_kernel().norms(list(found.values())), strict=True))
+            return
         for dtype in dict.fromkeys(gradient.dtype for gradient in found.values()):  # its fast path wants one dtype
             chosen = [name for name, gradient in found.items() if gradient.dtype == dtype]
             # A narrower gradient is converted first, as it is for the master's update.

@@ -101,3 +101,24 @@ void offmate_adamw(const struct tensor *tensors, long count, const struct step *
   run(&work);
   while (started) pthread_join(others[--started], 0);
 }
+
+typedef float floats __attribute__((vector_size(32), aligned(4)));
+typedef uint32_t words __attribute__((vector_size(32)));
+typedef uint16_t halves __attribute__((vector_size(16), aligned(2)));
+
+/* The 2-norm of bf16 numbers as PyTorch takes that of the same numbers in fp32: eight sums side by side, added up from
+   the first to the last, then the remainder, of which four are squared first. One thread: the order is the result. */
+float offmate_norm(const uint16_t *x, long n) {
+  floats sums = {0};
+  long i = 0;
+  if (n == 1) return fabsf(widen(x[0]));
+  for (; i + 8 <= n; i += 8) {
+    floats wide = (floats)(__builtin_convertvector(*(const halves *)(x + i), words) << 16);
+    sums += wide * wide;
+  }
+  float total = sums[0];
+  for (int k = 1; k < 8; k++) total += sums[k];
+  if (n - i >= 4) for (long end = i + 4; i < end; i++) { float y = widen(x[i]), square = y * y; total += square; }
+  for (; i < n; i++) { float y = widen(x[i]); total = fmaf(y, y, total); }
+  return sqrtf(total);
+}

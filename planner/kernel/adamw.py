@@ -1,4 +1,4 @@
-"""AdamW(fused=True) on tensors in host memory, bit for bit, in one pass over memory where there is a C compiler.
+"""AdamW(fused=True) on tensors in host memory, bit for bit, in one pass over memory where there is a C compiler; norms.
 
 `cpu_kernel()` gives the fastest way that this machine has. Both ways split tensors only at multiples of a cache line
 and never join them: the last elements of each take another path, which rounds elsewhere.
@@ -68,6 +68,10 @@ class Kernel(Protocol):
     def update(self, targets: Sequence[Target], step: Step) -> None:
         """One step of AdamW on every target. Gradients stay as they are."""
 
+    def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The 2-norm of each in fp32, as `torch.linalg.vector_norm` takes that of the converted gradient; float32
+        tensors without dimensions."""
+
 
 class ChunkedKernel:
     """PyTorch's own kernel, a chunk at a time: conversions, scaling and update find their data in the cache."""
@@ -81,6 +85,10 @@ class ChunkedKernel:
         """See `Kernel`."""
         for target in targets:
             _update_in_chunks(target, step)
+
+    def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """See `Kernel`."""
+        return [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
 
 
 def _update_in_chunks(target: Target, step: Step) -> None:
@@ -140,9 +148,12 @@ class NativeKernel:
 
     def __init__(self) -> None:
         """Raises CannotBuildError."""
-        self._update = build.load(SOURCE).offmate_adamw
+        library = build.load(SOURCE)
+        self._update, self._norm = library.offmate_adamw, library.offmate_norm
         self._update.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_long)
         self._update.restype = None
+        self._norm.argtypes = (ctypes.c_void_p, ctypes.c_long)
+        self._norm.restype = ctypes.c_float
         self._others = ChunkedKernel()
 
     def update(self, targets: Sequence[Target], step: Step) -> None:
@@ -156,6 +167,15 @@ class NativeKernel:
         )
         constants = _constants(step)
         self._update(ctypes.byref(tensors), len(known), ctypes.byref(constants), torch.get_num_threads())
+
+    def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """See `Kernel`. PyTorch would make an fp32 copy of a bf16 gradient; of an fp32 one its norm is as good."""
+        return [
+            torch.tensor(self._norm(gradient.data_ptr(), gradient.numel()))
+            if gradient.dtype == torch.bfloat16 and gradient.is_contiguous()
+            else self._others.norms([gradient])[0]
+            for gradient in gradients
+        ]
 
 
 def _layout(target: Target) -> int | None:
@@ -208,7 +228,7 @@ def _chosen() -> Kernel:
 def check(kernel: Kernel) -> None:
     """Update small tensors of every layout beside PyTorch. Raises ArithmeticError when a bit differs: another
     processor, another PyTorch, or ATEN_CPU_CAPABILITY may do the same arithmetic in another order."""
-    draw = torch.Generator().manual_seed(0)
+    plain, draw, same = ChunkedKernel(), torch.Generator().manual_seed(0), True
     for master_dtype, gradient_dtype, _ in _LAYOUTS:
         for beta1 in (0.9, 0.3):  # a moment far from the gradient, and one near it
             ours, theirs = (_sample(master_dtype, gradient_dtype) for _ in range(2))
@@ -220,11 +240,15 @@ def check(kernel: Kernel) -> None:
                 for mine, other in zip(ours, theirs, strict=True):
                     other.gradient.copy_(mine.gradient.normal_(generator=draw))
                 kernel.update(ours, step)
-                ChunkedKernel().update(theirs, step)
+                plain.update(theirs, step)
+                norms = (each.norms([target.gradient for target in ours]) for each in (kernel, plain))
+                same = same and all(torch.equal(a, b) for a, b in zip(*norms, strict=True))
             for mine, other in zip(ours, theirs, strict=True):
                 pairs = [(mine.master, other.master), (mine.exp_avg, other.exp_avg), (mine.work, other.work)]
-                if not all(torch.equal(a, b) for a, b in [*pairs, (mine.exp_avg_sq, other.exp_avg_sq)]):
-                    raise ArithmeticError("its results differ from PyTorch's on this machine")
+                pairs.append((mine.exp_avg_sq, other.exp_avg_sq))
+                same = same and all(torch.equal(a, b) for a, b in pairs)
+    if not same:
+        raise ArithmeticError("its results differ from PyTorch's on this machine")
 
 
 def _sample(master_dtype: torch.dtype, gradient_dtype: torch.dtype) -> list[Target]:
