@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from planner.jobevaluation import check_evaluation
 from planner.jobfile import SWITCHED_OFF, Mistake, Source, read_text, read_yaml, shown, to_user_error
+from planner.joblora import check_lora, has_no_weights
 from planner.jobpaths import local_dataset, local_file_or_template, local_model, local_tokenizer, resolve
 from planner.units import parse_bytes
 
@@ -29,6 +30,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "warmup_steps": ("warmup_ratio",),
     "num_train_epochs": ("num_epochs", "epochs"),
     "method": ("adapter", "finetuning_type"),
+    "lora_r": ("lora_rank",),
+    "lora_target_modules": ("lora_target", "lora_target_linear"),
     "eval_dataset": ("test_datasets",),
     "val_size": ("val_set_size",),
     "eval_strategy": ("evaluation_strategy",),
@@ -37,15 +40,14 @@ ALIASES: dict[str, tuple[str, ...]] = {
 """Canonical key -> other names people use for it (axolotl, LLaMA-Factory, TRL)."""
 
 NOT_THERE: dict[str, str] = {
-    **dict.fromkeys(
-        ("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "lora_target", "lora_target_modules"), "LoRA"
-    ),
+    **dict.fromkeys(("lora_modules_to_save", "additional_target"), "training whole modules beside LoRA's adapters"),
+    **dict.fromkeys(("use_dora", "peft_use_dora", "use_rslora", "peft_use_rslora"), "another kind of LoRA"),
     **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "quantized training"),
     **dict.fromkeys(("use_wandb", "wandb_project", "wandb_name"), "reporting to wandb"),
 }
 """Keys people know from elsewhere -> what they ask for, which offmate does not do yet."""
 
-METHODS_NOT_THERE = ("lora", "qlora", "dpo", "orpo", "kto", "grpo", "freeze")
+METHODS_NOT_THERE = ("qlora", "dpo", "orpo", "kto", "grpo", "freeze")
 
 
 def _size(value: object) -> object:
@@ -151,7 +153,14 @@ class Job(BaseModel):
     ] = 2
     output_dir: Annotated[Text | None, Field(description="a path, or null for the run folder")] = None
     seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more, below 2^63")] = 42
-    method: Annotated[Literal["full"], Field(description="full")] = "full"
+    method: Annotated[Literal["full", "lora"], Field(description="full or lora")] = "full"
+    lora_r: Annotated[Count | None, Field(description="a whole number from 1 to 10^9")] = None
+    lora_alpha: Annotated[Positive | None, Field(description="a number above 0")] = None
+    lora_dropout: Annotated[Beta | None, Field(description="a number from 0 up to, not including, 1")] = None
+    lora_target_modules: Annotated[
+        tuple[Text, ...] | Literal["all-linear"] | None,
+        Field(description="all-linear, or a list of modules' names"),
+    ] = None
     bf16: Switch = False
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
     exact: Switch = True
@@ -204,7 +213,8 @@ class Job(BaseModel):
         """The job of a file's values; `folder` is that of relative paths, None where there are none."""
         values, mistakes = _canonical(source)
         mistakes += _resolve_paths(values, folder, source)
-        mistakes += check_evaluation(values, {key: _name_in(source, key) for key in values}, source)
+        names = {key: _name_in(source, key) for key in values}
+        mistakes += check_evaluation(values, names, source) + check_lora(values, names, source)
         broken = {mistake.key for mistake in mistakes}
         try:
             job = cls.model_validate(values)
@@ -243,9 +253,8 @@ class Job(BaseModel):
             )
         if self.per_device_eval_batch_size is not None:
             notes.append("per_device_eval_batch_size is not used: evaluation has the rows of training.")
-        folder = Path(self.model)
-        if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-            notes.append(f"{folder} has no weights: the model starts from random ones under seed {self.seed}.")
+        if has_no_weights(self.model):
+            notes.append(f"{self.model} has no weights: the model starts from random ones under seed {self.seed}.")
         if self.max_steps is not None and "num_train_epochs" in self.model_fields_set:
             notes.append(f"max_steps ({self.max_steps}) decides the length; num_train_epochs is not used.")
         return tuple(notes)
@@ -285,7 +294,7 @@ def _checked_alias(key: str, value: object, source: Source) -> list[Mistake]:
     if CANONICAL[key] == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
     if CANONICAL[key] == "method" and value in METHODS_NOT_THERE:
-        return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning")]
+        return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning and LoRA")]
     if CANONICAL[key] == "per_device_train_batch_size" and value == "auto":
         return [source.mistake(key, "not-there", "auto is not there yet; give a whole number")]
     if key == "exact" and value is False:

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from planner.errors import Exit, UserError, first_line
 from planner.job import Job
+from planner.lora import with_adapters
 
 _HINT = "give a folder with config.json, or the id of a causal language model on huggingface.co"
 
@@ -39,11 +40,13 @@ def working_dtype(job: Job) -> torch.dtype:
 def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
     """The job's model in training mode: parameters on meta (no memory, no initialization), buffers real, on `device`.
 
-    Weights are tied as the config says. Raises UserError.
+    It has adapters for LoRA. Weights are tied as the config says. Raises UserError.
     """
     config = model_config(job)
     with without_weights(), torch.device(device):
         model = build_model(job, config)
+        if job.method == "lora":
+            model = with_adapters(model, job)
     return model.train()
 
 

@@ -114,7 +114,7 @@ def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
 def disk_shares(chain: Chain, asked: Asked) -> tuple[Share, ...]:
     """Checkpoints, the one that is being written while the others are still there, and the trained model."""
     checkpoint = _MASTER_BYTES * sum(t.elements for t in _tensors(chain) if t.trainable)
-    model = sum(t.bytes for t in _tensors(chain))
+    model = sum(t.bytes for t in _tensors(chain) if t.trainable)  # of LoRA only the adapters are written
     kept = asked.keep or 1
     each = "each checkpoint, all are kept" if asked.keep is None else f"checkpoints kept: {kept}"
     return _shares(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,7 @@ def test_axolotls_list_of_datasets_is_read(folder: Path) -> None:
 
 VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosine", "warmup_steps": "0.1",
           "num_train_epochs": "2", "method": "full", "chat_template": "template.jinja", "max_length": "64",
+          "lora_r": "0", "lora_target_modules": "null",
           "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl",
           "eval_dataset": "text.jsonl", "val_size": "0.1", "eval_strategy": "no",
           "per_device_eval_batch_size": "2"}  # fmt: skip
@@ -208,10 +210,11 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("num_train_epochs: 1e300", "bad-value", "at most 10^6"),
         ("gpu_budget: 99999999999TiB", "bad-value", "a size like 10GiB or 500MB"),
         ("seed: 9223372036854775808", "bad-value", "below 2^63"),
-        ("method: lora", "not-there", "lora is not there yet; offmate does full fine-tuning"),
-        ("method: qlora", "not-there", "qlora is not there yet"),
+        ("method: qlora", "not-there", "qlora is not there yet; offmate does full fine-tuning and LoRA"),
+        ("lora_r: 8", "bad-value", "lora_r: it is for method: lora; give that too"),
+        ("method: lora", "bad-value", "method: lora needs a model with weights, and "),
         ("finetuning_type: dpo", "not-there", "finetuning_type: dpo is not there yet"),
-        ("method: magic", "bad-value", 'it is "magic"; it must be full'),
+        ("method: magic", "bad-value", 'it is "magic"; it must be full or lora'),
         ("per_device_train_batch_size: auto", "not-there", "auto is not there yet; give a whole number"),
         ("micro_batch_size: auto", "not-there", "auto is not there yet; give a whole number"),
         ("exact: false", "not-there", "a loss in chunks is not there yet"),
@@ -353,3 +356,54 @@ def test_prompts_are_texts_or_messages_and_read_back_equal(folder: Path, tmp_pat
     (tmp_path / "resolved.yaml").write_text(job.resolved_yaml())
     assert Job.from_resolved(tmp_path / "resolved.yaml") == job
     assert Job.parse(BASE + "sample_prompts: hello", folder).sample_prompts == ("hello",)
+
+
+LORA = "model: trained\ndataset: text.jsonl\nmethod: lora\n"
+
+
+@pytest.fixture
+def lora_folder(folder: Path) -> Path:
+    """With a model that has weights."""
+    shutil.copytree(folder / "tiny", folder / "trained")
+    (folder / "trained" / "model.safetensors").touch()
+    return folder
+
+
+def test_lora_has_the_defaults_of_trl_and_other_methods_have_none(lora_folder: Path) -> None:
+    lora, full = Job.parse(LORA, lora_folder), parse("", lora_folder)
+    assert (lora.lora_r, lora.lora_alpha, lora.lora_dropout, lora.lora_target_modules) == (16, 32, 0.05, "all-linear")
+    assert (full.lora_r, full.lora_alpha, full.lora_dropout, full.lora_target_modules) == (None, None, None, None)
+    (lora_folder / "resolved.yaml").write_text(lora.resolved_yaml())
+    assert Job.from_resolved(lora_folder / "resolved.yaml") == lora
+
+
+@pytest.mark.parametrize(
+    ("lines", "targets"),
+    [
+        ("lora_target_modules: [q_proj, v_proj]", ("q_proj", "v_proj")),
+        ("lora_target: q_proj, v_proj", ("q_proj", "v_proj")),
+        ("lora_target: all", "all-linear"),
+        ("lora_target_linear: true", "all-linear"),
+        ("lora_target_modules: null", "all-linear"),
+    ],
+)
+def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: object, lora_folder: Path) -> None:
+    assert Job.parse(LORA + lines, lora_folder).lora_target_modules == targets
+    as_axolotl = LORA.replace("method", "adapter") + f"lora_rank: 8\nlora_alpha: 16\nlora_dropout: 0\n{lines}\n"
+    job = Job.parse(as_axolotl, lora_folder)
+    assert (job.lora_r, job.lora_alpha, job.lora_dropout, job.lora_target_modules) == (8, 16, 0, targets)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("lora_r: 0", "it is 0; it must be a whole number from 1"),
+        ("lora_dropout: 1", "it must be a number from 0 up to, not including, 1"),
+        ("lora_alpha: 0", "it must be a number above 0"),
+        ("lora_target_modules: []", "it is []; it must be all-linear, or a list of modules' names"),
+        ("lora_target_modules: 3", "it is 3; it must be all-linear, or a list of modules' names"),
+        ("lora_target_modules: [1]", "it must be all-linear, or a list of modules' names"),
+    ],
+)
+def test_a_wrong_key_of_lora_is_refused(line: str, words: str, lora_folder: Path) -> None:
+    assert words in str(refusal(LORA + line, lora_folder))

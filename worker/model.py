@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,6 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, 
 
 from planner.errors import Exit, UserError, first_line
 from planner.job import Job
+from planner.joblora import has_no_weights
+from planner.lora import with_adapters
 from planner.model import build_model, model_config, working_dtype
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         _keep_layers(config, layers)
     published = getattr(config, "dtype", None)
     torch.manual_seed(job.seed)  # also for weights that a folder lacks
-    if is_config_only(job):
+    if has_no_weights(job.model):
         log.info("model: %s has no weights; starting from random ones under seed %d", job.model, job.seed)
         model = build_model(job, config)
     else:
@@ -55,8 +56,11 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         if job.bf16 and published == torch.float32:
             log.info("model: the published fp32 weights were rounded to bf16; the fp32 masters start from these")
     cast(Any, model).config.use_cache = False
-    parameters = sum(p.numel() for p in model.parameters())
-    log.info("model: %s, %d parameters, %s", type(model).__name__, parameters, working_dtype(job))
+    parameters, name = sum(p.numel() for p in model.parameters()), type(model).__name__
+    if job.method == "lora":
+        model = with_adapters(model, job)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    log.info("model: %s, %d parameters, %s; %d are trained", name, parameters, working_dtype(job), trained)
     return model.train()
 
 
@@ -67,12 +71,6 @@ def _keep_layers(config: PreTrainedConfig, layers: int) -> None:
         if isinstance(value, list) and len(value) == every:
             setattr(config, key, value[:layers])
     config.num_hidden_layers = layers
-
-
-def is_config_only(job: Job) -> bool:
-    """Whether `job.model` is a local folder with a config and no weights."""
-    folder = Path(job.model)
-    return folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
 
 
 def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:

@@ -1,5 +1,7 @@
 """The folder a job ends with: weights in the working dtype, configs, tokenizer; loadable by `from_pretrained`.
 
+That of LoRA has adapters instead of weights, in peft's form, loadable by `PeftModel.from_pretrained`.
+
 It is written beside and renamed when every byte is on disk. Weights pass through files in the folder, so memory holds
 no second copy of the model; transformers' own `save_pretrained` then gives them the names, shards and index that
 `from_pretrained` expects.
@@ -35,7 +37,8 @@ class Output:
         seen: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._first[name] = seen.setdefault(id(parameter), name)
-        self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        self._adapters = hasattr(model, "peft_config")
+        self.weight_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad or not self._adapters)
 
     @property
     def needed_bytes(self) -> int:
@@ -54,7 +57,7 @@ class Output:
         """Write the model folder from the masters in `state`, rounded to `dtype`. Returns its path.
 
         `model` gives the structure, buffers and configs, and the parameters that `state` does not have: those that an
-        engine took away must be in it, the frozen ones too.
+        engine took away must be in it, the frozen ones too. Of LoRA only the adapters are written.
         """
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         check_space(self.folder.parent, self.needed_bytes, "the trained model")
@@ -68,7 +71,11 @@ class Output:
         )
         weights = {name: parts["weight"] for name, parts in read_shards(write_shards(staging, "weights", rounded))}
         cast(Any, model).config.use_cache = True  # off for training only
-        cast(Any, model).save_pretrained(temporary, state_dict=self._state_dict(model, weights), max_shard_size="5GB")
+        if self._adapters:
+            cast(Any, model).save_pretrained(temporary, state_dict=weights, save_embedding_layers=False)
+        else:
+            state_dict = self._state_dict(model, weights)
+            cast(Any, model).save_pretrained(temporary, state_dict=state_dict, max_shard_size="5GB")
         tokenizer.save_pretrained(temporary)
         (temporary / MARK).write_text(json.dumps({"format": 1, "run": self._run, "step": step}), "utf-8")
         sync_tree(temporary)

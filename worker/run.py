@@ -122,10 +122,11 @@ class _Run:
         try:
             done = training.run()
             if done:
-                weights = itertools.chain(engine.state(), engine.frozen())
+                lora = self.job.method == "lora"  # then only adapters are written, and they are fp32
                 path = self.output.write(
-                    self.model, self.tokenizer, weights, step=engine.steps_done, dtype=working_dtype(self.job)
-                )
+                    self.model, self.tokenizer, itertools.chain(engine.state(), () if lora else engine.frozen()),
+                    step=engine.steps_done, dtype=torch.float32 if lora else working_dtype(self.job),
+                )  # fmt: skip
                 log.info("the trained model is in %s", path)
         except BaseException:
             try:
