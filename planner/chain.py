@@ -45,6 +45,11 @@ class Tensor:
         reads the weight, the gradient overwrites the working copy: the update makes that anew from the master."""
         return 0 if self.has_master and rounds == 1 and self.gradient_bytes == self.bytes else self.gradient_bytes
 
+    @property
+    def master_bytes(self) -> int:
+        """What the optimizer goes on from: the states, and the weight where it is its own original."""
+        return self.state_bytes + (0 if self.has_master else self.bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:

@@ -14,6 +14,8 @@ from planner.itinerary import movable, settled
 from planner.moments import Moment, kept_bytes, moments, standing_bytes
 
 UPDATE_TRAFFIC_BYTES = 28  # host memory traffic of a CPU update, per parameter: master and moments, gradient, copy
+AHEAD_TRAFFIC_BYTES = 40  # of one ahead of the norm, which writes master and moments to other memory than it reads
+CLIPPED_SHARE = 0.5  # of steps, as long as nothing is known: where the norm clips, and such an update is done twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,12 +238,14 @@ class HostParts:
     gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds, where they do not
                        take the working copy's place
     offloaded_bytes    activations of a round's slices
+    kept_bytes         weights and states before an update that runs ahead of the norm
     """
 
     weights_bytes: int = 0
     states_bytes: int = 0
     gradients_bytes: int = 0
     offloaded_bytes: int = 0
+    kept_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -253,15 +255,20 @@ class HostParts:
 
 def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
     """What has a host copy."""
-    updated = plan.cpu_updated()
+    updated, ahead = plan.cpu_updated(), plan.ahead()
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     between = {item[2:] for item in moved if item[0] == "g" and plan.rounds > 1}
     offloaded = sum(b.option(name).offloaded_bytes for b, name in zip(chain.blocks, plan.options, strict=True))
     return HostParts(
         weights_bytes=sum(t.bytes for t in chain.tensors() if t.name in updated or f"w:{t.name}" in moved),
         states_bytes=sum(t.state_bytes for t in chain.tensors() if t.name in updated or f"s:{t.name}" in moved),
-        gradients_bytes=sum(t.host_gradient_bytes(plan.rounds) for t in chain.tensors() if t.name in updated | between),
+        gradients_bytes=sum(
+            t.gradient_bytes if t.name in ahead else t.host_gradient_bytes(plan.rounds)
+            for t in chain.tensors()
+            if t.name in updated | between
+        ),
         offloaded_bytes=plan.slices * offloaded,
+        kept_bytes=sum(t.master_bytes for t in chain.tensors() if t.name in ahead),
     )
 
 

@@ -31,9 +31,14 @@ class OpKind(StrEnum):
     FETCH = "fetch"
     SEND = "send"
     CPU_UPDATE = "cpu_update"
+    CPU_AHEAD = "cpu_ahead"  # a CPU update before the norm is known, as if it did not clip; what was before is kept
+    CPU_REPLAY = "cpu_replay"  # once more from what was before, where the norm does clip
 
 
-_QUEUES = {OpKind.FETCH: Queue.H2D, OpKind.SEND: Queue.D2H, OpKind.CPU_UPDATE: Queue.CPU}
+_QUEUES = {
+    OpKind.FETCH: Queue.H2D, OpKind.SEND: Queue.D2H,
+    OpKind.CPU_UPDATE: Queue.CPU, OpKind.CPU_AHEAD: Queue.CPU, OpKind.CPU_REPLAY: Queue.CPU,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +135,13 @@ class Program:
 Access = tuple[str, bool]  # (resource, written)
 
 
-def overwritten(chain: Chain, rounds: int) -> frozenset[str]:
-    """Names of the tensors whose gradient takes their working copy's place on the host."""
-    return frozenset(t.name for t in chain.tensors() if t.trainable and not t.host_gradient_bytes(rounds))
+def overwritten(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
+    """Names of the tensors whose gradient takes their working copy's place on the host. A replay reads the gradient
+    after the update has made the working copy anew."""
+    rounds = ops[-1].round + 1
+    replayed = {name for op in ops if op.kind is OpKind.CPU_REPLAY for name in op.names}
+    lost = {t.name for t in chain.tensors() if t.trainable and not t.host_gradient_bytes(rounds)}
+    return frozenset(lost - replayed)
 
 
 def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collection[str]) -> Iterator[Access]:
@@ -153,13 +162,14 @@ def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collecti
                 yield f"d:g:{name}", False
         case OpKind.CLIP:
             yield "clip", True
-        case OpKind.UPDATE | OpKind.CPU_UPDATE:
+        case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
             side = "d" if op.kind is OpKind.UPDATE else "h"
             for name in op.names:
                 yield f"{side}:g:{name}", False
                 yield f"{side}:w:{name}", True
                 yield f"{side}:s:{name}", True
-            yield "clip", False
+            if op.kind is not OpKind.CPU_AHEAD:
+                yield "clip", False
         case OpKind.RUN:
             yield from _turn_accesses(op, chain, options)
 

@@ -28,7 +28,8 @@ class Stage:
                 stage waits for those it reads itself
     offload     items copied to the host during the stage; one that the stage itself completes, at its end
     evict       items whose device copy is released at the stage's end (after their copies are done)
-    cpu_update  tensors whose update runs on the CPU during the stage, their gradients being on the host
+    cpu_update  tensors whose update runs on the CPU during the stage, their gradients being on the host; with clipping
+                one before the last stage does not wait for the norm, and is replayed where the norm clips
     gpu_update  tensors updated on the GPU at the stage's end
 
     Items are "w:" weight, "g:" gradient, "s:" optimizer states, with the tensor's name.
@@ -81,7 +82,7 @@ def stage_order(blocks: int) -> tuple[tuple[Direction, int], ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a step does, as data. `options[i]` names block i's option; `resident` the items on the device when a step
-    begins. `clip` is True when updates wait for the gradients' global norm.
+    begins. `clip` is True when updates depend on the gradients' global norm.
 
     `step_s` is the simulated step, `lp_step_s` the solver's objective before rounding, `bound_s` a lower bound for any
     schedule, `solver_gap` the solver's own gap (0.01 = 1%); `source` the candidate that won.
@@ -108,6 +109,10 @@ class Plan:
             raise ValueError(f"{len(self.options)} blocks have stages F0 … H … B0, got {[s.name for s in self.stages]}")
         if self.slices < 1 or self.rounds < 1:
             raise ValueError(f"rounds × slices are {self.rounds} × {self.slices}; each is at least 1")
+
+    def ahead(self) -> frozenset[str]:
+        """Names of the tensors the CPU updates before the norm is known: with clipping, before the last stage."""
+        return frozenset(name for stage in self.stages[:-1] for name in stage.cpu_update) if self.clip else frozenset()
 
     def cpu_updated(self) -> frozenset[str]:
         """Names of the tensors the CPU updates."""

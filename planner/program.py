@@ -45,7 +45,7 @@ def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> 
     """
     numbers = {queue: number for number, queue in enumerate(Queue)}
     queue_of = [numbers[op.queue] for op in serial]
-    lost = overwritten(chain, rounds=serial[-1].round + 1)
+    lost = overwritten(chain, serial)
     touched = [tuple(accesses(op, chain, options, lost)) for op in serial]
     count = len(serial)
     clocks: list[list[int]] = []  # per unrolled op: the last position known done, per queue

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from planner.chain import Chain, Tensor
 from planner.hardware import Hardware
-from planner.instance import UPDATE_TRAFFIC_BYTES
 from planner.memory import cpu_parts, parts_at_peak
 from planner.plan import Plan
 from planner.program import OpKind, Program, Queue, compile_program
 from planner.receipt import Asked, Load, Receipt, Share, Solved
-from planner.simulate import simulate
+from planner.simulate import host_traffic_bytes, simulate
 
 _MASTER_BYTES = 12  # of a checkpoint, per trained parameter: the fp32 weight and two moments
 
@@ -108,6 +107,7 @@ def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
         ("masters and moments", parts.states_bytes),
         ("gradients", parts.gradients_bytes),
         ("offloaded activations", parts.offloaded_bytes),
+        ("weights and states before the norm", parts.kept_bytes),
     )
 
 
@@ -128,19 +128,16 @@ def _shares(*pairs: tuple[str, int]) -> tuple[Share, ...]:
 
 def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> tuple[Load, ...]:
     """What works how long, the busiest first."""
-    elements = {t.name: t.elements for t in chain.tensors()}
     timeline = simulate(program, chain, hardware)
     on_device = sum(s.end_s - s.start_s for s in timeline.spans if s.op.kind is OpKind.UPDATE)
     busy = dict(timeline.busy_s)
-    traffic = sum(op.bytes for op in program.ops if op.queue in (Queue.H2D, Queue.D2H))
-    updated = sum(elements[name] for op in program.ops if op.kind is OpKind.CPU_UPDATE for name in op.names)
     seconds = {
         "GPU computing": busy[Queue.COMPUTE] - on_device,
         "GPU updates": on_device,
         "link to the GPU": busy[Queue.H2D],
         "link from the GPU": busy[Queue.D2H],
         "CPU updates": busy[Queue.CPU],
-        "host memory bandwidth": (traffic + UPDATE_TRAFFIC_BYTES * updated) / hardware.cpu_memory_bytes_per_s,
+        "host memory bandwidth": host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s,
     }
     found = (Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in seconds.items() if s)
     return tuple(sorted(found, key=lambda load: -load.busy_s))

@@ -35,6 +35,8 @@ class _Writer:
         self.dropped = {
             item: n for n, stage in reversed(stages) for item in stage.evict if n >= self.sent.get(item, len(stages))
         }
+        self.ahead = plan.ahead()
+        self.early = OpKind.CPU_AHEAD if plan.clip else OpKind.CPU_UPDATE
         self.turns = [(n, stage, k) for n, stage in stages for k in range(plan.slices)]
         self.back_at, self.free_at = activation_turns(plan, chain, self.turns)
 
@@ -98,11 +100,11 @@ class _Writer:
         for item in stage.offload:
             if item not in made and self._sends(item, n, r):
                 yield self._move(OpKind.SEND, stage, item, r)
-        for name in () if self.plan.clip else stage.cpu_update:
-            if f"g:{name}" not in made:
+        for name in stage.cpu_update:
+            if f"g:{name}" not in made and not self._waits_for_norm(name):
                 carried = n < self.sent.get(f"g:{name}", n + 1)  # the gradient of the step before
                 if r == 0 if carried else self._last(r):
-                    yield Op(kind=OpKind.CPU_UPDATE, stage=stage.name, subject=name, carried=carried, round=r)
+                    yield Op(kind=self.early, stage=stage.name, subject=name, carried=carried, round=r)
 
     def _stage_end(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         if self._last(r):
@@ -134,12 +136,17 @@ class _Writer:
             yield Op(kind=OpKind.UPDATE, stage=stage.name, subject=",".join(names), bytes=scratch, round=r)
 
     def _cpu_updates(self, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
-        """Updates at the stage's end: of gradients it made, and with clipping all of them after the last stage."""
-        names: Sequence[str] = [name for name in stage.cpu_update if f"g:{name}" in made]
-        if self.plan.clip:
-            names = self._by_need() if stage is self.plan.stages[-1] else ()
-        for name in names:
-            yield Op(kind=OpKind.CPU_UPDATE, stage=stage.name, subject=name, round=r)
+        """Updates at the stage's end: of gradients it made, and with clipping after the last stage all that waited and
+        the replays of the others."""
+        for name in stage.cpu_update:
+            if f"g:{name}" in made and not self._waits_for_norm(name):
+                yield Op(kind=self.early, stage=stage.name, subject=name, round=r)
+        for name in self._by_need() if self.plan.clip and stage is self.plan.stages[-1] else ():
+            kind = OpKind.CPU_UPDATE if self._waits_for_norm(name) else OpKind.CPU_REPLAY
+            yield Op(kind=kind, stage=stage.name, subject=name, round=r)
+
+    def _waits_for_norm(self, name: str) -> bool:
+        return self.plan.clip and name not in self.ahead
 
     def _by_need(self) -> list[str]:
         """All that the CPU updates; what the next step needs first comes first."""

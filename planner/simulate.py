@@ -6,10 +6,19 @@ from dataclasses import dataclass
 
 from planner.chain import Chain
 from planner.hardware import Hardware
+from planner.instance import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
 from planner.plan import Direction
 from planner.program import Op, OpKind, Program, Queue, accesses, overwritten
 
 _STEPS = 4  # a step depends on the one before only; from the third on they look alike
+
+
+# Host memory traffic per parameter. In most plans it is what an update takes its time for.
+_UPDATE_BYTES = {
+    OpKind.CPU_UPDATE: UPDATE_TRAFFIC_BYTES,
+    OpKind.CPU_AHEAD: AHEAD_TRAFFIC_BYTES,
+    OpKind.CPU_REPLAY: CLIPPED_SHARE * AHEAD_TRAFFIC_BYTES,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +51,9 @@ def durations_s(program: Program, chain: Chain, hardware: Hardware) -> list[floa
                 return op.bytes / hardware.d2h_bytes_per_s
             case OpKind.UPDATE:
                 return sum(elements[name] for name in op.names) / hardware.gpu_update_parameters_per_s
-            case OpKind.CPU_UPDATE:
-                return sum(elements[name] for name in op.names) / hardware.cpu_update_parameters_per_s
+            case OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
+                work = _UPDATE_BYTES[op.kind] / UPDATE_TRAFFIC_BYTES
+                return work * sum(elements[name] for name in op.names) / hardware.cpu_update_parameters_per_s
             case OpKind.RUN:
                 direction, index, _ = op.turn
                 option = chain.blocks[index].option(program.options[index])
@@ -53,6 +63,14 @@ def durations_s(program: Program, chain: Chain, hardware: Hardware) -> list[floa
         return 0.0
 
     return [duration(op) for op in program.ops]
+
+
+def host_traffic_bytes(program: Program, chain: Chain) -> float:
+    """What a step moves through the host's memory: copies and CPU updates, replays by their share of steps."""
+    elements = {t.name: t.elements for t in chain.tensors()}
+    copies = sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND))
+    updates = (_UPDATE_BYTES[op.kind] * elements[n] for op in program.queue(Queue.CPU) for n in op.names)
+    return copies + sum(updates)
 
 
 def simulate(program: Program, chain: Chain, hardware: Hardware) -> Timeline:
@@ -70,7 +88,7 @@ def ordered_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
     before it that touch the same copies, one of both writing.
     """
     durations = durations_s(program, chain, hardware)
-    lost = overwritten(chain, program.rounds)
+    lost = overwritten(chain, program.ops)
     touched = [tuple(accesses(op, chain, program.options, lost)) for op in program.ops]
     queues = [op.queue for op in program.ops]
     free = dict.fromkeys(Queue, 0.0)

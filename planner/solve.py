@@ -13,16 +13,16 @@ from planner.errors import Exit, UserError
 from planner.greedy import Setting, frugal
 from planner.hardware import Hardware
 from planner.improve import Look, improved
-from planner.instance import UPDATE_TRAFFIC_BYTES, Budgets, make_instance
+from planner.instance import Budgets, make_instance
 from planner.instant import instant
 from planner.itinerary import Draft, assemble
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
 from planner.oilp import Solution, solve_oilp
 from planner.plan import Plan
 from planner.polish import Rating, polished
-from planner.program import OpKind, Program, compile_program, order_program
+from planner.program import Program, compile_program, order_program
 from planner.rounding import rounded_draft
-from planner.simulate import ordered_step_s, simulate
+from planner.simulate import host_traffic_bytes, ordered_step_s, simulate
 from planner.units import format_bytes
 from planner.verify import verify
 
@@ -114,14 +114,7 @@ def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> floa
 
 
 def _host_memory_s(program: Program, chain: Chain, hardware: Hardware) -> float:
-    elements = {t.name: t.elements for t in chain.tensors()}
-    traffic = 0
-    for op in program.ops:
-        if op.kind in (OpKind.FETCH, OpKind.SEND):
-            traffic += op.bytes
-        elif op.kind is OpKind.CPU_UPDATE:
-            traffic += UPDATE_TRAFFIC_BYTES * sum(elements[name] for name in op.names)
-    return traffic / hardware.cpu_memory_bytes_per_s
+    return host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
 
 
 def _assemble(draft: Draft, setting: Setting) -> Plan:

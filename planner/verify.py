@@ -59,7 +59,7 @@ def _conflicts_are_ordered(program: Program, chain: Chain) -> None:
             raise InvalidProgram(f"{op.name} waits for what is not in the program: {unknown[0]}")
     queue_of = [list(Queue).index(op.queue) for op in ops]
     waits = [[position[name] for name in op.waits] for op in ops]
-    lost = overwritten(chain, program.rounds)
+    lost = overwritten(chain, program.ops)
     touched = [tuple(accesses(op, chain, program.options, lost)) for op in ops]
     clocks: list[list[int]] = []
     last: dict[int, int] = {}
@@ -110,11 +110,12 @@ class _State:
         self.host = {f"{kind}:{name}": 0 for name in known for kind in "ws"}
         self.gradient: dict[str, int] = {}  # tensor -> contributions so far
         self.sent: set[str] = set()  # complete gradients on the host
+        self.tentative: set[str] = set()  # updated ahead of the norm, not replayed yet
         self.updated: dict[str, int] = {}
         self.normed: set[str] = set()
         self.clipped = False
         self.users = chain.users()
-        self.overwritten = overwritten(chain, program.rounds)
+        self.overwritten = overwritten(chain, program.ops)
 
     def complete(self, name: str) -> bool:
         return self.gradient.get(name, 0) == self._of_round(name) * self.program.rounds
@@ -153,9 +154,12 @@ class _State:
                 if missing := (self.trainable | self.frame) - self.normed:
                     raise InvalidProgram(f"{op.name}: no norm of {min(missing)}")
                 self.clipped = True
-            case OpKind.UPDATE | OpKind.CPU_UPDATE:
+            case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD:
                 for name in op.names:
                     self._update(op, name)
+            case OpKind.CPU_REPLAY:
+                for name in op.names:
+                    self._replay(op, name)
             case OpKind.RUN:
                 self._run(op)
 
@@ -177,6 +181,8 @@ class _State:
                 raise InvalidProgram(f"{op.name}: {item} was not sent to the host")
             self.device[item] = self.host.pop(item)
             return
+        if item[2:] in self.tentative:
+            raise InvalidProgram(f"{op.name}: {item} is not final before the norm is known")
         if self.host.get(item) != self.version[item[2:]]:
             raise InvalidProgram(f"{op.name}: the host's copy of {item} is not current")
         self.device[item] = self.host[item]
@@ -195,7 +201,11 @@ class _State:
         self.host[item] = self.device[item]
 
     def _update(self, op: Op, name: str) -> None:
-        if self.program.clip and not self.clipped:
+        if op.kind is OpKind.CPU_AHEAD:
+            if self.clipped or not self.program.clip:
+                raise InvalidProgram(f"{op.name} has no norm to run ahead of")
+            self.tentative.add(name)
+        elif self.program.clip and not self.clipped:
             raise InvalidProgram(f"{op.name} updates {name} before the norm of all gradients is known")
         self.updated[name] = self.updated.get(name, 0) + 1
         if name in self.frame:
@@ -220,7 +230,18 @@ class _State:
                     raise InvalidProgram(f"{op.name}: {kind}:{name} is on the device, and would be stale there")
             self.version[name] += 1
             self.host[f"w:{name}"] = self.host[f"s:{name}"] = self.version[name]
-            self.sent.discard(f"g:{name}")
+            if op.kind is not OpKind.CPU_AHEAD:  # a replay reads the gradient once more
+                self.sent.discard(f"g:{name}")
+
+    def _replay(self, op: Op, name: str) -> None:
+        if not self.clipped:
+            raise InvalidProgram(f"{op.name} before the norm of all gradients is known")
+        if name not in self.tentative:
+            raise InvalidProgram(f"{op.name}: {name} was not updated ahead")
+        if f"g:{name}" not in self.sent:
+            raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
+        self.tentative.discard(name)
+        self.sent.discard(f"g:{name}")
 
     def _run(self, op: Op) -> None:
         direction, index, k = op.turn
@@ -249,6 +270,8 @@ class _State:
         if set(self.device) != set(self.program.resident):
             odd = min(set(self.device) ^ set(self.program.resident))
             raise InvalidProgram(f"the cycle does not close: {odd} is on the device at one end of the step only")
+        if self.tentative:
+            raise InvalidProgram(f"{min(self.tentative)} is updated ahead of the norm and never replayed")
         for name in self.gradient:
             self.host.pop(f"g:{name}", None)
         self.gradient.clear()

@@ -75,6 +75,13 @@ def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
             return _Effect(reads=["norms", *gradients], writes=["norms"], alive=gradients)
         case OpKind.CLIP:
             return _Effect(reads=["norms"], writes=["coefficient"])
+        case OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
+            before = [f"h:before:{name}" for name in op.names]
+            written = [f"h:{kind}:{name}" for name in op.names for kind in "ws"]
+            gradients = [f"h:g:{name}" for name in op.names]
+            if op.kind is OpKind.CPU_AHEAD:
+                return _Effect(reads=[*gradients, *written], writes=[*written, *before])
+            return _Effect(reads=["coefficient", *gradients, *before], writes=written)
         case OpKind.UPDATE:
             items = [f"d:{kind}:{name}" for name in op.names for kind in "gws"]
             written = [item for item in items if item[2] != "g"]
@@ -91,7 +98,11 @@ def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
 def _overwritten(program: Program, chain: Chain) -> set[str]:
     """Tensors whose working copy on the host makes room for the gradient: the master is among the states (moments and
     master in fp32), and no round comes back to it."""
-    return {t.name for t in chain.tensors() if t.state_bytes == 12 * t.elements and program.rounds == 1}
+    replayed = {name for op in program.ops if op.kind is OpKind.CPU_REPLAY for name in op.names}
+    return {
+        t.name for t in chain.tensors()
+        if t.state_bytes == 12 * t.elements and program.rounds == 1 and t.name not in replayed
+    }  # fmt: skip
 
 
 def _turn_effect(op: Op, chain: Chain, options: Sequence[str]) -> _Effect:

@@ -31,11 +31,11 @@ def chain_of(
     return analysis.chain(Times(options=times, device="none", measured=False))
 
 
-def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = False) -> Plan:
+def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = False, ahead: bool = False) -> Plan:
     """Three layers. The first one's weights stream and the CPU updates them in the same step; the second one's
     likewise, but their update runs beside the next forward; the third one's weights and states travel and are updated
     on the device. Everything else is resident. The options are keep, recompute, offload. In rounds the gradients of all
-    three travel."""
+    three travel. `ahead`: the second one's updates do not wait for the norm."""
     w, g, s = ({i: [f"{c}:{t.name}" for t in b.tensors] for i, b in enumerate(chain.blocks)} for c in "wgs")
     names = {i: [t.name for t in b.tensors] for i, b in enumerate(chain.blocks)}
     ends = list(dict.fromkeys([*names[0], *names[4]]))
@@ -55,7 +55,8 @@ def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = F
         add(lines["B3"], prefetch=g[2], offload=g[3], evict=g[3])
         add(lines["B1"], prefetch=g[1])
     if clip:
-        add(lines["B0"], gpu_update=[*ends, *names[3]], cpu_update=[*names[1], *names[2]])
+        add(lines["B0"], gpu_update=[*ends, *names[3]], cpu_update=names[1] if ahead else [*names[1], *names[2]])
+        add(lines["B1"], cpu_update=names[2] if ahead else [])
         add(lines["B0"], offload=[*w[3], *s[3]], evict=[*g[3], *w[3], *s[3], *([] if tied else g[4])])
     else:
         add(lines["F0"], cpu_update=names[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -43,6 +44,10 @@ class Actions:
                 self._update(op.names, values)
             case OpKind.CPU_UPDATE:
                 self._update_on_cpu(op.names, values)
+            case OpKind.CPU_AHEAD:
+                self._update_ahead(op.names, values)
+            case OpKind.CPU_REPLAY:
+                self._replay(op.names, values)
             case OpKind.RUN:
                 raise AssertionError(f"{op.name}: turns are run by the engine")
 
@@ -62,6 +67,28 @@ class Actions:
         targets = [self._target(name, items, items[f"g:{name}"][0]) for name in names]
         adamw.update(targets, self._step(values, values.host_count, values.host_coefficient))
 
+    def _update_ahead(self, names: Sequence[str], values: StepValues) -> None:
+        """As if the norm did not clip, into other memory; what was before stays for `_replay`."""
+        for name in names:
+            self._host.swap(f"s:{name}")
+            if _is_master(self._host.items, name):
+                self._host.swap(f"w:{name}")
+        self._renew(names, self._step(values, values.host_count, None))
+
+    def _replay(self, names: Sequence[str], values: StepValues) -> None:
+        """Once more, where the norm clips; a product with 1 would have changed nothing."""
+        if values.host_coefficient is None or float(values.host_coefficient) != 1.0:
+            self._renew(names, self._step(values, values.host_count, values.host_coefficient))
+
+    def _renew(self, names: Sequence[str], step: Step) -> None:
+        items, targets = self._host.items, []
+        for name in names:
+            exp_avg, exp_avg_sq, *master = self._host.before(f"s:{name}")
+            own = master[0] if master else self._host.before(f"w:{name}")[0]
+            target = self._target(name, items, items[f"g:{name}"][0])
+            targets.append(replace(target, before=(own, exp_avg, exp_avg_sq)))
+        adamw.update(targets, step)
+
     def _step(self, values: StepValues, count: Tensor, coefficient: Tensor | None) -> Step:
         optimizer = self._optimizer
         return Step(
@@ -73,3 +100,8 @@ class Actions:
         work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]
         decay = self._optimizer.decay_of(name)
         return Target(name, decay, work, master[0] if master else work, exp_avg, exp_avg_sq, gradient)
+
+
+def _is_master(items: Mapping[str, Sequence[Tensor]], name: str) -> bool:
+    """The weight is its own master: the states have no other."""
+    return len(items[f"s:{name}"]) == 2

@@ -21,6 +21,20 @@ class Host:
         self.items: dict[str, list[Tensor]] = {}
         self._machine = machine
         self._parked: dict[str, Tensor] = {}
+        self._spare: dict[str, list[Tensor]] = {}
+
+    def swap(self, item: str) -> list[Tensor]:
+        """Put other memory in the place of the item's, laid out alike and with any content; gives what it was, which is
+        kept until the next call."""
+        old = self.items[item]
+        if item not in self._spare:
+            self._spare[item] = [self._machine.host_empty(t.shape, t.dtype) for t in old]
+        self.items[item], self._spare[item] = self._spare[item], old
+        return old
+
+    def before(self, item: str) -> list[Tensor]:
+        """What the item was before its last `swap`."""
+        return self._spare[item]
 
     def park(self, item: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Host tensors with the layouts of `tensors`. Their memory is kept for the next step's tensors."""

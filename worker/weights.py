@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.chain import Chain
-from planner.program import OpKind, Program, overwritten
+from planner.program import OpKind, Program, Queue, overwritten
 from worker.device import Device
 from worker.host import STATE_PARTS, Host, new_states
 from worker.machine import Machine
@@ -33,7 +33,7 @@ class Weights:
             raise ValueError(f"the chain has a tensor that the model has not: {min(missing)}")
         self.frame = {name: p for name, p in self._parameters.items() if name not in in_blocks}
         self._on_host = frozenset(_host_items(program))
-        self._overwritten = overwritten(chain, program.rounds)
+        self._overwritten = overwritten(chain, program.ops)
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
         for name, parameter in self._parameters.items():
             self._take(name, parameter)
@@ -157,6 +157,6 @@ def _host_items(program: Program) -> Iterator[str]:
     for op in program.ops:
         if op.kind in (OpKind.FETCH, OpKind.SEND):
             yield op.subject
-        elif op.kind is OpKind.CPU_UPDATE:
+        elif op.queue is Queue.CPU:
             for name in op.names:
                 yield from (f"w:{name}", f"s:{name}")

@@ -17,7 +17,10 @@
 
 enum { FP32, MIXED, BF16 };      /* all fp32; bf16 gradient and working copy of an fp32 master; all bf16 */
 
-struct tensor { long n; const void *gradient; void *master, *exp_avg, *exp_avg_sq, *work; float decay; int layout; };
+/* The state is read from `from`, in the order of the pointers after it, which it is written to: the same memory, or not. */
+struct tensor {
+  long n; const void *gradient, *from[3]; void *master, *exp_avg, *exp_avg_sq, *work; float decay; int layout;
+};
 
 /* Each rounded once from double. decay: 1 - lr wd; rise: 1 - beta1; growth: 1 - beta2; root: sqrt(1 - beta2^t);
    size: lr / (1 - beta1^t); factor: what gradients are multiplied by. */
@@ -44,14 +47,14 @@ INLINE void put(void *memory, long i, float x, int half) {
 INLINE void range(const struct tensor *t, const struct step *s, long lo, long hi, int layout, int slow, int whole) {
   const float decay = t->decay, rise = s->rise, fall = s->rise - 1.f, beta2 = s->beta2, growth = s->growth;
   const float root = s->root, size = s->size, eps = s->eps, factor = s->factor;
-  const void *gradient = t->gradient;
+  const void *gradient = t->gradient, *from_master = t->from[0], *from_avg = t->from[1], *from_sq = t->from[2];
   void *master = t->master, *exp_avg = t->exp_avg, *exp_avg_sq = t->exp_avg_sq, *work = t->work;
   const int half = layout == BF16;
 #pragma GCC ivdep
   for (long i = lo; i < hi; i++) {
     float g = get(gradient, i, layout != FP32) * factor;
     if (half) g = widen(narrow(g));                                     /* PyTorch keeps the product as bf16 */
-    float m = get(exp_avg, i, half), v = get(exp_avg_sq, i, half), p = get(master, i, half) * decay;
+    float m = get(from_avg, i, half), v = get(from_sq, i, half), p = get(from_master, i, half) * decay;
     m = slow ? fmaf(rise, g - m, m) : fmaf(fall, g - m, g);             /* lerp: from the nearer end */
     v = whole ? fmaf(growth * g, g, v * beta2) : fmaf(v, beta2, growth * g * g);
     put(exp_avg, i, m, half);

@@ -32,7 +32,8 @@ class Target:
     """A tensor to update, with everything the update reads, on one device.
 
     `master` is what the optimizer works on, contiguous like the moments; `work` the copy that computes: `master` itself
-    where it is as narrow.
+    where it is as narrow. `before`: master and moments to read in place of these, which are then only written (on the
+    CPU).
     """
 
     name: str
@@ -42,6 +43,7 @@ class Target:
     exp_avg: Tensor
     exp_avg_sq: Tensor
     gradient: Tensor
+    before: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +98,11 @@ def _update_in_chunks(target: Target, step: Step) -> None:
     scratch = torch.empty(min(CHUNK, target.master.numel()) if converts else 0, dtype=target.master.dtype)
     parts = (target.master, target.gradient, target.exp_avg, target.exp_avg_sq, target.work)
     flat = [tensor.reshape(-1) for tensor in parts]
+    before = [tensor.reshape(-1) for tensor in target.before or ()]
     for start in range(0, target.master.numel(), CHUNK):
         master, gradient, exp_avg, exp_avg_sq, work = (tensor[start : start + CHUNK] for tensor in flat)
+        for old, new in zip(before, (master, exp_avg, exp_avg_sq), strict=False):
+            new.copy_(old[start : start + CHUNK])
         if converts:
             gradient = scratch[: gradient.numel()].copy_(gradient)
             if step.coefficient is not None:
@@ -121,8 +126,9 @@ def fused(
 
 class _Tensor(ctypes.Structure):
     _fields_ = (
-        ("n", ctypes.c_long), ("gradient", ctypes.c_void_p), ("master", ctypes.c_void_p), ("exp_avg", ctypes.c_void_p),
-        ("exp_avg_sq", ctypes.c_void_p), ("work", ctypes.c_void_p), ("decay", ctypes.c_float), ("layout", ctypes.c_int),
+        ("n", ctypes.c_long), ("gradient", ctypes.c_void_p), ("from", ctypes.c_void_p * 3),
+        ("master", ctypes.c_void_p), ("exp_avg", ctypes.c_void_p), ("exp_avg_sq", ctypes.c_void_p),
+        ("work", ctypes.c_void_p), ("decay", ctypes.c_float), ("layout", ctypes.c_int),
     )  # fmt: skip
 
 
@@ -183,10 +189,12 @@ def _layout(target: Target) -> int | None:
 
 
 def _tensor(target: Target, gradient: Tensor, layout: int, step: Step) -> _Tensor:
-    state = (target.master, target.exp_avg, target.exp_avg_sq, target.work)
-    assert all(t.is_contiguous() and t.numel() == gradient.numel() for t in state), target.name
+    state = (target.master, target.exp_avg, target.exp_avg_sq)
+    before = target.before or state
+    assert all(t.is_contiguous() and t.numel() == gradient.numel() for t in (*state, *before, target.work)), target.name
     return _Tensor(
-        gradient.numel(), gradient.data_ptr(), *(t.data_ptr() for t in state),
+        gradient.numel(), gradient.data_ptr(), (ctypes.c_void_p * 3)(*(t.data_ptr() for t in before)),
+        *(t.data_ptr() for t in (*state, target.work)),
         1 - step.learning_rate * target.weight_decay, layout,
     )  # fmt: skip
 

@@ -8,13 +8,12 @@ from enum import StrEnum
 
 from planner.chain import Chain
 from planner.hardware import Hardware
-from planner.instance import UPDATE_TRAFFIC_BYTES
 from planner.memory import Breakdown, Parts, gpu_breakdown
 from planner.picture.basis import Basis
 from planner.plan import Direction, Plan
 from planner.program import Op, OpKind, Program, Queue, compile_program
 from planner.receipt import Load
-from planner.simulate import Span, last_steps, simulate
+from planner.simulate import Span, host_traffic_bytes, last_steps, simulate
 
 STEPS = 2  # that are shown
 AROUND = 1  # more of them on both sides: a queue may still be at the step before, or at the one after already
@@ -46,7 +45,7 @@ def sort_of(op: Op) -> Sort:
             return TURNS[op.turn[0]]
         case OpKind.FETCH | OpKind.SEND:
             return _ITEMS[op.subject[0]]
-        case OpKind.UPDATE | OpKind.CPU_UPDATE:
+        case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
             return Sort.UPDATE
         case OpKind.NORM | OpKind.CLIP:
             return Sort.NORM
@@ -113,7 +112,7 @@ def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Bas
     """Compile, walk and simulate the plan. Raises ValueError for a plan that does not speak of this chain."""
     program = compile_program(plan, chain)
     timeline = simulate(program, chain, hardware)
-    host_s = _host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
+    host_s = host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
     busy = {**{_RESOURCES[queue]: s for queue, s in timeline.busy_s}, "host memory bandwidth": host_s}
     step_s = max(timeline.step_s, host_s)
     loads = [Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in busy.items() if s]
@@ -128,14 +127,6 @@ def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Bas
 _RESOURCES = {
     Queue.COMPUTE: "GPU", Queue.H2D: "link to the GPU", Queue.D2H: "link from the GPU", Queue.CPU: "CPU updates",
 }  # fmt: skip
-
-
-def _host_traffic_bytes(program: Program, chain: Chain) -> int:
-    """What a step moves through the host's memory."""
-    elements = {t.name: t.elements for t in chain.tensors()}
-    copies = sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND))
-    updated = sum(elements[name] for op in program.ops if op.kind is OpKind.CPU_UPDATE for name in op.names)
-    return copies + UPDATE_TRAFFIC_BYTES * updated
 
 
 def _samples(spans: list[Span], memory: tuple[Breakdown, ...]) -> Iterator[Sample]:
