@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UserError, first_line
-from planner.graph import BlockCall, BlockNames, Joint, Pair, flatten_call, run_slice, trace_block
-from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
+from planner.graph import BlockCall, BlockCode, BlockNames, EagerPair, Joint, flatten_call, run_slice, trace_block
+from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights, same_buffers
 from planner.meter import Meter
 
 
@@ -50,20 +50,26 @@ def trace_blocks(
     batch: Mapping[str, Tensor],
     device: torch.device,
     model_kwargs: Mapping[str, Any],
-) -> dict[str, Joint]:
-    """The joint graph of each kind of block, under the arguments that the model gives to the first block of the kind.
+) -> dict[str, Joint | EagerPair]:
+    """The joint graph of each kind of block, under the arguments that the model gives to the first block of the kind;
+    of a layer that cannot be traced, its own code.
 
     Raises UserError "block-not-traceable".
     """
-    joints: dict[str, Joint] = {}
+    joints: dict[str, Joint | EagerPair] = dict(names.eager)
     mode = FakeMode()
 
     def enter(index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        kind = names.kinds[index]
+        kind, name = names.kinds[index], names.all[index]
         if kind not in joints:
-            joints[kind] = trace_block(module, args, kwargs, name=names.all[index])
+            try:
+                joints[kind] = trace_block(module, args, kwargs, name=name)
+            except UserError as error:
+                if not 0 < index < len(names.all) - 1:
+                    raise
+                joints[kind] = EagerPair.measured(module, args, kwargs, name=name, reason=error.what)
         joint = joints[kind]
-        outputs = mode.fresh([node.meta["val"] for node in joint.outputs])
+        outputs = mode.fresh(joint.output_values)
         grads = joint.result.differentiable
         made = [t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)]
         return joint.result.deliver(made, flatten_call(args, kwargs)[1])
@@ -76,7 +82,7 @@ def trace_blocks(
 def measure_frame(
     model: nn.Module,
     names: BlockNames,
-    pairs: Mapping[str, Sequence[Pair]],
+    pairs: Mapping[str, Sequence[BlockCode]],
     batch: Mapping[str, Tensor],
     device: torch.device,
     model_kwargs: Mapping[str, Any],
@@ -125,6 +131,7 @@ def frame_alone(
     try:
         with (
             fake_weights(model, mode, device, buffers=False),
+            same_buffers(model),
             torch.autograd.set_multithreading_enabled(False),
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),
@@ -156,7 +163,7 @@ class _Run:
         self,
         model: nn.Module,
         names: BlockNames,
-        pairs: Mapping[str, Sequence[Pair]],
+        pairs: Mapping[str, Sequence[BlockCode]],
         device: torch.device,
         *,
         keep_input: bool,
@@ -253,7 +260,7 @@ class _Run:
 class _StandIn(BlockCall):
     """A block that computes nothing: outputs and gradients of the traced shapes, and what it keeps of the frame."""
 
-    def __init__(self, run: _Run, name: str, pairs: Sequence[Pair], tensors: Sequence[Tensor]) -> None:
+    def __init__(self, run: _Run, name: str, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]) -> None:
         super().__init__(pairs[0], tensors)
         self.run, self.pairs, self.name = run, pairs, name
         self.x: Tensor | None = None
@@ -269,7 +276,7 @@ class _StandIn(BlockCall):
         return self.fresh([output])[0]
 
     def take_tangents(self) -> list[Tensor]:
-        if self.tangents is None and any(self.pair.joint.result.differentiable):
+        if self.tangents is None and any(self.pair.result.differentiable):
             raise _refused(f"the loss does not depend on what the block {self.name} computes")
         return super().take_tangents()
 
@@ -286,21 +293,21 @@ class _StandIn(BlockCall):
         if self.run.keep_input and self.pair.interface in read:
             self.x = tensors[self.pair.interface]
         tensors.clear()
-        return self.fresh([node.meta["val"] for node in self.pair.joint.outputs])
+        return self.fresh(self.pair.output_values)
 
     def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
         """Gradients of the arguments. Forgets what was kept."""
         self.others, self.x = [], None
-        nodes = [self.pair.joint.grads.get(i) for i in range(len(self.pair.joint.inputs))]
-        made = iter(self.fresh([node.meta["val"] for node in nodes if node is not None]))
-        return [next(made) if node is not None else None for node in nodes]
+        values = self.pair.input_grad_values
+        made = iter(self.fresh([value for value in values if value is not None]))
+        return [next(made) if value is not None else None for value in values]
 
 
 class _HeadStandIn(_StandIn):
     """The head runs its generated code: its peak depends on what the loss keeps meanwhile."""
 
     def __init__(
-        self, run: _Run, name: str, module: nn.Module, pairs: Sequence[Pair], tensors: Sequence[Tensor]
+        self, run: _Run, name: str, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]
     ) -> None:
         super().__init__(run, name, pairs, tensors)
         self.primals = [*(p.detach() for p in module.parameters()), *module.buffers()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from planner.forward import ForwardBytes
 from planner.frame import frame_alone
-from planner.graph import BlockNames
+from planner.graph import BlockNames, EagerPair, flatten_call
 from planner.graph.fake import FAKE_TYPES, FakeMode
 from planner.meter import Meter
 
@@ -32,11 +32,12 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 def measure_forward(
     model: nn.Module, names: BlockNames, run: Callable[[], object], tensors: Sequence[Tensor], device: torch.device,
-    *, prepare: Callable[[], object] = lambda: None,
+    *, prepare: Callable[[], object] = lambda: None, eager: Collection[str] = (),
 ) -> ForwardBytes:  # fmt: skip
     """The bytes of `run`, which calls the model once; what it returns is still held in the end. Weights may be
     anywhere, on meta too. `tensors`: what the caller has on the host or counts elsewhere. `prepare` may call the model
-    as well; what it leaves counts, what it needs does not. Raises UserError."""
+    as well; what it leaves counts, what it needs does not. `eager`: names of blocks whose code looks at data, which are
+    tried on random data. Raises UserError."""
     mode, meter = FakeMode(), Meter(device.type, counted=FAKE_TYPES)
     held: list[int] = []
     peaks: list[int] = []
@@ -44,7 +45,14 @@ def measure_forward(
     def enter(index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         peaks.append(meter.mark())
         held.append(meter.now)
-        return module.forward(*args, **kwargs)  # hooks of the module have run: they are the frame's
+        if names.all[index] not in eager:
+            return module.forward(*args, **kwargs)  # hooks of the module have run: they are the frame's
+        code = EagerPair.measured(module, args, kwargs, name=names.all[index], reason="its code looks at data")
+        made = mode.fresh(code.output_values)
+        meter.add(mode.block(code.forward_peak, device))  # and gone again
+        for tensor in made:
+            meter.add(tensor)
+        return code.result.deliver(made, flatten_call(args, kwargs)[1])
 
     with frame_alone(model, names, mode, device, enter), eval_mode(model):
         with meter.host():

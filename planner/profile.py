@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +14,13 @@ from torch.overrides import TorchFunctionMode
 from planner.chain import Block, Chain, Option, Tensor
 from planner.errors import Exit, UserError
 from planner.frame import FrameBytes, measure_frame, trace_blocks
-from planner.graph import RECIPES, BlockNames, Pair, find_blocks
+from planner.graph import RECIPES, BlockCode, BlockNames, EagerPair, Pair, find_blocks
 from planner.hardware import Hardware
 from planner.job import Job
 from planner.model import sample_batch, skeleton_model
 from planner.times import Times, estimate_pairs, measure_pairs
+
+log = logging.getLogger(__name__)
 
 _ITEMS = 10_007  # beyond the small numbers that Python has only one object of
 _SCALAR_BYTES = 1024  # losses and norm of the step before, which its reader may still hold
@@ -36,7 +39,7 @@ class Analysis:
     tensors: tuple[tuple[Tensor, ...], ...]
     local_names: tuple[tuple[str, ...], ...]
     frame_tensors: tuple[Tensor, ...]
-    pairs: Mapping[str, Mapping[str, Pair]] = field(repr=False)
+    pairs: Mapping[str, Mapping[str, BlockCode]] = field(repr=False)
     frame: FrameBytes
     resident_bytes: int
     slice_tokens: int
@@ -56,6 +59,13 @@ class Analysis:
             distinct_tokens=distinct_tokens,
             frame_tensors=self.frame_tensors,
         )
+
+    @property
+    def eager(self) -> Mapping[str, str]:
+        """Blocks that run as their own code, computed again in backward -> why they cannot be traced."""
+        found = zip(self.names.all, self.names.kinds, strict=True)
+        codes = {name: next(iter(self.pairs[kind].values())) for name, kind in found}
+        return {name: code.reason for name, code in codes.items() if isinstance(code, EagerPair)}
 
     def _block(self, index: int, times: Times) -> Block:
         kind, frame = self.names.kinds[index], self.frame
@@ -119,12 +129,15 @@ def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device
     watch = _Watch(_ITEMS)
     model_kwargs = {"num_items_in_batch": watch.number}
     joints = trace_blocks(model, names, batch, device, model_kwargs)
-    pairs: dict[str, dict[str, Pair]] = {}
+    pairs: dict[str, dict[str, BlockCode]] = {}
     for index, kind in enumerate(names.kinds):
-        if kind not in pairs:
+        joint = joints[kind]
+        if isinstance(joint, EagerPair):
+            pairs[kind] = {joint.recipe.name: joint}
+        elif kind not in pairs:
             # Embedding and head keep everything: what they save is small, or used at once.
             recipes = RECIPES.values() if 0 < index < len(names.kinds) - 1 else (RECIPES["keep"],)
-            pairs[kind] = {recipe.name: Pair(joints[kind], recipe) for recipe in recipes}
+            pairs[kind] = {recipe.name: Pair(joint, recipe) for recipe in recipes}
     with watch:
         by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
         frame = measure_frame(model, names, by_kind, batch, device, model_kwargs)
@@ -132,7 +145,7 @@ def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device
     params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
     in_blocks = {id(p) for block in params for p in block.values()}
     tied = {id(p) for p in params[0].values()} & {id(p) for p in params[-1].values()}
-    return Analysis(
+    analysis = Analysis(
         names=names,
         tensors=tuple(
             tuple(_tensor(first_names[id(p)], p, tied=id(p) in tied) for p in block.values()) for block in params
@@ -145,6 +158,11 @@ def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device
         slice_tokens=batch["input_ids"].numel(),
         sums_slices=watch.seen,
     )
+    if analysis.eager:
+        first, reason = next(iter(analysis.eager.items()))
+        more = f" and {len(analysis.eager) - 1} more" if len(analysis.eager) > 1 else ""
+        log.warning("model: %s%s run by their own code, recomputed in backward (option eager). %s", first, more, reason)
+    return analysis
 
 
 def measure_times(analysis: Analysis, device: torch.device, hardware: Hardware) -> Times:

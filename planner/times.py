@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.nn import functional as F
 
-from planner.graph import Pair
-from planner.graph.work import Work, work_of
+from planner.graph import BlockCode
+from planner.graph.sample import random_data
+from planner.graph.work import Work
 from planner.hardware import Hardware
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Times:
         raise KeyError(f"no times of kind {kind} under option {option}")
 
 
-Pairs = Mapping[str, Mapping[str, Pair]]
+Pairs = Mapping[str, Mapping[str, BlockCode]]
 """Kind -> option -> pair."""
 
 
@@ -60,9 +61,9 @@ def estimate_pairs(pairs: Pairs, head: str, hardware: Hardware) -> Times:
     for kind, by_option in pairs.items():
         for option, pair in by_option.items():
             loss = _loss_work(pair) if kind == head else ()
-            forward = _seconds([*work_of(pair.forward_nodes), *loss], hardware)
-            backward = _seconds(work_of(pair.backward_nodes), hardware)
-            options.append(OptionTimes(kind=kind, option=option, forward_s=forward, backward_s=backward))
+            forward, backward = pair.work()
+            forward_s, backward_s = _seconds([*forward, *loss], hardware), _seconds(backward, hardware)
+            options.append(OptionTimes(kind=kind, option=option, forward_s=forward_s, backward_s=backward_s))
     return Times(options=tuple(options), device=hardware.name, measured=False)
 
 
@@ -73,9 +74,9 @@ def _seconds(work: Iterable[Work], hardware: Hardware) -> float:
     return sum(max(w.bytes / bytes_per_s, w.flops / flops_per_s if flops_per_s else 0.0) for w in work)
 
 
-def _loss_work(pair: Pair) -> tuple[Work, ...]:
+def _loss_work(pair: BlockCode) -> tuple[Work, ...]:
     """Cross entropy on the logits: to float, log-softmax, and their backward, each reading and writing them once."""
-    logits = pair.joint.outputs[0].meta["val"]
+    logits = pair.output_values[0]
     return tuple(Work(0, logits.numel() * (4 + size)) for size in (logits.element_size(), 4, 4, logits.element_size()))
 
 
@@ -93,7 +94,7 @@ def measure_pairs(pairs: Pairs, head: str, device: torch.device, estimate: Times
                 log.warning(
                     "option %s of %s does not fit the device: its time is estimated",
                     option,
-                    by_option[option].joint.name,
+                    by_option[option].name,
                 )
                 options.append(estimate.of(kind, option))
                 continue
@@ -105,14 +106,14 @@ def measure_pairs(pairs: Pairs, head: str, device: torch.device, estimate: Times
 
 @torch.no_grad()
 def _measure_kind(
-    pairs: Mapping[str, Pair], device: torch.device, *, with_loss: bool
+    pairs: Mapping[str, BlockCode], device: torch.device, *, with_loss: bool
 ) -> dict[str, list[tuple[float, float]]]:
     """Option -> (forward, backward) seconds of each run, the warm-up first; nothing for an option that does not fit."""
     runs: dict[str, list[tuple[float, float]]] = {option: [] for option in pairs}
     pair = next(iter(pairs.values()))  # what goes in and what comes back is the same for all
     try:
-        primals = [_random(node, device) if node is not None else torch.empty(0) for node in pair.primals]
-        tangents = [_random(node, device) for node in pair.joint.tangents]
+        primals = [random_data(t, device) if t is not None else torch.empty(0) for t in pair.primal_values]
+        tangents = [random_data(t, device) for t in pair.tangent_values]
     except torch.OutOfMemoryError:
         return runs
     fitting = dict(pairs)
@@ -129,7 +130,7 @@ def _measure_kind(
 
 
 def _run(
-    pair: Pair, primals: Sequence[Tensor], tangents: Sequence[Tensor], device: torch.device, *, with_loss: bool
+    pair: BlockCode, primals: Sequence[Tensor], tangents: Sequence[Tensor], device: torch.device, *, with_loss: bool
 ) -> tuple[float, float]:
     watch = Stopwatch(device)
     made: list[tuple[list[Tensor], list[Tensor]]] = []
@@ -179,15 +180,3 @@ def _loss(logits: Tensor) -> None:
         leaf = logits.detach().requires_grad_()
         rows = leaf.float().view(-1, leaf.shape[-1])
         F.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.int64, device=leaf.device)).backward()  # type: ignore[no-untyped-call]
-
-
-def _random(node: fx.Node, device: torch.device) -> Tensor:
-    """Data laid out as the traced value. Small numbers, so that no operation runs into slow special values; whole
-    numbers are 0, which is a valid token; masks let everything pass."""
-    value = node.meta["val"]
-    memory = torch.empty(value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype, device=device)
-    if value.dtype.is_floating_point:
-        memory.normal_(std=0.02)
-    else:
-        memory.fill_(value.dtype == torch.bool)
-    return memory.as_strided(value.shape, value.stride(), value.storage_offset())

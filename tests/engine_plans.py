@@ -65,8 +65,10 @@ def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = F
         add(lines["B0"], gpu_update=names[0], cpu_update=names[1])
         if not tied:
             add(lines["H4"], gpu_update=names[4], evict=g[4])
+    wanted = zip(chain.blocks, ("keep", "keep", "recompute", "offload", "keep"), strict=True)
+    options = tuple(o if any(o == one.name for one in b.options) else b.options[0].name for b, o in wanted)
     return make_plan(
-        chain, lines, options=("keep", "keep", "recompute", "offload", "keep"),
+        chain, lines, options=options,
         resident=[f"{c}:{n}" for n in ends for c in "ws"], slices=slices, rounds=rounds, clip=clip,
     )  # fmt: skip
 
@@ -81,7 +83,7 @@ def resident_plan(chain: Chain, *, option: str = "keep", slices: int = 1, rounds
         if clip:
             done = trained if direction.value == "B" and index == 0 else []
         lines[f"{direction}{index}"] = {"gpu_update": done, "evict": [f"g:{n}" for n in done]}
-    options = tuple(option if any(o.name == option for o in b.options) else "keep" for b in chain.blocks)
+    options = tuple(option if any(o.name == option for o in b.options) else b.options[0].name for b in chain.blocks)
     resident = [*(f"w:{name}" for name in users), *(f"s:{name}" for name in trained)]
     return make_plan(chain, lines, options=options, resident=resident, slices=slices, rounds=rounds, clip=clip)
 

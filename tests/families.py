@@ -8,7 +8,10 @@ import torch
 import transformers as T
 from torch import nn
 
+from tests.engine_plans import adamw, chain_of, mixed_plan
+from tests.plain import PlainEngine
 from tests.tiny_models import VOCABULARY, batch_of
+from worker.engine import Engine
 
 _COMMON = {"vocab_size": VOCABULARY, "use_cache": False, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, **_COMMON}
@@ -74,3 +77,31 @@ def masked_batch(seed: int = 0) -> dict[str, torch.Tensor]:
     mask[0, -5:] = mask[1, :3] = 0
     batch["labels"][mask == 0] = -100
     return {**batch, "attention_mask": mask}
+
+
+def trained(make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan):
+    """Train two equal models, one under a plan. Returns the losses and the parameters of both, named."""
+    model, plain = make_model(), make_model()
+    settings = {"optimizer": adamw(model), "max_grad_norm": clip}
+    chain = chain_of(model, batches(0))
+    plan = plan_of(chain, slices=slices, clip=clip is not None)
+    engines = (
+        Engine(model, plan=plan, chain=chain, device=torch.device("cpu"), **settings),
+        PlainEngine(plain, **settings),
+    )
+    losses = [{}, {}]
+    for step in range(steps):
+        given = [batches(10 * step + k) for k in range(slices)]
+        count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in given)
+        seeds = [100 * step + k for k in range(slices)]
+        for engine, found in zip(engines, losses, strict=True):
+            result = engine.step(given, seeds=seeds, learning_rate=1e-3, num_items_in_batch=count)
+            found.update({f"loss {step}.{k}": loss for k, loss in enumerate(result.losses)})
+    engines[0].restore()
+    return [{**found, **dict(m.named_parameters())} for found, m in zip(losses, (model, plain), strict=True)]
+
+
+def assert_bitwise(both):
+    got, expected = both
+    assert got.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(got[name], expected[name])] == []

@@ -7,39 +7,10 @@ import functools
 import pytest
 import torch
 
-from tests.engine_plans import adamw, chain_of, mixed_plan
-from tests.families import FAMILIES, family_model, masked_batch
-from tests.plain import PlainEngine
+from tests.families import FAMILIES, assert_bitwise, family_model, masked_batch, trained
 from tests.tiny_models import batch_of
-from worker.engine import Engine
 
 torch.set_num_threads(1)
-CPU = torch.device("cpu")
-
-
-def trained(make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan):
-    """Train two equal models, one under a plan. Returns the losses and the parameters of both, named."""
-    model, plain = make_model(), make_model()
-    settings = {"optimizer": adamw(model), "max_grad_norm": clip}
-    chain = chain_of(model, batches(0))
-    plan = plan_of(chain, slices=slices, clip=clip is not None)
-    engines = Engine(model, plan=plan, chain=chain, device=CPU, **settings), PlainEngine(plain, **settings)
-    losses = [{}, {}]
-    for step in range(steps):
-        given = [batches(10 * step + k) for k in range(slices)]
-        count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in given)
-        seeds = [100 * step + k for k in range(slices)]
-        for engine, found in zip(engines, losses, strict=True):
-            result = engine.step(given, seeds=seeds, learning_rate=1e-3, num_items_in_batch=count)
-            found.update({f"loss {step}.{k}": loss for k, loss in enumerate(result.losses)})
-    engines[0].restore()
-    return [{**found, **dict(m.named_parameters())} for found, m in zip(losses, (model, plain), strict=True)]
-
-
-def assert_bitwise(both):
-    got, expected = both
-    assert got.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(got[name], expected[name])] == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)

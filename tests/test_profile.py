@@ -244,15 +244,15 @@ def test_a_model_with_a_mean_per_slice_is_refused_for_several_slices(monkeypatch
 def test_a_kind_whose_inputs_alone_do_not_fit_the_device_has_estimated_times(monkeypatch):
     analysis = analyse_model(make_model("llama"), batch_of(), device=CPU)
     estimate = estimate_times(analysis, HARDWARE)
-    large, own = analysis.names.kinds[-1], times_module._random
-    nodes = {id(node) for node in analysis.pairs[large]["keep"].joint.tangents}
+    large, own = analysis.names.kinds[-1], times_module.random_data
+    values = {id(value) for value in analysis.pairs[large]["keep"].tangent_values}
 
-    def make(node, device):
-        if id(node) in nodes:
+    def make(value, device):
+        if id(value) in values:
             raise torch.OutOfMemoryError("injected")
-        return own(node, device)
+        return own(value, device)
 
-    monkeypatch.setattr(times_module, "_random", make)
+    monkeypatch.setattr(times_module, "random_data", make)
     measured = measure_times(analysis, CPU, HARDWARE)
     assert measured.of(large, "keep") == estimate.of(large, "keep")
     assert measured.of(analysis.names.kinds[1], "keep") != estimate.of(analysis.names.kinds[1], "keep")

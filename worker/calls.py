@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from planner.graph import BlockCall, Pair
+from planner.graph import BlockCall, BlockCode
 from worker.device import Device
 from worker.gradients import Gradients
 
@@ -70,7 +70,7 @@ class ModelBlock:
 class Call(BlockCall):
     """One block on one slice: it keeps what backward needs and no item holds."""
 
-    def __init__(self, block: ModelBlock, k: int, pair: Pair, tensors: Sequence[Tensor], device: Device) -> None:
+    def __init__(self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], device: Device) -> None:
         super().__init__(pair, tensors)
         self.block, self.k = block, k
         self._items, self._device_type = device.items, device.type

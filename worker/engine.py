@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.chain import Chain
-from planner.graph import RECIPES, Pair, flatten_call, run_slice, trace_block
+from planner.graph import EAGER, RECIPES, BlockCode, EagerPair, Pair, flatten_call, run_slice, trace_block
 from planner.moments import distinct_tokens
 from planner.plan import Direction, Plan
 from planner.program import compile_program
@@ -66,7 +66,7 @@ class Engine:
             by_rows=self._shared, max_norm=max_grad_norm,
         )  # fmt: skip
         self._actions = Actions(self._weights.host, self._device, self._gradients, optimizer, self._weights.frame)
-        self._pairs: dict[Hashable, Pair] = {}
+        self._pairs: dict[Hashable, BlockCode] = {}
         self._calls: dict[tuple[int, int], Call] = {}
         # So that a block without a differentiable argument has a node in the frame's graph.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -220,7 +220,8 @@ class Engine:
         if self._forward_only.running:
             return self._forward_only.enter(block, *args, **kwargs)
         shape, tensors = flatten_call(args, kwargs)
-        key = block.kind, block.recipe, shape.key
+        # A block that runs as its own code shares it with none.
+        key = block.index if block.recipe == EAGER.name else block.kind, block.recipe, shape.key
         if key not in self._pairs:
             self._pairs[key] = self._trace(block, args, kwargs)
         turn = self._lockstep.gate(block.index)
@@ -228,8 +229,10 @@ class Engine:
         self._calls[block.index, turn.slice] = call
         return call.enter(tensors, self._anchor)
 
-    def _trace(self, block: ModelBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pair:
+    def _trace(self, block: ModelBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockCode:
         with self._machine.on_host(), block.own_forward():
+            if block.recipe == EAGER.name:
+                return EagerPair(block.module, args, kwargs, name=block.name)
             return Pair(trace_block(block.module, args, kwargs, name=block.name), RECIPES[block.recipe])
 
     def _usable(self) -> None:

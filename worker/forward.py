@@ -16,7 +16,7 @@ from planner.chain import Chain
 from planner.errors import UserError
 from planner.forward import ForwardBytes, TooLarge, forward_program
 from planner.frame_forward import eval_mode, measure_forward, measure_generation
-from planner.graph import BlockNames
+from planner.graph import EAGER, BlockNames
 from planner.plan import Plan
 from planner.program import OpKind, Program
 from planner.units import format_bytes
@@ -59,6 +59,11 @@ class Forward:
             embedding=names[0], layers=tuple(names[1:-1]), head=names[-1],
             kinds=tuple(block.kind for block in chain.blocks),
         )  # fmt: skip
+        self._eager = frozenset(
+            block.name
+            for block, option in zip(chain.blocks, plan.options, strict=True)
+            if block.option(option).recipe == EAGER.name
+        )
         self._budget_bytes = plan.gpu_budget_bytes or sys.maxsize
         self._measured: dict[tuple[object, ...], ForwardBytes] = {}
         self._lockstep: Lockstep | None = None
@@ -183,8 +188,9 @@ class Forward:
 
             with self._own_forwards():
                 self._measured[key] = measure_forward(
-                    self._model, self._names, lambda: _loss(self._model, sample, device), tuple(sample.values()), device
-                )
+                    self._model, self._names, lambda: _loss(self._model, sample, device), tuple(sample.values()),
+                    device, eager=self._eager,
+                )  # fmt: skip
         return self._measured[key]
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from planner.chain import Chain
 from planner.codec import from_json
 from planner.errors import UserError, first_line
+from planner.graph import EAGER
 from planner.job import Job
 from planner.model import working_dtype
 from planner.place import check_place
@@ -66,6 +67,8 @@ class _Run:
         place = Path(job.output_dir) if job.output_dir else folder.path / "output"
         check_place(place, str(folder.path))
         self.plan, self.chain = read_plan(folder)
+        if eager := self.plan.options.count(EAGER.name):
+            log.info("plan: %d of %d blocks run by their own code, recomputed", eager, len(self.chain.blocks))
         self.tokenizer = load_tokenizer(job)
         self.batches = Batches(job, self.tokenizer, folder.path / "data")
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())

@@ -1,18 +1,23 @@
 """Graphs of blocks: detection, joint trace, cut by a recipe, generated code. Only here torch's private API is used."""
 
 from planner.graph.call import BlockCall, run_slice
+from planner.graph.code import BlockCode, Sink
 from planner.graph.detect import BlockNames, find_blocks
+from planner.graph.eager import EagerPair
 from planner.graph.joint import Joint, trace_block
-from planner.graph.pair import Pair, Sink
-from planner.graph.recipes import RECIPES, Recipe
+from planner.graph.pair import Pair
+from planner.graph.recipes import EAGER, RECIPES, Recipe
 from planner.graph.result import Result
 from planner.graph.signature import CallShape, flatten_call
 
 __all__ = [
+    "EAGER",
     "RECIPES",
     "BlockCall",
+    "BlockCode",
     "BlockNames",
     "CallShape",
+    "EagerPair",
     "Joint",
     "Pair",
     "Recipe",

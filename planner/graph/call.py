@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from planner.graph.pair import Pair
+from planner.graph.code import BlockCode
 
 
 class BlockCall:
@@ -23,7 +23,7 @@ class BlockCall:
                 (from the loss and from the next block), each output has what has arrived for it
     """
 
-    def __init__(self, pair: Pair, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor]) -> None:
         """`tensors`: the tensor arguments of the call, as the frame gives them."""
         self.pair = pair
         self.edges: list[GradientEdge | None] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
@@ -43,9 +43,9 @@ class BlockCall:
 
         `anchor`: a scalar that requires grad, so that a block without a differentiable argument has a node too.
         """
-        result = self.pair.joint.result
         apply = cast(Callable[..., tuple[Tensor, ...]], _Cut.apply)
         outputs = apply(self, anchor, *(t.detach() for t in tensors))
+        result = self.pair.result
         self.node = next((o.grad_fn for o, d in zip(outputs, result.differentiable, strict=True) if d), None)
         return result.deliver(outputs, tensors)
 
@@ -67,15 +67,15 @@ class BlockCall:
     def complete(self) -> None:
         """All has arrived that will: what is missing is zero, as autograd would make it."""
         if self.tangents is not None:
-            result, outputs = self.pair.joint.result, self.pair.joint.outputs
+            outputs, differentiable = self.pair.output_values, self.pair.result.differentiable
             self.tangents = [
-                self.zeros(o.meta["val"]) if d and g is None else g
-                for g, o, d in zip(self.tangents, outputs, result.differentiable, strict=True)
+                self.zeros(o) if d and g is None else g
+                for g, o, d in zip(self.tangents, outputs, differentiable, strict=True)
             ]
 
     def take_tangents(self) -> list[Tensor]:
         """Gradients of the differentiable outputs, which the call forgets. All is frozen up to here if it has none."""
-        differentiable = self.pair.joint.result.differentiable
+        differentiable = self.pair.result.differentiable
         if not any(differentiable):
             return []
         self.complete()
@@ -115,7 +115,7 @@ class _Cut(torch.autograd.Function):
         given = list(tensors)
         del tensors
         outputs = tuple(call.forward(given))
-        differentiable = call.pair.joint.result.differentiable
+        differentiable = call.pair.result.differentiable
         ctx.mark_non_differentiable(*[o for o, d in zip(outputs, differentiable, strict=True) if not d])
         ctx.set_materialize_grads(False)
         return outputs

@@ -30,6 +30,11 @@ class FakeMode:
         with self.mode:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
+    def block(self, size: int, device: torch.device) -> Tensor:
+        """`size` bytes."""
+        with self.mode:
+            return torch.empty(size, dtype=torch.uint8, device=device)
+
     def scalar(self, device: torch.device) -> Tensor:
         """A float32 tensor without dimensions."""
         with self.mode:
@@ -80,3 +85,20 @@ def fake_weights(module: nn.Module, mode: FakeMode, device: torch.device, *, buf
     finally:
         for table, name, tensor in replaced:
             table[name] = tensor
+
+
+@contextlib.contextmanager
+def same_buffers(module: nn.Module) -> Iterator[None]:
+    """Afterwards the buffers of `module` are what they were, though code inside may count its calls in one."""
+    before = [
+        (part._buffers, name, buffer, buffer.clone())
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for table, name, buffer, value in before:
+                table[name] = buffer.copy_(value)

@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.errors import UserError, first_line
 from planner.graph.fake import FakeMode, fake_weights
+from planner.graph.flat import Flat
 from planner.graph.nodes import is_view
-from planner.graph.result import Result, recording
-from planner.graph.signature import CallShape, flatten_call
+from planner.graph.result import Result
+from planner.graph.signature import flatten_call
 
 _aten = torch.ops.aten
 
@@ -50,22 +51,10 @@ class Joint:
     grads: dict[str | int, fx.Node | None]
     result: Result
 
-
-class _Flat(nn.Module):
-    """Tensors in, tensors out; remembers how the real results were nested."""
-
-    def __init__(self, module: nn.Module, call: CallShape) -> None:
-        super().__init__()
-        self.module, self.call = module, call
-        self.result: Result
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        args, kwargs = self.call.nest(tensors)
-        # Hooks of the module are the frame's: they run around the call that stands in for this forward.
-        with recording() as records:
-            value = self.module.forward(*args, **kwargs)
-        self.result, made = Result.of(value, records, tensors)
-        return made
+    @property
+    def output_values(self) -> list[torch.Tensor]:
+        """Tensors (without data) laid out as those that the block makes."""
+        return [node.meta["val"] for node in self.outputs]
 
 
 def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str = "block") -> Joint:
@@ -77,7 +66,7 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     if not tensors:
         raise untraceable(name, "it is called without a tensor")
     mode, device = FakeMode.of(tensors), tensors[0].device
-    flat = _Flat(module, call)
+    flat = Flat(module, call)
     inputs = [mode.like(t) for t in tensors]
     try:
         # A meter or any other mode of the calling thread would see (and count) the fake tensors of the trace. By

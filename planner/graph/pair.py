@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 
+from planner.graph.code import BlockCode, Sink
 from planner.graph.codegen import Rng, eager_dropouts, generate, on_demand, rng_of
 from planner.graph.joint import Joint
 from planner.graph.liveness import peak_bytes
 from planner.graph.nodes import Storages, is_random, is_view, nbytes
 from planner.graph.recipes import Recipe
+from planner.graph.work import Work, work_of
 
-Sink = Callable[[str, torch.Tensor], None]
 
-
-class Pair:
-    """Two functions and their figures; no state, so that all blocks of a kind share one.
-
-    saved_bytes            device bytes of what forward hands to backward (weights, buffers and inputs not counted)
-    output_bytes           bytes of the results
-    forward_peak           most bytes alive in forward above its start, results and saved tensors included
-    backward_peak[first]   most bytes alive in backward above its start (where the saved tensors exist already).
-                           True: a first slice, whose weight gradients become the sums and are counted; False: a later
-                           slice, whose gradients are added to sums that exist
-    interface              index of the input whose gradient leads to the block before; None: there is none
-    interface_bytes        bytes of the storage under it
-    reads_interface        backward reads it. Llama in bf16 casts first: with everything kept, backward does not
-    backward_primals       indices into [*parameters, *buffers, *inputs] of what backward reads
-    backward_weights       local names of the parameters among them
-    param_grads            local names of the parameters that get a gradient
-    adoptable              local name -> its gradient may become the sum itself: nothing else sees its storage
-    """
+class Pair(BlockCode):
+    """Generated code; no state, so that all blocks of a kind share one. `saved`: the saved tensors in order."""
 
     def __init__(self, joint: Joint, recipe: Recipe, rng: Rng | None = None) -> None:
         """`rng`: the generator of the random operations; None: the default one of the joint graph's device."""
         self.joint, self.recipe = joint, recipe
+        self.name, self.result = joint.name, joint.result
         self.n_params, self.n_buffers = len(joint.param_names), len(joint.buffer_names)
         self.primals: list[fx.Node | None] = [
             *(joint.params.get(name) for name in joint.param_names),
@@ -104,23 +90,21 @@ class Pair:
         self.output_bytes = storages.saved_bytes(joint.outputs)
         self.backward_weights = tuple(joint.param_names[i] for i in self.backward_primals if i < self.n_params)
 
-    @property
-    def n_outputs(self) -> int:
-        """How many tensors the block returns."""
-        return len(self.joint.outputs)
+        self.primal_values = [n.meta["val"] if n is not None else None for n in self.primals]
+        self.output_values = joint.output_values
+        self.tangent_values = [n.meta["val"] for n in joint.tangents]
+        self.input_grad_values = [n.meta["val"] if n is not None else None for n in input_grads]
+
+    def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
+        return work_of(self.forward_nodes), work_of(self.backward_nodes)
 
     def forward(self, values: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """`values` = [*parameters, *buffers, *inputs], emptied. Returns [*outputs, *saved] and the random states that
-        backward replays (host memory). The order of the saved tensors is fixed: `Pair.saved`."""
         results, states = self._forward(values, [], None)
         return results, states
 
     def backward(
         self, values: list[torch.Tensor], states: Sequence[torch.Tensor], sink: Sink
     ) -> list[torch.Tensor | None]:
-        """`values` = [*saved, *primals at `backward_primals`, *tangents], emptied. Returns the gradient of each input,
-        None where there is none. `sink(name, gradient)` is called as soon as a weight's gradient exists, so that at
-        most one is alive beside the sums."""
         results, _ = self._backward(values, states, sink)
         return list(results)
 

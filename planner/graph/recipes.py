@@ -38,3 +38,6 @@ RECIPES = {
         Recipe(name="offload", saves="matmul", offloads=True),
     )
 }
+
+EAGER = Recipe(name="eager", saves="none")
+"""How a block runs that cannot be traced: by its own code, computed again in backward."""

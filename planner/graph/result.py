@@ -73,9 +73,9 @@ def recorded_names() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[Records]:
-    """Inside, hooks record into a table of its own what they would record for the frame."""
-    records: dict[str, list[Any]] = {key: [] for key in recorded_names()}
+def recording(names: Sequence[str]) -> Iterator[Records]:
+    """Inside, hooks record into a table of its own what goes by these names."""
+    records: dict[str, list[Any]] = {name: [] for name in names}
     token = _running.set(records or None)
     try:
         yield records

@@ -14,11 +14,13 @@ from planner.graph.result import recorded_names
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """A call without its tensors. `rest` has None where a tensor was, `where` says where; `key` equal: same code."""
+    """A call without its tensors. `rest` has None where a tensor was, `where` says where; `recorded` is what the hooks
+    inside record then; `key` equal: same code."""
 
     rest: tuple[Any, ...]
     where: tuple[int, ...]
     spec: TreeSpec
+    recorded: tuple[str, ...]
     key: Hashable
 
     def nest(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -36,11 +38,12 @@ def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallSh
     where = tuple(i for i, x in enumerate(flat) if torch.is_tensor(x))
     tensors = [flat[i] for i in where]
     rest = tuple(None if torch.is_tensor(x) else x for x in flat)
+    recorded = recorded_names()
     key = (
         spec,
-        recorded_names(),
+        recorded,
         tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in tensors),
         # What is no plain value (a configuration, a cache) counts by its type: it may have no equality of its own.
         tuple(x if isinstance(x, (bool, int, float, str, type(None), torch.dtype)) else type(x) for x in rest),
     )
-    return CallShape(rest, where, spec, key), tensors
+    return CallShape(rest, where, spec, recorded, key), tensors

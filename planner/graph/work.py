@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
@@ -24,14 +25,36 @@ class Work:
 
 def work_of(nodes: Sequence[fx.Node]) -> tuple[Work, ...]:
     """The work of each operation that does any (views and `getitem` do none)."""
-    return tuple(_work(node) for node in nodes if is_op(node) and not is_view(node))
+    found = []
+    for node in nodes:
+        if is_op(node) and not is_view(node):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+            found.append(_work(node.target, args, kwargs, node.meta.get("val")))
+    return tuple(found)
 
 
-def _work(node: fx.Node) -> Work:
-    value = node.meta.get("val")
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds the work of every operation that runs inside to `work`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.work: list[Work] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.work.append(_work(func, args, kwargs or {}, result))
+        return result
+
+
+def _work(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> Work:
     tensors = [t for t in tree_leaves((args, kwargs, value)) if torch.is_tensor(t)]
     moved = sum(t.numel() * t.element_size() for t in tensors)
-    target: Any = node.target
-    formula = flop_registry.get(target.overloadpacket)
+    formula = flop_registry.get(func.overloadpacket)
     return Work(int(formula(*args, **kwargs, out_val=value)) if formula else 0, moved)

@@ -1,0 +1,79 @@
+"""What every way of running a block offers: the planner reads its figures, the engine calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from planner.graph.recipes import Recipe
+from planner.graph.result import Result
+from planner.graph.work import Work
+
+Sink = Callable[[str, Tensor], None]
+
+
+class BlockCode:
+    """One block's forward and backward under one recipe, with the bytes they will allocate.
+
+    result                 how what the block returns nests
+    output_values          tensors (without data) laid out as those that the block makes
+    input_grad_values      likewise the gradient of each tensor argument, None where there is none
+    primal_values          likewise [*parameters, *buffers, *inputs], None for what the block does not read
+    tangent_values         likewise the gradients of the differentiable outputs
+    saved_bytes            device bytes of what forward hands to backward (weights, buffers and inputs not counted)
+    output_bytes           bytes of the results
+    forward_peak           most bytes alive in forward above its start, results and saved tensors included
+    backward_peak[first]   most bytes alive in backward above its start (where the saved tensors exist already).
+                           True: a first slice, whose weight gradients become the sums and are counted; False: a later
+                           slice, whose gradients are added to sums that exist
+    interface              index of the input whose gradient leads to the block before; None: there is none
+    interface_bytes        bytes of the storage under it
+    reads_interface        backward reads it. Llama in bf16 casts first: with everything kept, backward does not
+    backward_primals       indices into [*parameters, *buffers, *inputs] of what backward reads
+    backward_weights       local names of the parameters among them
+    param_grads            local names of the parameters that get a gradient
+    adoptable              local name -> its gradient may become the sum itself: nothing else sees its storage
+    """
+
+    name: str
+    recipe: Recipe
+    result: Result
+    n_params: int
+    n_buffers: int
+    output_values: Sequence[Tensor]
+    input_grad_values: Sequence[Tensor | None]
+    primal_values: Sequence[Tensor | None]
+    tangent_values: Sequence[Tensor]
+    saved_bytes: int
+    output_bytes: int
+    forward_peak: int
+    backward_peak: Mapping[bool, int]
+    interface: int | None
+    interface_bytes: int
+    reads_interface: bool
+    backward_primals: Sequence[int]
+    backward_weights: Sequence[str]
+    param_grads: Sequence[str]
+    adoptable: Mapping[str, bool]
+
+    @property
+    def n_outputs(self) -> int:
+        """How many tensors the block makes for its result."""
+        return len(self.output_values)
+
+    def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
+        """The operations of forward and of backward."""
+        raise NotImplementedError
+
+    def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """`values` = [*parameters, *buffers, *inputs], emptied. Returns [*outputs, *saved] and the random states that
+        backward replays (host memory). The order of the saved tensors is fixed."""
+        raise NotImplementedError
+
+    def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[torch.Tensor | None]:
+        """`values` = [*saved, *primals at `backward_primals`, *tangents], emptied. Returns the gradient of each input,
+        None where there is none. `sink(name, gradient)` is called as soon as a weight's gradient exists, so that at
+        most one is alive beside the sums."""
+        raise NotImplementedError

@@ -1,0 +1,191 @@
+"""A block that cannot be traced: its own code runs in forward, and again, with autograd, in backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.func import functional_call
+from torch.utils._python_dispatch import _disable_current_modes
+
+from planner.errors import UserError, first_line
+from planner.graph.code import BlockCode, Sink
+from planner.graph.codegen import rng_of
+from planner.graph.fake import FakeMode
+from planner.graph.flat import Flat
+from planner.graph.recipes import EAGER
+from planner.graph.sample import random_data
+from planner.graph.signature import flatten_call
+from planner.graph.work import Counting, Work
+from planner.meter import Meter
+
+
+class EagerPair(BlockCode):
+    """Keeps the block's arguments and the state of the random generator, nothing else, from forward to backward."""
+
+    recipe = EAGER
+    reason = ""
+    saved_bytes = output_bytes = forward_peak = 0
+    _work: tuple[Sequence[Work], Sequence[Work]] = (), ()
+
+    def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str) -> None:
+        """`module` called with these arguments, which may be fake. Its weights come with every call, so they may be
+        anywhere; its forward must be its own."""
+        call, tensors = flatten_call(args, kwargs)
+        self.name, self._flat, self._fakes = name, Flat(module, call), FakeMode.of(tensors)
+        self._device = tensors[0].device
+        self._rng = rng_of(self._device)
+        self._autocast = torch.get_autocast_dtype(self._device.type) if _in_autocast(self._device) else None
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        self._names = [f"module.{local}" for local in (*parameters, *buffers)]
+        self.n_params, self.n_buffers = len(parameters), len(buffers)
+        primals = [*parameters.values(), *buffers.values(), *tensors]
+        self._trained = [t.requires_grad and torch.is_grad_enabled() for t in primals]
+        self.primal_values = [self._fakes.like(t) for t in primals]
+        self.input_grad_values = [self._fakes.like(t) if t.requires_grad else None for t in tensors]
+        self.param_grads = tuple(local for local, p in parameters.items() if p.requires_grad)
+        self.adoptable = dict.fromkeys(self.param_grads, False)
+        self.backward_primals = tuple(range(len(primals)))
+        self.backward_weights = tuple(parameters)
+        self.backward_peak = {True: 0, False: 0}
+        self.interface = next((i for i, t in enumerate(tensors) if t.requires_grad), None)
+        self.reads_interface = self.interface is not None
+        self.interface_bytes = 0 if self.interface is None else tensors[self.interface].untyped_storage().nbytes()
+
+    def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        states = [self._rng.get()]
+        leaves = self._leaves(values)
+        values.clear()
+        known = hasattr(self, "result")  # only a run with autograd tells which results have a gradient
+        with torch.set_grad_enabled(not known):
+            made = self._run(leaves)
+        if not known:
+            self.result = self._flat.result
+            self.output_values = [self._fakes.like(t) for t in made]
+            self.tangent_values = [t for t in self.output_values if t.requires_grad]
+        return [t.detach() for t in made], states
+
+    def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[Tensor | None]:
+        count, n_weights = len(self._trained), self.n_params + self.n_buffers
+        tangents = values[count:]
+        leaves = self._leaves(values[:count])
+        values.clear()
+        for i in range(self.n_params, n_weights):
+            leaves[i] = leaves[i].clone()  # what the code changes in a buffer, forward has changed
+        missing = {
+            local: leaf for local, leaf in zip(self.backward_weights, leaves, strict=False) if leaf.requires_grad
+        }
+
+        def arrived(local: str, leaf: Tensor) -> None:
+            gradient, leaf.grad = leaf.grad, None
+            assert gradient is not None
+            del missing[local]
+            sink(local, gradient)
+
+        for local, leaf in missing.items():
+            leaf.register_post_accumulate_grad_hook(partial(arrived, local))  # type: ignore[no-untyped-call]
+        now = self._rng.get()
+        self._rng.set(states[0])
+        try:
+            with torch.enable_grad():
+                made = self._run(leaves)
+        finally:
+            self._rng.set(now)
+        ends = [t for t in made if t.requires_grad]
+        assert len(ends) == len(tangents), f"{self.name} returned something else when it ran again"
+        torch.autograd.backward(ends, tangents)
+        for local, leaf in missing.items():
+            sink(local, torch.zeros_like(leaf))  # nothing chose this expert: the sum over slices wants its zeros
+        return [leaf.grad for leaf in leaves[n_weights:]]
+
+    def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
+        return self._work
+
+    def _leaves(self, values: Sequence[Tensor]) -> list[Tensor]:
+        return [v.detach().requires_grad_(t) for v, t in zip(values, self._trained, strict=True)]
+
+    def _run(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        weights = dict(zip(self._names, leaves, strict=False))
+        with torch.autocast(self._device.type, dtype=self._autocast, enabled=self._autocast is not None):
+            made: tuple[Tensor, ...] = functional_call(self._flat, weights, tuple(leaves[len(weights) :]))
+        return made
+
+    @classmethod
+    def measured(
+        cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str, reason: str
+    ) -> EagerPair:
+        """With the figures of runs on random weights and inputs; arguments that are real are taken as they are.
+        `reason`: why the block cannot be traced, a sentence. Raises UserError "block-not-usable".
+
+        What code that looks at data needs may depend on the data. A mixture of experts needs most where all rows choose
+        the same experts, so rows that are all alike are one of the runs, and the most of any run counts.
+        """
+        pair = cls(module, args, kwargs, name=name)
+        pair.reason = reason
+        devices = [pair._device] if pair._device.type == "cuda" else []
+        given = [*module.parameters(), *module.buffers(), *flatten_call(args, kwargs)[1]]
+        with (
+            _disable_current_modes(),
+            torch.random.fork_rng(devices=devices),
+            torch.autograd.set_multithreading_enabled(False),
+            torch.no_grad(),
+        ):
+            torch.manual_seed(0)
+            try:
+                weights = [_real(t, pair._device) for t in given[: pair.n_params + pair.n_buffers]]
+                for alike in (False, True):
+                    inputs = [_real(t, pair._device, alike=alike) for t in given[len(weights) :]]
+                    pair._measure([*weights, *inputs])
+            except Exception as error:  # the block's own code failed; that is the cause to name
+                raise UserError(
+                    f"Block {name} can neither be traced nor run as it is: {type(error).__name__}: {first_line(error)}",
+                    code="block-not-usable", numbers=(reason,),
+                    hint="if the model has another implementation of this part, choose it in its config",
+                ) from error  # fmt: skip
+        return pair
+
+    def _measure(self, values: Sequence[Tensor]) -> None:
+        meter = Meter(self._device.type)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(meter.watch())
+            with meter.host():
+                for tensor in values:
+                    meter.add(tensor)
+            meter.mark()
+            with Counting() as forward:
+                results, states = self.forward(list(values))
+            self.forward_peak = max(self.forward_peak, meter.mark())
+            self.output_bytes = max(self.output_bytes, meter.now)
+            results.clear()
+            if not self.tangent_values:  # frozen up to here, or evaluation
+                return
+            with meter.host():
+                tangents = [random_data(t, self._device) for t in self.tangent_values]
+            meter.mark()
+            with Counting() as backward:
+                grads = self.backward([*values, *tangents], states, _forget)
+            self._work = forward.work, backward.work
+            later = max(self.backward_peak[False], meter.mark())
+            del grads
+        sums = sum(t.nbytes for t, trained in zip(values[: self.n_params], self._trained, strict=False) if trained)
+        self.backward_peak = {False: later, True: later + sums}
+
+
+def _real(tensor: Tensor, device: torch.device, *, alike: bool = False) -> Tensor:
+    """A tensor with data: its own, in a copy, or random data laid out like it."""
+    if not isinstance(tensor, FakeTensor) and not tensor.is_meta:
+        return tensor.detach().clone()
+    return random_data(tensor, device, alike=alike)
+
+
+def _in_autocast(device: torch.device) -> bool:
+    return torch.is_autocast_enabled(device.type)
+
+
+def _forget(name: str, gradient: Tensor) -> None:
+    pass

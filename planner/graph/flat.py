@@ -1,0 +1,26 @@
+"""A block as a function from tensors to tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from planner.graph.result import Result, recording
+from planner.graph.signature import CallShape
+
+
+class Flat(nn.Module):
+    """Tensors in, tensors out; `result` remembers how the results of the last call were nested. It calls the forward
+    that `module` has now, without the module's hooks: these are the frame's, and run around what stands in for it."""
+
+    def __init__(self, module: nn.Module, call: CallShape) -> None:
+        super().__init__()
+        self.module, self.call, self._own = module, call, module.forward
+        self.result: Result
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = self.call.nest(tensors)
+        with recording(self.call.recorded) as records:
+            value = self._own(*args, **kwargs)
+        self.result, made = Result.of(value, records, tensors)
+        return made

@@ -1,0 +1,95 @@
+"""Layers that a recorded forward cannot enter, because their code looks at data."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from planner.errors import UserError
+from planner.graph.eager import EagerPair
+from planner.graph.fake import FakeMode
+from planner.graph.record import ModuleCall, Record, record_forward
+from planner.graph.signature import flatten_call
+
+
+class Opaque:
+    """Layers whose code looks at data. They run on random data instead, once for all that are alike, and the record has
+    one operation for each."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.codes: dict[int, EagerPair] = {}
+        self._model = model
+        self._reasons: dict[int, str] = {}
+        self._alike: dict[object, EagerPair] = {}
+
+    def add(self, names: Sequence[str], error: UserError) -> bool:
+        """Take the layers that failed, `names` being the modules that ran, from the outside: the outermost in a list of
+        its like, and those. False: there is none, or it was among them."""
+        for name in names:
+            module, parent = (self._model.get_submodule(n) for n in (name, name.rpartition(".")[0]))
+            if isinstance(parent, (nn.ModuleList, nn.Sequential)) and id(module) not in self._reasons:
+                like = [child for child in parent if type(child) is type(module)]
+                self._reasons.update({id(child): error.what for child in like})
+                return len(like) > 1
+        return False
+
+    @contextlib.contextmanager
+    def stand_in(self, record: Record, mode: FakeMode) -> Iterator[None]:
+        """Inside, calls of the layers do what is said above."""
+        layers = [(name, module) for name, module in self._model.named_modules() if id(module) in self._reasons]
+        own = [module.__dict__.get("forward") for _, module in layers]
+
+        def call(name: str, module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+            module.forward = forward
+            try:
+                with _disable_current_modes():
+                    code = self._code(name, module, args, kwargs)
+                    made = mode.fresh(code.output_values)
+            finally:
+                module.forward = functools.partial(call, name, module, forward)
+            tensors = flatten_call(args, kwargs)[1]
+            record.add_layer(module, tensors, made)
+            differentiable = zip(made, code.result.differentiable, strict=True)
+            return code.result.deliver([t.requires_grad_(d) for t, d in differentiable], tensors)
+
+        for name, module in layers:
+            module.forward = functools.partial(call, name, module, module.forward)
+        try:
+            yield
+        finally:
+            for (_, module), forward in zip(layers, own, strict=True):
+                del module.forward
+                if forward is not None:
+                    module.forward = forward
+
+    def _code(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EagerPair:
+        weights = tuple((n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in module.named_parameters())
+        alike = type(module), repr(module), flatten_call(args, kwargs)[0].key, weights
+        if alike not in self._alike:
+            reason = self._reasons[id(module)]
+            self._alike[alike] = EagerPair.measured(module, args, kwargs, name=name, reason=reason)
+        self.codes[id(module)] = self._alike[alike]
+        return self._alike[alike]
+
+
+def record_with_opaque_layers(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device
+) -> tuple[ModuleCall, Record, Mapping[int, EagerPair]]:
+    """The calls of a forward with `batch`, its operations, and the own code of layers that look at data, by the layer's
+    id. Raises UserError."""
+    opaque = Opaque(model)
+    while True:
+        running: list[str] = []
+        try:
+            root, record = record_forward(model, batch, device, running, opaque.stand_in)
+        except UserError as error:
+            if not opaque.add(running, error):
+                raise
+        else:
+            return root, record, opaque.codes

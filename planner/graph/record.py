@@ -1,0 +1,188 @@
+"""One forward of a model on fake weights, recorded as operations and module calls."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from planner.errors import UserError
+from planner.graph.fake import FakeMode, fake_weights, same_buffers
+from planner.graph.joint import untraceable
+from planner.graph.signature import flatten_call
+
+_aten = torch.ops.aten
+_MATMULS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default)
+
+
+@dataclass(slots=True)
+class ModuleCall:
+    """One call of a module: operations `start` to `end` of the record."""
+
+    name: str
+    module: nn.Module
+    start: int
+    key: str
+    end: int = 0
+    kids: list[ModuleCall] = field(default_factory=list)
+
+    def walk(self) -> Iterator[ModuleCall]:
+        """This call and all below it, in the order they began."""
+        yield self
+        for kid in self.kids:
+            yield from kid.walk()
+
+
+@dataclass(slots=True)
+class Operation:
+    """One dispatched operation: what makes it equal to another, whether it reads its inputs' values, and its cost in
+    bytes made (matmuls weigh more)."""
+
+    text: str
+    inputs: list[int]
+    outputs: list[int]
+    cost: int
+    reads: bool
+
+
+class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records operations. Storages are kept alive so that their addresses stay their names; `parameters` maps those of
+    the parameters to their first names."""
+
+    def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]], others: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[Operation] = []
+        self.parameters = {storage_of(t): name for name, t in parameters}
+        self.kept: list[torch.Tensor] = [*(t for _, t in parameters), *others]
+        self.known = {storage_of(t) for t in self.kept}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = tree_leaves((args, kwargs))
+        tensors = [t for t in given if torch.is_tensor(t)]
+        outs = [t for t in tree_leaves(result) if torch.is_tensor(t)]
+        constants = [x for x in given if isinstance(x, (bool, int, float, str, torch.dtype))]
+        # A tensor out of nowhere is a constant of the model's code: its value is part of the operation.
+        data = [_digest(t) for t in tensors if storage_of(t) not in self.known]
+        self.kept += outs
+        self.known.update(map(storage_of, outs))
+        cost = sum(t.numel() * t.element_size() for t in outs) * (50 if func in _MATMULS else 1)
+        text = repr((str(func), constants, data, [_meta(t) for t in tensors], [_meta(t) for t in outs]))
+        inputs, outputs = (list(map(storage_of, side)) for side in (tensors, outs))
+        self.operations.append(Operation(text, inputs, outputs, cost, _reads_values(func)))
+        return result
+
+    def add_layer(self, module: nn.Module, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Record a layer as one operation, which costs what its weights in one matmul would."""
+        weights = [*module.parameters()]
+        self.kept += outputs
+        self.known.update(map(storage_of, outputs))
+        text = repr(([_meta(t) for t in inputs], [_meta(t) for t in outputs], str(module)))
+        ids, made = ([storage_of(t) for t in side] for side in ((*inputs, *weights), outputs))
+        self.operations.append(Operation(text, ids, made, 50 * sum(p.nbytes for p in weights), reads=True))
+
+
+def _reads_values(func: Any) -> bool:
+    """Whether an operation looks at its inputs' values, not only at their shapes, dtypes and devices."""
+    space, _, name = func._schema.name.partition("::")
+    return not (func.is_view or space == "prim" or name.endswith("_like") or name.startswith(("new_", "sym_")))
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _meta(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tuple(tensor.shape), tensor.stride(), str(tensor.dtype), str(tensor.device)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
+        return "fake"
+    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(data.numpy().tobytes()).hexdigest()
+
+
+def record_forward(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device, running: list[str],
+    around: Callable[[Record, FakeMode], contextlib.AbstractContextManager[None]],
+) -> tuple[ModuleCall, Record]:  # fmt: skip
+    """One forward, inside of `around`, with fake parameters but real buffers and a real batch: only what depends on
+    weights is fake, so code that looks at positions or masks takes the same way as when it trains.
+
+    After a UserError `running` names the modules that were running, from the outside.
+    """
+    mode = FakeMode()
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    root = ModuleCall("", model, 0, "")
+    stack, hooks = [root], []
+    own = [*model.named_parameters()]  # code may have a reference to one
+    with fake_weights(model, mode, device, buffers=False), same_buffers(model):
+        record = Record([*own, *model.named_parameters()], [*model.buffers(), *batch.values()])
+        for name, module in model.named_modules():
+            if not name:
+                continue
+
+            def before(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                call = ModuleCall(name, module, len(record.operations), repr(flatten_call(args, kwargs)[0].key))
+                stack[-1].kids.append(call)
+                stack.append(call)
+
+            def after(module: nn.Module, args: Any, result: Any) -> None:
+                stack.pop().end = len(record.operations)
+
+            hooks += [
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after, prepend=True),  # the module's own hooks are its caller's work
+            ]
+        try:
+            with around(record, mode), _quiet(), torch.random.fork_rng(devices=[]), torch.enable_grad(), record:
+                model(**batch)
+        except UserError:
+            raise
+        except Exception as error:  # the model's own code failed; that is the cause to name
+            running[:] = [call.name for call in stack[1:]]
+            if running:
+                raise untraceable(running[-1], error) from error
+            raise not_found(f"its forward fails on fake weights ({type(error).__name__}: {error})") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+    root.end = len(record.operations)
+    return root, record
+
+
+def not_found(cause: str) -> UserError:
+    """The error that says why a model cannot be cut into blocks."""
+    return UserError(
+        f"The model cannot be cut into blocks: {cause}.",
+        code="blocks-not-found",
+        hint="offmate trains language models of the transformers library that are a chain of equal layers",
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, torch does not log what its fake tensors cannot do: it is told in our own words."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

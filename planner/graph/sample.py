@@ -1,0 +1,20 @@
+"""Random data to try a block on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def random_data(value: Tensor, device: torch.device, *, alike: bool = False) -> Tensor:
+    """Data laid out as `value` (fake, perhaps). Small numbers, so that no operation runs into slow special values;
+    whole numbers are 0, which is a valid token; masks let everything pass. `alike`: all rows are equal."""
+    memory = torch.empty(value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype, device=device)
+    if value.dtype.is_floating_point:
+        memory.normal_(std=0.02)
+    else:
+        memory.fill_(value.dtype == torch.bool)
+    tensor = memory.as_strided(value.shape, value.stride(), value.storage_offset())
+    if alike and tensor.dim() > 1:
+        tensor.copy_(tensor[(0,) * (tensor.dim() - 1)].clone().expand_as(tensor))
+    return tensor
