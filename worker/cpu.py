@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import mmap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -15,6 +17,7 @@ from worker.actions import Actions
 from worker.machine import RandomState
 from worker.optimizer import StepValues
 from worker.queues import QueueInterpreter
+from worker.slabs import map_memory
 
 
 class CpuMachine:
@@ -38,19 +41,13 @@ class CpuMachine:
 
     def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Host memory of exactly that size, contiguous."""
-        with self.on_host():
-            return self.adopt(torch.empty(tuple(shape), dtype=dtype))
+        size = math.prod(shape) * dtype.itemsize
+        slab = torch.frombuffer(map_memory(size, mmap.mmap), dtype=torch.uint8)
+        return self._on_host(slab[:size].view(dtype).view(tuple(shape)))
 
-    def adopt(self, tensor: Tensor) -> Tensor:
-        """`tensor` itself, from now on host memory."""
-        if self.meter:
-            with self.meter.host():
-                self.meter.add(tensor)
-        return tensor
-
-    def place(self, tensor: Tensor, *, copy: bool) -> Tensor:
-        """`tensor` as device memory: itself if it fills a storage of its own and is not to be copied."""
-        if copy or not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
+    def place(self, tensor: Tensor) -> Tensor:
+        """`tensor` as device memory: itself if it fills a storage of its own."""
+        if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
             tensor = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
         if self.meter:
             self.meter.add(tensor)
@@ -74,7 +71,13 @@ class CpuMachine:
 
     def stage(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
-        return self.adopt(tensor)
+        return self._on_host(tensor)
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        if self.meter:
+            with self.meter.host():
+                self.meter.add(tensor)
+        return tensor
 
     def cap(self, budget_bytes: int, peak_bytes: int) -> None:
         """The host's memory knows no cap; the meter tells what was used."""

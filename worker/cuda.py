@@ -26,9 +26,8 @@ from worker.actions import Actions
 from worker.machine import RandomState
 from worker.optimizer import StepValues
 from worker.queues import QueueInterpreter
+from worker.slabs import map_memory
 
-_SLAB_BYTES = 1 << 23  # tensors smaller than this share slabs: registering one has a price, and a page at least
-_ALIGNMENT = 64
 _PACKING = 20  # the allocator gets a share of 1/20 beside the plan's peak: it rounds up, and cannot use every gap
 
 
@@ -44,8 +43,6 @@ class CudaMachine:
         self.stream = torch.cuda.default_stream(self.device)
         self._fraction: float | None = None
         self._outside_bytes = self._bytes_outside()
-        self._slab: Tensor | None = None
-        self._used = 0
 
     def interpreter(self, program: Program, actions: Actions) -> CudaInterpreter:
         """Queues for `program` on this device."""
@@ -62,25 +59,13 @@ class CudaMachine:
         return contextlib.nullcontext()
 
     def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Registered host memory, contiguous. It lives as long as a tensor uses its slab."""
-        count = math.prod(shape)
-        size = count * dtype.itemsize
-        if size >= _SLAB_BYTES:
-            memory = _registered(size)
-        else:
-            if self._slab is None or self._used + size > self._slab.nbytes:
-                self._slab, self._used = _registered(_SLAB_BYTES), 0
-            memory = self._slab[self._used : self._used + size]
-            self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return memory[:size].view(dtype).view(tuple(shape))
+        """Registered host memory, contiguous, zero. It lives as long as a tensor uses it."""
+        size = math.prod(shape) * dtype.itemsize
+        return _registered(size)[:size].view(dtype).view(tuple(shape))
 
-    def adopt(self, tensor: Tensor) -> Tensor:
-        """A copy of `tensor` in registered memory."""
-        return self.host_empty(tensor.shape, tensor.dtype).copy_(tensor)
-
-    def place(self, tensor: Tensor, *, copy: bool) -> Tensor:
-        """`tensor` on the device, contiguous: itself if it is there and is not to be copied."""
-        if tensor.device == self.device and tensor.is_contiguous() and not copy:
+    def place(self, tensor: Tensor) -> Tensor:
+        """`tensor` on the device, contiguous: itself if it is there."""
+        if tensor.device == self.device and tensor.is_contiguous():
             return tensor
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device).copy_(tensor)
 
@@ -221,8 +206,7 @@ def _cudart() -> Any:
 
 
 class _Registered(mmap.mmap):
-    """Private memory, in huge pages where possible, that the device can reach. A forked child does not get it: its
-    pages would be copied when either writes."""
+    """Memory that the device can reach."""
 
     address: int = 0
 
@@ -232,11 +216,8 @@ class _Registered(mmap.mmap):
 
 
 def _registered(size: int) -> Tensor:
-    """Exactly `size` bytes (in whole pages), registered; freed with the last tensor that uses them."""
-    memory = _Registered(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_DONTFORK)
-    with contextlib.suppress(OSError):  # an advice that a kernel without huge pages refuses
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    """`size` bytes, up to whole pages; freed with the last tensor that uses them."""
+    memory = map_memory(size, _Registered)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     torch.cuda.check_error(int(_cudart().cudaHostRegister(tensor.data_ptr(), len(memory), 0)))
     memory.address = tensor.data_ptr()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from worker.machine import Machine
+from worker.slabs import carve, slab_bytes
 
 STATE_PARTS = ("exp_avg", "exp_avg_sq", "master")
 
@@ -36,18 +37,32 @@ class Host:
         """What the item was before its last `swap`."""
         return self._spare[item]
 
+    def hold(self, name: str, kinds: Collection[str], weight: Tensor, *, overwritten: bool) -> None:
+        """Give a tensor's items of these kinds ("w", "g", "s") their memory, one slab for all, and what is in them
+        before the first step. `overwritten`: the gradient takes the weight's place."""
+        dtypes = {"w": [weight.dtype], "g": [] if overwritten else [weight.dtype], "s": _state_dtypes(weight)}
+        wanted = [(f"{kind}:{name}", dtype) for kind in kinds for dtype in dtypes[kind]]
+        sizes = [weight.numel() * dtype.itemsize for _, dtype in wanted]
+        slab = self._machine.host_empty((slab_bytes(sizes),), torch.uint8)
+        for (item, dtype), part in zip(wanted, carve(slab, sizes), strict=True):
+            self.items.setdefault(item, []).append(part.view(dtype).view(weight.shape))
+        if "w" in kinds:
+            self.items[f"w:{name}"][0].copy_(weight)
+        if "g" in kinds and overwritten:
+            self.items[f"g:{name}"] = self.items[f"w:{name}"]
+        if "s" in kinds:
+            for master in self.items[f"s:{name}"][2:]:
+                master.copy_(weight)
+
     def park(self, item: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Host tensors with the layouts of `tensors`. Their memory is kept for the next step's tensors."""
-        starts, total = [], 0
-        for tensor in tensors:
-            starts.append(total)
-            total += -(-_span_bytes(tensor) // 64) * 64
-        memory = self._parked.get(item)
-        if memory is None or memory.nbytes < total:
-            memory = self._parked[item] = self._machine.host_empty((total,), torch.uint8)
+        sizes = [_span_bytes(tensor) for tensor in tensors]
+        slab = self._parked.get(item)
+        if slab is None or slab.nbytes < slab_bytes(sizes):
+            slab = self._parked[item] = self._machine.host_empty((slab_bytes(sizes),), torch.uint8)
         self.items[item] = [
-            memory[start : start + _span_bytes(t)].view(t.dtype).as_strided(t.shape, t.stride())
-            for start, t in zip(starts, tensors, strict=True)
+            part.view(t.dtype).as_strided(t.shape, t.stride())
+            for t, part in zip(tensors, carve(slab, sizes), strict=True)
         ]
         return self.items[item]
 
@@ -55,8 +70,14 @@ class Host:
 def new_states(weight: Tensor) -> list[Tensor]:
     """Optimizer states of `weight` before the first step, on its device: zero moments and, where it is narrower than
     fp32, the master."""
-    moments = [torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) for _ in range(2)]
-    return moments if weight.dtype == torch.float32 else [*moments, weight.float()]
+    states = [torch.zeros(weight.shape, dtype=dtype, device=weight.device) for dtype in _state_dtypes(weight)]
+    for master in states[2:]:
+        master.copy_(weight)
+    return states
+
+
+def _state_dtypes(weight: Tensor) -> list[torch.dtype]:
+    return [torch.float32] * (2 if weight.dtype == torch.float32 else 3)
 
 
 def _span_bytes(tensor: Tensor) -> int:

@@ -33,13 +33,11 @@ class Machine(Protocol):
         """Entered around work on the host in a thread that computes."""
 
     def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Host memory that copies can reach, contiguous, of exactly that size."""
+        """Host memory that copies can reach, contiguous, zero, of exactly that size in whole pages, page-locked once.
+        It lives as long as a tensor uses it."""
 
-    def adopt(self, tensor: Tensor) -> Tensor:
-        """`tensor` in host memory that copies can reach: itself where possible."""
-
-    def place(self, tensor: Tensor, *, copy: bool) -> Tensor:
-        """`tensor` on the device, contiguous, in a storage of its own size: itself where possible and not `copy`."""
+    def place(self, tensor: Tensor) -> Tensor:
+        """`tensor` on the device, contiguous, in a storage of its own size: itself where possible."""
 
     def seeded(self, seed: int) -> RandomState:
         """The random state that `torch.manual_seed(seed)` sets."""

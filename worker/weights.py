@@ -37,7 +37,7 @@ class Weights:
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
         for name, parameter in self._parameters.items():
             self._take(name, parameter)
-        self._move_buffers(lambda buffer: machine.place(buffer, copy=False))
+        self._move_buffers(lambda buffer: machine.place(buffer))
 
     def _move_buffers(self, move: Callable[[Tensor], Tensor]) -> None:
         moved: dict[int, Tensor] = {}  # modules may share one
@@ -51,17 +51,12 @@ class Weights:
     def _take(self, name: str, parameter: nn.Parameter) -> None:
         """Make the tensor's items from the parameter, which becomes a view of one element, or of the device's copy."""
         weight, machine = parameter.detach().contiguous(), self._machine
-        if f"w:{name}" in self._on_host:
-            self.host.items[f"w:{name}"] = [weight := machine.adopt(weight)]
-        if f"s:{name}" in self._on_host:
-            self.host.items[f"s:{name}"] = [machine.adopt(t) for t in new_states(weight)]
-        if f"g:{name}" in self._on_host:
-            own = name not in self._overwritten
-            self.host.items[f"g:{name}"] = [machine.host_empty(weight.shape, weight.dtype) if own else weight]
+        if kinds := [kind for kind in "wgs" if f"{kind}:{name}" in self._on_host]:
+            self.host.hold(name, kinds, weight, overwritten=name in self._overwritten)
         if f"w:{name}" in self._resident:
-            self.device.items[f"w:{name}"] = [machine.place(weight, copy=f"w:{name}" in self._on_host)]
+            self.device.items[f"w:{name}"] = [machine.place(weight)]
         if f"s:{name}" in self._resident:
-            self.device.items[f"s:{name}"] = [machine.place(t, copy=False) for t in new_states(weight)]
+            self.device.items[f"s:{name}"] = [machine.place(t) for t in new_states(weight)]
         if name in self.frame:
             parameter.data = self.device.items[f"w:{name}"][0]
         else:
@@ -137,8 +132,11 @@ class Weights:
     def give_back(self) -> None:
         """Put the weights into the model's parameters, on the host; frees everything else."""
         for name, parameter in self._parameters.items():
-            parameter.data = self._current(f"w:{name}")[0].detach().cpu()
+            parameter.data = self._current(f"w:{name}")[0].detach().to("cpu", copy=True)
             parameter.grad = None
+            for items in (self.host.items, self.device.items):
+                for kind in "wgs":
+                    items.pop(f"{kind}:{name}", None)
         self._move_buffers(Tensor.cpu)
         self.host.items.clear()
         self.device.items.clear()

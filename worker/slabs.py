@@ -1,0 +1,43 @@
+"""Host memory of exact size, straight from the system: what is let go of is the system's again at once."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+_ALIGNMENT = 64
+
+
+_Memory = TypeVar("_Memory", bound=mmap.mmap)
+
+
+def map_memory(size: int, kind: type[_Memory]) -> _Memory:
+    """`size` bytes in whole pages, zero, in huge pages where possible. A forked child does not get them: pages would be
+    copied when either writes."""
+    pages = max(1, -(-size // mmap.PAGESIZE))
+    memory = kind(-1, pages * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_DONTFORK)
+    with contextlib.suppress(OSError):  # an advice that a kernel without huge pages refuses
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def slab_bytes(sizes: Sequence[int]) -> int:
+    """What parts of these sizes take in one slab."""
+    return sum(_aligned(size) for size in sizes)
+
+
+def carve(slab: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
+    """Parts of these sizes, one after another, of a slab of bytes."""
+    start = 0
+    for size in sizes:
+        yield slab[start : start + size]
+        start += _aligned(size)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
