@@ -11,7 +11,7 @@ Positions are those of `planner.oilp`: u after backward (stage u + L - 1 around 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.chain import Chain, Tensor
 from planner.itinerary import Itinerary, Side, Trip
@@ -93,6 +93,33 @@ class _Circle:
 
     def forward(self, block: int) -> int:
         return self.blocks + block
+
+
+def in_their_stages(chain: Chain, fates: Sequence[Fate], *, clip: bool) -> list[Itinerary]:
+    """An itinerary for every fate in a step of one round: what leaves is sent and released in the stage that touched it
+    last, what comes is fetched in the one that reads it. No other times take less memory; `planner.timing` finds
+    faster ones.
+    """
+    circle = _Circle(len(chain.blocks))
+    journeys = []
+    for fate in fates:
+        forward, backward = fate.block, circle.stages - 1 - fate.block
+        trips = []
+        if fate.after_backward:
+            offload = backward if fate.side is Side.GPU else None
+            trips.append(Trip(evict=backward, prefetch=forward, offload=offload))
+        if fate.after_forward:
+            trips.append(Trip(evict=forward, prefetch=backward, offload=forward if fate.send else None))
+        journey = Itinerary(tensor=fate.tensor, side=fate.side, weight=tuple(trips))
+        if fate.side is Side.CPU:
+            update = circle.stages - 1 if clip else backward + 1  # once its stale weight is gone
+            journey = replace(journey, update=update, send=backward, drop=backward)
+        elif fate.side is Side.GPU:
+            update = circle.stages - 1 if clip else backward
+            away = (Trip(evict=update, prefetch=update, offload=update),) if fate.states_travel else ()
+            journey = replace(journey, update=update, states=away)
+        journeys.append(journey)
+    return journeys
 
 
 def itineraries(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 
@@ -120,8 +120,15 @@ class Block:
         raise KeyError(f"block {self.name} has no option {name!r}")
 
 
+class _Derived:
+    """What a chain works out from its fields when first asked: no field itself, of no interest to == or JSON."""
+
+    __slots__ = ("_users",)
+    _users: dict[str, tuple[int, ...]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class Chain(_Derived):
     """Blocks in order; the first takes the batch, the last is the head with its loss.
 
     `frame_bytes` is on the device all the time: the frame's weights, their optimizer states, buffers.
@@ -150,10 +157,17 @@ class Chain:
         """Every tensor of a block once, in order of first use."""
         yield from {t.name: t for block in self.blocks for t in block.tensors}.values()
 
-    def users(self) -> dict[str, tuple[int, ...]]:
-        """Tensor name -> the blocks that use it, in order. More than one: a tied tensor."""
+    def users(self) -> Mapping[str, tuple[int, ...]]:
+        """Tensor name -> the blocks that use it, in order. More than one: a tied tensor. Made once: planning asks for
+        it thousands of times.
+        """
+        try:
+            return self._users
+        except AttributeError:
+            pass
         users: dict[str, tuple[int, ...]] = {}
         for index, block in enumerate(self.blocks):
             for tensor in block.tensors:
                 users[tensor.name] = (*users.get(tensor.name, ()), index)
+        object.__setattr__(self, "_users", users)
         return users

@@ -8,8 +8,9 @@ out, fetches in the order of their use, each as early as memory allows. Here tim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from planner.chain import Tensor
 from planner.greedy import Setting, resident
@@ -87,18 +88,33 @@ class _Search:
             for choice in (Choice(block=k, after_forward=True), Choice(block=k, after_forward=False))
             if self.bytes[k] and self.covered(choice)
         ]
-        chosen: list[Choice] = []
+        chosen: dict[Choice, None] = {}
+        # Profits only fall: the one at the top is worked out anew. But when one choice of a block is made, the other's
+        # rises, and is put in once more.
+        profits = [(-self._profit(choice, excess, chosen), n) for n, choice in enumerate(left)]
+        heapify(profits)
         while max(excess) > 0:
-            best = max(left, key=lambda choice: self._profit(choice, excess, chosen), default=None)
-            if best is None or self._profit(best, excess, chosen) == 0:
+            if not profits:
                 return None
-            left.remove(best)
-            chosen.append(best)
+            profit, n = heappop(profits)
+            if left[n] in chosen:
+                continue
+            now = -self._profit(left[n], excess, chosen)
+            if now > profit:
+                heappush(profits, (now, n))
+                continue
+            if now == 0:
+                return None
+            best = left[n]
+            chosen[best] = None
             for s in self.covered(best):
                 excess[s] = max(0, excess[s] - self.bytes[best.block])
-        return chosen
+            other = Choice(block=best.block, after_forward=not best.after_forward)
+            if other not in chosen and other in left:
+                heappush(profits, (-self._profit(other, excess, chosen), left.index(other)))
+        return list(chosen)
 
-    def _profit(self, choice: Choice, excess: list[int], chosen: list[Choice]) -> float:
+    def _profit(self, choice: Choice, excess: list[int], chosen: Container[Choice]) -> float:
         size = self.bytes[choice.block]
         both = Choice(block=choice.block, after_forward=not choice.after_forward) in chosen
         moved = size if both else 2 * size  # one copy to the host serves both absences

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.assign import Fate, itineraries
+from planner.assign import Fate, in_their_stages, itineraries
 from planner.chain import Chain, Tensor
 from planner.columns import limits_of
 from planner.hardware import Hardware
@@ -178,18 +178,17 @@ def rounded_draft(
             if fractions is None or time.monotonic() > deadline:
                 break
             fates = choose_fates(chain, hardware, fractions.totals, limits, up=up, tight=tight)
-            flows = solve_oilp(
-                instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=fractions.options,
-                totals=rounded_totals(chain, fates),
-            )  # fmt: skip
+            draft = _draft(chain, instance, fates, fractions.options, source)
             gpu_excess = cpu_excess = 0
-            if flows is not None:
-                draft = _draft(chain, fates, flows, clip, rounds, source)
-                draft = tightened(chain, draft, look(draft).room_bytes)
-                found = look(draft)
-                if found.fits:
+            if draft is not None:
+                seen = look(draft)
+                if seen.fits:
                     return draft
-                gpu_excess, cpu_excess = -min(0, *found.room_bytes), -min(0, found.host_bytes)
+                draft = tightened(chain, draft, seen.room_bytes)
+                seen = look(draft)
+                if seen.fits:
+                    return draft
+                gpu_excess, cpu_excess = -min(0, *seen.room_bytes), -min(0, seen.host_bytes)
             smaller = _less(smaller, gpu_excess, cpu_excess)
             less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip, rounds=rounds)
             fractions = _solve_near(less, solution, gap=gap, time_limit_s=deadline - time.monotonic())
@@ -211,9 +210,19 @@ def _solve_near(instance: Instance, solution: Solution, *, gap: float, time_limi
     return same or solve_oilp(instance, time_limit_s=time_limit_s, gap=gap)
 
 
-def _draft(chain: Chain, fates: Sequence[Fate], flows: Solution, clip: bool, rounds: int, source: str) -> Draft:
+def _draft(
+    chain: Chain, instance: Instance, fates: Sequence[Fate], options: Sequence[int], source: str
+) -> Draft | None:  # fmt: skip
+    """The fates with times; in several rounds those of the solver, which may find none."""
+    if instance.rounds == 1:
+        journeys = in_their_stages(chain, fates, clip=instance.clip)
+    else:
+        totals = rounded_totals(chain, fates)
+        flows = solve_oilp(instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=tuple(options), totals=totals)
+        if flows is None:
+            return None
+        journeys = itineraries(chain, fates, flows, clip=instance.clip, rounds=instance.rounds)
     moving = {fate.tensor.name for fate in fates}
-    journeys = itineraries(chain, fates, flows, clip=clip, rounds=rounds)
-    journeys += [at_home(chain, tensor, clip) for tensor in chain.tensors() if tensor.name not in moving]
-    options = tuple(block.options[o].name for block, o in zip(chain.blocks, flows.options, strict=True))
-    return Draft(options=options, journeys=tuple(journeys), source=source)
+    journeys += [at_home(chain, tensor, instance.clip) for tensor in chain.tensors() if tensor.name not in moving]
+    names = tuple(block.options[o].name for block, o in zip(chain.blocks, options, strict=True))
+    return Draft(options=names, journeys=tuple(journeys), source=source)

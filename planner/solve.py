@@ -69,9 +69,10 @@ def make_plan(
     for setting in in_rounds(step):
         if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
             continue
-        if _peak_bytes(_frugal(setting), setting) > gpu_budget_bytes:
+        least = _frugal(setting)
+        if _peak_bytes(least, setting) > gpu_budget_bytes:
             continue
-        found = _Search(setting, deadline, gap, beat_s).best()
+        found = _Search(setting, deadline, gap, beat_s, bounds_s[setting.rounds]).best(least)
         if found.step_s < beat_s:
             best, beat_s = found, found.step_s * (1 - gap)
     if best is None:
@@ -171,18 +172,17 @@ _SHORT_VARIANTS = (
 
 class _Search:
     """The candidates of one problem and the best so far. Little is tried where the solver gets no step below
-    `beat_s`."""
+    `beat_s`; nothing gets one below `bound_s`."""
 
-    def __init__(self, setting: Setting, deadline: float, gap: float, beat_s: float) -> None:
-        self.setting, self.gap, self.deadline, self.beat_s = setting, gap, deadline, beat_s
+    def __init__(self, setting: Setting, deadline: float, gap: float, beat_s: float, bound_s: float) -> None:
+        self.setting, self.gap, self.deadline, self.beat_s, self.bound_s = setting, gap, deadline, beat_s, bound_s
         self.solutions: list[Solution] = []
 
-    def best(self) -> Plan:
-        s = self.setting
-        least, bound_s = _frugal(s), _bound_s(s)
+    def best(self, least: Draft) -> Plan:
+        """The fastest of all candidates; `least` fits."""
         best = self._proven(least)
         for draft in self._candidates():
-            goal_s = max([bound_s, *(solution.step_s for solution in self.solutions)]) if self.solutions else 0.0
+            goal_s = max([self.bound_s, *(solution.step_s for solution in self.solutions)]) if self.solutions else 0.0
             goal_s *= 1 + self.gap
             if draft.source.startswith("o-ilp"):
                 draft = self._improved(draft, goal_s)
@@ -194,13 +194,12 @@ class _Search:
         solved = min(self.solutions, key=lambda solution: solution.step_s, default=None)
         return replace(
             best,
-            bound_s=bound_s,
             lp_step_s=solved.step_s if solved else 0.0,
             solver_gap=min(1.0, solved.gap) if solved else 1.0,
         )
 
     def _candidates(self) -> Iterator[Draft]:
-        yield from instant(self.setting, lambda draft: self._look(draft).fits)
+        yield from instant(self.setting, self._fits)
         short = len(self.setting.chain.blocks) <= _SHORT_BLOCKS
         for variant in (*_VARIANTS, *(_SHORT_VARIANTS if short else ())):
             left_s = self.deadline - time.monotonic()
@@ -239,6 +238,13 @@ class _Search:
             draft = improved(s, draft, self._look, attempts=attempts, go_on=go_on)
         *_, draft = (draft, *polished(s.chain, s.hardware, draft, self._rating, tries=_TRIES, go_on=go_on))
         return draft
+
+    def _fits(self, draft: Draft) -> bool:
+        s = self.setting
+        plan = _assemble(draft, s)
+        if cpu_peak_bytes(plan, s.chain) > s.budgets.cpu_bytes:
+            return False
+        return gpu_peak_bytes(order_program(plan, s.chain), s.chain) <= s.budgets.gpu_bytes
 
     def _look(self, draft: Draft) -> Look:
         s = self.setting
