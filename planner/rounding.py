@@ -26,6 +26,7 @@ _TOLERANCE = 1e-6
 _ATTEMPTS = 4  # to make whole tensors fit, each way
 _SHARE = 0.01  # of a budget
 _SMALL_LP_S = 10.0
+_SUMS = 4096  # of sizes, looked at for one block
 
 
 @dataclass(slots=True)
@@ -38,24 +39,31 @@ class _Carry:
     def take(
         self, kind: str, tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], least: float = 0.0
     ) -> list[Tensor]:
-        """Tensors whose sizes sum to the target and what was carried over, and to `least`: to at least that, or about
-        that.
+        """Tensors whose sizes sum to the target and what was carried over, and to `least`: to at least that, by as
+        little as possible, or as nearly as possible to that.
         """
-        total = sum(size(t) for t in tensors)
-        slack = _TOLERANCE * total
         wanted = target + self.of[kind]
-        left = max(wanted, least)
-        taken: list[Tensor] = []
-        for tensor in sorted(tensors, key=lambda t: (-size(t), t.name)):
-            if size(tensor) <= left + slack or (not self.up and size(tensor) / 2 <= left):
-                taken.append(tensor)
-                left -= size(tensor)
-        others = [t for t in tensors if t not in taken and size(t)]
-        if self.up and left > slack and others:
-            fitting = [t for t in others if size(t) >= left - slack]
-            taken += [min(fitting, key=size)] if fitting else others
+        taken = _subset([t for t in tensors if size(t)], max(wanted, least), size, up=self.up)
         self.of[kind] = wanted - sum(size(t) for t in taken)
         return taken
+
+
+def _subset(tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], *, up: bool) -> list[Tensor]:
+    """The tensors whose sizes sum most nearly to the target; `up`: to no less, all of them where that is not enough.
+    Of many equal sums the one of the larger tensors. Exact for a dozen tensors, of many more not all sums are known.
+    """
+    slack = _TOLERANCE * sum(size(t) for t in tensors)
+    sums: dict[int, tuple[Tensor, ...]] = {0: ()}
+    for tensor in sorted(tensors, key=lambda t: (-size(t), t.name)):
+        for total, chosen in list(sums.items()):
+            sums.setdefault(total + size(tensor), (*chosen, tensor))
+        if len(sums) > _SUMS:
+            nearest = sorted(sums, key=lambda total: abs(total - target))[: _SUMS // 2]
+            sums = {total: sums[total] for total in (0, *nearest)}
+    enough = [total for total in sums if total >= target - slack]
+    if up and not enough:
+        return list(tensors)
+    return list(sums[min(enough if up else sums, key=lambda total: abs(total - target))])
 
 
 def choose_fates(

@@ -163,6 +163,7 @@ _VARIANTS = (
 # Few tensors round badly, and few blocks are solved at once: more attempts.
 _SHORT_BLOCKS = 24
 _ATTEMPTS, _SHORT_ATTEMPTS = 8, 30  # to play a draft
+_NEAR = 0.02  # to the goal, where long chains get no other candidate
 _SHORT_VARIANTS = (
     _Variant(barrier=True, pace=1.0, source="o-ilp with barriers"),
     _Variant(barrier=True, pace=0.94, source="o-ilp with time to spare, with barriers"),
@@ -176,6 +177,7 @@ class _Search:
 
     def __init__(self, setting: Setting, deadline: float, gap: float, beat_s: float, bound_s: float) -> None:
         self.setting, self.gap, self.deadline, self.beat_s, self.bound_s = setting, gap, deadline, beat_s, bound_s
+        self.short = len(setting.chain.blocks) <= _SHORT_BLOCKS
         self.solutions: list[Solution] = []
 
     def best(self, least: Draft) -> Plan:
@@ -189,8 +191,8 @@ class _Search:
             found = self._proven(draft)
             if found.step_s < best.step_s:
                 best = found
-            if self.solutions and best.step_s <= goal_s:
-                break  # another candidate could hardly be better by more than the gap
+            if self.solutions and best.step_s <= goal_s * (1 + (0.0 if self.short else _NEAR)):
+                break  # another candidate could hardly be better by more than that
         solved = min(self.solutions, key=lambda solution: solution.step_s, default=None)
         return replace(
             best,
@@ -200,8 +202,7 @@ class _Search:
 
     def _candidates(self) -> Iterator[Draft]:
         yield from instant(self.setting, self._fits)
-        short = len(self.setting.chain.blocks) <= _SHORT_BLOCKS
-        for variant in (*_VARIANTS, *(_SHORT_VARIANTS if short else ())):
+        for variant in (*_VARIANTS, *(_SHORT_VARIANTS if self.short else ())):
             left_s = self.deadline - time.monotonic()
             if left_s > 0 and (draft := self._solved(variant, left_s)) is not None:
                 yield draft
@@ -233,8 +234,7 @@ class _Search:
             return step_s > goal_s and time.monotonic() < self.deadline
 
         if s.rounds == 1:
-            blocks = len(s.chain.blocks)
-            attempts = max(_ATTEMPTS, blocks // 4) if blocks > _SHORT_BLOCKS else _SHORT_ATTEMPTS
+            attempts = _SHORT_ATTEMPTS if self.short else _ATTEMPTS
             draft = improved(s, draft, self._look, attempts=attempts, go_on=go_on)
         *_, draft = (draft, *polished(s.chain, s.hardware, draft, self._rating, tries=_TRIES, go_on=go_on))
         return draft
