@@ -46,7 +46,7 @@ def measure(job: Job, device: str, steps: int) -> tuple[int, float]:
         for tensor in (*model.parameters(), *model.buffers()):
             meter.add(tensor)
         optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate, fused=True)
-        shape = (job.per_device_train_batch_size, job.max_length)
+        shape = (job.slice_rows, job.max_length)
         slices = [
             torch.randint(config.vocab_size, shape, device=device) for _ in range(job.gradient_accumulation_steps)
         ]

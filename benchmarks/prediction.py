@@ -117,7 +117,7 @@ class Bench:
     """Steps of the job's size on random tokens."""
 
     def __init__(self, job: Job) -> None:
-        shape = (job.per_device_train_batch_size, job.max_length)
+        shape = (job.slice_rows, job.max_length)
         generator = torch.Generator().manual_seed(0)
         vocabulary = model_config(job).vocab_size
         ids = [torch.randint(vocabulary, shape, generator=generator) for _ in range(job.gradient_accumulation_steps)]

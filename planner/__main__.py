@@ -54,6 +54,8 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     job = Job.from_resolved(run.resolved) if run else Job.load(options.job)
     answer = _plan(job, options, run.read_distinct_tokens() if run else ())
     if run is not None:
+        if options.measure and not job.is_split:  # first: a run goes on with the batch size that its plan is for
+            run.write_resolved(job.with_slices(answer.rows).resolved_yaml())
         run.write_plan(answer.to_json())
         run.error.unlink(missing_ok=True)
     title = job.run_name or Path(job.model).name

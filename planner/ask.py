@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from planner.batch import ranked
 from planner.chain import Chain
 from planner.errors import Exit, UserError
 from planner.hardware import Hardware
@@ -28,6 +29,7 @@ from planner.variations import Problem, Variations
 PATIENCE_S = 17.0
 """When to answer, counted from the process's start: variations that are not planned by then are left out."""
 _PLAN_S = 5.0  # of the solver for the plan itself
+_SPLIT_S = 5.0  # for comparing micro-batches where the job leaves them to the planner
 _SHORTEST = 256  # tokens; below that nobody trains
 _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
 
@@ -59,6 +61,7 @@ def ask(job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = 
     Raises UserError for a model that cannot be used.
     """
     deadline = started_s + PATIENCE_S
+    job = _split(job, hardware)
     with Variations() as others:
         problem = _problem(job, hardware)
         others.start(problem)
@@ -75,12 +78,20 @@ def ask(job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = 
     return replace(_too_large(job, problem, deadline), answer_s=time.monotonic() - started_s)
 
 
+def _split(job: Job, hardware: Hardware) -> Job:
+    """The job with the micro-batches that are the fastest; where none fits, with the smallest."""
+    if job.is_split:
+        return job
+    best = ranked(job, torch.device("cpu"), hardware, patience_s=_SPLIT_S)
+    return job.with_slices(best[0].rows if best else 1)
+
+
 def _asked(job: Job) -> Asked:
     return Asked(
         model=job.model,
         dtype="bf16" if job.bf16 else "fp32",
         length=job.max_length,
-        rows=job.per_device_train_batch_size,
+        rows=job.slice_rows,
         slices=job.gradient_accumulation_steps,
         clip=job.max_grad_norm is not None,
         keep=job.save_total_limit,
@@ -179,7 +190,7 @@ def _other_job(job: Job, problem: Problem, deadline: float) -> Iterator[str]:
 
 def _shorter_slices(job: Job, problem: Problem, deadline: float) -> Iterator[str]:
     """The largest slices that fit, halved from one row on."""
-    rows, length = job.per_device_train_batch_size, job.max_length
+    rows, length = job.slice_rows, job.max_length
     while rows > 1 or length // 2 >= _SHORTEST:
         rows, length = (1, length) if rows > 1 else (1, length // 2)
         shorter = job.model_copy(update={"per_device_train_batch_size": rows, "max_length": length})

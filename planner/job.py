@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from planner.jobbatch import AUTO, DEFAULT_ROWS, check_batch
 from planner.jobevaluation import check_evaluation
 from planner.jobfile import SWITCHED_OFF, Mistake, Source, read_text, read_yaml, shown, to_user_error
 from planner.joblora import check_lora, has_no_weights
@@ -118,8 +119,12 @@ class Job(BaseModel):
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
     max_length: Annotated[int, Field(ge=2, le=10**7, description="a whole number of tokens from 2 to 10^7")] = 1024
     packing: Switch = False
-    per_device_train_batch_size: Count = 8
+    per_device_train_batch_size: Annotated[
+        Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"],
+        Field(description="a whole number from 1 to 10^9, or auto"),
+    ] = DEFAULT_ROWS
     gradient_accumulation_steps: Count = 1
+    train_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = None
     learning_rate: Positive = 5e-5
     lr_scheduler_type: Annotated[
         Literal["linear", "cosine", "constant", "constant_with_warmup"],
@@ -215,6 +220,7 @@ class Job(BaseModel):
         mistakes += _resolve_paths(values, folder, source)
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source) + check_lora(values, names, source)
+        mistakes += check_batch(values, names, source)
         broken = {mistake.key for mistake in mistakes}
         try:
             job = cls.model_validate(values)
@@ -235,6 +241,23 @@ class Job(BaseModel):
     def resolved_yaml(self) -> str:
         """The job as YAML with canonical names and every default; `from_resolved` gives back an equal job."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    @property
+    def slice_rows(self) -> int:
+        """Rows of a micro-batch, once they are decided."""
+        assert isinstance(self.per_device_train_batch_size, int), "the planner has not decided it yet"
+        return self.per_device_train_batch_size
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is decided how the rows of a step are split; otherwise the planner does, see `with_slices`."""
+        return self.per_device_train_batch_size != AUTO
+
+    def with_slices(self, rows: int) -> Job:
+        """The job with micro-batches of so many of its `train_batch_size` rows."""
+        assert self.train_batch_size is not None and self.train_batch_size % rows == 0
+        slices = self.train_batch_size // rows
+        return self.model_copy(update={"per_device_train_batch_size": rows, "gradient_accumulation_steps": slices})
 
     def eval_every(self, total_steps: int) -> int | None:
         """Steps between two evaluations of a run of `total_steps`; None for one after every epoch."""
@@ -295,8 +318,6 @@ def _checked_alias(key: str, value: object, source: Source) -> list[Mistake]:
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
     if CANONICAL[key] == "method" and value in METHODS_NOT_THERE:
         return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning and LoRA")]
-    if CANONICAL[key] == "per_device_train_batch_size" and value == "auto":
-        return [source.mistake(key, "not-there", "auto is not there yet; give a whole number")]
     if key == "exact" and value is False:
         return [source.mistake(key, "not-there", "a loss in chunks is not there yet; leave this key out")]
     return []

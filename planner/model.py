@@ -83,7 +83,7 @@ def without_weights() -> Iterator[None]:
 
 def sample_batch(job: Job) -> dict[str, torch.Tensor]:
     """A slice of the largest shape the job can have: `input_ids` and `labels`, zeros [rows, max_length], int64."""
-    shape = (job.per_device_train_batch_size, job.max_length)
+    shape = (job.slice_rows, job.max_length)
     return {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
 
 

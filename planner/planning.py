@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from planner import cache as kept
+from planner.batch import WANTED, Candidate, ranked
 from planner.cache import Cache, CachedPlan, Question
 from planner.chain import Chain
 from planner.codec import Json, from_json, to_json
+from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.job import Job
 from planner.model import working_dtype
@@ -30,8 +32,10 @@ FORMAT = 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time.
-    `measurement`: the key of the measurement it rests on; None for an estimate."""
+    `measurement`: the key of the measurement it rests on; None for an estimate. `rows`: of a slice; `splits`: where the
+    planner decided them, what it compared, the best estimate first."""
 
+    rows: int
     plan: Plan
     chain: Chain
     hardware: Hardware
@@ -40,10 +44,11 @@ class Answer:
     solve_s: float
     key: str
     measurement: str | None
+    splits: tuple[Candidate, ...] = ()
 
     def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
         """The object of plan.json."""
-        parts: dict[str, Json] = {"format": FORMAT, "plan": to_json(self.plan)}
+        parts: dict[str, Json] = {"format": FORMAT, "plan": to_json(self.plan), "rows": self.rows}
         if with_chain:
             parts["chain"] = to_json(self.chain)
         return parts | {
@@ -53,6 +58,7 @@ class Answer:
             "solve_s": self.solve_s,
             "key": self.key,
             "measurement": self.measurement,
+            "splits": to_json(self.splits),
         }
 
 
@@ -65,8 +71,32 @@ def plan_job(
     blocks are measured now, and without it the plan rests on an estimate. Without `measure` a GPU is not touched,
     because a job may be running on it: there the plan is always an estimate. So it is where the plan depends on the
     job's data and these are not counted yet (`distinct_tokens`, see `planner.chain.Chain`).
+
+    Where the split of a step is left to the planner, those that are the fastest by the estimate are measured, and the
+    fastest of them is taken; without `measure` it is the first by the estimate, and the plan is an estimate.
     """
-    return _Planning(job, device, cache, measure=measure, distinct_tokens=distinct_tokens).answer()
+
+    def planning(of: Job) -> _Planning:
+        return _Planning(of, device, cache, measure=measure, distinct_tokens=distinct_tokens)
+
+    if job.is_split:
+        return planning(job).answer()
+    site = find_site(device, working_dtype(job), measure=measure)
+    check_budgets(job.gpu_budget, job.cpu_budget, site)
+    splits = tuple(ranked(job, site.device, site.machine, distinct_tokens=distinct_tokens))
+    answers: list[Answer] = []
+    for split in splits:
+        try:
+            its = planning(job.with_slices(split.rows))
+            answers.append(its.answer() if measure else its.preview())
+        except UserError as error:  # its bytes were read off those of two others, and are a little more
+            if error.exit_code is not Exit.DOES_NOT_FIT:
+                raise
+        if len(answers) == (WANTED if measure else 1):
+            break
+    if not answers:
+        return planning(job.with_slices(1)).answer()  # its error says what would fit
+    return replace(min(answers, key=lambda answer: answer.plan.step_s), splits=splits)
 
 
 class _Planning:
@@ -84,10 +114,15 @@ class _Planning:
         self.estimate = estimate_times(self.analysis, self.machine)
 
     def answer(self) -> Answer:
-        preview = self._question(self.machine, measured=False)
+        """A final plan where there may be one, or else an estimate."""
         knows_enough = self.measure or not self.asks_for_data or self.distinct_tokens
         final = self._final() if self.site.final and knows_enough else None
-        return final or self._found(preview) or self._solve(preview, self.estimate, self.machine)
+        return final or self.preview()
+
+    def preview(self) -> Answer:
+        """A plan that rests on an estimate."""
+        question = self._question(self.machine, measured=False)
+        return self._found(question) or self._solve(question, self.estimate, self.machine)
 
     def _final(self) -> Answer | None:
         """A plan from measurements, where there are any or they may be made."""
@@ -124,8 +159,8 @@ class _Planning:
         if found is None:
             return None
         return Answer(
-            plan=found.plan, chain=found.chain, hardware=found.hardware, measured=question.measured, cached=True,
-            solve_s=0.0, key=key, measurement=found.measurement,
+            rows=self.job.slice_rows, plan=found.plan, chain=found.chain, hardware=found.hardware,
+            measured=question.measured, cached=True, solve_s=0.0, key=key, measurement=found.measurement,
         )  # fmt: skip
 
     def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
@@ -141,8 +176,8 @@ class _Planning:
             cached = CachedPlan(plan=plan, chain=chain, hardware=hardware, solve_s=solve_s, measurement=measurement)
             self.cache.keep_plan(key, cached, model=self.job.model)
         return Answer(
-            plan=plan, chain=chain, hardware=hardware, measured=question.measured, cached=False, solve_s=solve_s,
-            key=key, measurement=measurement,
+            rows=self.job.slice_rows, plan=plan, chain=chain, hardware=hardware, measured=question.measured,
+            cached=False, solve_s=solve_s, key=key, measurement=measurement,
         )  # fmt: skip
 
     def _measurement_key(self) -> str:

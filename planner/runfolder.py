@@ -95,6 +95,10 @@ class RunFolder:
         """tokens.json; a reader finds the old one or the new one, whole."""
         _write_object(self.tokens, {"distinct_tokens": list(counts)})
 
+    def write_resolved(self, text: str) -> None:
+        """resolved.yaml; a reader finds the old one or the new one, whole."""
+        _write_text(self.resolved, text)
+
     def write_error(self, error: UserError) -> None:
         """error.json; a reader finds the old one or the new one, whole."""
         _write_object(self.error, error.to_json())
@@ -139,9 +143,13 @@ def _last_line(file: BinaryIO, beginning: bytes, *, end: int) -> bytes:
 
 
 def _write_object(path: Path, value: dict[str, Any]) -> None:
+    _write_text(path, json.dumps(value) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with beside.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(value) + "\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())  # or a power cut may leave the new name with nothing in it
     beside.replace(path)

@@ -153,6 +153,35 @@ def test_a_value_is_read_as_people_write_it(line: str, field: str, value: object
     assert getattr(parse(line, folder), field) == value
 
 
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("micro_batch_size: auto", ("auto", 1, 8)),
+        ("micro_batch_size: auto\ntrain_batch_size: 32", ("auto", 1, 32)),
+        ("micro_batch_size: auto\ngradient_accumulation_steps: 1", ("auto", 1, 8)),
+        ("train_batch_size: 32", ("auto", 1, 32)),
+        ("train_batch_size: 32\nmicro_batch_size: 4", (4, 8, 32)),
+        ("train_batch_size: 32\ngradient_accumulation_steps: 4", (8, 4, 32)),
+        ("train_batch_size: 32\nmicro_batch_size: 4\ngradient_accumulation_steps: 8", (4, 8, 32)),
+        ("micro_batch_size: 4\ngradient_accumulation_steps: 8", (4, 8, None)),
+    ],
+)
+def test_the_rows_of_a_step_are_those_of_a_micro_batch_times_their_number(
+    lines: str, found: tuple[object, ...], folder: Path
+) -> None:
+    job = parse(lines, folder)
+    assert (job.per_device_train_batch_size, job.gradient_accumulation_steps, job.train_batch_size) == found
+    (folder / "resolved.yaml").write_text(job.resolved_yaml())
+    assert Job.from_resolved(folder / "resolved.yaml") == job
+
+
+def test_a_split_that_was_decided_reads_back(folder: Path) -> None:
+    job = parse("train_batch_size: 32", folder).with_slices(4)
+    (folder / "resolved.yaml").write_text(job.resolved_yaml())
+    assert Job.from_resolved(folder / "resolved.yaml") == job
+    assert (job.slice_rows, job.gradient_accumulation_steps, job.is_split) == (4, 8, True)
+
+
 @pytest.mark.parametrize("value", ["false", "no", "'no'", "null", "0", "0.0", "[]", "none"])
 def test_a_key_of_something_that_is_not_there_may_be_switched_off(value: str, folder: Path) -> None:
     assert parse("".join(f"{key}: {value}\n" for key in NOT_THERE), folder) == parse("", folder)
@@ -204,7 +233,16 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ('run_name: "\\e[31m"', "bad-value", "it must be text without control characters"),
         ('output_dir: "a\\0"', "bad-value", "path, or null"),
         ("max_length: 99999999999999999999", "bad-value", "it must be a whole number of tokens from 2 to 10^7"),
-        ("per_device_train_batch_size: 1000000001", "bad-value", "it must be a whole number from 1 to 10^9"),
+        ("per_device_train_batch_size: 1000000001", "bad-value", "it must be a whole number from 1 to 10^9, or auto"),
+        ("micro_batch_size: most", "wrong-type", 'it is "most"; it must be a whole number from 1 to 10^9, or auto'),
+        ("micro_batch_size: auto\ngradient_accumulation_steps: 4", "bad-value", "give train_batch_size instead"),
+        ("train_batch_size: 10\nmicro_batch_size: 4", "bad-value", "it is 10; it must be micro_batch_size × a whole"),
+        (
+            "train_batch_size: 8\nmicro_batch_size: 4\ngradient_accumulation_steps: 4",
+            "bad-value",
+            "it is 8; it must be micro_batch_size × gradient_accumulation_steps, or leave one of the three out",
+        ),
+        ("train_batch_size: 0", "bad-value", "it must be a whole number from 1 to 10^9, or null"),
         ("save_steps: 99999999999999999999", "bad-value", "it must be a whole number from 1 to 10^9"),
         ("warmup_steps: 99999999999999999999", "bad-value", "a whole number of steps"),
         ("num_train_epochs: 1e300", "bad-value", "at most 10^6"),
@@ -215,8 +253,6 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("method: lora", "bad-value", "method: lora needs a model with weights, and "),
         ("finetuning_type: dpo", "not-there", "finetuning_type: dpo is not there yet"),
         ("method: magic", "bad-value", 'it is "magic"; it must be full or lora'),
-        ("per_device_train_batch_size: auto", "not-there", "auto is not there yet; give a whole number"),
-        ("micro_batch_size: auto", "not-there", "auto is not there yet; give a whole number"),
         ("exact: false", "not-there", "a loss in chunks is not there yet"),
         ("max_length: 8\nsequence_len: 9", "two-names", "sequence_len: max_length is given too"),
         ("cutoff_len: 8\nsequence_len: 9", "two-names", "cutoff_len is given too, and both mean max_length"),

@@ -35,6 +35,7 @@ def certify(
     Raises UserError, as the job would.
     """
     answer = plan_job(job, device, cache=cache, measure=True)
+    job = job if job.is_split else job.with_slices(answer.rows)
     room = Room.of(answer.chain, device)
     batches = Batches(job, load_tokenizer(job), folder / "data")
     kept = room.layers() if layers is None else min(layers, room.all_layers)

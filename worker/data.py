@@ -56,14 +56,14 @@ class Batches:
         """What is held out, or the job's `eval_dataset`."""
         if job.val_size is not None:
             rows, held_out = _hold_out(rows, job)
-            self.evaluation = EvalBatches(held_out, job.per_device_train_batch_size)
+            self.evaluation = EvalBatches(held_out, job.slice_rows)
         elif job.eval_dataset is not None:
             other = job.model_copy(update={"dataset": job.eval_dataset})
             log.info("data: for evaluation:")
             corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"))
             self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             found = Rows(corpus, _rows(corpus, other), max_length=job.max_length, pad=rows.pad)
-            self.evaluation = EvalBatches(found, job.per_device_train_batch_size)
+            self.evaluation = EvalBatches(found, job.slice_rows)
         self._rows = rows
         log.info(
             "data: %d rows, %d tokens; %d rows a step, %.1f steps an epoch, %d steps in all",
@@ -75,7 +75,7 @@ class Batches:
     @property
     def rows_per_step(self) -> int:
         """Rows of all slices of one optimizer step."""
-        return self._job.per_device_train_batch_size * self._job.gradient_accumulation_steps
+        return self._job.slice_rows * self._job.gradient_accumulation_steps
 
     @property
     def steps_per_epoch(self) -> float:
@@ -97,7 +97,7 @@ class Batches:
     def step(self, step: int) -> list[dict[str, Tensor]]:
         """Step `step` (from 0): for each slice `input_ids` and `labels`, int64 [rows, length], padded on the right."""
         numbers = self._numbers(step)
-        size = self._job.per_device_train_batch_size
+        size = self._job.slice_rows
         return [self._rows.batch(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
     def num_tokens(self, step: int) -> int:

@@ -27,6 +27,8 @@ def main(arguments: list[str]) -> int:
         from worker.model import load_tokenizer
 
         job = Job.from_resolved(folder.resolved)
+        if not job.is_split and job.train_batch_size is not None:
+            job = job.with_slices(job.train_batch_size)  # tokens of the whole step are enough for any split
         batches = Batches(job, load_tokenizer(job), folder.path / "data")
         folder.write_distinct_tokens(batches.distinct_tokens())
     except UserError as error:

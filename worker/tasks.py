@@ -60,7 +60,8 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
     exit code."""
     plan = run.read_plan()
     if plan is None or not plan["measured"]:
-        if Job.from_resolved(run.resolved).gradient_accumulation_steps > 1 and not run.tokens.exists():
+        job = Job.from_resolved(run.resolved)
+        if (job.gradient_accumulation_steps > 1 or not job.is_split) and not run.tokens.exists():
             say(run, "counting the data's tokens")  # how many a step has decides what several slices need
             code = watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run)
             if code != Exit.DONE:

@@ -17,8 +17,10 @@ from planner.units import format_bytes, format_seconds
 def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
     """Names and values for `pairs()`; `answer` is plan.json, its chain not needed."""
     plan = from_json(Plan, answer["plan"])
+    splits = [("batch", _split(answer))] if answer.get("splits") else []
     return [
         ("plan", _origin(plan, answer)),
+        *splits,
         ("step", _time(plan)),
         ("GPU memory", f"peak {format_bytes(plan.gpu_peak_bytes)} of {format_bytes(plan.gpu_budget_bytes)}"),
         ("host memory", f"peak {format_bytes(plan.cpu_peak_bytes)} of {format_bytes(plan.cpu_budget_bytes)}"),
@@ -40,6 +42,15 @@ def _origin(plan: Plan, answer: dict[str, Any]) -> str:
     known = "measured on this machine" if answer["measured"] else "an estimate: the blocks are measured before training"
     made = "from the cache" if answer["cached"] else f"made in {format_seconds(answer['solve_s'])}"
     return f"{plan.source}, {made}; {known}"
+
+
+def _split(answer: dict[str, Any]) -> str:
+    """What was chosen, and what else was compared, with the estimates of their steps."""
+    plan, rows = answer["plan"], answer["rows"]
+    text = f"{plan['slices'] * plan['rounds']} × {rows} rows, chosen by the planner"
+    others = [s for s in answer["splits"] if s["rows"] != rows]
+    shown = ", ".join(f"{s['slices']} × {s['rows']} ({format_seconds(s['step_s'])})" for s in others)
+    return f"{text}; compared by estimate: {shown}" if others else text
 
 
 def _time(plan: Plan) -> str:
