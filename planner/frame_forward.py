@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 
 from planner.forward import ForwardBytes
 from planner.frame import frame_alone
@@ -71,6 +72,11 @@ def measure_forward(
     return ForwardBytes(start=start, held=tuple(held), peak=tuple(each))
 
 
+def generator(model: nn.Module) -> nn.Module:
+    """The module whose `generate` and `forward` write texts: with peft the model within its own."""
+    return next((module for module in model.modules() if isinstance(module, GenerationMixin)), model)
+
+
 def measure_generation(
     model: nn.Module, names: BlockNames, rows: int, length: int, new_tokens: int, device: torch.device
 ) -> ForwardBytes:
@@ -81,7 +87,7 @@ def measure_generation(
     mask = torch.ones_like(ids)
     mask[:, 0] = 0  # so that code that looks for padding finds some
     options: dict[str, Any] = {"use_cache": True, "return_dict": True}
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+    if "logits_to_keep" in inspect.signature(generator(model).forward).parameters:
         options["logits_to_keep"] = 1  # as generate does
     caches: list[Any] = []
 

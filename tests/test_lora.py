@@ -174,6 +174,27 @@ def test_frozen_weights_travel_one_way_and_have_no_gradients_and_no_states(tmp_p
     engine.close()
 
 
+def test_a_model_with_adapters_is_evaluated_and_writes_as_plain_peft_would(tmp_path: Path) -> None:
+    job = lora_job(tmp_path)
+    engine, _ = engine_of(job, *plan_of(job))
+    plain = load_model(job)
+    for name, parts in engine.state():  # fresh adapters give nothing
+        random = torch.Generator().manual_seed(len(name))
+        parts["master"].copy_(plain.get_parameter(name).data.normal_(std=0.1, generator=random))
+    engine.load_state([(name, dict(parts)) for name, parts in engine.state()], step=1)
+    plain.eval()
+    (batch, *_), _, _ = next(steps_of(job, 1))
+    with torch.no_grad():
+        assert torch.equal(engine.evaluate([batch]).losses[0], plain(**batch).loss)
+        prompts = [[1, 2, 3, 4], [7, 8, 9, 10]]
+        wanted = plain.generate(
+            input_ids=torch.tensor(prompts), attention_mask=torch.ones(2, 4, dtype=torch.long), max_new_tokens=6,
+            do_sample=False, use_cache=True, pad_token_id=257,
+        )  # fmt: skip
+    assert engine.generate(prompts, new_tokens=6, pad=257) == wanted[:, 4:].tolist()
+    engine.close()
+
+
 class _After(StopRequest):
     """Asks for a stop before step `count`."""
 

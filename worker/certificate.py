@@ -50,7 +50,7 @@ def certify(
     program = compile_program(plan, chain)
     return Certificate(
         model=job.model, device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", steps=steps,
-        slices=plan.slices, layers=kept, all_layers=room.all_layers, plain_bytes=plain_bytes(room.chain),
+        slices=plan.rounds * plan.slices, layers=kept, all_layers=room.all_layers, plain_bytes=plain_bytes(room.chain),
         there_bytes=room.there_bytes, gpu_budget_bytes=plan.gpu_budget_bytes, gpu_peak_bytes=plan.gpu_peak_bytes,
         moved_bytes=sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND)),
         cpu_updated=len(plan.cpu_updated()), options=plan.options, findings=findings, parameters=parameters,
@@ -61,12 +61,10 @@ def certify(
 def _shorter_plan(answer: Answer, chain: Chain) -> Plan:
     """A plan for the shorter chain, as hard pressed as the job's: its budget is the same share of what plain PyTorch
     takes, or the least possible."""
-    plan = answer.plan
-    least = least_budget(
-        chain, answer.hardware, cpu_budget_bytes=plan.cpu_budget_bytes, slices=plan.slices, clip=plan.clip
-    )
+    plan, slices = answer.plan, answer.plan.rounds * answer.plan.slices
+    least = least_budget(chain, answer.hardware, cpu_budget_bytes=plan.cpu_budget_bytes, slices=slices, clip=plan.clip)
     share = plan.gpu_budget_bytes / plain_bytes(answer.chain)
     return make_plan(
         chain, answer.hardware, gpu_budget_bytes=max(least.gpu_bytes, int(share * plain_bytes(chain))),
-        cpu_budget_bytes=plan.cpu_budget_bytes, slices=plan.slices, clip=plan.clip,
+        cpu_budget_bytes=plan.cpu_budget_bytes, slices=slices, clip=plan.clip,
     )  # fmt: skip

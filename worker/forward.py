@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from planner.chain import Chain
 from planner.errors import UserError
 from planner.forward import ForwardBytes, TooLarge, forward_program
-from planner.frame_forward import eval_mode, measure_forward, measure_generation
+from planner.frame_forward import eval_mode, generator, measure_forward, measure_generation
 from planner.graph import EAGER, BlockNames
 from planner.plan import Plan
 from planner.program import OpKind, Program
@@ -64,6 +64,7 @@ class Forward:
             for block, option in zip(chain.blocks, plan.options, strict=True)
             if block.option(option).recipe == EAGER.name
         )
+        self._generator = generator(model)
         self._budget_bytes = plan.gpu_budget_bytes or sys.maxsize
         self._measured: dict[tuple[object, ...], ForwardBytes] = {}
         self._lockstep: Lockstep | None = None
@@ -118,8 +119,8 @@ class Forward:
             with eval_mode(self._model), machine.computing(), self._passes(program) as run_pass:
                 given = {"input_ids": ids, "attention_mask": mask}
                 given = {k: machine.stage(t).to(machine.device, copy=True, non_blocking=True) for k, t in given.items()}
-                with self._each_call_a_pass(run_pass):
-                    answer = cast(Any, self._model).generate(
+                with _each_call_a_pass(self._generator, self._machine, run_pass):
+                    answer = cast(Any, self._generator).generate(
                         **given, max_new_tokens=new_tokens, do_sample=False, use_cache=True, pad_token_id=pad
                     )
                 found += answer[:, ids.shape[1] :].tolist()
@@ -149,26 +150,6 @@ class Forward:
                     self._model, self._names, rows, length, new_tokens, self._machine.device
                 )
         return self._measured[key]
-
-    @contextlib.contextmanager
-    def _each_call_a_pass(self, run_pass: RunPass) -> Iterator[None]:
-        """Inside, each call of the model is a pass of one slice."""
-        own = self._model.forward
-        before = self._model.__dict__.get("forward")
-
-        @functools.wraps(own)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            results: list[Any] = []
-            run_pass(lambda k: results.append(own(*args, **kwargs)), [self._machine.random_state()])
-            return results.pop()
-
-        self._model.__dict__["forward"] = forward
-        try:
-            yield
-        finally:
-            del self._model.__dict__["forward"]
-            if before is not None:
-                self._model.__dict__["forward"] = before
 
     def check_fits(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
         """Raise UserError "evaluation-does-not-fit" now, and not when the evaluation is due."""
@@ -248,6 +229,27 @@ class Forward:
             interpreter.close()
             self._machine.synchronize()  # copies may still be using what is freed now
             self._weights.come_back()
+
+
+@contextlib.contextmanager
+def _each_call_a_pass(model: nn.Module, machine: Machine, run_pass: RunPass) -> Iterator[None]:
+    """Inside, each call of `model` is a pass of one slice."""
+    own = model.forward
+    before = model.__dict__.get("forward")
+
+    @functools.wraps(own)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        results: list[Any] = []
+        run_pass(lambda k: results.append(own(*args, **kwargs)), [machine.random_state()])
+        return results.pop()
+
+    model.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del model.__dict__["forward"]
+        if before is not None:
+            model.__dict__["forward"] = before
 
 
 _NO_UPDATES = StepValues(number=0, learning_rate=0.0, host_count=torch.zeros(()), device_count=torch.zeros(()))
