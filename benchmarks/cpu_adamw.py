@@ -18,7 +18,6 @@ import importlib
 import importlib.util
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from torch import Tensor
 
 from planner.kernel import build
 from planner.kernel.adamw import ChunkedKernel, NativeKernel, Step, Target, fused
+from planner.probe import machine_name
 
 BYTES = 28
 STREAMS = {"triad": 12, "copy": 8, "library_copy": 8, "in_place": 8, "torch_copy": 8}
@@ -239,7 +239,7 @@ def main() -> None:
         found.append(summary(json.loads(answer.stdout.splitlines()[-1])))
         show(found[-1])
     if options.json:
-        machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+        machine = {"machine": machine_name("cpu"), "cores": os.cpu_count()}
         versions = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}
         options.json.write_text(json.dumps({**machine, **versions, "results": found}, indent=1) + "\n", "utf-8")
 

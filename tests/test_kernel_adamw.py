@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -179,6 +180,21 @@ def test_a_gradient_may_lie_where_the_working_copy_will_be(kernel):
 
 def parts(target):
     return target.work, target.master, target.exp_avg, target.exp_avg_sq
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_state_that_is_read_elsewhere_stays_and_gives_the_same_bits(kernel, layout):
+    pair = Pair(layout, (5, 77, CHUNK + 3))
+    for number in (1, 2):
+        kept = [target.exp_avg.clone() for target in pair.targets]
+        old = [(t.master.clone(), t.exp_avg.clone(), t.exp_avg_sq.clone()) for t in pair.targets]
+        for target in pair.targets:
+            for tensor in (target.master, target.exp_avg, target.exp_avg_sq):
+                tensor.fill_(torch.nan)
+        pair.targets = [replace(target, before=before) for target, before in zip(pair.targets, old, strict=True)]
+        pair.step(kernel, number, coefficient=0.5)
+        pair.assert_equal()
+        assert all(torch.equal(before[1], exp_avg) for before, exp_avg in zip(old, kept, strict=True))
 
 
 def test_gradients_in_another_order_of_memory_or_another_dtype_are_taken_too(kernel):

@@ -10,6 +10,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __clang__ /* elements do not depend on each other, though pointers may be equal */
+#define SIDE_BY_SIDE _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define SIDE_BY_SIDE _Pragma("GCC ivdep")
+#endif
 #define INLINE static inline __attribute__((always_inline))
 #define LANES(layout) ((layout) == BF16 ? 16 : 8)
 #define BLOCK (1L << 15)         /* elements a thread takes at a time: some megabytes, and a multiple of a cache line */
@@ -50,7 +55,7 @@ INLINE void range(const struct tensor *t, const struct step *s, long lo, long hi
   const void *gradient = t->gradient, *from_master = t->from[0], *from_avg = t->from[1], *from_sq = t->from[2];
   void *master = t->master, *exp_avg = t->exp_avg, *exp_avg_sq = t->exp_avg_sq, *work = t->work;
   const int half = layout == BF16;
-#pragma GCC ivdep
+  SIDE_BY_SIDE
   for (long i = lo; i < hi; i++) {
     float g = get(gradient, i, layout != FP32) * factor;
     if (half) g = widen(narrow(g));                                     /* PyTorch keeps the product as bf16 */
