@@ -76,6 +76,7 @@ class Option:
     reads_input: bool = True  # backward reads the block's input, which then stays on the device from F to B
     reads_weights: tuple[str, ...] | None = None  # tensors backward reads; None: all of the block's
     recipe: str = "keep"
+    chunk_rows: int = 0  # of the head: it computes its loss in chunks of so many rows; 0: in one piece
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -17,7 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UserError, first_line
-from planner.graph import BlockCall, BlockCode, BlockNames, EagerPair, Joint, flatten_call, run_slice, trace_block
+from planner.graph import (
+    BlockCall,
+    BlockCode,
+    BlockNames,
+    ChunkedHead,
+    EagerPair,
+    Joint,
+    flatten_call,
+    run_slice,
+    trace_block,
+)
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights, same_buffers
 from planner.meter import Meter
 
@@ -86,13 +96,15 @@ def measure_frame(
     batch: Mapping[str, Tensor],
     device: torch.device,
     model_kwargs: Mapping[str, Any],
+    *,
+    chunk_rows: int = 0,
 ) -> FrameBytes:
     """The frame's bytes, when blocks of a kind run under any of its `pairs`: where pairs differ in what they keep of
-    the frame, the most."""
+    the frame, the most. `chunk_rows`: the head computes its loss in chunks of so many rows; 0: in one piece."""
     reading = {pair.reads_interface for kind in names.kinds for pair in pairs[kind] if pair.interface is not None}
     runs = []
     for keep_input in sorted(reading):
-        run = _Run(model, names, pairs, device, keep_input=keep_input)
+        run = _Run(model, names, pairs, device, keep_input=keep_input, chunk_rows=chunk_rows)
         run.run(batch, model_kwargs)
         runs.append(run)
     count = len(names.all)
@@ -167,11 +179,13 @@ class _Run:
         device: torch.device,
         *,
         keep_input: bool,
+        chunk_rows: int,
     ) -> None:
+        self.chunk_rows = chunk_rows
         self.model, self.names, self.pairs, self.device, self.keep_input = model, names, pairs, device, keep_input
         self.mode = FakeMode()
         self.meter = Meter(device.type, counted=FAKE_TYPES)
-        self.calls: dict[int, _StandIn] = {}
+        self.calls: dict[int, _StandIn | _ChunkedStandIn] = {}
         self.sums: list[Tensor] = []  # of the head's gradients
         self.start = self.head_peak = 0
         self.held: dict[str, dict[int, int]] = {"F": {}, "B": {}}
@@ -215,8 +229,14 @@ class _Run:
         self.arrive("F", index)
         tensors = flatten_call(args, kwargs)[1]
         pairs = self.pairs[self.names.kinds[index]]
-        name, at_head = self.names.all[index], index == self.head
-        call = _HeadStandIn(self, name, module, pairs, tensors) if at_head else _StandIn(self, name, pairs, tensors)
+        name = self.names.all[index]
+        call: _StandIn | _ChunkedStandIn
+        if index != self.head:
+            call = _StandIn(self, name, pairs, tensors)
+        elif self.chunk_rows:
+            call = _ChunkedStandIn(self, module, pairs, tensors)
+        else:
+            call = _HeadStandIn(self, name, module, pairs, tensors)
         if len({(e.node, e.output_nr) for e in call.edges if e}) < sum(e is not None for e in call.edges):
             raise _refused(f"the block {name} is given one tensor twice")
         self.calls[index] = call
@@ -328,3 +348,22 @@ class _HeadStandIn(_StandIn):
 
     def add(self, name: str, gradient: Tensor) -> None:
         self.run.sums.append(gradient if self.pair.adoptable[name] else self.fresh([gradient])[0])
+
+
+class _ChunkedStandIn(ChunkedHead):
+    """The head in chunks does what it does in training."""
+
+    def __init__(self, run: _Run, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]) -> None:
+        super().__init__(pairs[0], tensors, run.chunk_rows)
+        self.run, self.x = run, None
+        self.given = {name: p.detach() for name, p in module.named_parameters()}
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.given
+
+    def take_tangents(self) -> list[Tensor]:
+        return []
+
+    def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
+        """Gradients of the arguments. Forgets what was kept."""
+        return self.finish(lambda name, gradient: self.run.sums.append(gradient))

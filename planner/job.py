@@ -318,8 +318,6 @@ def _checked_alias(key: str, value: object, source: Source) -> list[Mistake]:
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
     if CANONICAL[key] == "method" and value in METHODS_NOT_THERE:
         return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning and LoRA")]
-    if key == "exact" and value is False:
-        return [source.mistake(key, "not-there", "a loss in chunks is not there yet; leave this key out")]
     return []
 
 

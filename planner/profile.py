@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from planner.chain import Block, Chain, Option, Tensor
 from planner.errors import Exit, UserError
 from planner.frame import FrameBytes, measure_frame, trace_blocks
-from planner.graph import RECIPES, BlockCode, BlockNames, EagerPair, Pair, find_blocks
+from planner.graph import RECIPES, BlockCode, BlockNames, EagerPair, Pair, check_chunked, find_blocks
+from planner.graph import chunk_rows as rows_of_a_chunk
 from planner.hardware import Hardware
 from planner.job import Job
 from planner.model import sample_batch, skeleton_model
@@ -44,6 +45,7 @@ class Analysis:
     resident_bytes: int
     slice_tokens: int
     sums_slices: bool
+    chunk_rows: int = 0
 
     def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
         """The chain with these times, which must have all kinds and options of this analysis (KeyError).
@@ -103,12 +105,15 @@ class Analysis:
             reads_input=pair.reads_interface,
             reads_weights=tuple(names[local] for local in pair.backward_weights),
             recipe=pair.recipe.name,
+            chunk_rows=self.chunk_rows if is_head else 0,
         )
 
 
 def analyse(job: Job, device: torch.device) -> Analysis:
     """The analysis of a job's model under slices of its largest shape, without memory for weights. Raises UserError."""
-    analysis = analyse_model(skeleton_model(job, device), sample_batch(job), device=device)
+    model = skeleton_model(job, device)
+    rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight.shape[-1])
+    analysis = analyse_model(model, sample_batch(job), device=device, chunk_rows=rows)
     if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
         raise UserError(
             f"{job.model} takes the mean over each micro-batch by itself.", code="loss-per-slice",
@@ -122,10 +127,15 @@ def analyse(job: Job, device: torch.device) -> Analysis:
     return analysis
 
 
-def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device) -> Analysis:
+def analyse_model(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0
+) -> Analysis:
     """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
-    `input_ids` and `labels` [rows, length]. Raises UserError."""
+    `input_ids` and `labels` [rows, length]. `chunk_rows`: head and loss in chunks of so many rows; 0: in one piece.
+    Raises UserError."""
     names = find_blocks(model, batch, device=device)
+    if chunk_rows:
+        check_chunked(model.get_submodule(names.head))
     watch = _Watch(_ITEMS)
     model_kwargs = {"num_items_in_batch": watch.number}
     joints = trace_blocks(model, names, batch, device, model_kwargs)
@@ -140,7 +150,7 @@ def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device
             pairs[kind] = {recipe.name: Pair(joint, recipe) for recipe in recipes}
     with watch:
         by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
-        frame = measure_frame(model, names, by_kind, batch, device, model_kwargs)
+        frame = measure_frame(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)
     first_names = {id(p): name for name, p in model.named_parameters()}
     params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
     in_blocks = {id(p) for block in params for p in block.values()}
@@ -157,6 +167,7 @@ def analyse_model(model: nn.Module, batch: Mapping[str, torch.Tensor], *, device
         resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES,
         slice_tokens=batch["input_ids"].numel(),
         sums_slices=watch.seen,
+        chunk_rows=chunk_rows,
     )
     if analysis.eager:
         first, reason = next(iter(analysis.eager.items()))

@@ -253,7 +253,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("method: lora", "bad-value", "method: lora needs a model with weights, and "),
         ("finetuning_type: dpo", "not-there", "finetuning_type: dpo is not there yet"),
         ("method: magic", "bad-value", 'it is "magic"; it must be full or lora'),
-        ("exact: false", "not-there", "a loss in chunks is not there yet"),
+        ("exact: 0", "wrong-type", "it must be true or false"),
         ("max_length: 8\nsequence_len: 9", "two-names", "sequence_len: max_length is given too"),
         ("cutoff_len: 8\nsequence_len: 9", "two-names", "cutoff_len is given too, and both mean max_length"),
         ("tokenizer: ./nowhere", "missing-file", "there is no tokenizer folder at"),

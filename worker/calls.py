@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from planner.graph import BlockCall, BlockCode
+from planner.graph import BlockCall, BlockCode, ChunkedHead, loss_only
 from worker.device import Device
 from worker.gradients import Gradients
 
@@ -18,9 +18,12 @@ class ModelBlock:
     """One block of the model: its module and the names of its weights in the model."""
 
     def __init__(
-        self, index: int, module: nn.Module, *, name: str, kind: str, recipe: str, names: Mapping[int, str], last: bool
+        self, index: int, module: nn.Module, *, name: str, kind: str, recipe: str, names: Mapping[int, str], last: bool,
+        chunk_rows: int = 0,
     ) -> None:  # fmt: skip
-        """`names`: id of a parameter -> its first name in `named_parameters()`; `last`: this is the head."""
+        """`names`: id of a parameter -> its first name in `named_parameters()`; `last`: this is the head, which has
+        its loss in chunks of `chunk_rows` rows (0: in one piece)."""
+        self.chunk_rows = chunk_rows
         self.index, self.module, self.name, self.recipe = index, module, name, recipe
         self.kind, self.last = kind, last
         self.weights = {local: names[id(p)] for local, p in module.named_parameters()}
@@ -54,6 +57,22 @@ class ModelBlock:
             yield
         finally:
             self.replace_forward(mine)
+
+    @contextlib.contextmanager
+    def loss_forward(self) -> Iterator[None]:
+        """Inside, calls of the module are its own, of a head with its loss in chunks those of `loss_only`."""
+        with self.own_forward():
+            if not self.chunk_rows:
+                yield
+                return
+            before = self.module.__dict__.get("forward")
+            self.module.__dict__["forward"] = loss_only(self.module, self.chunk_rows)
+            try:
+                yield
+            finally:
+                del self.module.__dict__["forward"]
+                if before is not None:
+                    self.module.__dict__["forward"] = before
 
     @contextlib.contextmanager
     def weights_in_place(self, items: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
@@ -116,3 +135,20 @@ class Call(BlockCall):
     def _add(self, sums: Gradients, local: str, gradient: Tensor) -> None:
         block = self.block
         sums.add(block.weights[local], self.k, gradient, fresh=self.pair.adoptable[local], last_block=block.last)
+
+
+class ChunkedCall(ChunkedHead):
+    """The head on a slice, with its loss in chunks."""
+
+    def __init__(self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], device: Device) -> None:
+        super().__init__(pair, tensors, block.chunk_rows)
+        self.block, self.k, self._items = block, k, device.items
+
+    def weights(self) -> dict[str, Tensor]:
+        """The device's copies."""
+        return {local: self._items[f"w:{name}"][0] for local, name in self.block.weights.items()}
+
+    def backward(self, sums: Gradients) -> list[Tensor | None]:
+        """The gradient of the head's input; those of weights go to `sums`."""
+        names, k = self.block.weights, self.k
+        return self.finish(lambda local, grad: sums.add(names[local], k, grad, fresh=True, last_block=True))

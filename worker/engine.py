@@ -16,7 +16,7 @@ from planner.moments import distinct_tokens
 from planner.plan import Direction, Plan
 from planner.program import compile_program
 from worker.actions import Actions
-from worker.calls import Call, ModelBlock
+from worker.calls import Call, ChunkedCall, ModelBlock
 from worker.cpu import CpuMachine
 from worker.cuda import CudaMachine
 from worker.forward import Evaluation, Forward
@@ -67,7 +67,7 @@ class Engine:
         )  # fmt: skip
         self._actions = Actions(self._weights.host, self._device, self._gradients, optimizer, self._weights.frame)
         self._pairs: dict[Hashable, BlockCode] = {}
-        self._calls: dict[tuple[int, int], Call] = {}
+        self._calls: dict[tuple[int, int], Call | ChunkedCall] = {}
         # So that a block without a differentiable argument has a node in the frame's graph.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._forward_only = Forward(
@@ -93,11 +93,19 @@ class Engine:
         blocks = []
         for index, block in enumerate(chain.blocks):
             module = self._model.get_submodule(block.name)
-            recipe = block.option(plan.options[index]).recipe
-            last = index == len(chain.blocks) - 1
+            option = block.option(plan.options[index])
             blocks.append(
-                ModelBlock(index, module, name=block.name, kind=block.kind, recipe=recipe, names=names, last=last)
-            )
+                ModelBlock(
+                    index,
+                    module,
+                    name=block.name,
+                    kind=block.kind,
+                    recipe=option.recipe,
+                    names=names,
+                    last=index == len(chain.blocks) - 1,
+                    chunk_rows=option.chunk_rows,
+                )
+            )  # fmt: skip
             blocks[-1].replace_forward(functools.partial(self._enter, blocks[-1]))
         return blocks
 
@@ -225,7 +233,8 @@ class Engine:
         if key not in self._pairs:
             self._pairs[key] = self._trace(block, args, kwargs)
         turn = self._lockstep.gate(block.index)
-        call = Call(block, turn.slice, self._pairs[key], tensors, self._device)
+        make = ChunkedCall if block.chunk_rows else Call
+        call = make(block, turn.slice, self._pairs[key], tensors, self._device)
         self._calls[block.index, turn.slice] = call
         return call.enter(tensors, self._anchor)
 

@@ -68,6 +68,7 @@ class Forward:
         self._budget_bytes = plan.gpu_budget_bytes or sys.maxsize
         self._measured: dict[tuple[object, ...], ForwardBytes] = {}
         self._lockstep: Lockstep | None = None
+        self._speaking = False
 
     @property
     def running(self) -> bool:
@@ -78,7 +79,8 @@ class Forward:
         """Stands in for the forward of the block's module."""
         assert self._lockstep is not None
         self._lockstep.gate(block.index)
-        with block.own_forward(), block.weights_in_place(self._weights.device.items):
+        own = block.own_forward if self._speaking else block.loss_forward
+        with own(), block.weights_in_place(self._weights.device.items):
             return block.module.forward(*args, **kwargs)
 
     def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
@@ -116,7 +118,7 @@ class Forward:
         while len(found) < len(prompts):
             size, program = self._generation(prompts[len(found) :], new_tokens)
             ids, mask = _padded(prompts[len(found) : len(found) + size], pad)
-            with eval_mode(self._model), machine.computing(), self._passes(program) as run_pass:
+            with eval_mode(self._model), machine.computing(), self._passes(program, speaking=True) as run_pass:
                 given = {"input_ids": ids, "attention_mask": mask}
                 given = {k: machine.stage(t).to(machine.device, copy=True, non_blocking=True) for k, t in given.items()}
                 with _each_call_a_pass(self._generator, self._machine, run_pass):
@@ -145,7 +147,7 @@ class Forward:
     def _measure_generation(self, rows: int, length: int, new_tokens: int) -> ForwardBytes:
         key = (rows, length, new_tokens)
         if key not in self._measured:
-            with self._own_forwards():
+            with self._own_forwards(speaking=True):
                 self._measured[key] = measure_generation(
                     self._model, self._names, rows, length, new_tokens, self._machine.device
                 )
@@ -175,10 +177,10 @@ class Forward:
         return self._measured[key]
 
     @contextlib.contextmanager
-    def _own_forwards(self) -> Iterator[None]:
+    def _own_forwards(self, *, speaking: bool = False) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for block in self._blocks:
-                stack.enter_context(block.own_forward())
+                stack.enter_context(block.own_forward() if speaking else block.loss_forward())
             yield
 
     def _most_slices(self, measured: ForwardBytes, count: int) -> int:
@@ -207,8 +209,10 @@ class Forward:
         return program
 
     @contextlib.contextmanager
-    def _passes(self, program: Program) -> Iterator[RunPass]:
-        """Gives the function that makes one pass over the model: `body(k)` calls it for slice k."""
+    def _passes(self, program: Program, *, speaking: bool = False) -> Iterator[RunPass]:
+        """Gives the function that makes one pass over the model: `body(k)` calls it for slice k. `speaking`: the logits
+        themselves are wanted."""
+        self._speaking = speaking
         leaving = sorted(set(self._plan.resident) - set(program.resident))
         interpreter = self._machine.interpreter(program, self._actions)
         cursor = Cursor(program, interpreter)

@@ -1,6 +1,7 @@
 """Graphs of blocks: detection, joint trace, cut by a recipe, generated code. Only here torch's private API is used."""
 
 from planner.graph.call import BlockCall, run_slice
+from planner.graph.chunks import ChunkedHead, check_chunked, chunk_rows, loss_only
 from planner.graph.code import BlockCode, Sink
 from planner.graph.detect import BlockNames, find_blocks
 from planner.graph.eager import EagerPair
@@ -17,14 +18,18 @@ __all__ = [
     "BlockCode",
     "BlockNames",
     "CallShape",
+    "ChunkedHead",
     "EagerPair",
     "Joint",
     "Pair",
     "Recipe",
     "Result",
     "Sink",
+    "check_chunked",
+    "chunk_rows",
     "find_blocks",
     "flatten_call",
+    "loss_only",
     "run_slice",
     "trace_block",
 ]

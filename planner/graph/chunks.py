@@ -1,0 +1,245 @@
+"""Head and loss in chunks of rows: the logits of a whole slice never exist.
+
+The head's call gives `ChunkedLogits`, a tensor without data that remembers the head's input and what is done to each
+logit on the way to the loss. When cross entropy arrives, chunk by chunk is computed, and its gradients right with it.
+Chunks add up in another order than one matrix product does, so the last bits are not plain PyTorch's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from planner.errors import UserError
+from planner.graph.call import BlockCall
+from planner.graph.code import BlockCode
+
+Elementwise = Callable[[Tensor], Tensor]
+Sink = Callable[[str, Tensor], None]
+
+_ELEMENTWISE = frozenset(
+    {"float", "to", "type", "contiguous", "clone", "tanh", "mul", "__mul__", "__rmul__", "div", "__truediv__"}
+)
+_FACTS = frozenset({"__get__", "size", "dim", "ndimension", "__len__", "is_floating_point", "numel", "stride"})
+
+
+class Loss(Protocol):
+    """Computes the sum of the losses of `rows` [rows, width], whose logits go through `post`."""
+
+    def __call__(self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor: ...
+
+
+class ChunkedLogits(torch.Tensor):
+    """Logits that are not there: [..., vocabulary] for the head's input `hidden` [..., width]."""
+
+    hidden: Tensor
+    post: tuple[Elementwise, ...]
+    loss: Loss
+
+    @staticmethod
+    def of(
+        hidden: Tensor, vocabulary: int, loss: Loss, dtype: torch.dtype, post: tuple[Elementwise, ...] = ()
+    ) -> ChunkedLogits:
+        """The logits of `hidden`, with `dtype` as they are after `post`."""
+        make = cast(Any, torch.Tensor)._make_wrapper_subclass
+        made = make(ChunkedLogits, (*hidden.shape[:-1], vocabulary), dtype=dtype, device=hidden.device)
+        made.hidden, made.post, made.loss = hidden, post, loss
+        return cast(ChunkedLogits, made)
+
+    def _like(self, hidden: Tensor) -> ChunkedLogits:
+        return ChunkedLogits.of(hidden, self.shape[-1], self.loss, self.dtype, self.post)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(function, "__name__", str(function))
+        me = args[0] if args else None
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in _FACTS:
+                return function(*args, **kwargs)
+            if not isinstance(me, ChunkedLogits):
+                raise _refused(name)
+            rest, width = args[1:], me.hidden.shape[-1]
+            if name in _ELEMENTWISE and not any(torch.is_tensor(value) for value in (*rest, *kwargs.values())):
+                step = functools.partial(_apply, function, tuple(rest), kwargs)
+                dtype = step(torch.empty(1, dtype=me.dtype, device="meta")).dtype
+                return ChunkedLogits.of(me.hidden, me.shape[-1], me.loss, dtype, (*me.post, step))
+            if name in ("view", "reshape"):
+                shape = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list, torch.Size)) else rest
+                if shape[-1] == me.shape[-1]:
+                    return me._like(me.hidden.reshape(*shape[:-1], width))
+            if name == "flatten" and me.dim() == 3 and tuple(rest) == (0, 1):
+                return me._like(me.hidden.flatten(0, 1))
+            if name == "cross_entropy" and me.dim() == 2:
+                return _cross_entropy(me, *rest, **kwargs)
+        raise _refused(name)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise _refused(str(function))
+
+
+def _apply(function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any], value: Tensor) -> Tensor:
+    return cast(Tensor, function(value, *rest, **kwargs))
+
+
+def _cross_entropy(
+    logits: ChunkedLogits, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    if weight is not None or size_average is not None or reduce is not None or label_smoothing:
+        raise _refused("cross_entropy with weights or smoothing")
+    if reduction not in ("sum", "mean"):
+        raise _refused(f"cross_entropy with reduction {reduction}")
+    total = logits.loss(logits.hidden, logits.post, target, ignore_index)
+    return total if reduction == "sum" else total / (target != ignore_index).sum()
+
+
+def _refused(what: str) -> UserError:
+    return UserError(
+        f"The loss cannot be computed in chunks: the model uses its logits for {what}.",
+        code="loss-not-in-chunks",
+        hint="use exact: true",
+    )
+
+
+def check_chunked(module: nn.Module) -> None:
+    """Raise UserError when a head is none that chunks can be computed of."""
+    if type(module) is not nn.Linear:
+        raise _refused(f"what {type(module).__name__} does, which is no linear layer")
+
+
+def chunk_rows(width: int) -> int:
+    """Rows of a chunk: its logits in fp32 take a quarter of what the gradient of the head's weight takes in fp32."""
+    return max(128, width // 4)
+
+
+def loss_only(module: nn.Module, count: int) -> Callable[[Tensor], ChunkedLogits]:
+    """The forward of the head `module` for a loss without gradients, on the weights it has when it is called."""
+
+    def forward(hidden: Tensor) -> ChunkedLogits:
+        weight, bias = cast(Tensor, module.weight).detach(), module.bias
+        given = weight, cast(Tensor, bias).detach() if bias is not None else None
+
+        def loss(rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor:
+            total = rows.new_zeros((), dtype=torch.float32)
+            for start in range(0, len(rows), count):
+                chunk = slice(start, start + count)
+                total += _chunk_loss(F.linear(rows[chunk], *given), post, target[chunk], ignored)
+            return total
+
+        return ChunkedLogits.of(hidden, weight.shape[0], loss, hidden.dtype)
+
+    return forward
+
+
+def _chunk_loss(logits: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor:
+    for step in post:
+        logits = step(logits)
+    return F.cross_entropy(logits, target, ignore_index=ignored, reduction="sum").float()
+
+
+class ChunkedHead(BlockCall):
+    """The head on one slice, with its loss and gradients in chunks of `chunk_rows` rows.
+
+    Between forward and backward it holds the gradients of the summed loss; backward multiplies them by the gradient of
+    that sum, which is what the frame makes of it (one over the step's tokens).
+    """
+
+    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], chunk_rows: int) -> None:
+        super().__init__(pair, tensors)
+        self.chunk_rows = chunk_rows
+        self.anchor: Tensor
+        self.of_rows: Tensor | None = None
+        self.of_weights: dict[str, Tensor] = {}
+        self.scale: Tensor | None = None
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights by local name: weight [vocabulary, width], and bias [vocabulary] if there is one."""
+        raise NotImplementedError
+
+    def enter(self, tensors: Sequence[Tensor], anchor: Tensor) -> Any:
+        """The logits, which are computed when the loss is."""
+        self.anchor = anchor
+        hidden = tensors[0].detach()
+        return ChunkedLogits.of(hidden, self.pair.output_values[0].shape[-1], self._loss, hidden.dtype)
+
+    def _loss(self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor:
+        apply = cast(Callable[..., Tensor], _ChunkedLoss.apply)
+        return apply(self, self.anchor, rows, post, target, ignored)
+
+    def compute(self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor:
+        """The loss, summed; its gradients stay here."""
+        weights = self.weights()
+        weight, bias = weights["weight"], weights.get("bias")
+        total = rows.new_zeros((), dtype=torch.float32)
+        if self.edges[0] is not None:
+            self.of_rows = torch.empty_like(rows)
+        for start in range(0, len(rows), self.chunk_rows):
+            chunk = slice(start, start + self.chunk_rows)
+            with torch.enable_grad():
+                logits = F.linear(rows[chunk], weight, bias).detach().requires_grad_()
+                loss = _chunk_loss(logits, post, target[chunk], ignored)
+            (grad,) = torch.autograd.grad(loss, logits)
+            total += loss.detach()
+            del loss, logits
+            if self.of_rows is not None:
+                self.of_rows[chunk].copy_(grad @ weight)
+            if "weight" in self.pair.param_grads:
+                self._add_product("weight", grad.t(), rows[chunk])
+            if "bias" in self.pair.param_grads:
+                self._add("bias", grad.sum(0, dtype=torch.float32))
+            del grad
+        return total
+
+    def _add_product(self, name: str, left: Tensor, right: Tensor) -> None:
+        if name in self.of_weights and left.dtype == torch.float32:
+            self.of_weights[name].addmm_(left, right)
+        else:  # narrower sums would lose a bit with every chunk
+            self._add(name, (left @ right).float())
+
+    def _add(self, name: str, part: Tensor) -> None:
+        if name in self.of_weights:
+            self.of_weights[name].add_(part)
+        else:
+            self.of_weights[name] = part
+
+    def finish(self, sink: Sink) -> list[Tensor | None]:
+        """The gradient of the head's input; those of weights go to `sink`, all with the scale that has arrived."""
+        scale, of_rows = self.scale, self.of_rows
+        if scale is None:
+            raise _refused("something else than the loss")
+        dtype = self.pair.output_values[0].dtype
+        for name in tuple(self.of_weights):
+            sink(name, self.of_weights.pop(name).mul_(scale).to(dtype))
+        self.of_rows = self.scale = None
+        return [of_rows.mul_(scale).view(self._shape) if of_rows is not None else None]
+
+    @property
+    def _shape(self) -> torch.Size:
+        value = self.pair.primal_values[self.pair.n_params + self.pair.n_buffers]
+        assert value is not None
+        return value.shape
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Forward computes loss and gradients; backward only takes the scale."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: ChunkedHead, anchor: Tensor, rows: Tensor, post: Sequence[Elementwise], target: Tensor,
+        ignored: int,
+    ) -> Tensor:  # fmt: skip
+        ctx.call = call
+        return call.compute(rows, post, target, ignored)
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[None, ...]:
+        ctx.call.scale = scale
+        return None, None, None, None, None, None

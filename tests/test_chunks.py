@@ -1,0 +1,192 @@
+"""Head and loss in chunks of rows: how near to plain PyTorch, and how much less memory."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from planner.errors import UserError
+from planner.forward import forward_peak_bytes
+from planner.graph.chunks import ChunkedLogits, chunk_rows
+from planner.memory import gpu_peak_bytes
+from planner.profile import analyse_model
+from planner.program import compile_program
+from planner.times import OptionTimes, Times
+from tests.engine_plans import adamw, mixed_plan, resident_plan
+from tests.plain import PlainEngine
+from tests.tiny_models import NAMES, batch_of, make_model
+from worker.engine import Engine
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+PAIRS = {}  # generated code is shared by kind and shapes
+
+
+def chunked_chain(model, chunk, **shape):
+    analysis = analyse_model(model, batch_of(**shape), device=CPU, chunk_rows=chunk)
+    times = (OptionTimes(kind=k, option=o, forward_s=1.0, backward_s=2.0) for k, p in analysis.pairs.items() for o in p)
+    return analysis.chain(Times(options=tuple(times), device="none", measured=False))
+
+
+@functools.cache
+def chain_for(name, dtype, rows):
+    return chunked_chain(make_model(name, dtype), rows)
+
+
+@pytest.fixture
+def make():
+    """make(name, rows of a chunk, plan function, …) -> engine."""
+    engines = []
+
+    def build(name, rows, plan_of=mixed_plan, *, slices=1, dtype=torch.float32):
+        model, a_chain = make_model(name, dtype), chain_for(name, dtype, rows)
+        plan = plan_of(a_chain, slices=slices, clip=True)
+        engine = Engine(
+            model, plan=plan, chain=a_chain, optimizer=adamw(model), max_grad_norm=1.0, device=CPU, metered=True
+        )
+        engine._pairs = PAIRS
+        engines.append(engine)
+        return engine
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def plain_engine(name, dtype=torch.float32):
+    model = make_model(name, dtype)
+    return PlainEngine(model, optimizer=adamw(model), max_grad_norm=1.0)
+
+
+def step(engine, slices, padded=(1,)):
+    """One step; the losses' sum and the first moments, which are a tenth of the clipped gradients."""
+    data = [batch_of(k, padded=k in padded) for k in range(slices)]
+    count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in data)
+    given = {"seeds": list(range(slices)), "learning_rate": 1e-3, "num_items_in_batch": torch.tensor(count)}
+    result = engine.step(data, **given)
+    loss = float(torch.stack([loss.detach().double() for loss in result.losses]).sum())
+    return loss, {name: parts["exp_avg"].double().clone() for name, parts in engine.state()}, result
+
+
+def distance(one, other):
+    """The greatest difference of two gradients in the norm of each tensor."""
+    return max(float((one[name] - other[name]).norm() / other[name].norm()) for name in one)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize("rows", [7, 64])
+@pytest.mark.parametrize("name", NAMES)
+def test_in_fp32_losses_and_gradients_are_within_a_millionth_of_plain_pytorch(make, name, rows, slices):
+    loss, gradients, _ = step(make(name, rows, slices=slices), slices)
+    plain_loss, expected, _ = step(plain_engine(name), slices)
+    assert loss == pytest.approx(plain_loss, rel=1e-6)
+    assert distance(gradients, expected) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_in_bf16_they_are_as_near_to_fp32_as_those_of_plain_pytorch(make, name):
+    engine, plain, exact = make(name, 7, slices=2, dtype=torch.bfloat16), plain_engine(name, torch.bfloat16), None
+    model = make_model(name, torch.bfloat16).float()
+    exact = PlainEngine(model, optimizer=adamw(model), max_grad_norm=1.0)
+    for each in (engine._model, plain.model, model):
+        for module in each.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    (loss, gradients, _), (plain_loss, expected, _), (true_loss, true, _) = (step(e, 2) for e in (engine, plain, exact))
+    assert abs(loss - true_loss) < 1.5 * abs(plain_loss - true_loss) + 1e-3 * true_loss
+    assert distance(gradients, true) < 1.25 * distance(expected, true)
+
+
+def test_micro_batches_without_a_label_to_learn_add_nothing(make):
+    engine, plain = make("llama", 7, slices=3), plain_engine("llama")
+    data = [batch_of(k) for k in range(3)]
+    data[1]["labels"].fill_(-100)
+    given = {"seeds": [1, 2, 3], "learning_rate": 1e-3, "num_items_in_batch": torch.tensor(60)}
+    got, expected = engine.step(data, **given), plain.step(data, **given)
+    assert float(got.losses[1]) == float(expected.losses[1]) == 0.0
+    torch.testing.assert_close(torch.stack(list(got.losses)), torch.stack(expected.losses), rtol=1e-6, atol=0)
+    torch.testing.assert_close(got.grad_norm, expected.grad_norm, rtol=2e-6, atol=0)
+
+
+def test_the_peak_is_a_fraction_and_is_the_one_predicted():
+    shape = {"rows": 2, "length": 64, "vocabulary": 4096}
+    peaks = {}
+    for chunk in (0, 16):
+        model = make_model("llama", vocabulary=4096)
+        a_chain = chunked_chain(model, chunk, **shape)
+        plan = resident_plan(a_chain)
+        engine = Engine(
+            model, plan=plan, chain=a_chain, optimizer=adamw(model), max_grad_norm=None, device=CPU, metered=True
+        )
+        result = engine.step([batch_of(**shape)], seeds=[1], learning_rate=1e-3, num_items_in_batch=torch.tensor(126))
+        engine.close()
+        predicted = gpu_peak_bytes(compile_program(plan, a_chain), a_chain)
+        assert predicted - 2048 <= result.peak_bytes <= predicted
+        peaks[chunk] = a_chain.blocks[-1].options[0].forward_peak_bytes
+    logits = 2 * 64 * 4096 * 4
+    assert peaks[0] > 3 * logits
+    assert peaks[16] < logits
+
+
+def test_evaluation_in_chunks_stays_within_what_is_predicted_and_generation_is_as_ever(make):
+    engine, plain = make("llama", 7), plain_engine("llama")
+    data = [batch_of(k, padded=k == 1) for k in range(3)]
+    got, expected = engine.evaluate(data), plain.evaluate(data)
+    torch.testing.assert_close(torch.stack(list(got.losses)), torch.stack(expected.losses), rtol=1e-6, atol=0)
+    forward = engine._forward_only
+    measured = forward._measure(data)
+    assert got.peak_bytes <= forward_peak_bytes(forward._program(measured, 3), engine._forward_only._chain, measured)
+    prompts = [[5, 6, 7], [9]]
+    assert engine.generate(prompts, new_tokens=8, pad=0) == plain.generate(prompts, new_tokens=8, pad=0)
+
+
+class Curious(nn.Module):
+    """Looks at a model's logits in its own way."""
+
+    def __init__(self, model, look):
+        super().__init__()
+        self.model, self.look = model, look
+
+    def forward(self, **kwargs):
+        result = self.model(**kwargs)
+        self.look(result.logits)
+        return result
+
+    def get_input_embeddings(self):
+        return self.model.get_input_embeddings()
+
+    def get_output_embeddings(self):
+        return self.model.get_output_embeddings()
+
+
+@pytest.mark.parametrize(
+    "look", [lambda x: x.softmax(-1), lambda x: x[:, -1], lambda x: x + torch.ones(1)], ids=range(3)
+)
+def test_a_model_that_does_something_else_with_its_logits_is_refused(look):
+    with pytest.raises(UserError, match=r"(?s)cannot be computed in chunks.*exact: true.*loss-not-in-chunks"):
+        analyse_model(Curious(make_model("llama"), look), batch_of(), device=CPU, chunk_rows=8)
+
+
+def test_a_soft_cap_is_applied_chunk_by_chunk():
+    seen = []
+
+    def loss(rows, post, target, ignored):
+        value = rows @ torch.ones(4, 6)
+        for one in post:
+            value = one(value)
+        seen.append(value)
+        return value.sum()
+
+    hidden = torch.arange(8.0).view(1, 2, 4)
+    logits = ChunkedLogits.of(hidden, 6, loss, torch.float32)
+    capped = torch.tanh(logits / 3.0) * 3.0
+    assert (capped.shape, capped.dtype) == ((1, 2, 6), torch.float32)
+    nn.functional.cross_entropy(capped.float().view(-1, 6), torch.zeros(2, dtype=torch.int64), reduction="sum")
+    assert torch.equal(seen[0], torch.tanh(hidden[0] @ torch.ones(4, 6) / 3.0) * 3.0)
+
+
+def test_a_chunks_logits_take_a_quarter_of_the_weights_gradient():
+    assert [chunk_rows(width) for width in (64, 1024, 4096)] == [128, 256, 1024]
