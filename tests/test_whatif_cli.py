@@ -161,12 +161,12 @@ def test_a_job_is_asked_about_on_another_machine(shell: Shell) -> None:
 
 def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would(shell: Shell) -> None:
     SMALL.save_pretrained(shell.folder / "small")
-    words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "512", "--gpu-budget", "6MiB"]
+    words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "512", "--gpu-budget", "4MiB"]
     done = shell.run(*words)
     assert done.returncode == 3
     lines = done.stdout.splitlines()
     assert lines[1] == "It does not fit."
-    assert lines[3].startswith("GPU        6.0 MiB for the job; at least ")
+    assert lines[3].startswith("GPU        4.0 MiB for the job; at least ")
     assert any("more of this GPU (--gpu-budget " in line for line in lines)
     assert any("--max-length 256" in line for line in lines)
     assert json.loads(shell.run(*words, "--json").stdout)["status"] == "infeasible"
