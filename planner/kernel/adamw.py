@@ -177,7 +177,7 @@ class NativeKernel:
     def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """See `Kernel`. PyTorch would make an fp32 copy of a bf16 gradient; of an fp32 one its norm is as good."""
         return [
-            torch.tensor(self._norm(gradient.data_ptr(), gradient.numel()))
+            torch.tensor(self._norm(gradient.data_ptr(), gradient.numel()), dtype=torch.float32)
             if gradient.dtype == torch.bfloat16 and gradient.is_contiguous()
             else self._others.norms([gradient])[0]
             for gradient in gradients
@@ -242,8 +242,9 @@ def check(kernel: Kernel) -> None:
             ours, theirs = (_sample(master_dtype, gradient_dtype) for _ in range(2))
             for count in range(1, 4):
                 step = Step(
-                    learning_rate=1e-2, betas=(beta1, 0.95), eps=1e-8, count=torch.tensor(float(count)),
-                    coefficient=torch.tensor(0.7),
+                    learning_rate=1e-2, betas=(beta1, 0.95), eps=1e-8,
+                    count=torch.tensor(float(count), dtype=torch.float32),
+                    coefficient=torch.tensor(0.7, dtype=torch.float32),
                 )  # fmt: skip
                 for mine, other in zip(ours, theirs, strict=True):
                     other.gradient.copy_(mine.gradient.normal_(generator=draw))
