@@ -13,6 +13,11 @@ import pytest
 import torch
 
 from planner.kernel import adamw, build
+from tests.engine_plans import adamw as adamw_of
+from tests.engine_plans import chain_of, mixed_plan
+from tests.plain import PlainEngine
+from tests.tiny_models import batch_of, make_model
+from worker.engine import Engine
 
 torch.set_num_threads(1)
 COMPILER = next((path for name in build.COMPILERS if (path := shutil.which(name))), None)
@@ -133,3 +138,19 @@ def test_it_is_not_used_where_pytorch_computes_otherwise():
     # Where the default is as good as it gets there is no difference, and the trial finds none.
     if "AVX" in torch.backends.cpu.get_cpu_capability():
         assert answer.stdout.strip() != ""
+
+
+def test_an_engine_without_a_compiler_trains_with_the_same_bits(monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    model, plain = (make_model("llama", torch.bfloat16) for _ in range(2))
+    chain, settings = chain_of(model), {"optimizer": adamw_of(model), "max_grad_norm": 0.5}
+    engine = Engine(model, plan=mixed_plan(chain, clip=True), chain=chain, device=torch.device("cpu"), **settings)
+    reference = PlainEngine(plain, **settings)
+    assert isinstance(adamw.cpu_kernel(), adamw.ChunkedKernel)
+    for step in range(3):
+        for one in (engine, reference):
+            one.step([batch_of(seed=step)], seeds=[step], learning_rate=1e-2)
+    expected = dict(reference.state())
+    for name, parts in engine.state():
+        assert all(torch.equal(tensor, expected[name][part]) for part, tensor in parts.items()), name
+    engine.close()
