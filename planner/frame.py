@@ -28,6 +28,7 @@ from planner.graph import (
     run_slice,
     trace_block,
 )
+from planner.graph.call import Given
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights, same_buffers
 from planner.meter import Meter
 
@@ -42,6 +43,7 @@ class FrameBytes:
     head_peak       the most from the arrival at the head to the end of the head's backward, all included
     backward_held, backward_tail
                     likewise for backward, the incoming gradients included; 0 for the head
+    shared          how many arguments of blocks other blocks are given too, and have a gradient
     gradients       gradients of the frame's weights that come into being after a block's backward; `tail` counts them
     """
 
@@ -52,6 +54,7 @@ class FrameBytes:
     backward_held: tuple[int, ...]
     backward_tail: tuple[int, ...]
     gradients: tuple[int, ...]
+    shared: int
 
 
 def trace_blocks(
@@ -120,6 +123,7 @@ def measure_frame(
         backward_held=most(lambda run: run.held["B"]),
         backward_tail=most(lambda run: run.tail["B"]),
         gradients=most(lambda run: run.gradients),
+        shared=runs[0].shared,
     )
 
 
@@ -186,6 +190,8 @@ class _Run:
         self.mode = FakeMode()
         self.meter = Meter(device.type, counted=FAKE_TYPES)
         self.calls: dict[int, _StandIn | _ChunkedStandIn] = {}
+        self.given: Given = {}
+        self.shared = 0
         self.sums: list[Tensor] = []  # of the head's gradients
         self.start = self.head_peak = 0
         self.held: dict[str, dict[int, int]] = {"F": {}, "B": {}}
@@ -281,8 +287,9 @@ class _StandIn(BlockCall):
     """A block that computes nothing: outputs and gradients of the traced shapes, and what it keeps of the frame."""
 
     def __init__(self, run: _Run, name: str, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]) -> None:
-        super().__init__(pairs[0], tensors)
+        super().__init__(pairs[0], tensors, run.given)
         self.run, self.pairs, self.name = run, pairs, name
+        run.shared += len(self.shares)
         self.x: Tensor | None = None
         self.others: list[Tensor] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -61,6 +62,17 @@ class Analysis:
             distinct_tokens=distinct_tokens,
             frame_tensors=self.frame_tensors,
         )
+
+    @property
+    def inexact(self) -> tuple[str, ...]:
+        """Why results equal those of plain PyTorch within rounding only: gradients add up in another order."""
+        reasons = []
+        if self.frame.shared:
+            reasons.append("blocks share arguments that have a gradient, such as what an encoder made")
+        users = Counter(t.name for block in self.tensors for t in block if t.trainable)
+        if any(count > 1 and not t.row_bytes for block in self.tensors for t in block if (count := users[t.name])):
+            reasons.append("with several micro-batches, weights are shared by others than embedding and head")
+        return tuple(reasons)
 
     @property
     def eager(self) -> Mapping[str, str]:
@@ -124,6 +136,8 @@ def analyse(job: Job, device: torch.device) -> Analysis:
             ),
             hint="use gradient_accumulation_steps: 1, with a larger per_device_train_batch_size",
         )  # fmt: skip
+    if analysis.inexact:
+        log.info("model: results equal plain PyTorch's within rounding, because %s", "; ".join(analysis.inexact))
     return analysis
 
 
@@ -154,7 +168,9 @@ def analyse_model(
     first_names = {id(p): name for name, p in model.named_parameters()}
     params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
     in_blocks = {id(p) for block in params for p in block.values()}
-    tied = {id(p) for p in params[0].values()} & {id(p) for p in params[-1].values()}
+    users = Counter(id(p) for block in params for p in block.values())
+    ends = {id(p) for p in params[0].values()} & {id(p) for p in params[-1].values()}
+    tied = {p for p in ends if users[p] == 2}
     analysis = Analysis(
         names=names,
         tensors=tuple(

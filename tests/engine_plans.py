@@ -73,6 +73,37 @@ def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = F
     )  # fmt: skip
 
 
+def streaming_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan:
+    """Any number of layers, without clipping. Weights that one layer has for itself travel; those of every other such
+    layer are updated on the device, with states that travel, the rest on the CPU. The options take turns."""
+    assert not clip
+    users, last = chain.users(), len(chain.blocks) - 1
+    lines: dict[str, dict[str, list[str]]] = {f"{d}{i}": {} for d, i in stage_order(last + 1)}
+    moved: list[str] = []
+    for index, block in enumerate(chain.blocks[1:last], start=1):
+        names = [t.name for t in block.tensors if users[t.name] == (index,)]
+        w, g, s = ([f"{c}:{name}" for name in names] for c in "wgs")
+        add(lines[f"F{index - 1}"], prefetch=w)
+        add(lines[f"F{index}"], evict=w)
+        add(lines[f"B{index + 1}" if index + 1 < last else f"H{last}"], prefetch=w)
+        moved += names
+        if index % 2:
+            add(lines[f"B{index}"], offload=g, evict=w)
+            add(lines[f"B{index - 1}"], evict=g)
+            add(lines["B0"], cpu_update=names)
+        else:
+            add(lines[f"B{index + 1}" if index + 1 < last else f"H{last}"], prefetch=s)
+            add(lines[f"B{index}"], gpu_update=names, offload=[*w, *s], evict=g)
+            add(lines[f"B{index - 1}"], evict=[*w, *s])
+    for name, used in users.items():
+        if name not in moved:
+            stage = f"H{last}" if used == (last,) else f"B{used[0]}"
+            add(lines[stage], gpu_update=[name], evict=[f"g:{name}"])
+    kept = [f"{c}:{name}" for name in users if name not in moved for c in "ws"]
+    options = [b.options[i % 3].name if len(b.options) == 3 else b.options[0].name for i, b in enumerate(chain.blocks)]
+    return make_plan(chain, lines, options=tuple(options), resident=kept, slices=slices, rounds=1, clip=clip)
+
+
 def resident_plan(chain: Chain, *, option: str = "keep", slices: int = 1, rounds: int = 1, clip: bool = False) -> Plan:
     """Everything stays on the device and is updated there."""
     users, last = chain.users(), len(chain.blocks) - 1

@@ -70,6 +70,17 @@ def family_model(name: str, dtype: torch.dtype = torch.float32, **settings: Any)
     return model.train()
 
 
+def t5(dtype: torch.dtype = torch.float32) -> nn.Module:
+    """An encoder and a decoder of two layers each, whose embeddings and head are one tensor."""
+    config = T.T5Config(
+        d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.1, decoder_start_token_id=0,
+        vocab_size=VOCABULARY, use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: nn.Module = T.AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)
+    return model.train()
+
+
 def masked_batch(seed: int = 0) -> dict[str, torch.Tensor]:
     """input_ids, labels and attention_mask [2, 16]: the first row ends with padding, the second begins with it."""
     batch = batch_of(seed)
@@ -79,8 +90,9 @@ def masked_batch(seed: int = 0) -> dict[str, torch.Tensor]:
     return {**batch, "attention_mask": mask}
 
 
-def trained(make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan):
-    """Train two equal models, one under a plan. Returns the losses and the parameters of both, named."""
+def trained(make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan, sums=True):
+    """Train two equal models, one under a plan. Returns the losses and the parameters of both, named. `sums`: the model
+    divides its loss by the number of tokens of the whole step."""
     model, plain = make_model(), make_model()
     settings = {"optimizer": adamw(model), "max_grad_norm": clip}
     chain = chain_of(model, batches(0))
@@ -95,7 +107,9 @@ def trained(make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan
         count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in given)
         seeds = [100 * step + k for k in range(slices)]
         for engine, found in zip(engines, losses, strict=True):
-            result = engine.step(given, seeds=seeds, learning_rate=1e-3, num_items_in_batch=count)
+            result = engine.step(
+                given, seeds=seeds, learning_rate=1e-3, **({"num_items_in_batch": count} if sums else {})
+            )
             found.update({f"loss {step}.{k}": loss for k, loss in enumerate(result.losses)})
     engines[0].restore()
     return [{**found, **dict(m.named_parameters())} for found, m in zip(losses, (model, plain), strict=True)]

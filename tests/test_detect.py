@@ -7,6 +7,7 @@ from torch import nn
 
 from planner.errors import UserError
 from planner.graph import find_blocks
+from tests.families import t5
 from tests.tiny_models import VOCABULARY, batch_of, make_model
 
 torch.set_num_threads(1)
@@ -30,6 +31,12 @@ def test_embedding_layers_and_head_are_found_without_weights(name):
     assert found.all == (embedding, *(f"{layers}.{i}" for i in range(4)), head)
     assert len(set(found.kinds)) == 3
     assert found.kinds[1] == found.kinds[2] == found.kinds[3] == found.kinds[4]
+
+
+def test_an_encoder_and_a_decoder_are_one_chain_with_two_embeddings():
+    found = find_blocks(t5(), batch_of())
+    stacks = [[f"{stack}.embed_tokens", *(f"{stack}.block.{i}" for i in range(2))] for stack in ("encoder", "decoder")]
+    assert list(found.all) == [*stacks[0], *stacks[1], "lm_head"]
 
 
 def test_layers_with_another_attention_are_another_kind():

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from planner.graph import BlockCall, BlockCode, ChunkedHead, loss_only
+from planner.graph.call import Given
 from worker.device import Device
 from worker.gradients import Gradients
 
@@ -89,8 +90,10 @@ class ModelBlock:
 class Call(BlockCall):
     """One block on one slice: it keeps what backward needs and no item holds."""
 
-    def __init__(self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], device: Device) -> None:
-        super().__init__(pair, tensors)
+    def __init__(
+        self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], given: Given, device: Device
+    ) -> None:
+        super().__init__(pair, tensors, given)
         self.block, self.k = block, k
         self._items, self._device_type = device.items, device.type
         self._item = f"a:{block.index}.{k}" if pair.recipe.offloads else None

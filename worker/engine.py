@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from planner.chain import Chain
 from planner.graph import EAGER, RECIPES, BlockCode, EagerPair, Pair, flatten_call, run_slice, trace_block
+from planner.graph.call import Given
 from planner.moments import distinct_tokens
 from planner.plan import Direction, Plan
 from planner.program import compile_program
@@ -60,7 +61,7 @@ class Engine:
         self._weights = Weights(model, self._program, chain, self._machine)
         self._device = self._weights.device
         self._blocks = self._make_blocks(chain, plan)
-        self._shared, self._distinct_tokens = self._shared_rows(), distinct_tokens(chain, plan.slices)
+        self._shared, self._distinct_tokens = self._shared_rows(chain), distinct_tokens(chain, plan.slices)
         self._gradients = Gradients(
             self._device, self._machine, self._weights.frame, order=self._weights.trained,
             by_rows=self._shared, max_norm=max_grad_norm,
@@ -68,6 +69,7 @@ class Engine:
         self._actions = Actions(self._weights.host, self._device, self._gradients, optimizer, self._weights.frame)
         self._pairs: dict[Hashable, BlockCode] = {}
         self._calls: dict[tuple[int, int], Call | ChunkedCall] = {}
+        self._given_to: list[Given] = []  # what blocks of each slice were given
         # So that a block without a differentiable argument has a node in the frame's graph.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._forward_only = Forward(
@@ -109,11 +111,11 @@ class Engine:
             blocks[-1].replace_forward(functools.partial(self._enter, blocks[-1]))
         return blocks
 
-    def _shared_rows(self) -> frozenset[str]:
-        """Weights that embedding and head share: with several slices their gradients need care."""
-        first, last = (frozenset(block.weights.values()) for block in (self._blocks[0], self._blocks[-1]))
-        several = self._slices * self._rounds > 1
-        return first & last & frozenset(self._weights.trained) if several else frozenset()
+    def _shared_rows(self, chain: Chain) -> frozenset[str]:
+        """Weights that just embedding and head share: with several slices their gradients need care."""
+        ends = 0, len(self._blocks) - 1
+        shared = {name for name, users in chain.users().items() if users == ends}
+        return frozenset(shared & set(self._weights.trained)) if self._slices * self._rounds > 1 else frozenset()
 
     @property
     def waited_s(self) -> float:
@@ -200,6 +202,7 @@ class Engine:
     ) -> list[Tensor]:
         """A round's slices through the model, each with the head's backward right after its forward."""
         losses: dict[int, Tensor] = {}
+        self._given_to = [{} for _ in range(self._slices)]
 
         def body(k: int) -> None:
             with torch.enable_grad():
@@ -233,8 +236,11 @@ class Engine:
         if key not in self._pairs:
             self._pairs[key] = self._trace(block, args, kwargs)
         turn = self._lockstep.gate(block.index)
-        make = ChunkedCall if block.chunk_rows else Call
-        call = make(block, turn.slice, self._pairs[key], tensors, self._device)
+        call: Call | ChunkedCall
+        if block.chunk_rows:
+            call = ChunkedCall(block, turn.slice, self._pairs[key], tensors, self._device)
+        else:
+            call = Call(block, turn.slice, self._pairs[key], tensors, self._given_to[turn.slice], self._device)
         self._calls[block.index, turn.slice] = call
         return call.enter(tensors, self._anchor)
 

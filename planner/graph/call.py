@@ -6,7 +6,7 @@ backward and drives the frame's pieces between the blocks through gradient edges
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,18 +15,33 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from planner.graph.code import BlockCode
 
+Given = dict[tuple[int, int], "tuple[BlockCall, int]"]
+"""Where a tensor of the frame's graph comes from -> the last call that was given it, and as which argument."""
+
 
 class BlockCall:
     """One block on one slice, from its forward to its backward. Subclasses say how both are computed.
 
     tangents    gradients of the outputs, None until one of them has arrived from the frame; where it is several times
                 (from the loss and from the next block), each output has what has arrived for it
+    shares      argument -> the block before that was given the same tensor, and as which argument. Such a tensor (what
+                an encoder made, a position bias) gets the sum of the blocks' gradients, made from the last to the first
     """
 
-    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor]) -> None:
-        """`tensors`: the tensor arguments of the call, as the frame gives them."""
+    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], given: Given | None = None) -> None:
+        """`tensors`: the tensor arguments of the call, as the frame gives them; `given`: what blocks of the same slice
+        were given before, which the call adds to."""
         self.pair = pair
         self.edges: list[GradientEdge | None] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
+        given = {} if given is None else given
+        self.shares: dict[int, tuple[BlockCall, int]] = {}
+        for index, edge in enumerate(self.edges):
+            if edge is not None:
+                key = id(edge.node), edge.output_nr  # the call keeps the node
+                if key in given:
+                    self.shares[index] = given[key]
+                given[key] = self, index
+        self.later: dict[int, Tensor] = {}  # argument -> sum of the gradients of later blocks
         self.node: Node | None = None
         self.tangents: list[Tensor | None] | None = None
 
@@ -86,7 +101,7 @@ class BlockCall:
     def pass_on(self, grads: list[Tensor | None], before: BlockCall | None) -> None:
         """Send the gradients of the arguments through the frame's piece of graph, to the block `before` and to the
         frame's weights. Empties `grads`."""
-        pairs = [(e, g) for e, g in zip(self.edges, grads, strict=True) if e is not None and g is not None]
+        pairs = list(self._own(grads))
         grads.clear()
         if pairs:
             edges, gradients = map(list, zip(*pairs, strict=True))
@@ -100,6 +115,20 @@ class BlockCall:
                 torch.autograd.backward(edges, gradients)
         if before is not None:
             before.complete()
+
+    def _own(self, grads: Sequence[Tensor | None]) -> Iterator[tuple[GradientEdge, Tensor]]:
+        """The gradients that go on from here, those of later blocks in them; others are left to the block before."""
+        for index, (edge, grad) in enumerate(zip(self.edges, grads, strict=True)):
+            total = self.later.pop(index, None)
+            if grad is not None:
+                total = grad if total is None else total + grad
+            if edge is None or total is None:
+                continue
+            if index in self.shares:
+                call, argument = self.shares[index]
+                call.later[argument] = total
+            else:
+                yield edge, total
 
     def clear(self) -> None:
         """Break the cycle call -> node -> call, which runs through C++, where no collector sees it."""
