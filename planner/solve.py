@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from planner.ahead import ahead_of_norm
 from planner.bound import lower_bound_s
 from planner.chain import Chain
 from planner.errors import Exit, UserError
@@ -184,14 +185,13 @@ class _Search:
         """The fastest of all candidates; `least` fits."""
         best = self._proven(least)
         for draft in self._candidates():
-            goal_s = max([self.bound_s, *(solution.step_s for solution in self.solutions)]) if self.solutions else 0.0
-            goal_s *= 1 + self.gap
             if draft.source.startswith("o-ilp"):
-                draft = self._improved(draft, goal_s)
-            found = self._proven(draft)
+                known_s = min(best.step_s, self._look(draft).step_s)
+                draft = self._improved(draft, self._goal_s(known_s))
+            found = self._proven(self._ahead(draft))
             if found.step_s < best.step_s:
                 best = found
-            if self.solutions and best.step_s <= goal_s * (1 + (0.0 if self.short else _NEAR)):
+            if best.step_s <= self._goal_s(best.step_s) * (1 + (0.0 if self.short else _NEAR)):
                 break  # another candidate could hardly be better by more than that
         solved = min(self.solutions, key=lambda solution: solution.step_s, default=None)
         return replace(
@@ -200,12 +200,29 @@ class _Search:
             solver_gap=min(1.0, solved.gap) if solved else 1.0,
         )
 
+    def _goal_s(self, best_s: float) -> float:
+        """A step that another candidate could hardly beat by more than the gap; 0 while the solver knows nothing. Where
+        a plan has beaten the solver's stages, as happens with clipping, only the bound tells."""
+        if not self.solutions:
+            return 0.0
+        hope_s = max(solution.step_s for solution in self.solutions)
+        beaten = best_s < hope_s * (1 - self.gap)
+        return (1 + self.gap) * (self.bound_s if beaten else max(self.bound_s, hope_s))
+
     def _candidates(self) -> Iterator[Draft]:
         yield from instant(self.setting, self._fits)
         for variant in (*_VARIANTS, *(_SHORT_VARIANTS if self.short else ())):
             left_s = self.deadline - time.monotonic()
             if left_s > 0 and (draft := self._solved(variant, left_s)) is not None:
                 yield draft
+
+    def _ahead(self, draft: Draft) -> Draft:
+        """With clipping, the draft with as many updates ahead of the norm as make it fastest."""
+        s = self.setting
+        if not s.clip or not s.budgets.cpu_updates:
+            return draft
+        ways = ahead_of_norm(s.chain, draft, rounds=s.rounds, host_bytes=s.budgets.cpu_bytes - _cpu_bytes(draft, s))
+        return min([draft, *ways], key=lambda way: self._look(way).step_s)
 
     def _solved(self, variant: _Variant, time_limit_s: float) -> Draft | None:
         s = self.setting
