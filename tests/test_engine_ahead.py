@@ -60,9 +60,9 @@ def renewed(monkeypatch):
     count = Counter()
     renew = Actions._renew
 
-    def counted(self, names, step):
-        count["replays" if step.coefficient is not None else "ahead"] += len(names)
-        renew(self, names, step)
+    def counted(self, names, values, coefficient):
+        count["replays" if coefficient is not None else "ahead"] += len(names)
+        renew(self, names, values, coefficient)
 
     monkeypatch.setattr(Actions, "_renew", counted)
     return count

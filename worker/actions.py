@@ -20,10 +20,13 @@ class Actions:
     """The work behind every operation but RUN."""
 
     def __init__(
-        self, host: Host, device: Device, gradients: Gradients, optimizer: AdamW, frame: Mapping[str, nn.Parameter]
-    ) -> None:
+        self, host: Host, device: Device, gradients: Gradients, optimizer: AdamW | Sequence[AdamW],
+        frame: Mapping[str, nn.Parameter],
+    ) -> None:  # fmt: skip
+        """`optimizer`: one for all tensors, or parameter groups."""
         self._host, self._device, self._gradients = host, device, gradients
-        self._optimizer, self._frame = optimizer, frame
+        self._groups = (optimizer,) if isinstance(optimizer, AdamW) else tuple(optimizer)
+        self._frame = frame
 
     def perform(self, op: Op, values: StepValues) -> None:
         """Do `op`, or on a stream: issue it. The caller has switched autograd off."""
@@ -57,7 +60,7 @@ class Actions:
             gradient = self._gradients.of(name)
             if gradient is not None:
                 targets.append(self._target(name, self._device.items, gradient))
-        adamw.update(targets, self._step(values, values.device_count, values.coefficient))
+        self._apply(targets, values, values.device_count, values.coefficient)
         for name in names:
             if name in self._frame:
                 self._frame[name].grad = None
@@ -65,7 +68,7 @@ class Actions:
     def _update_on_cpu(self, names: Sequence[str], values: StepValues) -> None:
         items = self._host.items
         targets = [self._target(name, items, items[f"g:{name}"][0]) for name in names]
-        adamw.update(targets, self._step(values, values.host_count, values.host_coefficient))
+        self._apply(targets, values, values.host_count, values.host_coefficient)
 
     def _update_ahead(self, names: Sequence[str], values: StepValues) -> None:
         """As if the norm did not clip, into other memory; what was before stays for `_replay`."""
@@ -73,32 +76,35 @@ class Actions:
             self._host.swap(f"s:{name}")
             if _is_master(self._host.items, name):
                 self._host.swap(f"w:{name}")
-        self._renew(names, self._step(values, values.host_count, None))
+        self._renew(names, values, None)
 
     def _replay(self, names: Sequence[str], values: StepValues) -> None:
         """Once more, where the norm clips; a product with 1 would have changed nothing."""
         if values.host_coefficient is None or float(values.host_coefficient) != 1.0:
-            self._renew(names, self._step(values, values.host_count, values.host_coefficient))
+            self._renew(names, values, values.host_coefficient)
 
-    def _renew(self, names: Sequence[str], step: Step) -> None:
+    def _renew(self, names: Sequence[str], values: StepValues, coefficient: Tensor | None) -> None:
         items, targets = self._host.items, []
         for name in names:
             exp_avg, exp_avg_sq, *master = self._host.before(f"s:{name}")
             own = master[0] if master else self._host.before(f"w:{name}")[0]
             target = self._target(name, items, items[f"g:{name}"][0])
             targets.append(replace(target, before=(own, exp_avg, exp_avg_sq)))
-        adamw.update(targets, step)
+        self._apply(targets, values, values.host_count, coefficient)
 
-    def _step(self, values: StepValues, count: Tensor, coefficient: Tensor | None) -> Step:
-        optimizer = self._optimizer
-        return Step(
-            learning_rate=values.learning_rate, betas=optimizer.betas, eps=optimizer.eps, count=count,
-            coefficient=coefficient,
-        )  # fmt: skip
+    def _apply(self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None) -> None:
+        """One step of AdamW on the targets, group by group."""
+        for number, group in enumerate(self._groups):
+            if own := [target for target in targets if group.has(target.name)]:
+                step = Step(
+                    learning_rate=values.rate_of(number), betas=group.betas, eps=group.eps, count=count,
+                    coefficient=coefficient,
+                )  # fmt: skip
+                adamw.update(own, step)
 
     def _target(self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor) -> Target:
         work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]
-        decay = self._optimizer.decay_of(name)
+        decay = next(group for group in self._groups if group.has(name)).decay_of(name)
         return Target(name, decay, work, master[0] if master else work, exp_avg, exp_avg_sq, gradient)
 
 

@@ -31,7 +31,7 @@ from worker.checkpoint import Checkpoints, Origin
 from worker.engine import Engine
 from worker.rows import IGNORED
 from worker.seeds import micro_batch_seed
-from worker.torch_adamw import learning_rate, settings_of
+from worker.torch_adamw import groups_of, learning_rates
 
 log = logging.getLogger(__name__)
 
@@ -53,19 +53,20 @@ def prepare(
 ) -> LoopEngine:
     """An engine that trains `model` within the budgets, with the numbers of plain PyTorch.
 
-    `batch` is a sample of the largest shape that will come; a list of them for a step of several micro-batches, whose
-    gradients add up. `model` is on the CPU, in fp32 or in bf16 (then masters and moments are fp32); parameters that do
-    not require grad are not trained. `optimizer` is an AdamW, fresh, over all parameters that do; its learning rate is
-    read at every step, so schedulers of torch work on it. Budgets are bytes or like "6GiB"; by default what is free.
-    Micro-batch k of step n runs under `torch.manual_seed(worker.seeds.micro_batch_seed(seed, n, k))`. `measure`: time
-    the model's blocks on the device first, which takes seconds; otherwise the plan rests on an estimate.
+    `batch` is a sample of the largest shape that will come; a list of them for a step of several micro-batches,
+    whose gradients add up. `model` is on the CPU, in fp32 or in bf16 (then masters and moments are fp32);
+    parameters that do not require grad are not trained. `optimizer` is an AdamW, fresh, over all parameters that
+    do; its groups' learning rates are read at every step, so schedulers of torch work on it. Budgets are bytes or
+    like "6GiB"; by default what is free. Micro-batch k of step n runs under
+    `torch.manual_seed(worker.seeds.micro_batch_seed(seed, n, k))`. `measure`: time the model's blocks on the device
+    first, which takes seconds; otherwise the plan rests on an estimate.
 
     Raises UserError for what cannot be trained, and where no plan fits.
     """
     batches = _listed(batch)
     _check_model(model)
     _check_sample(batches)
-    settings = settings_of(optimizer, model)
+    groups = groups_of(optimizer, model)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     use_cache = _set_cache(model, False)
     _move_buffers(model.train(), place)
@@ -83,7 +84,7 @@ def prepare(
         "plan: a step takes %s, the device holds %s at most", format_seconds(plan.step_s),
         format_bytes(plan.gpu_peak_bytes),
     )  # fmt: skip
-    engine = Engine(model, plan=plan, chain=chain, optimizer=settings, max_grad_norm=max_grad_norm, device=place)
+    engine = Engine(model, plan=plan, chain=chain, optimizer=groups, max_grad_norm=max_grad_norm, device=place)
     return LoopEngine(engine, model, plan, _largest(batches), optimizer, seed=seed, use_cache=use_cache)
 
 
@@ -118,12 +119,12 @@ class LoopEngine:
         batches = _listed(batch)
         self._check(batches)
         seeds = [micro_batch_seed(self._seed, self.steps_done, k) for k in range(len(batches))]
-        rate = learning_rate(self._optimizer)
+        rates = learning_rates(self._optimizer)
         if len(batches) == 1:
-            result = self._engine.step(batches, seeds=seeds, learning_rate=rate)
+            result = self._engine.step(batches, seeds=seeds, learning_rate=rates)
         else:
             items = sum((b["labels"][:, 1:] != IGNORED).sum() for b in batches)
-            result = self._engine.step(batches, seeds=seeds, learning_rate=rate, num_items_in_batch=items)
+            result = self._engine.step(batches, seeds=seeds, learning_rate=rates, num_items_in_batch=items)
         self._optimizer.step()  # on no gradients: it does nothing, but its schedulers and hooks see a step
         self.grad_norm, self.peak_bytes = result.grad_norm, result.peak_bytes
         return result.losses[0] if len(batches) == 1 else torch.stack(result.losses).sum()

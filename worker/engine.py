@@ -48,10 +48,11 @@ class Engine:
     """
 
     def __init__(
-        self, model: nn.Module, *, plan: Plan, chain: Chain, optimizer: AdamW, max_grad_norm: float | None,
-        device: torch.device, metered: bool = False,
+        self, model: nn.Module, *, plan: Plan, chain: Chain, optimizer: AdamW | Sequence[AdamW],
+        max_grad_norm: float | None, device: torch.device, metered: bool = False,
     ) -> None:  # fmt: skip
-        """`max_grad_norm` is given exactly when the plan clips. `metered`: count device bytes (on the CPU; slow)."""
+        """`optimizer`: one for all tensors, or parameter groups. `max_grad_norm` is given exactly when the plan clips.
+        `metered`: count device bytes (on the CPU; slow)."""
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
@@ -127,12 +128,12 @@ class Engine:
         batches: Sequence[Mapping[str, Tensor]],
         *,
         seeds: Sequence[int],
-        learning_rate: float,
+        learning_rate: float | Sequence[float],
         **model_kwargs: Any,
     ) -> StepResult:
         """One optimizer step over the slices `batches` (host tensors: input_ids, labels [rows, length]), slice k under
         random seed `seeds[k]`; the first round takes the first of them. Updates may still be running when it returns:
-        `drain` waits for them.
+        `drain` waits for them. `learning_rate`: of all tensors, or of each parameter group.
 
         Raises what the model or a queue raised; the weights are then torn between two steps.
         """
@@ -168,7 +169,7 @@ class Engine:
             self._cap()
         return StepResult(losses=tuple(losses), grad_norm=values.take_grad_norm(), peak_bytes=machine.peak_bytes())
 
-    def _values(self, learning_rate: float) -> StepValues:
+    def _values(self, learning_rate: float | Sequence[float]) -> StepValues:
         number = self.steps_done + 1
         with self._machine.on_host():
             host_count = torch.full((), float(number))
