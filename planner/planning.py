@@ -182,6 +182,8 @@ class _Planning:
 
     def _measurement_key(self) -> str:
         kinds = {kind: sorted(by_option) for kind, by_option in self.analysis.pairs.items()}
+        if self.analysis.chunk_rows:
+            kinds[self.analysis.names.kinds[-1]].append(f"chunks of {self.analysis.chunk_rows}")
         return kept.measurement_key(kinds, machine=self.machine.name, threads=torch.get_num_threads())
 
     def _kept_measurement(self) -> tuple[Times, Hardware] | None:

@@ -194,7 +194,10 @@ def analyse_model(
 
 def measure_times(analysis: Analysis, device: torch.device, hardware: Hardware) -> Times:
     """Seconds of each kind and option, measured on `device`."""
-    return measure_pairs(analysis.pairs, analysis.names.kinds[-1], device, estimate_times(analysis, hardware))
+    return measure_pairs(
+        analysis.pairs, analysis.names.kinds[-1], device, estimate_times(analysis, hardware),
+        chunk_rows=analysis.chunk_rows,
+    )  # fmt: skip
 
 
 def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:

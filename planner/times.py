@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planner.graph import BlockCode
+from planner.graph import BlockCode, ChunkedHead
 from planner.graph.sample import random_data
 from planner.graph.work import Work
 from planner.hardware import Hardware
@@ -80,15 +80,19 @@ def _loss_work(pair: BlockCode) -> tuple[Work, ...]:
     return tuple(Work(0, logits.numel() * (4 + size)) for size in (logits.element_size(), 4, 4, logits.element_size()))
 
 
-def measure_pairs(pairs: Pairs, head: str, device: torch.device, estimate: Times) -> Times:
+def measure_pairs(pairs: Pairs, head: str, device: torch.device, estimate: Times, *, chunk_rows: int = 0) -> Times:
     """Run every pair on random data: the median of a few runs after a warm-up. The options of a kind take turns,
-    so that what else the machine does in between touches all alike.
+    so that what else the machine does in between touches all alike. `chunk_rows`: the head has its loss in chunks of so
+    many rows, forward and backward in one.
 
     An option that does not fit the device's memory by itself gets the time of `estimate`; a plan cannot use it anyhow.
     """
     options = []
     for kind, by_option in pairs.items():
-        runs = _measure_kind(by_option, device, with_loss=kind == head)
+        if kind == head and chunk_rows:
+            runs = {option: _measure_chunks(code, chunk_rows, device) for option, code in by_option.items()}
+        else:
+            runs = _measure_kind(by_option, device, with_loss=kind == head)
         for option, seconds in runs.items():
             if not seconds:
                 log.warning(
@@ -141,6 +145,40 @@ def _run(
     values = [*results[pair.n_outputs :], *(primals[i] for i in pair.backward_primals), *tangents]
     results.clear()
     return forward_s, watch.seconds(lambda: pair.backward(values, states, _forget))
+
+
+def _measure_chunks(code: BlockCode, chunk_rows: int, device: torch.device) -> list[tuple[float, float]]:
+    """Seconds of the head and its loss in chunks, the warm-up first; nothing when it does not fit."""
+    watch, vocabulary = Stopwatch(device), code.output_values[0].shape[-1]
+    runs: list[tuple[float, float]] = []
+    try:
+        *weights, hidden = [random_data(t, device) for t in code.primal_values if t is not None]
+        anchor = torch.zeros((), device=device, requires_grad=True)
+        target = torch.zeros(hidden.numel() // hidden.shape[-1], dtype=torch.int64, device=device)
+
+        def run() -> None:
+            call = _TimedHead(code, [hidden.detach().requires_grad_()], chunk_rows, weights)
+            logits = call.enter([hidden], anchor)
+            F.cross_entropy(logits.float().view(-1, vocabulary), target, reduction="sum").backward()  # type: ignore[no-untyped-call]
+            call.finish(_forget)
+            call.clear()
+
+        for _ in range(1 + _REPEATS):
+            runs.append((watch.seconds(run), 0.0))
+            if sum(seconds for seconds, _ in runs) > _LONG_S:
+                break
+    except torch.OutOfMemoryError:
+        return []
+    return runs
+
+
+class _TimedHead(ChunkedHead):
+    def __init__(self, code: BlockCode, tensors: Sequence[Tensor], chunk_rows: int, given: Sequence[Tensor]) -> None:
+        super().__init__(code, tensors, chunk_rows)
+        self.given = dict(zip(("weight", "bias"), given, strict=False))
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.given
 
 
 def device_name(device: torch.device) -> str:

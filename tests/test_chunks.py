@@ -7,6 +7,8 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from planner.errors import UserError
 from planner.forward import forward_peak_bytes
@@ -14,7 +16,7 @@ from planner.graph.chunks import ChunkedLogits, chunk_rows
 from planner.memory import gpu_peak_bytes
 from planner.profile import analyse_model
 from planner.program import compile_program
-from planner.times import OptionTimes, Times
+from planner.times import OptionTimes, Times, measure_pairs
 from tests.engine_plans import adamw, mixed_plan, resident_plan
 from tests.plain import PlainEngine
 from tests.tiny_models import NAMES, batch_of, make_model
@@ -100,6 +102,23 @@ def test_in_bf16_they_are_as_near_to_fp32_as_those_of_plain_pytorch(make, name):
     assert distance(gradients, true) < 1.25 * distance(expected, true)
 
 
+@pytest.mark.parametrize("rows", [0, 7], ids=["whole", "chunks"])
+def test_the_loss_is_the_mean_over_all_tokens_however_slices_share_them(make, rows):
+    """Three micro-batches with 30, 24 and no tokens to predict, and one of all their rows."""
+    data = [batch_of(k, padded=k == 1) for k in range(3)]
+    data[2]["labels"].fill_(-100)
+    engine, plain = make("llama", rows, slices=3), plain_engine("llama")
+    for module in (*engine._model.modules(), *plain.model.modules()):
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    given = {"learning_rate": 1e-3, "num_items_in_batch": torch.tensor(54)}
+    sliced = engine.step(data, seeds=[1, 2, 3], **given)
+    whole = plain.step([{name: torch.cat([b[name] for b in data]) for name in data[0]}], seeds=[1], **given)
+    assert float(sliced.losses[2]) == 0.0
+    assert float(sum(sliced.losses)) == pytest.approx(float(whole.losses[0]), rel=1e-6)
+    assert float(sliced.grad_norm) == pytest.approx(float(whole.grad_norm), rel=1e-5)
+
+
 def test_micro_batches_without_a_label_to_learn_add_nothing(make):
     engine, plain = make("llama", 7, slices=3), plain_engine("llama")
     data = [batch_of(k) for k in range(3)]
@@ -129,6 +148,26 @@ def test_the_peak_is_a_fraction_and_is_the_one_predicted():
     logits = 2 * 64 * 4096 * 4
     assert peaks[0] > 3 * logits
     assert peaks[16] < logits
+
+
+def test_the_time_measured_is_that_of_chunks():
+    analysis = analyse_model(
+        make_model("llama", vocabulary=4096), batch_of(rows=2, length=64, vocabulary=4096), device=CPU, chunk_rows=16
+    )
+    head = analysis.names.kinds[-1]
+    made = []
+    estimate = Times(options=(), device="none", measured=False)
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            made.extend(tuple(t.shape) for t in tree_leaves(result) if torch.is_tensor(t) and t.dim() == 2)
+            return result
+
+    with Watched():
+        times = measure_pairs({head: analysis.pairs[head]}, head, CPU, estimate, chunk_rows=16)
+    assert times.of(head, "keep").forward_s > 0 == times.of(head, "keep").backward_s
+    assert {shape for shape in made if shape[1] == 4096} == {(16, 4096), (32, 4096)}  # a chunk; the weight, turned
 
 
 def test_evaluation_in_chunks_stays_within_what_is_predicted_and_generation_is_as_ever(make):
