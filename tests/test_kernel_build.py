@@ -54,7 +54,7 @@ def test_the_kernel_is_built_once_and_then_found(cache, counted):
     adamw.check(second)
     assert len(counted.read_text().splitlines()) == 1
     assert files(cache) == [".so"]
-    assert cache.stat().st_mode & 0o077 == 0, "others could put code there that we would run"
+    assert cache.stat().st_mode & 0o077 == 0
 
 
 @with_compiler
@@ -111,6 +111,13 @@ def test_without_a_build_pytorch_updates_and_one_line_says_why(monkeypatch, capl
     assert len(caplog.records) == 1 and caplog.records[0].levelname == "WARNING"
     assert reason in caplog.text and "updates on the CPU: PyTorch's, in chunks" in caplog.text
     adamw.check(kernel)
+
+
+@with_compiler
+def test_code_from_a_folder_that_others_can_write_is_not_run(cache):
+    adamw.NativeKernel()
+    cache.chmod(0o770)
+    assert adamw.cpu_kernel().shortcoming == f"others can put code into {cache}"
 
 
 @with_compiler

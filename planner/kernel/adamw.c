@@ -17,7 +17,7 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 #define LANES(layout) ((layout) == BF16 ? 16 : 8)
-#define BLOCK (1L << 15)         /* elements a thread takes at a time: some megabytes, and a multiple of a cache line */
+#define BLOCK (1L << 15)         /* elements a thread takes at a time: nearly a megabyte, in whole cache lines */
 #define MOST_THREADS 64
 
 enum { FP32, MIXED, BF16 };      /* all fp32; bf16 gradient and working copy of an fp32 master; all bf16 */
@@ -47,7 +47,7 @@ INLINE void put(void *memory, long i, float x, int half) {
   if (half) ((uint16_t *)memory)[i] = narrow(x); else ((float *)memory)[i] = x;
 }
 
-/* Elements lo to hi, all of them in whole groups or all of them in the remainder. The last four are constants to the
+/* Elements lo to hi, all of them in whole groups or all of them in the remainder. The last three are constants to the
    compiler, which makes a loop of its own from each combination. */
 INLINE void range(const struct tensor *t, const struct step *s, long lo, long hi, int layout, int slow, int whole) {
   const float decay = t->decay, rise = s->rise, fall = s->rise - 1.f, beta2 = s->beta2, growth = s->growth;

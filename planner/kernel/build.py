@@ -13,6 +13,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,9 +52,11 @@ def _built(source: Path) -> Path:
     parts = (code.decode(), *FLAGS, *compiler, *version, platform.machine(), *_instructions())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CannotBuildError(f"others can put code into {folder}")
     built = folder / f"{source.stem}-{key}.so"
     if not built.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not built.exists():  # nobody else has built it while we waited
