@@ -77,6 +77,12 @@ def generator(model: nn.Module) -> nn.Module:
     return next((module for module in model.modules() if isinstance(module, GenerationMixin)), model)
 
 
+def quiet(model: nn.Module) -> dict[str, Any]:
+    """What a model is told when it writes: a mixture's auxiliary loss is not wanted, and fails on padded prompts."""
+    known = inspect.signature(generator(model).forward).parameters
+    return {"output_router_logits": False} if "output_router_logits" in known else {}
+
+
 def measure_generation(
     model: nn.Module, names: BlockNames, rows: int, length: int, new_tokens: int, device: torch.device
 ) -> ForwardBytes:
@@ -86,7 +92,7 @@ def measure_generation(
     ids = torch.zeros((rows, last), dtype=torch.int64, device=device)
     mask = torch.ones_like(ids)
     mask[:, 0] = 0  # so that code that looks for padding finds some
-    options: dict[str, Any] = {"use_cache": True, "return_dict": True}
+    options: dict[str, Any] = {"use_cache": True, "return_dict": True, **quiet(model)}
     if "logits_to_keep" in inspect.signature(generator(model).forward).parameters:
         options["logits_to_keep"] = 1  # as generate does
     caches: list[Any] = []

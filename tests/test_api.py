@@ -99,6 +99,23 @@ def test_a_loop_gives_the_numbers_of_the_same_loop_in_plain_pytorch(slices: int)
     assert equal(model, plain)
 
 
+def test_evaluation_and_texts_are_those_of_the_plain_model_with_the_weights_of_now() -> None:
+    model = model_of()
+    engine = engine_of(model, optimizer_of(model))
+    engine.step(batch_of())
+    data = [batch_of(k, padded=k == 1) for k in range(3)]
+    one, mean = engine.evaluate(data[1]), engine.evaluate(data)
+    text = engine.generate([[5, 6, 7]], new_tokens=6)
+    plain = engine.restore().eval()
+    with torch.no_grad():
+        losses = torch.stack([plain(**batch).loss for batch in data])
+    assert torch.equal(one, losses[1])
+    assert float(mean) == pytest.approx(float((30 * losses[0] + 24 * losses[1] + 30 * losses[2]) / 84), rel=1e-6)
+    ids = torch.tensor([[5, 6, 7]])
+    answer = plain.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+    assert text == answer[:, 3:].tolist()
+
+
 def test_a_restored_model_is_plain_again() -> None:
     model = model_of()
     model.config.use_cache = True

@@ -7,10 +7,13 @@ import functools
 import pytest
 import torch
 
+from planner.forward import forward_peak_bytes
 from planner.profile import analyse_model
-from tests.engine_plans import streaming_plan
+from tests.engine_plans import adamw, chain_of, mixed_plan, streaming_plan
 from tests.families import FAMILIES, assert_bitwise, family_model, masked_batch, t5, trained
+from tests.plain import PlainEngine
 from tests.tiny_models import batch_of
+from worker.engine import Engine
 
 torch.set_num_threads(1)
 
@@ -18,6 +21,26 @@ torch.set_num_threads(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_equals_plain_pytorch_bitwise(family):
     assert_bitwise(trained(functools.partial(family_model, family), batch_of, slices=1, steps=2))
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "mixtral", "opt"])
+def test_a_family_evaluates_and_writes_as_the_plain_model_within_what_is_predicted(family):
+    """Sliding windows, soft caps, positions that padding moves, routers: all go through the model's own code."""
+    model, plain = family_model(family), family_model(family)
+    chain = chain_of(model)
+    settings = {"optimizer": adamw(model), "max_grad_norm": None}
+    engine = Engine(model, plan=mixed_plan(chain), chain=chain, device=torch.device("cpu"), metered=True, **settings)
+    reference, forward = PlainEngine(plain, **settings), engine._forward_only
+    data, prompts = [masked_batch(k) for k in range(3)], [[5, 6, 7], [9, 10, 11, 12, 13], [3]]
+    got, expected = engine.evaluate(data), reference.evaluate(data)
+    assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True))
+    measured = forward._measure(data)
+    assert got.peak_bytes <= forward_peak_bytes(forward._program(measured, 3), chain, measured)
+    plain.config.output_router_logits = False  # plain generate fails on padded prompts with it
+    assert engine.generate(prompts, new_tokens=12, pad=2) == reference.generate(prompts, new_tokens=12, pad=2)
+    measured = forward._measure_generation(3, 5, 12)
+    assert engine._machine.meter.peak <= forward_peak_bytes(forward._program(measured, 1), chain, measured)
+    engine.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -129,6 +129,22 @@ class LoopEngine:
         self.grad_norm, self.peak_bytes = result.grad_norm, result.peak_bytes
         return result.losses[0] if len(batches) == 1 else torch.stack(result.losses).sum()
 
+    def evaluate(self, batch: Batch | Sequence[Batch]) -> Tensor:
+        """The loss of a batch, or the mean over all tokens of several, any number of them: of the model in evaluation
+        mode with the weights of now, within the budget. Raises UserError where they do not fit it."""
+        batches = _listed(batch)
+        losses = self._engine.evaluate(batches).losses
+        if len(batches) == 1:
+            return losses[0]
+        counts = torch.stack([(b["labels"][:, 1:] != IGNORED).sum() for b in batches]).to(losses[0].device)
+        return (torch.stack(losses) * counts).sum() / counts.sum()
+
+    def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int = 0) -> list[list[int]]:
+        """The tokens that the model's own greedy `generate` gives after each of `prompts` (tokens), with the weights of
+        now, within the budget; `pad` follows where one ends before the others. Raises UserError where they do not fit.
+        """
+        return self._engine.generate(prompts, new_tokens=new_tokens, pad=pad)
+
     def _check(self, batches: Sequence[Batch]) -> None:
         if len(batches) != self.plan.rounds * self.plan.slices:
             raise _unfit(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from planner.chain import Chain
 from planner.errors import UserError
 from planner.forward import ForwardBytes, TooLarge, forward_program
-from planner.frame_forward import eval_mode, generator, measure_forward, measure_generation
+from planner.frame_forward import eval_mode, generator, measure_forward, measure_generation, quiet
 from planner.graph import EAGER, BlockNames
 from planner.plan import Plan
 from planner.program import OpKind, Program
@@ -123,8 +123,9 @@ class Forward:
                 given = {k: machine.stage(t).to(machine.device, copy=True, non_blocking=True) for k, t in given.items()}
                 with _each_call_a_pass(self._generator, self._machine, run_pass):
                     answer = cast(Any, self._generator).generate(
-                        **given, max_new_tokens=new_tokens, do_sample=False, use_cache=True, pad_token_id=pad
-                    )
+                        **given, **quiet(self._model), max_new_tokens=new_tokens, do_sample=False, use_cache=True,
+                        pad_token_id=pad,
+                    )  # fmt: skip
                 found += answer[:, ids.shape[1] :].tolist()
         return found
 
