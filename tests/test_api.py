@@ -152,6 +152,44 @@ def test_frozen_parameters_stay_and_cost_no_gradients_and_no_states() -> None:
     assert equal(engine.restore(), plain)
 
 
+class _Twice(nn.Module):
+    """Calls another module two times."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x) + self.module(0.5 * x)
+
+
+def test_modules_called_twice_within_a_layer_and_between_layers_equal_plain_pytorch() -> None:
+    def with_calls() -> nn.Module:
+        model = model_of()
+        for layer in model.model.layers:
+            layer.mlp = _Twice(layer.mlp)
+        model.model.norm = _Twice(model.model.norm)
+        return model
+
+    steps = [[batch_of(10 * n), batch_of(10 * n + 1)] for n in range(3)]
+    plain, model = with_calls(), with_calls()
+    expected = plain_loop(plain, steps)
+    optimizer = optimizer_of(model)
+    schedule = schedule_of(optimizer)
+    engine = engine_of(model, optimizer, steps[0], seed=7, gpu_budget="6MB")
+    for batches, loss in zip(steps, expected, strict=True):
+        assert torch.equal(engine.step(batches), loss)
+        schedule.step()
+    assert equal(engine.restore(), plain)
+
+
+def test_a_layer_that_runs_twice_is_refused_by_name() -> None:
+    model = model_of()
+    model.model.layers[2] = model.model.layers[0]
+    with pytest.raises(UserError, match=r"model\.layers\.0 runs 2 times a forward"):
+        engine_of(model, optimizer_of(model))
+
+
 def test_a_loop_goes_on_from_what_it_saved(tmp_path: Path) -> None:
     steps = [[batch_of(n)] for n in range(4)]
     plain, model = model_of(), model_of()

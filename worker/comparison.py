@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +52,15 @@ Numbers = list[tuple[str, str, Tensor]]
 """Sort, place and value of what a run says of itself."""
 
 
+class Outcome(NamedTuple):
+    """Findings by sort, the greatest difference within each parameter, and by how much of their size losses and norm of
+    the first step differ at most."""
+
+    findings: tuple[Finding, ...]
+    parameters: tuple[Difference, ...]
+    first: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Comparison:
     """The first `steps` steps of `job`, with a model of its first `layers` layers, on `device`. `folder` is for the
@@ -64,9 +73,8 @@ class Comparison:
     device: torch.device
     folder: Path
 
-    def run(self, plan: Plan, chain: Chain) -> tuple[tuple[Finding, ...], tuple[Difference, ...]]:
-        """Findings by sort, and the greatest difference within each parameter. Raises UserError where plain PyTorch
-        diverges, too."""
+    def run(self, plan: Plan, chain: Chain) -> Outcome:
+        """Do the steps both ways. Raises UserError where plain PyTorch diverges, too."""
         expected, files = self._plain(plan)
         gc.collect()
         if self.device.type == "cuda":
@@ -84,12 +92,15 @@ class Comparison:
                 ),
             )
             tallies = {sort: _Tally(sort) for sort in ("losses", "gradient norms", "parameters", "moments")}
+            first = 0.0
             for (sort, place, value), (_, _, wanted) in zip(found, expected, strict=True):
-                tallies[sort].add(place, value, wanted)
+                difference = tallies[sort].add(place, value, wanted)
+                if place.split(",")[0] == _place(0):
+                    first = max(first, difference / float(wanted.abs().clamp(min=1e-30)))
             differences = tuple(_states(engine.state(), dict(read_shards(files)), tallies))
         finally:
             engine.close()
-        return tuple(tally.finding() for tally in tallies.values() if tally.count), differences
+        return Outcome(tuple(tally.finding() for tally in tallies.values() if tally.count), differences, first)
 
     def _plain(self, plan: Plan) -> tuple[Numbers, list[Path]]:
         """What plain PyTorch says, and the files with its state."""
@@ -117,12 +128,16 @@ class Comparison:
             seeds = [micro_batch_seed(self.job.seed, number, k) for k in range(len(batches))]
             rate = learning_rate(self.job, number, self.batches.total_steps)
             result = step(batches, seeds, rate, torch.tensor(self.batches.num_items(batches)))
-            place = f"step {number + 1}"
+            place = _place(number)
             numbers += [("losses", f"{place}, slice {k}", loss.cpu()) for k, loss in enumerate(result.losses)]
             if result.grad_norm is not None:
                 numbers.append(("gradient norms", place, result.grad_norm.cpu()))
             log.info("%s: step %d of %d", who, number + 1, self.steps)
         return numbers
+
+
+def _place(step: int) -> str:
+    return f"step {step + 1}"
 
 
 def _states(

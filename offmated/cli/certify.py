@@ -97,10 +97,15 @@ def _number(value: float) -> str:
 def _verdict(found: Certificate) -> str:
     if found.bitwise:
         return "offmate computes what plain PyTorch computes, bit for bit."
-    allowed = "no difference" if found.allowed == 0 else f"differences up to {_number(found.allowed)}"
-    if found.holds:
-        return f"offmate computes what plain PyTorch computes: {allowed} may be, and none is greater."
-    return f"offmate does not compute what plain PyTorch computes: {allowed} may be. Please report this."
+    does = "computes within rounding" if found.holds else "does not compute"
+    allowed = "no difference may be."
+    if found.reasons:
+        allowed = (
+            f"{'; '.join(found.reasons)}. In the first step losses and norm differ by {_number(found.first)} of their "
+            f"size, {_number(found.allowed)} may be."
+        )
+    report = "" if found.holds else " Please report this."
+    return f"offmate {does} what plain PyTorch computes: {allowed}{report}"
 
 
 def _count(number: int, what: str) -> str:
