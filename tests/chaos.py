@@ -184,17 +184,27 @@ class Chaos:
         return self._run(len(held), seed, held=held)
 
     def without(self, removed: Sequence[Wait], seed: int) -> Tokens:
-        """The tokens of an order for each wait, which is not there, and what it waited for is held back."""
-        last = (STEPS - 1) * len(self.program.ops)
-        held = np.array([last + w.on - (0 if w.on < w.op else len(self.program.ops)) for w in removed])
-        ops, queues = (np.array(c) for c in zip(*((w.op, self.queue_of[w.on]) for w in removed), strict=True))
-        return self._run(len(removed), seed, held=held, removed=(ops, queues))
+        """For each wait, which is not there, the tokens of two orders in the second dimension: what was waited for is
+        held back as long as anything else can run, or comes right after what should have waited."""
+        count = len(self.program.ops)
+        last = (STEPS - 1) * count
+        held = np.array([last + w.on - (0 if w.on < w.op else count) for w in removed for _ in range(2)])
+        before = np.array([last + w.op if soon else -1 for w in removed for soon in (False, True)])
+        ops = np.array([w.op for w in removed for _ in range(2)])
+        queues = np.array([self.queue_of[w.on] for w in removed for _ in range(2)])
+        found = self._run(len(held), seed, held=held, before=before, removed=(ops, queues))
+        return found.reshape(len(removed), 2, -1)
 
-    def _run(self, orders: int, seed: int, *, held: Numbers, removed: tuple[Numbers, Numbers] | None = None) -> Tokens:
+    def _run(
+        self, orders: int, seed: int, *, held: Numbers, before: Numbers | None = None,
+        removed: tuple[Numbers, Numbers] | None = None,
+    ) -> Tokens:  # fmt: skip
+        """`held`: per order an operation that comes last of those that can run; or, once `before` has run, first."""
         chance, rows = np.random.default_rng(seed), np.arange(orders)
         haste = 10.0 ** chance.uniform(-2, 2, (orders, len(Queue)))
         state = np.tile(self._start, (orders, 1))
         done = np.zeros((orders, len(Queue)), np.int64)
+        soon = np.zeros(orders, bool)
         for _ in range(len(self._of_op)):
             heads = self._at[_QUEUES, done]
             need = self._need[heads]
@@ -203,10 +213,13 @@ class Chaos:
                 need[of_op[:, :, None] & (removed[1][:, None] == _QUEUES)[:, None, :]] = -_NEVER
             score = chance.random((orders, len(Queue))) * haste
             score[heads == held[:, None]] = 0
+            score[(heads == held[:, None]) & soon[:, None]] = np.inf
             score[(done[:, None, :] < need).any(2)] = -1
             queue = score.argmax(1)
             assert (score[rows, queue] >= 0).all(), "nothing can run"
             self._apply(state, heads[rows, queue])
+            if before is not None:
+                soon |= heads[rows, queue] == before
             done[rows, queue] += 1
         return state
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from planner.chain import Chain, Tensor
 from planner.itinerary import Draft, Itinerary, Side, Trip, assemble, at_home, backward_stage
@@ -31,8 +32,11 @@ def _random_tensor(tensor: Tensor, chance: random.Random) -> Tensor:
 
 
 def random_plan(chain: Chain, chance: random.Random) -> Plan:
-    """Any options, one to three slices, with clipping or without; journeys of all kinds."""
-    slices, clip = chance.randint(1, 3), chance.random() < 0.4
+    """Any options, one to three slices, one to three rounds, with clipping or without; journeys of all kinds."""
+    shape: dict[str, Any] = {
+        "slices": chance.randint(1, 3), "rounds": chance.choice((1, 1, 2, 3)), "clip": chance.random() < 0.4,
+    }  # fmt: skip
+    clip = shape["clip"]
     options = tuple(chance.choice(block.options).name for block in chain.blocks)
     draft = Draft(options=options, journeys=tuple(at_home(chain, t, clip) for t in chain.tensors()), source="random")
     for number, tensor in enumerate(chain.tensors()):
@@ -40,10 +44,10 @@ def random_plan(chain: Chain, chance: random.Random) -> Plan:
             journeys = list(draft.journeys)
             journeys[number] = _random_journey(chain, tensor, clip, chance)
             drawn = replace(draft, journeys=tuple(journeys))
-            if _is_right(plan := assemble(chain, drawn, slices=slices, clip=clip), chain):
+            if _is_right(assemble(chain, drawn, **shape), chain):
                 draft = drawn
                 break
-    plan = assemble(chain, draft, slices=slices, clip=clip)
+    plan = assemble(chain, draft, **shape)
     verify(compile_program(plan, chain), chain)
     return plan
 

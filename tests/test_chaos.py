@@ -103,7 +103,7 @@ def test_without_any_one_wait_some_order_computes_something_else(program_and_cha
     program, chain = program_and_chain
     chaos, removed = Chaos(program, chain), waits(program)
     if removed:
-        differs = (chaos.without(removed, seed=3) != chaos.serial()).any(1)
+        differs = (chaos.without(removed, seed=3) != chaos.serial()).any((1, 2))
         assert [str(program.ops[w.op]) for w, seen in zip(removed, differs, strict=True) if not seen] == []
 
 
