@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from planner.chain import Block, Chain, Option, Tensor
 from planner.errors import Exit, UserError
 from planner.frame import FrameBytes, measure_frame, trace_blocks
-from planner.graph import RECIPES, BlockCode, BlockNames, EagerPair, Pair, check_chunked, find_blocks
+from planner.graph import RECIPES, BlockCode, BlockNames, EagerPair, Pair, check_chunked, find_blocks, refuse_autocast
 from planner.graph import chunk_rows as rows_of_a_chunk
 from planner.hardware import Hardware
 from planner.job import Job
@@ -147,6 +147,7 @@ def analyse_model(
     """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
     `input_ids` and `labels` [rows, length]. `chunk_rows`: head and loss in chunks of so many rows; 0: in one piece.
     Raises UserError."""
+    refuse_autocast(device)
     names = find_blocks(model, batch, device=device)
     if chunk_rows:
         check_chunked(model.get_submodule(names.head))

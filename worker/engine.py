@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from planner.chain import Chain
-from planner.graph import EAGER, RECIPES, BlockCode, EagerPair, Pair, flatten_call, run_slice, trace_block
+from planner.graph import (
+    EAGER,
+    RECIPES,
+    BlockCode,
+    EagerPair,
+    Pair,
+    flatten_call,
+    refuse_autocast,
+    run_slice,
+    trace_block,
+)
 from planner.graph.call import Given
 from planner.moments import distinct_tokens
 from planner.plan import Direction, Plan
@@ -138,6 +148,7 @@ class Engine:
         Raises what the model or a queue raised; the weights are then torn between two steps.
         """
         self._usable()
+        refuse_autocast(self._machine.device)
         if not len(batches) == len(seeds) == self._rounds * self._slices:
             plan = f"{self._rounds} × {self._slices} slices"
             raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {plan}")

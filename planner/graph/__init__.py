@@ -1,6 +1,6 @@
 """Graphs of blocks: detection, joint trace, cut by a recipe, generated code. Only here torch's private API is used."""
 
-from planner.graph.call import BlockCall, run_slice
+from planner.graph.call import BlockCall, refuse_autocast, run_slice
 from planner.graph.chunks import ChunkedHead, check_chunked, chunk_rows, loss_only
 from planner.graph.code import BlockCode, Sink
 from planner.graph.detect import BlockNames, find_blocks
@@ -30,6 +30,7 @@ __all__ = [
     "find_blocks",
     "flatten_call",
     "loss_only",
+    "refuse_autocast",
     "run_slice",
     "trace_block",
 ]

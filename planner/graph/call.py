@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from planner.errors import Exit, UserError
 from planner.graph.code import BlockCode
 
 Given = dict[tuple[int, int], "tuple[BlockCall, int]"]
@@ -143,7 +144,9 @@ class _Cut(torch.autograd.Function):
         ctx.call = call
         given = list(tensors)
         del tensors
-        outputs = tuple(call.forward(given))
+        # The block's own casts are in its code; what else is in there is not to be cast again.
+        with torch.autocast(anchor.device.type, enabled=False):
+            outputs = tuple(call.forward(given))
         differentiable = call.pair.result.differentiable
         ctx.mark_non_differentiable(*[o for o, d in zip(outputs, differentiable, strict=True) if not d])
         ctx.set_materialize_grads(False)
@@ -153,6 +156,17 @@ class _Cut(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
         ctx.call.arrive(grads)  # not for the last time, perhaps: the loss may read a block's result too
         return (None, None, *(None for _ in ctx.call.edges))
+
+
+def refuse_autocast(device: torch.device) -> None:
+    """Raise UserError inside an autocast for `device`: it would not reach the slices' threads, and it would hold cast
+    weights across updates."""
+    if torch.is_autocast_enabled(device.type):
+        dtype = str(torch.get_autocast_dtype(device.type))
+        raise UserError(
+            "The engine was called inside torch.autocast.", code="autocast-outside", exit_code=Exit.USAGE,
+            hint=f'let the model enter it: model.forward = torch.autocast("{device.type}", {dtype})(model.forward)',
+        )  # fmt: skip
 
 
 def run_slice(

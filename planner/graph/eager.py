@@ -40,7 +40,8 @@ class EagerPair(BlockCode):
         self.name, self._flat, self._fakes = name, Flat(module, call), FakeMode.of(tensors)
         self._device = tensors[0].device
         self._rng = rng_of(self._device)
-        self._autocast = torch.get_autocast_dtype(self._device.type) if _in_autocast(self._device) else None
+        kind = self._device.type
+        self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self._names = [f"module.{local}" for local in (*parameters, *buffers)]
         self.n_params, self.n_buffers = len(parameters), len(buffers)
@@ -111,7 +112,9 @@ class EagerPair(BlockCode):
 
     def _run(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
         weights = dict(zip(self._names, leaves, strict=False))
-        with torch.autocast(self._device.type, dtype=self._autocast, enabled=self._autocast is not None):
+        kind, dtype = self._device.type, self._autocast
+        # Without its cache, which would hold the cast weights until the model's forward ends.
+        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
             made: tuple[Tensor, ...] = functional_call(self._flat, weights, tuple(leaves[len(weights) :]))
         return made
 
@@ -181,10 +184,6 @@ def _real(tensor: Tensor, device: torch.device, *, alike: bool = False) -> Tenso
     if not isinstance(tensor, FakeTensor) and not tensor.is_meta:
         return tensor.detach().clone()
     return random_data(tensor, device, alike=alike)
-
-
-def _in_autocast(device: torch.device) -> bool:
-    return torch.is_autocast_enabled(device.type)
 
 
 def _forget(name: str, gradient: Tensor) -> None:
