@@ -9,6 +9,7 @@ import torch
 
 from planner.errors import UserError
 from planner.memory import gpu_peak_bytes
+from planner.profile import analyse_model
 from planner.program import compile_program
 from tests.engine_plans import adamw, chain_of, mixed_plan
 from tests.families import assert_bitwise, family_model, masked_batch, trained
@@ -49,6 +50,12 @@ def test_the_bytes_under_autocast_are_predicted(name):
     engine.close()
     predicted = gpu_peak_bytes(compile_program(plan, chain), chain)
     assert 0.9 * predicted <= max(peaks) <= predicted, max(peaks) / predicted
+
+
+def test_chunks_of_the_loss_are_refused_under_autocast():
+    with pytest.raises(UserError, match="its logits for a loss under autocast") as told:
+        analyse_model(cast("gemma2"), batch_of(), device=CPU, chunk_rows=8)
+    assert told.value.code == "loss-not-in-chunks"
 
 
 def test_autocast_around_the_engine_is_refused_with_the_way_to_do_it():

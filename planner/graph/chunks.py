@@ -166,6 +166,8 @@ class ChunkedHead(BlockCall):
 
     def enter(self, tensors: Sequence[Tensor], anchor: Tensor) -> Any:
         """The logits, which are computed when the loss is."""
+        if torch.is_autocast_enabled(anchor.device.type):
+            raise _refused("a loss under autocast")
         self.anchor = anchor
         hidden = tensors[0].detach()
         return ChunkedLogits.of(hidden, self.pair.output_values[0].shape[-1], self._loss, hidden.dtype)
