@@ -108,6 +108,9 @@ def _overwritten(program: Program, chain: Chain) -> set[str]:
 def _turn_effect(op: Op, chain: Chain, options: Sequence[str]) -> _Effect:
     direction, index, k = op.turn
     block = chain.blocks[index]
+    if not options:  # evaluation
+        weights = [f"d:w:{t.name}" for t in block.tensors]
+        return _Effect(reads=[f"slice {k}", *weights], writes=[f"slice {k}"], alive=weights)
     option = block.option(options[index])
     forward, backward = direction is Direction.FORWARD, direction is Direction.BACKWARD
     read = block.tensors

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from planner.chain import Chain
+from planner.forward import ForwardBytes, forward_program
 from planner.graph import Pair
 from planner.plan import Plan
 from planner.program import Op, OpKind, Program, Queue, compile_program
@@ -72,13 +73,30 @@ PLANS = {
 }
 
 
+def evaluated(slices: int, budget_bytes: int) -> tuple[Program, Chain]:
+    """The mixed plan's program of evaluation."""
+    measured = ForwardBytes(start=20, held=(10, 50, 50, 50, 4), peak=(60, 300, 300, 100))
+    chain = small.chain()
+    program = forward_program(small.mixed_plan(), chain, measured, slices=slices, budget_bytes=budget_bytes)
+    return program, chain
+
+
+FORWARD = {
+    "evaluation, least": lambda: evaluated(1, 5110),
+    "evaluation, 3 slices": lambda: evaluated(3, 5600),
+    "evaluation, all at once": lambda: evaluated(2, 10**6),
+}
+
+
 @functools.cache
 def compiled(name: str) -> tuple[Program, Chain]:
+    if name in FORWARD:
+        return FORWARD[name]()
     plan, chain = PLANS[name]()
     return compile_program(plan, chain), chain
 
 
-@pytest.fixture(params=PLANS)
+@pytest.fixture(params=[*PLANS, *FORWARD])
 def program_and_chain(request: pytest.FixtureRequest) -> tuple[Program, Chain]:
     return compiled(request.param)
 
