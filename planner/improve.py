@@ -40,24 +40,31 @@ def improved(
     setting: Setting, draft: Draft, look: Callable[[Draft], Look], *, attempts: int, go_on: Callable[[float], bool]
 ) -> Draft:
     """The fastest found in so many attempts, `draft` itself where none is faster; ends when `go_on(step_s)` says so."""
-    search = _Climb(setting, draft, look)
+    search = Climb(setting, draft, look)
     for lead in (1, 0):
         base = search.fitted(with_lead(setting, draft, lead))
         for manner in _FIRST:
-            if base is not None and go_on(search.best[1].step_s):
+            if base is not None and go_on(search.step_s):
                 search.play(base, manner)
     chance = random.Random(0)
     for _ in range(attempts):
-        if not go_on(search.best[1].step_s):
+        if not go_on(search.step_s):
             break
-        search.play(search.best, Manner(ahead=chance.choice(_AHEAD), overtake=chance.random() < 0.5))
-    return search.best[0]
+        search.play((search.draft, search.seen), Manner(ahead=chance.choice(_AHEAD), overtake=chance.random() < 0.5))
+    return search.draft
 
 
-class _Climb:
+class Climb:
+    """The best draft so far, and how to try for a better one."""
+
     def __init__(self, setting: Setting, draft: Draft, look: Callable[[Draft], Look]) -> None:
         self.setting, self.look = setting, look
-        self.best = (draft, look(draft))
+        self.draft, self.seen = draft, look(draft)
+
+    @property
+    def step_s(self) -> float:
+        """Of the best."""
+        return self.seen.step_s
 
     def fitted(self, draft: Draft) -> tuple[Draft, Look] | None:
         """The draft, tightened where it has to be; None where it does not fit."""
@@ -68,7 +75,8 @@ class _Climb:
         return (draft, seen) if seen.fits else None
 
     def play(self, start: tuple[Draft, Look], manner: Manner) -> None:
+        """Play a draft that fits; the best is what is faster."""
         draft, seen = start
         found = self.fitted(timed(self.setting, draft, seen.plan, seen.room_bytes, manner))
-        if found is not None and found[1].step_s < self.best[1].step_s:
-            self.best = found
+        if found is not None and found[1].step_s < self.step_s:
+            self.draft, self.seen = found

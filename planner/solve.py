@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from planner.ahead import ahead_of_norm
 from planner.bound import lower_bound_s
 from planner.chain import Chain
 from planner.errors import Exit, UserError
+from planner.exchange import exchanged
 from planner.greedy import Setting, frugal
 from planner.hardware import Hardware
 from planner.improve import Look, improved
@@ -164,6 +165,7 @@ _VARIANTS = (
 # Few tensors round badly, and few blocks are solved at once: more attempts.
 _SHORT_BLOCKS = 24
 _ATTEMPTS, _SHORT_ATTEMPTS = 8, 30  # to play a draft
+_EXCHANGES = 200  # of fates in a short chain
 _NEAR = 0.02  # to the goal, where long chains get no other candidate
 _SHORT_VARIANTS = (
     _Variant(barrier=True, pace=1.0, source="o-ilp with barriers"),
@@ -183,16 +185,19 @@ class _Search:
 
     def best(self, least: Draft) -> Plan:
         """The fastest of all candidates; `least` fits."""
-        best = self._proven(least)
+        best, chosen = self._proven(least), least
         for draft in self._candidates():
             if draft.source.startswith("o-ilp"):
                 known_s = min(best.step_s, self._look(draft).step_s)
                 draft = self._improved(draft, self._goal_s(known_s))
             found = self._proven(self._ahead(draft))
             if found.step_s < best.step_s:
-                best = found
+                best, chosen = found, draft
             if best.step_s <= self._goal_s(best.step_s) * (1 + (0.0 if self.short else _NEAR)):
                 break  # another candidate could hardly be better by more than that
+        if self.short and self.solutions and self.setting.rounds == 1:
+            found = self._proven(self._ahead(self._exchanged(chosen, self._goal_s(best.step_s))))
+            best = found if found.step_s < best.step_s else best
         solved = min(self.solutions, key=lambda solution: solution.step_s, default=None)
         return replace(
             best,
@@ -245,16 +250,20 @@ class _Search:
 
     def _improved(self, draft: Draft, goal_s: float) -> Draft:
         """What playing the draft, and then a look at its timeline, make of it until it is as fast as `goal_s`."""
-        s = self.setting
-
-        def go_on(step_s: float) -> bool:
-            return step_s > goal_s and time.monotonic() < self.deadline
-
+        s, go_on = self.setting, self._until(goal_s)
         if s.rounds == 1:
             attempts = _SHORT_ATTEMPTS if self.short else _ATTEMPTS
             draft = improved(s, draft, self._look, attempts=attempts, go_on=go_on)
         *_, draft = (draft, *polished(s.chain, s.hardware, draft, self._rating, tries=_TRIES, go_on=go_on))
         return draft
+
+    def _exchanged(self, draft: Draft, goal_s: float) -> Draft:
+        """The draft with other fates of single tensors."""
+        return exchanged(self.setting, draft, self._look, attempts=_EXCHANGES, go_on=self._until(goal_s))
+
+    def _until(self, goal_s: float) -> Callable[[float], bool]:
+        """Whether to go on from a step: until it is as fast as `goal_s`, or time is up."""
+        return lambda step_s: step_s > goal_s and time.monotonic() < self.deadline
 
     def _fits(self, draft: Draft) -> bool:
         s = self.setting

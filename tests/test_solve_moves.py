@@ -6,8 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.chain import Chain
+from planner.exchange import exchanged
 from planner.greedy import PROFILES, Setting, profile, streamed
 from planner.hardware import Hardware
+from planner.improve import Look
 from planner.instance import Budgets
 from planner.itinerary import Draft, Itinerary, Side, Trip, assemble, at_home
 from planner.legs import with_lead
@@ -158,3 +160,19 @@ def test_with_room_a_plan_that_waits_for_every_weight_is_played_until_the_cpu_is
     slowest = max(seconds for _, seconds in after.busy_s)
     assert after.step_s <= 1.1 * slowest
     assert before.step_s > 1.2 * slowest
+
+
+def test_single_tensors_get_other_fates_as_long_as_the_step_gets_shorter() -> None:
+    """There is room for everything, and the draft has everything travel."""
+    chain, setting = small.chain(3), setting_of(small.chain(3), small.HARDWARE)
+    draft = streamed(setting, profile(setting, "fast"), ahead=True, source="test")
+
+    def look(candidate: Draft) -> Look:
+        plan = plan_of(chain, candidate)
+        step_s = simulate(compile_program(plan, chain), chain, small.HARDWARE).step_s
+        return Look(plan=plan, room_bytes=free_bytes(chain, plan, 10**6), host_bytes=10**6, step_s=step_s)
+
+    before = look(draft).step_s
+    found = exchanged(setting, draft, look, attempts=100, go_on=lambda _: True)
+    verify(compile_program(plan_of(chain, found), chain), chain)
+    assert look(found).step_s < 0.9 * before
