@@ -9,7 +9,7 @@ the stages once more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.assign import Fate, in_their_stages, itineraries
@@ -170,8 +170,10 @@ def rounded_draft(
     time_limit_s: float,
     look: Callable[[Draft], Look],
     source: str,
+    along_flows: bool,
 ) -> Draft | None:
-    """A draft of whole tensors near the solution that fits; None when none was found.
+    """A draft of whole tensors near the solution that fits; None when none was found. `along_flows`: with the solver's
+    times where these fit, found by another linear program; in several rounds there are no others.
 
     Where whole tensors do not fit as the solver's bytes did, its choice for a budget that is smaller by the excess is
     rounded; near the least possible budget there is none, and every block is rounded by itself.
@@ -186,13 +188,9 @@ def rounded_draft(
             if fractions is None or time.monotonic() > deadline:
                 break
             fates = choose_fates(chain, hardware, fractions.totals, limits, up=up, tight=tight)
-            draft = _draft(chain, instance, fates, fractions.options, source)
             gpu_excess = cpu_excess = 0
-            if draft is not None:
-                seen = look(draft)
-                if seen.fits:
-                    return draft
-                draft = tightened(chain, draft, seen.room_bytes)
+            for draft in _drafts(chain, instance, fates, fractions.options, source, along_flows=along_flows):
+                draft = tightened(chain, draft, look(draft).room_bytes)
                 seen = look(draft)
                 if seen.fits:
                     return draft
@@ -218,19 +216,20 @@ def _solve_near(instance: Instance, solution: Solution, *, gap: float, time_limi
     return same or solve_oilp(instance, time_limit_s=time_limit_s, gap=gap)
 
 
-def _draft(
-    chain: Chain, instance: Instance, fates: Sequence[Fate], options: Sequence[int], source: str
-) -> Draft | None:  # fmt: skip
-    """The fates with times; in several rounds those of the solver, which may find none."""
-    if instance.rounds == 1:
-        journeys = in_their_stages(chain, fates, clip=instance.clip)
-    else:
-        totals = rounded_totals(chain, fates)
-        flows = solve_oilp(instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=tuple(options), totals=totals)
-        if flows is None:
-            return None
-        journeys = itineraries(chain, fates, flows, clip=instance.clip, rounds=instance.rounds)
+def _drafts(
+    chain: Chain, instance: Instance, fates: Sequence[Fate], options: Sequence[int], source: str, *, along_flows: bool
+) -> Iterator[Draft]:
+    """The fates with times: those of the solver's flows, if it finds any, and those that take the least memory."""
+    clip, rounds, totals = instance.clip, instance.rounds, rounded_totals(chain, fates)
     moving = {fate.tensor.name for fate in fates}
-    journeys += [at_home(chain, tensor, instance.clip) for tensor in chain.tensors() if tensor.name not in moving]
+    home = [at_home(chain, tensor, clip) for tensor in chain.tensors() if tensor.name not in moving]
     names = tuple(block.options[o].name for block, o in zip(chain.blocks, options, strict=True))
-    return Draft(options=names, journeys=tuple(journeys), source=source)
+    flows = None
+    if along_flows:
+        flows = solve_oilp(instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=tuple(options), totals=totals)
+    if flows is not None:
+        journeys = itineraries(chain, fates, flows, clip=clip, rounds=rounds)
+        yield Draft(options=names, journeys=(*journeys, *home), source=source)
+    if rounds == 1:
+        journeys = in_their_stages(chain, fates, clip=clip)
+        yield Draft(options=names, journeys=(*journeys, *home), source=source)

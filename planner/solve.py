@@ -245,7 +245,7 @@ class _Search:
             return None
         return rounded_draft(
             s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds, gap=self.gap,
-            time_limit_s=time_limit_s, look=self._look, source=variant.source,
+            time_limit_s=time_limit_s, look=self._look, source=variant.source, along_flows=self.short or s.rounds > 1,
         )  # fmt: skip
 
     def _improved(self, draft: Draft, goal_s: float) -> Draft:
