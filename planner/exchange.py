@@ -21,7 +21,8 @@ from planner.itinerary import Draft, Itinerary, Side, movable
 from planner.legs import with_lead
 from planner.timing import Manner
 
-_PER_CHOICE = 5  # attempts for each tensor and block
+_PER_CHOICE, _LEAST = 6, 80  # attempts: for each tensor and block, in all
+_SLACK = 0.003  # a change that loses less than this may lead on
 _MANNERS = (Manner(), Manner(overtake=True), Manner(ahead=0.3), Manner(ahead=2.0))
 
 
@@ -32,18 +33,18 @@ def exchanged(
     best = Climb(setting, draft, look)
     base = with_lead(setting, draft, 0)
     changes = _Changes(setting)
-    for _ in range(min(attempts, _PER_CHOICE * (len(changes.tensors) + len(changes.blocks)))):
+    choices = len(changes.tensors) + len(changes.blocks)
+    for _ in range(min(attempts, max(_LEAST, _PER_CHOICE * choices)) if choices else 0):
         if not go_on(best.step_s):
             break
         changed = changes.of(base)
         if not look(changed).fits:
             continue
-        before = best.step_s
         start = best.fitted(with_lead(setting, changed, changes.chance.choice((1, 1, 0))))
         if start is None:
             continue
-        best.play(start, changes.chance.choice(_MANNERS))
-        if best.step_s < before:
+        step_s = best.play(start, changes.chance.choice(_MANNERS))
+        if step_s <= best.step_s * (1 + _SLACK):
             base = changed
     return best.draft
 

@@ -6,6 +6,7 @@ from the start, then, by chance (the same every time), from the best so far.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,9 +75,12 @@ class Climb:
             seen = self.look(draft)
         return (draft, seen) if seen.fits else None
 
-    def play(self, start: tuple[Draft, Look], manner: Manner) -> None:
-        """Play a draft that fits; the best is what is faster."""
+    def play(self, start: tuple[Draft, Look], manner: Manner) -> float:
+        """Play a draft that fits; the best is what is faster. Seconds of its step; inf where it fits no more."""
         draft, seen = start
         found = self.fitted(timed(self.setting, draft, seen.plan, seen.room_bytes, manner))
-        if found is not None and found[1].step_s < self.step_s:
+        if found is None:
+            return math.inf
+        if found[1].step_s < self.step_s:
             self.draft, self.seen = found
+        return found[1].step_s

@@ -165,7 +165,7 @@ _VARIANTS = (
 # Few tensors round badly, and few blocks are solved at once: more attempts.
 _SHORT_BLOCKS = 24
 _ATTEMPTS, _SHORT_ATTEMPTS = 8, 30  # to play a draft
-_EXCHANGES = 200  # of fates in a short chain
+_EXCHANGES = 300  # of fates in a short chain
 _NEAR = 0.02  # to the goal, where long chains get no other candidate
 _SHORT_VARIANTS = (
     _Variant(barrier=True, pace=1.0, source="o-ilp with barriers"),
