@@ -112,7 +112,8 @@ def in_their_stages(chain: Chain, fates: Sequence[Fate], *, clip: bool) -> list[
             trips.append(Trip(evict=forward, prefetch=backward, offload=forward if fate.send else None))
         journey = Itinerary(tensor=fate.tensor, side=fate.side, weight=tuple(trips))
         if fate.side is Side.CPU:
-            update = circle.stages - 1 if clip else backward + 1  # once its stale weight is gone
+            # Once its stale weight is gone; block 0's goes before its update in the last stage.
+            update = circle.stages - 1 if clip else min(backward + 1, circle.stages - 1)
             journey = replace(journey, update=update, send=backward, drop=backward)
         elif fate.side is Side.GPU:
             update = circle.stages - 1 if clip else backward
@@ -186,7 +187,8 @@ def _after_backward(
     if clip:
         updates = dict.fromkeys(updates, L - 1)  # the end of block 0's backward, in order of need
     # A weight may be fetched in the stage after its gradient was sent at the earliest: the update is listed before.
-    fresh = {name: max(updates[name], gradients[name]) + 1 for name in updates}
+    # Block 0's is read in that very stage, which waits for all.
+    fresh = {name: min(max(updates[name], gradients[name]) + 1, needed[name]) for name in updates}
     back = hand_out(solution.flows["fetch_X"], jobs(Side.CPU, fresh, needed), eager=False)
     before = {name: u - 1 for name, u in needed.items()}
     sent = hand_out(solution.flows["send_N"], jobs(Side.GPU, made, before), eager=True, new_last=True)

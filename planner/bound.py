@@ -117,7 +117,7 @@ def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class], be
     kept = pulp.lpSum(_chosen(p, c, "kept") for c in classes if c.blocks[0] != p.blocks - 1)
     turns = {
         p.blocks - 1: kept - pulp.lpSum(c.total["E"] + c.total["D"] for c in classes),
-        p.stages - 1: -pulp.lpSum(c.total["X"] + c.total["N"] + c.total["R"] for c in classes),
+        p.stages - 1: -pulp.lpSum(c.total["X"] + c.total["N"] + c.total["R"] for c in classes if 0 not in c.blocks),
     }
     for number, moment in enumerate(p.moments):
         if moment.stage not in turns or moment.update:

@@ -58,6 +58,7 @@ class Columns:
             name: [rows.variable(f"own_{name}_{i}") for i in range(L)]
             for name in (*SENDS, *FETCHES, "fetch_E", "send_Y", "fetch_Y")
         }
+        self.own_update = rows.variable("own_update_0")  # block 0's, at its forward: it has no gap before it
 
     def step_time(self) -> Term:
         """The round with the updates, and all others."""

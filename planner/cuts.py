@@ -26,6 +26,8 @@ def updates_pass_through_their_queues(v: Columns) -> None:
         g, f = backward_position(p, i), forward_position(p, i)
         for t in range(g + 1, f - 1):
             fetched_later = own_fetch[i] + fetch.within(t + 2, f - 1)
+            if t == p.blocks - 1:  # block 0's weight comes back in the stage of its update
+                fetched_later = fetched_later + v.own_update
             v.rows.at_most(f"cut_updated_b{i}_u{t}", v.sum["X"].upto(i), update.within(g + 1, t) + fetched_later)
             # What the block of position t sends itself is updated after it.
             not_yet = own_send[p.blocks - 1 - t] if t < p.blocks else 0

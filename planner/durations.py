@@ -64,6 +64,8 @@ def _work_of_updates(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term]
     """Likewise what a stage does once a step: updates on the device, their states, copies of what they changed."""
     p, flow = v.p, v.flow
     compute: list[Term] = [p.stage_update[s]]
+    if s == 0:
+        compute.append((p.parameter_ratio / p.cpu_update) * v.own_update)
     if s >= p.blocks - 1:
         i = p.stages - 1 - s
         sends = pulp.lpSum(v.own[name][i] for name in ("send_N", "send_D", "send_Y"))

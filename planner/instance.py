@@ -137,8 +137,8 @@ def make_instance(
             for tensors, others in zip(trainable, staying, strict=True)
         ],
         gradients=[sum(t.gradient_bytes for t in tensors) / unit_bytes for tensors in trainable],
-        # Block 0 has no gap between its backward and its forward.
-        cpu_updatable=[budgets.cpu_updates and index > 0 for index in range(last + 1)],
+        # Block 0 has no gap between its backward and its forward: its update is waited for, once a step.
+        cpu_updatable=[budgets.cpu_updates and (index > 0 or rounds == 1) for index in range(last + 1)],
         choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
         state_ratio=[_ratio(tensors) for tensors in trainable],
         gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,

@@ -107,7 +107,7 @@ def with_lead(setting: Setting, draft: Draft, lead: int) -> Draft:
     for journey in draft.journeys:
         for leg in legs.get(journey.tensor.name, ()):
             if leg.is_gradient:
-                update = stages - 1 if setting.clip else (leg.last + 1) % stages
+                update = stages - 1 if setting.clip else min(leg.last + 1, stages - 1)
                 drop = min(leg.last + lead, stages - 1)
                 journey = replace(journey, send=leg.last, drop=drop, update=update)
             else:

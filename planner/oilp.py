@@ -109,19 +109,27 @@ def weights_leave_after_their_backward(v: Columns) -> None:
 
 
 def cpu_updates_follow_their_gradients(v: Columns) -> None:
-    """(4.4), (4.12), (4.13): update after the gradient came, fetch after the update; with clipping after block 0."""
+    """(4.4), (4.12), (4.13): update after the gradient came, fetch after the update; with clipping after block 0.
+
+    Block 0's next forward follows its backward at once, and waits for gradient, update and weight, one after another.
+    """
     p, update, send = v.p, v.flow["update"], v.flow["send_X"]
     lag = 1 if p.barrier else 0
     for u in range(p.stages):
         v.rows.at_most(f"eq4_12_update_u{u}", update.upto(u), send.upto(u))
-        v.rows.at_most(f"eq4_13_fetch_u{u}", v.flow["fetch_X"].upto(u), update.upto(u - lag))
-        v.rows.at_most(f"eq4_13_released_u{u}", v.flow["fetch_X"].upto(u), v.released("X", u - 1 - lag))
+        # Block 0's weight comes back in the stage of its update, which waits for both.
+        at_once = v.own_update if lag and u == p.blocks else 0
+        v.rows.at_most(f"eq4_13_fetch_u{u}", v.flow["fetch_X"].upto(u), update.upto(u - lag) + at_once)
+        v.rows.at_most(f"eq4_13_released_u{u}", v.flow["fetch_X"].upto(u), v.released("X", u - 1 - lag) + at_once)
         if p.clip and u < p.blocks:
             v.rows.equal(f"clip_waits_for_the_norm_u{u}", update.moved(u), 0)
     for i in range(p.blocks):
         g, f = backward_position(p, i), forward_position(p, i)
         v.rows.at_most(f"eq4_12_own_b{i}", update.upto(g), send.upto(g) - v.own["send_X"][i])
-        v.rows.at_most(f"eq4_11_update_b{i}", v.sum["X"].upto(i), update.within(g + 1, f - 1))
+        own = v.own_update if i == 0 else 0
+        v.rows.at_most(f"eq4_11_update_b{i}", v.sum["X"].upto(i), own + update.within(g + 1, f - 1))
+    v.rows.at_most("own_update_of_b0", v.own_update, v.total["X"][0])
+    v.rows.at_most("own_update_at_b0", v.own_update, update.moved(p.blocks))
 
 
 def weights_are_back_for_their_forward(v: Columns) -> None:

@@ -15,7 +15,7 @@ _MASTER_BYTES = 12  # of a checkpoint, per trained parameter: the fp32 weight an
 
 def status_of(plan: Plan, gap: float) -> str:
     """ "optimal" when it is proven that the plan is within `gap` of the O-ILP's optimum or of the best schedule."""
-    near_solver = plan.solver_gap <= gap and plan.step_s <= plan.lp_step_s * (1 + gap)
+    near_solver = plan.step_s <= plan.lp_step_s * (1 - plan.solver_gap) * (1 + gap)
     near_bound = plan.step_s <= plan.bound_s * (1 + gap)
     return "optimal" if near_solver or near_bound else "feasible"
 

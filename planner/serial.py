@@ -112,11 +112,12 @@ class _Writer:
         for item in stage.offload:
             if item in made and self._sends(item, n, r):
                 yield self._move(OpKind.SEND, stage, item, r)
-        if self._last(r):
-            yield from self._cpu_updates(stage, r, made)
-        for item in stage.evict:
-            if self._evicts(item, n, r):
-                yield self._move(OpKind.FREE, stage, item, r)
+        updates = list(self._cpu_updates(stage, r, made)) if self._last(r) else []
+        stale = {f"w:{op.subject}" for op in updates}  # block 0's leave here, before the host has newer ones
+        evicted = [item for item in stage.evict if self._evicts(item, n, r)]
+        yield from (self._move(OpKind.FREE, stage, item, r) for item in evicted if item in stale)
+        yield from updates
+        yield from (self._move(OpKind.FREE, stage, item, r) for item in evicted if item not in stale)
 
     def _updates(self, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         """Norms and the clip coefficient, then the updates on the device."""

@@ -238,7 +238,7 @@ class _Search:
         solution = solve_oilp(instance, time_limit_s=time_limit_s, gap=self.gap)
         if solution is None:
             return None
-        if variant.pace == 1.0:  # the other proves nothing
+        if variant.pace == 1.0 and not variant.barrier:  # the others prove nothing
             self.solutions.append(solution)
         if solution.step_s >= self.beat_s:
             self.deadline = time.monotonic()

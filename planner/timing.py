@@ -245,9 +245,9 @@ class _Play:
         for leg in ending:
             if leg.is_gradient:
                 insort(self.gradients, (leg.order, leg, self.stale.pop(leg.item[2:])), key=lambda entry: entry[0])
-        if self.setting.clip and (n + 1) % self.stages == 0:
-            for entry in list(self.gradients):
-                self._update(entry, n)
+        all_wait = self.setting.clip and (n + 1) % self.stages == 0
+        for entry in [entry for entry in self.gradients if all_wait or entry[0][0] == n + 1]:  # block 0's: no gap
+            self._update(entry, n)
         self._release(n)
 
     def _release(self, n: int) -> None:

@@ -76,7 +76,7 @@ def printed_step(p: Instance, *, relax: bool = False) -> float | None:
             return (g + d) % T
 
         send = _Moves(m, f"sX_{i}", T, 0, end)
-        update = _Moves(m, f"u_{i}", T, end + 1 if p.clip else 1, f - 1)
+        update = _Moves(m, f"u_{i}", T, end + 1 if p.clip else 1, max(f - 1, 1))
         fetch = _Moves(m, f"fX_{i}", T, 1, f)
         sent_n, fetch_n = _Moves(m, f"sN_{i}", T, 0, f - 1), _Moves(m, f"fN_{i}", T, 1, f)
         fetch_r = _Moves(m, f"fR_{i}", T, 1, f)
@@ -91,7 +91,7 @@ def printed_step(p: Instance, *, relax: bool = False) -> float | None:
         m += sent_d.all() == total["D"][i]
         for d in range(T + 1):
             m += update.upto(d) <= (send.upto(d) if d else 0)
-            m += fetch.upto(d) <= update.upto(d - 1 if p.barrier else d)
+            m += fetch.upto(d) <= update.upto(d - 1 if p.barrier and i else d)
             m += fetch_n.upto(d) <= sent_n.upto(d - 1)
         for d in range(T + 1):
             s = stage(d)
@@ -99,6 +99,8 @@ def printed_step(p: Instance, *, relax: bool = False) -> float | None:
             h2d[s] += [fetch.moved(d), fetch_n.moved(d), fetch_r.moved(d)]
             cpu[s].append(p.parameter_ratio * update.moved(d))
         exposed[g] += [rate_down * (p.gradient_ratio * send.moved(0) + sent_n.moved(0) + sent_d.moved(0))]
+        if i == 0:  # its next forward follows at once, and waits
+            exposed[0].append(p.parameter_ratio / p.cpu_update * update.moved(1))
         exposed[i] += [rate_up * (fetch.moved(f) + fetch_n.moved(f) + fetch_r.moved(f))]
         for d in range(1, T if i == L - 1 else f):
             s = stage(d)
