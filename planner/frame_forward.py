@@ -84,10 +84,13 @@ def quiet(model: nn.Module) -> dict[str, Any]:
 
 
 def measure_generation(
-    model: nn.Module, names: BlockNames, rows: int, length: int, new_tokens: int, device: torch.device
-) -> ForwardBytes:
+    model: nn.Module, names: BlockNames, rows: int, length: int, new_tokens: int, device: torch.device,
+    *, eager: Collection[str] = (),
+) -> ForwardBytes:  # fmt: skip
     """The bytes of any pass of `model.generate` over `rows` prompts of up to `length` tokens, greedy and with a cache:
-    those of the first, over the prompts, and of the last, whose cache is the largest."""
+    those of the first, over the prompts, and of the last, whose cache is the largest. Where blocks are `eager`, which
+    cannot be tried with a cache, more: those of a pass over prompts and answers, and of a cache as the config has it.
+    """
     last = length + new_tokens
     ids = torch.zeros((rows, last), dtype=torch.int64, device=device)
     mask = torch.ones_like(ids)
@@ -95,6 +98,15 @@ def measure_generation(
     options: dict[str, Any] = {"use_cache": True, "return_dict": True, **quiet(model)}
     if "logits_to_keep" in inspect.signature(generator(model).forward).parameters:
         options["logits_to_keep"] = 1  # as generate does
+    vocabulary = cast(Any, model).get_output_embeddings().weight.shape[0]
+    # Of generate's own: tokens, masks and positions; scores of the next token in fp32, up to four times.
+    own = rows * (4 * 4 * vocabulary + 64 * last)
+    if eager:
+        options["use_cache"] = False
+        whole = measure_forward(
+            model, names, lambda: model(input_ids=ids, attention_mask=mask, **options), (ids, mask), device, eager=eager
+        )
+        return whole.together(whole, own + _cache_bytes(cast(Any, model), rows * last))
     caches: list[Any] = []
 
     def begin(tokens: int) -> Any:
@@ -107,6 +119,13 @@ def measure_generation(
     final = measure_forward(
         model, names, end, (ids, mask), device, prepare=lambda: caches.append(begin(last - 1).past_key_values)
     )
-    vocabulary = cast(Any, model).get_output_embeddings().weight.shape[0]
-    # Of generate's own: tokens, masks and positions; scores of the next token in fp32, up to four times.
-    return first.together(final, rows * (4 * 4 * vocabulary + 64 * last))
+    return first.together(final, own)
+
+
+def _cache_bytes(model: Any, tokens: int) -> int:
+    """Keys and values of all layers, and once more those of the layer that is adding to its own."""
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = model.get_output_embeddings().weight.element_size()
+    return int(2 * (config.num_hidden_layers + 1) * tokens * heads * width * size)

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from planner.errors import UserError
+from planner.forward import forward_peak_bytes
 from planner.memory import gpu_peak_bytes
 from planner.profile import analyse_model
 from planner.program import compile_program
 from tests.engine_plans import adamw, chain_of, mixed_plan, resident_plan
 from tests.families import assert_bitwise, family_model, masked_batch, trained
+from tests.plain import PlainEngine
 from tests.tiny_models import batch_of, make_model
 from worker.engine import Engine
 
@@ -140,3 +142,21 @@ def test_an_embedding_or_head_that_cannot_be_traced_is_refused():
     with pytest.raises(UserError, match="lm_head cannot be traced") as told:
         chain_of(model)
     assert told.value.code == "block-not-traceable"
+
+
+@pytest.mark.parametrize("make", [mixtral, moody])
+def test_layers_that_cannot_be_traced_evaluate_and_write_as_the_plain_model_within_what_is_predicted(make):
+    model, plain = make(), make()
+    chain = chain_of(model)
+    settings = {"optimizer": adamw(model), "max_grad_norm": None}
+    engine = Engine(model, plan=mixed_plan(chain), chain=chain, device=CPU, metered=True, **settings)
+    reference, forward = PlainEngine(plain, **settings), engine._forward_only
+    data, prompts = [batch_of(k) for k in range(3)], [[5, 6, 7], [9, 10, 11]]
+    got, expected = engine.evaluate(data), reference.evaluate(data)
+    assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True))
+    measured = forward._measure(data)
+    assert got.peak_bytes <= forward_peak_bytes(forward._program(measured, 3), chain, measured)
+    assert engine.generate(prompts, new_tokens=12, pad=2) == reference.generate(prompts, new_tokens=12, pad=2)
+    measured = forward._measure_generation(2, 3, 12)
+    assert engine._machine.meter.peak <= forward_peak_bytes(forward._program(measured, 1), chain, measured)
+    engine.close()

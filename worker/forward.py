@@ -150,7 +150,7 @@ class Forward:
         if key not in self._measured:
             with self._own_forwards(speaking=True):
                 self._measured[key] = measure_generation(
-                    self._model, self._names, rows, length, new_tokens, self._machine.device
+                    self._model, self._names, rows, length, new_tokens, self._machine.device, eager=self._eager
                 )
         return self._measured[key]
 
