@@ -275,6 +275,7 @@ class Engine:
         for call in self._calls.values():
             call.clear()
         self._calls.clear()
+        self._given_to.clear()  # the call that failed is only here
         self._machine.synchronize()  # copies may still be using what is freed now
         self._gradients.clear()
         self._weights.drop_transient()
