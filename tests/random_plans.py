@@ -67,8 +67,8 @@ def _random_journey(chain: Chain, tensor: Tensor, clip: bool, chance: random.Ran
     sides = [Side.CPU, Side.GPU] if tensor.trainable else [Side.NOBODY]
     side = chance.choice(sides)
     update = backward if side is Side.GPU else chance.choice([*range(backward, last + 1), *range(block)])
-    if clip and side is not Side.NOBODY:
-        update = last
+    if clip and side is not Side.NOBODY:  # before the last stage a CPU update runs ahead of the norm
+        update = last if side is Side.GPU else chance.choice((last, *range(backward, last)))
     out = chance.randint(update if side is Side.GPU else backward, last)
     after = Trip(evict=out, prefetch=chance.randint(0, block), offload=out if side is Side.GPU else None)
     trips = [after] if block or side is not Side.CPU else []

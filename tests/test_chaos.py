@@ -140,6 +140,7 @@ def test_the_plans_do_everything_and_most_of_them_have_much_to_wait_for() -> Non
         assert {(OpKind.SEND, item, False, clip) for item in "wgsa"} < did
         assert any(kind is OpKind.CPU_UPDATE and clipped == clip for kind, _, _, clipped in did)
     assert any(carried for _, _, carried, _ in did)
+    assert {kind for kind, *_ in did} >= {OpKind.CPU_AHEAD, OpKind.UPDATE, OpKind.RUN, OpKind.FREE}
     assert {program.slices for program in programs} >= {1, 2, 3} <= {program.rounds for program in programs}
 
 
@@ -151,6 +152,8 @@ class Case:
     slices: int
     clip: float | None
     dtype: torch.dtype
+    rounds: int = 1
+    ahead: bool = False
 
 
 CASES = (
@@ -158,6 +161,8 @@ CASES = (
     Case("llama", 2, 0.5, torch.bfloat16),
     Case("gpt2", 2, None, torch.bfloat16),
     Case("gpt2", 3, 0.5, torch.float32),
+    Case("llama", 1, 0.5, torch.float32, rounds=2),
+    Case("llama", 1, 0.5, torch.bfloat16, ahead=True),
 )
 MOODS = [
     *(Mood.drawn(seed) for seed in range(36)),
@@ -169,11 +174,11 @@ MOODS = [
 PAIRS: dict[object, Pair] = {}
 
 
-def train(engine: Engine | PlainEngine, slices: int) -> Iterator[torch.Tensor]:
+def train(engine: Engine | PlainEngine, case: Case) -> Iterator[torch.Tensor]:
     """Losses of three steps, the third one after a drain, then the state."""
     for step in range(3):
-        batches = [batch_of(10 * step + k) for k in range(slices)]
-        result = engine.step(batches, seeds=[10 * step + k for k in range(slices)], learning_rate=1e-2)
+        seeds = [10 * step + k for k in range(case.slices * case.rounds)]
+        result = engine.step([batch_of(seed) for seed in seeds], seeds=seeds, learning_rate=1e-2)
         yield torch.stack([loss.detach() for loss in result.losses])
         if step == 1:
             engine.drain()
@@ -187,13 +192,14 @@ def chain_for(case: Case) -> Chain:
 
 
 def plan_for(case: Case) -> Plan:
-    return mixed_plan(chain_for(case), slices=case.slices, clip=case.clip is not None)
+    clip = case.clip is not None
+    return mixed_plan(chain_for(case), slices=case.slices, rounds=case.rounds, clip=clip, ahead=case.ahead)
 
 
 @functools.cache
 def expected(case: Case) -> list[torch.Tensor]:
     model = make_model(case.name, case.dtype)
-    return list(train(PlainEngine(model, optimizer=adamw(model), max_grad_norm=case.clip), case.slices))
+    return list(train(PlainEngine(model, optimizer=adamw(model), max_grad_norm=case.clip), case))
 
 
 def trained(
@@ -215,7 +221,7 @@ def trained(
     )
     engine._pairs = PAIRS
     try:
-        return list(train(engine, case.slices)), made[0].log
+        return list(train(engine, case)), made[0].log
     finally:
         engine.close()
 
