@@ -183,11 +183,29 @@ def test_modules_called_twice_within_a_layer_and_between_layers_equal_plain_pyto
     assert equal(engine.restore(), plain)
 
 
-def test_a_layer_that_runs_twice_is_refused_by_name() -> None:
-    model = model_of()
-    model.model.layers[2] = model.model.layers[0]
-    with pytest.raises(UserError, match=r"model\.layers\.0 runs 2 times a forward"):
-        engine_of(model, optimizer_of(model))
+@pytest.mark.parametrize("slices", [1, 2])
+def test_layers_that_run_twice_equal_plain_pytorch_with_one_micro_batch_and_nearly_with_several(slices: int) -> None:
+    def with_calls() -> nn.Module:
+        model = model_of()
+        model.model.layers = nn.ModuleList([*model.model.layers[:2], *model.model.layers[:2]])
+        return model
+
+    steps = [[batch_of(10 * n + k) for k in range(slices)] for n in range(3)]
+    plain, model = with_calls(), with_calls()
+    layers = list(model.model.layers)
+    expected = plain_loop(plain, steps)
+    optimizer = optimizer_of(model)
+    schedule = schedule_of(optimizer)
+    engine = engine_of(model, optimizer, steps[0], seed=7, gpu_budget="5.5MB")
+    assert any(stage.prefetch for stage in engine.plan.stages), "everything fits: the test shows nothing"
+    for batches, loss in zip(steps, expected, strict=True):
+        torch.testing.assert_close(engine.step(batches), loss, rtol=1e-5 * (slices > 1), atol=0)
+        schedule.step()
+    restored = engine.restore()
+    assert all(a is b for a, b in zip(restored.model.layers, layers, strict=True))
+    assert equal(restored, plain) or slices > 1
+    for batch in steps[0]:
+        torch.testing.assert_close(restored.eval()(**batch).loss, plain.eval()(**batch).loss, rtol=1e-5, atol=0)
 
 
 def test_a_loop_goes_on_from_what_it_saved(tmp_path: Path) -> None:
@@ -269,6 +287,7 @@ def test_batches_that_the_plan_is_not_for_are_refused_and_harm_nothing() -> None
 
 def test_samples_models_and_budgets_that_cannot_serve_are_refused() -> None:
     model = model_of()
+    model.config.use_cache = True
     optimizer = optimizer_of(model)
     unlabelled = {"input_ids": batch_of()["input_ids"]}
     for sample, text in [(unlabelled, "it has no labels"), ([], "there is none")]:
@@ -278,7 +297,7 @@ def test_samples_models_and_budgets_that_cannot_serve_are_refused() -> None:
         engine_of(model, optimizer, gpu_budget="1KB")
     with pytest.raises(UserError, match="gpu_budget is more than the device has"):
         engine_of(model, optimizer, gpu_budget="1000TiB")
-    assert equal(model, model_of())
+    assert equal(model, model_of()) and model.config.use_cache
     model.model.gradient_checkpointing = True
     with pytest.raises(UserError, match=r"model\.gradient_checkpointing_disable"):
         engine_of(model, optimizer)

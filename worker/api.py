@@ -11,6 +11,7 @@ Like this; examples/own_loop.py runs:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from planner.chain import Chain
 from planner.errors import Exit, UserError
+from planner.graph import take_turns
 from planner.plan import Plan
 from planner.probe import measure_hardware
 from planner.profile import Analysis, analyse_model, estimate_times, measure_times
@@ -66,26 +68,30 @@ def prepare(
     batches = _listed(batch)
     _check_model(model)
     _check_sample(batches)
-    groups = groups_of(optimizer, model)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    use_cache = _set_cache(model, False)
-    _move_buffers(model.train(), place)
-    analysis = analyse_model(model, _largest(batches), device=place)
-    if len(batches) > 1 and not analysis.sums_slices:
-        raise UserError(
-            f"{type(model).__name__} takes the mean over each micro-batch by itself.", code="loss-per-slice",
-            exit_code=Exit.USAGE,
-            numbers=(f"{len(batches)} micro-batches, and its loss does not use num_items_in_batch",),
-            hint="prepare it with one, larger, batch",
+    with contextlib.ExitStack() as undo:
+        _switch_cache_off(model, undo)
+        _move_buffers(model.train(), place)
+        undo.callback(take_turns(model, _largest(batches), place))
+        groups = groups_of(optimizer, model)
+        analysis = analyse_model(model, _largest(batches), device=place)
+        if len(batches) > 1 and not analysis.sums_slices:
+            raise UserError(
+                f"{type(model).__name__} takes the mean over each micro-batch by itself.", code="loss-per-slice",
+                exit_code=Exit.USAGE,
+                numbers=(f"{len(batches)} micro-batches, and its loss does not use num_items_in_batch",),
+                hint="prepare it with one, larger, batch",
+            )  # fmt: skip
+        if analysis.inexact:
+            log.info("model: results equal plain PyTorch's within rounding, because %s", "; ".join(analysis.inexact))
+        dtype, clip = next(model.parameters()).dtype, max_grad_norm is not None
+        plan, chain = _plan(analysis, place, dtype, gpu_budget, cpu_budget, len(batches), clip=clip, measure=measure)
+        log.info(
+            "plan: a step takes %s, the device holds %s at most", format_seconds(plan.step_s),
+            format_bytes(plan.gpu_peak_bytes),
         )  # fmt: skip
-    dtype = next(model.parameters()).dtype
-    plan, chain = _plan(analysis, place, dtype, gpu_budget, cpu_budget, len(batches), max_grad_norm, measure=measure)
-    log.info(
-        "plan: a step takes %s, the device holds %s at most", format_seconds(plan.step_s),
-        format_bytes(plan.gpu_peak_bytes),
-    )  # fmt: skip
-    engine = Engine(model, plan=plan, chain=chain, optimizer=groups, max_grad_norm=max_grad_norm, device=place)
-    return LoopEngine(engine, model, plan, _largest(batches), optimizer, seed=seed, use_cache=use_cache)
+        engine = Engine(model, plan=plan, chain=chain, optimizer=groups, max_grad_norm=max_grad_norm, device=place)
+        return LoopEngine(engine, model, plan, _largest(batches), optimizer, seed=seed, undo=undo.pop_all())
 
 
 class LoopEngine:
@@ -97,13 +103,13 @@ class LoopEngine:
 
     def __init__(
         self, engine: Engine, model: nn.Module, plan: Plan, sample: Batch, optimizer: torch.optim.AdamW, *, seed: int,
-        use_cache: bool | None,
+        undo: contextlib.ExitStack,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.grad_norm: Tensor | None = None
         self.peak_bytes: int | None = None
         self._engine, self._model, self._sample, self._optimizer = engine, model, sample, optimizer
-        self._seed, self._use_cache = seed, use_cache
+        self._seed, self._undo = seed, undo
 
     @property
     def steps_done(self) -> int:
@@ -182,8 +188,7 @@ class LoopEngine:
     def restore(self) -> nn.Module:
         """The model as it was, plain, on the CPU, with its trained weights. Ends the engine."""
         model = self._engine.restore()
-        if self._use_cache is not None:
-            _set_cache(model, self._use_cache)
+        self._undo.close()
         return model
 
     def close(self) -> None:
@@ -227,14 +232,12 @@ def _check_model(model: nn.Module) -> None:
         )  # fmt: skip
 
 
-def _set_cache(model: nn.Module, value: bool) -> bool | None:
-    """Switch the model's cache of keys and values, which is for generation. Returns what it was; None: it has none."""
+def _switch_cache_off(model: nn.Module, undo: contextlib.ExitStack) -> None:
+    """The model's cache of keys and values, which is for generation."""
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "use_cache"):
-        return None
-    before = bool(config.use_cache)
-    config.use_cache = value
-    return before
+    if hasattr(config, "use_cache"):
+        undo.callback(setattr, config, "use_cache", config.use_cache)
+        config.use_cache = False
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
@@ -248,7 +251,7 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 
 def _plan(
     analysis: Analysis, device: torch.device, dtype: torch.dtype, gpu_budget: str | int | None,
-    cpu_budget: str | int | None, slices: int, max_grad_norm: float | None, *, measure: bool,
+    cpu_budget: str | int | None, slices: int, *, clip: bool, measure: bool,
 ) -> tuple[Plan, Chain]:  # fmt: skip
     site = find_site(device, dtype, measure=True)
     gpu, cpu = (None if size is None else parse_bytes(size) for size in (gpu_budget, cpu_budget))
@@ -258,7 +261,7 @@ def _plan(
     chain = analysis.chain(times)
     plan = make_plan(
         chain, hardware, gpu_budget_bytes=gpu or hardware.gpu_bytes, cpu_budget_bytes=cpu or hardware.cpu_bytes,
-        slices=slices, clip=max_grad_norm is not None,
+        slices=slices, clip=clip,
     )  # fmt: skip
     return plan, chain
 

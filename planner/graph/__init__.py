@@ -10,6 +10,7 @@ from planner.graph.pair import Pair
 from planner.graph.recipes import EAGER, RECIPES, Recipe
 from planner.graph.result import Result
 from planner.graph.signature import CallShape, flatten_call
+from planner.graph.unroll import take_turns
 
 __all__ = [
     "EAGER",
@@ -32,5 +33,6 @@ __all__ = [
     "loss_only",
     "refuse_autocast",
     "run_slice",
+    "take_turns",
     "trace_block",
 ]

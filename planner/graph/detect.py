@@ -74,6 +74,14 @@ def find_blocks(
     )
 
 
+def repeated_layers(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[nn.Module]:
+    """The layers of `model` as they run when it is called with `batch`: one that runs again is there again."""
+    root, record, _ = record_with_opaque_layers(model, batch, device)
+    head = _own_module(model, "get_output_embeddings")
+    taken = {id(module) for module in (*_embeddings(root, model, head), head)}
+    return [call.module for call in _layers(root, record, taken)]
+
+
 def _check_reads(model: nn.Module, blocks: Sequence[ModuleCall], record: Record) -> None:
     """Nothing but a block may read its weights: they are elsewhere when it does not run. Raises UserError."""
     first = {id(p): name for name, p in model.named_parameters()}

@@ -19,6 +19,7 @@ from planner.errors import UserError
 from planner.graph.fake import FakeMode, fake_weights, same_buffers
 from planner.graph.joint import untraceable
 from planner.graph.signature import flatten_call
+from planner.graph.turns import Turns
 
 _aten = torch.ops.aten
 _MATMULS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default)
@@ -135,7 +136,7 @@ def record_forward(
     with fake_weights(model, mode, device, buffers=False), same_buffers(model):
         record = Record([*own, *model.named_parameters()], [*model.buffers(), *batch.values()])
         for name, module in model.named_modules():
-            if not name:
+            if not name or isinstance(module, Turns):
                 continue
 
             def before(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:

@@ -1,0 +1,41 @@
+"""Puts modules that take turns where layers of a model run several times in one forward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.graph.detect import repeated_layers
+from planner.graph.turns import Turns
+
+
+def take_turns(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device) -> Callable[[], None]:
+    """Put `Turns` where layers of `model` run several times when it is called with `batch`. Returns what takes them
+    away again."""
+    times = Counter(id(module) for module in repeated_layers(model, batch, device))
+    slots = [
+        (parent, name, module)
+        for parent in model.modules()
+        for name, module in parent._modules.items()
+        if module is not None and times[id(module)] > 1
+    ]
+    found = {id(module): Turns(module, times[id(module)]) for _, _, module in slots}
+    for parent, name, module in slots:
+        parent._modules[name] = found[id(module)]
+
+    def begin(*_arguments: Any) -> None:
+        for turns in found.values():
+            turns.begin()
+
+    hook = model.register_forward_pre_hook(begin)
+
+    def undo() -> None:
+        hook.remove()
+        for parent, name, module in slots:
+            parent._modules[name] = module
+
+    return undo
