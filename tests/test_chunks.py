@@ -119,6 +119,21 @@ def test_the_loss_is_the_mean_over_all_tokens_however_slices_share_them(make, ro
     assert float(sliced.grad_norm) == pytest.approx(float(whole.grad_norm), rel=1e-5)
 
 
+@pytest.mark.parametrize("frozen", [("lm_head", "model.norm"), ("embed_tokens", "layers.", "model.norm")], ids=str)
+def test_a_frozen_head_and_a_head_alone_are_trained_rightly(frozen):
+    model, plain = make_model("llama"), make_model("llama")
+    for name, p in (*model.named_parameters(), *plain.named_parameters()):
+        p.requires_grad_(not any(part in name for part in frozen))
+    a_chain = chunked_chain(model, 7)
+    settings = {"optimizer": adamw(model), "max_grad_norm": 1.0}
+    engine = Engine(model, plan=resident_plan(a_chain, slices=2, clip=True), chain=a_chain, device=CPU, **settings)
+    loss, gradients, _ = step(engine, 2)
+    plain_loss, expected, _ = step(PlainEngine(plain, **settings), 2)
+    engine.close()
+    assert loss == pytest.approx(plain_loss, rel=1e-6)
+    assert gradients.keys() == expected.keys() and distance(gradients, expected) < 2e-6
+
+
 def test_micro_batches_without_a_label_to_learn_add_nothing(make):
     engine, plain = make("llama", 7, slices=3), plain_engine("llama")
     data = [batch_of(k) for k in range(3)]

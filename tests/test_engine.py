@@ -176,6 +176,7 @@ FROZEN = {
     "embedding": ("embed_tokens",),
     "embedding and first layer": ("embed_tokens", "layers.0."),
     "head": ("lm_head", "model.norm"),
+    "all but the head": ("embed_tokens", "layers.", "model.norm"),
 }
 
 
