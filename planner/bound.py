@@ -8,6 +8,7 @@ the stages of `planner.oilp`. Letters are those of its legend; D stands for D an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pulp
@@ -34,7 +35,7 @@ def lower_bound_s(
     time_limit_s: float = 10.0,
 ) -> float:  # fmt: skip
     """Seconds that no schedule of a step can beat whose rounds are all alike; 0 where the solver finds no bound in
-    time. `slices` are those of a round."""
+    time, infinity where it proves that there is no schedule. `slices` are those of a round."""
     p = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip, rounds=rounds)
     rows = Rows("bound")
     time = rows.variable("Time")
@@ -44,6 +45,8 @@ def lower_bound_s(
     _memory_fits_at_the_turns(rows, p, classes, between)
     rows.problem.setObjective(time)
     outcome = solve(rows.problem, time_limit_s=time_limit_s, gap=0.0)
+    if outcome.infeasible:
+        return math.inf
     return max(0.0, outcome.bound) * p.unit_s if outcome.found else 0.0
 
 

@@ -30,6 +30,7 @@ from planner.verify import verify
 
 TIME_LIMIT_S = 30.0
 GAP = 0.01
+_HOPING = 1 / 3  # of the time, to see how many rounds promise most
 _TRIES = 2  # moves that hardly gain before the next candidate's turn
 
 
@@ -68,13 +69,14 @@ def make_plan(
     bounds_s = {setting.rounds: _bound_s(setting) for setting in in_rounds(step)}
     best: Plan | None = None
     beat_s = math.inf
-    for setting in in_rounds(step):
+    drafts = {setting: _frugal(setting) for setting in in_rounds(step)}
+    ways = [setting for setting, least in drafts.items() if _peak_bytes(least, setting) <= gpu_budget_bytes]
+    # There is a schedule of these: a proof that there is none comes from the solver's tolerances.
+    bounds_s |= {s.rounds: 0.0 for s in ways if bounds_s[s.rounds] == math.inf}
+    for setting in _most_promising(ways, time_limit_s, gap):
         if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
             continue
-        least = _frugal(setting)
-        if _peak_bytes(least, setting) > gpu_budget_bytes:
-            continue
-        found = _Search(setting, deadline, gap, beat_s, bounds_s[setting.rounds]).best(least)
+        found = _Search(setting, deadline, gap, beat_s, bounds_s[setting.rounds]).best(drafts[setting])
         if found.step_s < beat_s:
             best, beat_s = found, found.step_s * (1 - gap)
     if best is None:
@@ -109,6 +111,19 @@ def in_rounds(step: Setting) -> Iterator[Setting]:
     for rounds in range(1, step.slices + 1):
         if step.slices % rounds == 0:
             yield replace(step, rounds=rounds, slices=step.slices // rounds)
+
+
+def _most_promising(ways: list[Setting], time_limit_s: float, gap: float) -> list[Setting]:
+    """The ways in order of what the solver hopes for: the time may not be enough to look into all of them. A round more
+    must be worth the gap."""
+    if len(ways) < 2:
+        return ways
+    hopes_s: dict[int, float] = {}
+    for number, s in enumerate(ways):
+        p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
+        solution = solve_oilp(p, time_limit_s=time_limit_s * _HOPING / len(ways), gap=gap)
+        hopes_s[s.rounds] = math.inf if solution is None else solution.step_s * (1 + gap) ** number
+    return sorted(ways, key=lambda way: (hopes_s[way.rounds], way.rounds))
 
 
 def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
