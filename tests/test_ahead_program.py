@@ -73,8 +73,8 @@ DAMAGE = {
         damaged(("B0 cpu", "B0 prefetch=w:l1.a cpu")), "not final before the norm"),
     "with the weight still there": (
         damaged(("evict=w:l1.a,g:l1.a\nB1", "evict=g:l1.a\nB1"), ("evict=w:l0.b,g", "evict=w:l1.a,w:l0.b,g")), "stale"),
-    "before its weight has gone": (
-        damaged(("B2 ", "B2 cpu=l1.a "), ("cpu=l1.a evict=w:l0", "evict=w:l0")), "w:l1.a is on the device"),
+    "before its gradient": (
+        damaged(("H3 ", "H3 cpu=l1.a "), ("cpu=l1.a evict=w:l0", "evict=w:l0")), "l1.a was not updated ahead"),
     "twice": (damaged(("B0 cpu=l0.b", "B0 cpu=l0.b,l1.a")), "l1.a is updated 2 times a step"),
     "without its replay": (without(OpKind.CPU_REPLAY), "waits for what is not in the program: cpu_replay"),
 }  # fmt: skip
@@ -85,6 +85,12 @@ def test_damage_is_rejected(name):
     program, message = DAMAGE[name]
     with pytest.raises(InvalidProgram, match=re.escape(message)):
         verify(program, chain())
+
+
+def test_an_update_may_run_ahead_in_the_very_stage_that_makes_its_gradient():
+    early = damaged(("B2 ", "B2 cpu=l1.a "), ("cpu=l1.a evict=w:l0", "evict=w:l0"))
+    verify(early, chain())
+    assert [op.stage for op in early.ops if op.kind is OpKind.CPU_AHEAD] == ["B2"]
 
 
 def test_a_replay_without_an_update_ahead_is_rejected():
