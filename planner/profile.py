@@ -136,8 +136,6 @@ def analyse(job: Job, device: torch.device) -> Analysis:
             ),
             hint="use gradient_accumulation_steps: 1, with a larger per_device_train_batch_size",
         )  # fmt: skip
-    if analysis.inexact:
-        log.info("model: results equal plain PyTorch's within rounding, because %s", "; ".join(analysis.inexact))
     return analysis
 
 
@@ -172,13 +170,22 @@ def analyse_model(
     users = Counter(id(p) for block in params for p in block.values())
     ends = {id(p) for p in params[0].values()} & {id(p) for p in params[-1].values()}
     tied = {p for p in ends if users[p] == 2}
+    code = [next(iter(pairs[kind].values())) for kind in names.kinds]
+    reached = {id(block[local]) for block, c in zip(params, code, strict=True) for local in c.param_grads}
+    still = {id(p) for block in params for p in block.values() if p.requires_grad} - reached
     analysis = Analysis(
         names=names,
         tensors=tuple(
-            tuple(_tensor(first_names[id(p)], p, tied=id(p) in tied) for p in block.values()) for block in params
+            tuple(
+                _tensor(first_names[id(p)], p, tied=id(p) in tied, trained=p.requires_grad and id(p) not in still)
+                for p in block.values()
+            )
+            for block in params
         ),
         local_names=tuple(tuple(block) for block in params),
-        frame_tensors=tuple(_tensor(n, p) for n, p in model.named_parameters() if id(p) not in in_blocks),
+        frame_tensors=tuple(
+            _tensor(n, p, trained=p.requires_grad) for n, p in model.named_parameters() if id(p) not in in_blocks
+        ),
         pairs=pairs,
         frame=frame,
         resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES,
@@ -190,6 +197,11 @@ def analyse_model(
         first, reason = next(iter(analysis.eager.items()))
         more = f" and {len(analysis.eager) - 1} more" if len(analysis.eager) > 1 else ""
         log.warning("model: %s%s run by their own code, recomputed in backward (option eager). %s", first, more, reason)
+    if analysis.inexact:
+        log.info("model: results equal plain PyTorch's within rounding, because %s", "; ".join(analysis.inexact))
+    if still:
+        names_of = sorted(first_names[i] for i in still)
+        log.warning("model: no gradient reaches %s: it stays as it is, as in plain PyTorch", ", ".join(names_of))
     return analysis
 
 
@@ -222,7 +234,7 @@ class _Watch(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _tensor(name: str, p: nn.Parameter, *, tied: bool = False) -> Tensor:
+def _tensor(name: str, p: nn.Parameter, *, trained: bool, tied: bool = False) -> Tensor:
     """Moments take 8 bytes per element; where the working copy is narrower than fp32 there is a master too."""
     count, size = p.numel(), p.element_size()
     states = 8 if p.dtype == torch.float32 else 12
@@ -230,10 +242,10 @@ def _tensor(name: str, p: nn.Parameter, *, tied: bool = False) -> Tensor:
         name=name,
         elements=count,
         bytes=count * size,
-        gradient_bytes=count * size * p.requires_grad,
-        state_bytes=count * states * p.requires_grad,
-        trainable=p.requires_grad,
-        row_bytes=p.shape[-1] * size if tied and p.requires_grad else 0,
+        gradient_bytes=count * size * trained,
+        state_bytes=count * states * trained,
+        trainable=trained,
+        row_bytes=p.shape[-1] * size if tied and trained else 0,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from planner.forward import forward_peak_bytes
 from planner.profile import analyse_model
-from tests.engine_plans import adamw, chain_of, mixed_plan, streaming_plan
+from tests.engine_plans import adamw, chain_of, mixed_plan, resident_plan, streaming_plan
 from tests.families import FAMILIES, assert_bitwise, family_model, masked_batch, t5, trained
 from tests.plain import PlainEngine
 from tests.tiny_models import batch_of
@@ -77,3 +77,15 @@ def test_what_is_equal_within_rounding_only_is_said_with_the_reasons():
     assert second.startswith("with several micro-batches, weights are shared by others")
     for family in ("llama", "gpt2"):
         assert analyse_model(family_model(family), batch_of(), device=torch.device("cpu")).inexact == ()
+
+
+def test_a_weight_of_a_block_that_no_gradient_reaches_stays_as_it_is():
+    def make():
+        model = family_model("llama")
+        model.model.layers[1].register_parameter("spare", torch.nn.Parameter(torch.ones(4, 4)))
+        return model
+
+    got, expected = both = trained(make, batch_of, slices=2, steps=2, clip=0.5, plan_of=resident_plan)
+    assert_bitwise(both)
+    spare = "model.layers.1.spare"
+    assert torch.equal(got[spare], torch.ones(4, 4)) and got[spare].requires_grad and expected[spare].requires_grad

@@ -27,6 +27,10 @@ class Weights:
         self.device = Device(self.host, machine.device)
         self._machine, self._model = machine, model
         self._parameters = dict(model.named_parameters())
+        still = {t.name for t in chain.tensors() if not t.trainable}
+        self._still = [p for name, p in self._parameters.items() if name in still and p.requires_grad]
+        for parameter in self._still:  # no gradient reaches it
+            parameter.requires_grad_(False)
         self.trained = tuple(name for name, p in self._parameters.items() if p.requires_grad)
         in_blocks = {t.name for t in chain.tensors()}
         if missing := in_blocks - self._parameters.keys():
@@ -137,6 +141,8 @@ class Weights:
             for items in (self.host.items, self.device.items):
                 for kind in "wgs":
                     items.pop(f"{kind}:{name}", None)
+        for parameter in self._still:
+            parameter.requires_grad_()
         self._move_buffers(Tensor.cpu)
         self.host.items.clear()
         self.device.items.clear()
