@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from planner.columns import Columns, backward_position, forward_position
 
+_MOST_BLOCKS = 32  # there are as many of these rows as blocks squared; only short chains are solved with barriers
+
 
 def updates_pass_through_their_queues(v: Columns) -> None:
     """(4.11)-(4.13), for blocks 0 … i at each position t of block i's gap: updated by t, or fetched after t + 1; sent
@@ -20,7 +22,7 @@ def updates_pass_through_their_queues(v: Columns) -> None:
     """
     p, send, update, fetch = v.p, v.flow["send_X"], v.flow["update"], v.flow["fetch_X"]
     own_send, own_fetch = v.own["send_X"], v.own["fetch_X"]
-    if not p.barrier:
+    if not p.barrier or p.blocks > _MOST_BLOCKS:
         return
     for i in range(1, p.blocks):
         g, f = backward_position(p, i), forward_position(p, i)
