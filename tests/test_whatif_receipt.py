@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from offmated.cli.receiptview import proof
 from planner.chain import Chain
 from planner.hardware import Hardware
 from planner.memory import cpu_parts, cpu_peak_bytes, gpu_peak_bytes
@@ -101,6 +102,7 @@ def test_a_receipt_has_the_plans_figures_and_tokens_per_second() -> None:
         (1.0, 0.9, 0.995, 1.0, "optimal"),  # near the bound of any schedule
         (1.0, 0.9, 0.9, 0.0, "feasible"),  # the solver's optimum is proven, and rounding lost much of it
         (1.0, 0.995, 0.9, 0.5, "feasible"),
+        (1.0, 0.995, 0.9, 0.008, "feasible"),  # 1.3% above the proven part of the optimum
         (1.0, 0.0, 0.0, 1.0, "feasible"),
     ],
 )
@@ -109,6 +111,25 @@ def test_optimal_is_what_is_proven(
 ) -> None:
     plan = replace(mixed_plan(), step_s=step_s, lp_step_s=lp_step_s, bound_s=bound_s, solver_gap=solver_gap)
     assert status_of(plan, 0.01) == status
+
+
+@pytest.mark.parametrize(
+    ("bound_s", "lp_step_s", "solver_gap", "words"),
+    [
+        (9.9, 0.0, 1.0, "within 1.1% of what any schedule takes (9.9 s)"),  # 1.01%, and no more is said than is so
+        (10.0, 10.0, 0.0, "within 0.0% of what any schedule takes (10.0 s), within 0.0% of the O-ILP's optimum"),
+        (0.0, 10.0, 0.01, "within 1.1% of the O-ILP's optimum"),  # the solver's own gap counts
+        (0.0, 0.0, 1.0, "nothing"),
+    ],
+)
+def test_what_is_proven_is_said_of_which_best_and_rounded_up(
+    bound_s: float, lp_step_s: float, solver_gap: float, words: str
+) -> None:
+    proven = replace(
+        solved(mixed_plan(), chain(2), gap=0.01, solve_s=1.0), step_s=10.0, bound_s=bound_s, lp_step_s=lp_step_s,
+        solver_gap=solver_gap,
+    )  # fmt: skip
+    assert proof(proven) == words
 
 
 def test_each_variation_changes_one_thing_for_the_better() -> None:

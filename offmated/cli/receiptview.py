@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,12 +76,17 @@ def proof(found: Receipt | Solved) -> str:
     """How far the plan is at most from the best, as far as that is proven, and from which best."""
     proven = []
     if found.bound_s > 0:
-        over = max(0.0, found.step_s / found.bound_s - 1)
+        over = _rounded_up(found.step_s / found.bound_s - 1)
         proven.append(f"within {over:.1%} of what any schedule takes ({format_seconds(found.bound_s)})")
     if found.lp_step_s > 0 and found.solver_gap < 1:
-        over = max(0.0, found.step_s / (found.lp_step_s * (1 - found.solver_gap)) - 1)
+        over = _rounded_up(found.step_s / (found.lp_step_s * (1 - found.solver_gap)) - 1)
         proven.append(f"within {over:.1%} of the O-ILP's optimum")
     return ", ".join(proven) or "nothing"
+
+
+def _rounded_up(over: float) -> float:
+    """To a tenth of a percent, so that no more is said than was proven."""
+    return max(0, math.ceil(1000 * over - 1e-6)) / 1000
 
 
 def _memory(name: str, used: int, budget: int, shares: Sequence[Share]) -> Rows:
