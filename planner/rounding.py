@@ -184,7 +184,7 @@ def rounded_draft(
     for up, tight in ((True, False), (True, True), (False, False)):
         fractions: Solution | None = solution
         smaller = budgets
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             if fractions is None or time.monotonic() > deadline:
                 break
             fates = choose_fates(chain, hardware, fractions.totals, limits, up=up, tight=tight)
@@ -195,7 +195,8 @@ def rounded_draft(
                 if seen.fits:
                     return draft
                 gpu_excess, cpu_excess = -min(0, *seen.room_bytes), -min(0, seen.host_bytes)
-            smaller = _less(smaller, gpu_excess, cpu_excess)
+            # What is a little too much may need a whole tensor less: ever more.
+            smaller = _less(smaller, gpu_excess << attempt, cpu_excess << attempt)
             less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip, rounds=rounds)
             fractions = _solve_near(less, solution, gap=gap, time_limit_s=deadline - time.monotonic())
     return None

@@ -11,6 +11,7 @@ from planner.chain import Chain, Tensor
 from planner.hardware import Hardware
 from planner.rounding import _subset
 from planner.solve import least_budget, make_plan
+from tests.llama import GB, RTX_3060, llama
 from tests.random_chains import chains, machines
 
 
@@ -67,3 +68,13 @@ def test_of_hundreds_of_tensors_a_sum_near_the_target_is_found() -> None:
     total = sum(sizes(some))
     chosen = _subset(some, total / 3, lambda t: t.bytes, up=True)
     assert total / 3 * 0.9999 <= sum(sizes(chosen)) <= total / 3 * 1.01
+
+
+def test_on_a_nearly_full_host_with_clipping_whole_tensors_are_found_too() -> None:
+    chain = llama(6)
+    everything = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
+    plan = make_plan(
+        chain, RTX_3060, gpu_budget_bytes=6 * GB, cpu_budget_bytes=int(0.9 * everything), slices=1, clip=True
+    )  # fmt: skip
+    assert plan.source.startswith("o-ilp")
+    assert plan.step_s <= 1.05 * plan.lp_step_s
