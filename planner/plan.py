@@ -82,7 +82,8 @@ def stage_order(blocks: int) -> tuple[tuple[Direction, int], ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a step does, as data. `options[i]` names block i's option; `resident` the items on the device when a step
-    begins. `clip` is True when updates depend on the gradients' global norm.
+    begins. `clip` is True when updates depend on the gradients' global norm. A step has `rounds` × `slices`
+    micro-batches.
 
     `step_s` is the simulated step, `lp_step_s` the solver's objective before rounding, `bound_s` a lower bound for any
     schedule, `solver_gap` the solver's own gap (0.01 = 1%); `source` the candidate that won.
