@@ -250,3 +250,22 @@ def test_the_engine_computes_something_else_without_a_wait(case: Case, monkeypat
         with monkeypatch.context() as patch, contextlib.suppress(KeyError):  # raised by a copy of what is released
             found, _ = trained(case, mood, patch, of_kind[kind])
             assert not same(found, case), kind
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_evaluation_gives_the_plain_models_losses_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chaotic(machine: CpuMachine, program: Program, actions: Actions) -> ChaosInterpreter:
+        return ChaosInterpreter(program, actions, Mood.drawn(seed))
+
+    monkeypatch.setattr(CpuMachine, "interpreter", chaotic)
+    case, model = CASES[0], make_model("llama")
+    engine = Engine(
+        model, plan=plan_for(case), chain=chain_for(case), optimizer=adamw(model), max_grad_norm=None, device=CPU
+    )
+    batches, plain = [batch_of(k) for k in range(3)], make_model("llama").eval()
+    try:
+        losses = engine.evaluate(batches).losses
+    finally:
+        engine.close()
+    with torch.no_grad():
+        assert all(torch.equal(loss, plain(**batch).loss) for loss, batch in zip(losses, batches, strict=True))
