@@ -150,6 +150,20 @@ class Chaos:
         self._start = _start(program, chain, column)
         self._number = np.arange(len(effects) + 1) % count
         self._place_in_queues(program)
+        self._reads_of = [set(effect.reads) for effect in effects[-count:]]
+
+    def is_idle(self, number: int) -> bool:
+        """Whether an operation fetches what nobody reads before it is released: which version it fetches is all one."""
+        ops = self.program.ops
+        if ops[number].kind is not OpKind.FETCH:
+            return False
+        item = ops[number].subject
+        for later in (*range(number + 1, len(ops)), *range(number)):
+            if ops[later].kind is OpKind.FREE and ops[later].subject == item:
+                return True
+            if f"d:{item}" in self._reads_of[later]:
+                return False
+        return False
 
     def _place_in_queues(self, program: Program) -> None:
         """`_at[queue, n]`: the n-th operation of a queue. `_need[op, queue]`: how many of the queue must be done."""

@@ -117,12 +117,15 @@ def test_no_program_without_one_of_its_waits_is_verified(program_and_chain: tupl
             verify(without(program, wait), chain)
 
 
-def test_without_any_one_wait_some_order_computes_something_else(program_and_chain: tuple[Program, Chain]) -> None:
+def test_without_a_wait_some_order_computes_something_else_but_where_nobody_reads_what_is_fetched(
+    program_and_chain: tuple[Program, Chain],
+) -> None:
     program, chain = program_and_chain
     chaos, removed = Chaos(program, chain), waits(program)
     if removed:
         differs = (chaos.without(removed, seed=3) != chaos.serial()).any((1, 2))
-        assert [str(program.ops[w.op]) for w, seen in zip(removed, differs, strict=True) if not seen] == []
+        unseen = [wait for wait, seen in zip(removed, differs, strict=True) if not seen]
+        assert [str(program.ops[w.op]) for w in unseen if not (chaos.is_idle(w.op) or chaos.is_idle(w.on))] == []
 
 
 def without(program: Program, wait: Wait) -> Program:
