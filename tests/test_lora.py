@@ -74,7 +74,7 @@ def plan_of(job: Job) -> tuple[Plan, Chain]:
     chain = analysis.chain(estimate_times(analysis, hardware))
     setting = {"cpu_budget_bytes": 2**30, "slices": job.gradient_accumulation_steps, "clip": bool(job.max_grad_norm)}
     budget = int(1.05 * least_budget(chain, hardware, **setting).gpu_bytes)
-    return make_plan(chain, hardware, gpu_budget_bytes=budget, time_limit_s=5.0, **setting), chain
+    return make_plan(chain, hardware, gpu_budget_bytes=budget, time_limit_s=1.0, **setting), chain
 
 
 def engine_of(job: Job, plan: Plan, chain: Chain) -> tuple[Engine, nn.Module]:
