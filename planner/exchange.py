@@ -22,6 +22,7 @@ from planner.legs import with_lead
 from planner.timing import Manner
 
 _PER_CHOICE, _LEAST = 6, 80  # attempts: for each tensor and block, in all
+_WORK = 6000  # attempts times choices: a long chain takes long to play
 _SLACK = 0.003  # a change that loses less than this may lead on
 _MANNERS = (Manner(), Manner(overtake=True), Manner(ahead=0.3), Manner(ahead=2.0))
 
@@ -34,7 +35,9 @@ def exchanged(
     base = with_lead(setting, draft, 0)
     changes = _Changes(setting)
     choices = len(changes.tensors) + len(changes.blocks)
-    for _ in range(min(attempts, max(_LEAST, _PER_CHOICE * choices)) if choices else 0):
+    if choices == 0:
+        return draft
+    for _ in range(min(attempts, max(_LEAST, _PER_CHOICE * choices), _WORK // choices)):
         if not go_on(best.step_s):
             break
         changed = changes.of(base)
