@@ -26,6 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.spread import Spread
 from planner.chain import Chain
 from planner.greedy import Setting, profile, resident, streamed
 from planner.hardware import Hardware
@@ -183,12 +184,10 @@ def main() -> None:
     print("plan                                peak bytes: predicted, metered, difference   "
           "step s: predicted, measured   ratio (least, most)   paired (least, most)")  # fmt: skip
     for r in results:
-        ratios = [taken / r.predicted_s for taken in r.step_s]
         print(
             f"{r.name:34s} {r.predicted_bytes:12,d} {r.metered_bytes:12,d} {r.predicted_bytes - r.metered_bytes:8,d}"
             f"   {r.predicted_s:8.3f} {statistics.median(r.step_s):8.3f}"
-            f"   {statistics.median(ratios):5.2f} ({min(ratios):.2f}, {max(ratios):.2f})"
-            f"   {statistics.median(r.paired):5.2f} ({min(r.paired):.2f}, {max(r.paired):.2f})"
+            f"   {Spread.of(taken / r.predicted_s for taken in r.step_s):.2f}   {Spread.of(r.paired):.2f}"
         )
     if options.json:
         rows = {"load": load, "threads": torch.get_num_threads(), "plans": [asdict(r) for r in results]}

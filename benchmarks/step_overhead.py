@@ -23,6 +23,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.spread import Spread
 from planner.plan import Plan
 from planner.probe import estimate_hardware
 from planner.profile import analyse_model, estimate_times
@@ -37,7 +38,7 @@ LAYERS, ROWS, LENGTH = 4, 4, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds of one pair of steps, and of a block within the plain one."""
+    """Step times over plain PyTorch's, pair by pair, and the seconds of a block within the plain one."""
 
     width: int
     slices: int
@@ -101,9 +102,7 @@ def main() -> None:
     print(f"torch {torch.__version__} on {device}, {torch.get_num_threads()} threads")
     print("width  slices  block fwd+bwd  step time, ratio to plain: median (least, greatest)")
     for r in results:
-        middle = statistics.median(r.ratios)
-        spread = f"{middle:.3f} ({min(r.ratios):.3f}, {max(r.ratios):.3f})"
-        print(f"{r.width:5d}  {r.slices:6d}  {1e3 * r.block_s:10.1f} ms  {spread}")
+        print(f"{r.width:5d}  {r.slices:6d}  {1e3 * r.block_s:10.1f} ms  {Spread.of(r.ratios):.3f}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,299 @@
+"""Ways to train one Llama, each as a process of its own, which takes steps when its parent says so (gpu.py does).
+
+    python benchmarks/contenders.py NAME FOLDER
+
+NAME is plain, offmate, zero-offload or zero-3-offload; FOLDER has work.json and, for offmate, plan.json. A line with a
+number on stdin asks for so many steps in a row; the answer is a line of JSON, a `Visit`. The first answer, about two
+steps that warm up, comes unasked. Own processes, because memory is then each contender's own, and so is what the
+budget allows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TextIO
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as planner and trainer do, before torch starts its threads
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from planner.chain import Chain
+from planner.codec import from_json, to_json
+from planner.meter import Meter
+from planner.plan import Plan
+from tests.engine_plans import adamw
+from tests.plain import PlainEngine
+from worker.engine import Engine
+
+WARM_STEPS = 2
+RATE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A Llama and a step of it: `slices` micro-batches of [batch, length] random tokens. `dtype` is "bf16", with fp32
+    masters and moments, or "fp32"."""
+
+    layers: int
+    width: int
+    vocabulary: int
+    length: int
+    batch: int
+    slices: int
+    dtype: str
+    device: str
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """What blocks compute in."""
+        return torch.bfloat16 if self.dtype == "bf16" else torch.float32
+
+    @property
+    def items(self) -> int:
+        """Tokens that have a loss, in a step."""
+        return self.slices * self.batch * (self.length - 1)
+
+    def model(self) -> nn.Module:
+        """The model in host memory, the same in every process; buffers on the device, as the analysis wants them."""
+        torch.manual_seed(0)
+        heads = max(1, self.width // 64)
+        config = transformers.LlamaConfig(
+            vocab_size=self.vocabulary, hidden_size=self.width, intermediate_size=8 * self.width // 3 // 64 * 64,
+            num_hidden_layers=self.layers, num_attention_heads=heads, num_key_value_heads=heads, use_cache=False,
+            max_position_embeddings=self.length, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        model: nn.Module = transformers.LlamaForCausalLM._from_config(config, dtype=self.torch_dtype).train()
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(self.device)
+        return model
+
+    def batches(self) -> list[dict[str, Tensor]]:
+        """One per slice, in host memory."""
+        generator = torch.Generator().manual_seed(1)
+        shape = (self.slices, self.batch, self.length)
+        ids = torch.randint(self.vocabulary, shape, generator=generator)
+        return [{"input_ids": i, "labels": i.clone()} for i in ids]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """Steps in a row, until all of their updates are done: seconds a step, and seconds a step that issuing computation
+    waited for copies and updates (None where nobody counts). Peaks are of the allocator's blocks in use (on the CPU: of
+    the meter, while warming up) and of what it had from the driver; None when they are not counted. `loss` is the
+    first step's."""
+
+    step_s: float
+    waited_s: float | None
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    loss: float
+
+
+class Contender(Protocol):
+    """Something that trains."""
+
+    @property
+    def waited_s(self) -> float | None:
+        """Seconds that issuing computation has waited for copies and updates; None where nobody counts."""
+
+    def step(self) -> tuple[Tensor, int | None]:
+        """One optimizer step: its loss, and its peak where the contender counts for itself."""
+
+    def drain(self) -> None:
+        """Finish every update."""
+
+    def stop_metering(self) -> None:
+        """Count bytes no more, if counting takes time."""
+
+
+class Offmate:
+    """The engine under a plan."""
+
+    def __init__(self, work: Work, plan: Plan, chain: Chain) -> None:
+        model, device = work.model(), torch.device(work.device)
+        self._work, self._batches = work, work.batches()
+        self._engine = Engine(
+            model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=None, device=device,
+            metered=device.type == "cpu",
+        )  # fmt: skip
+        self.drain, self.stop_metering = self._engine.drain, self._engine.stop_metering
+
+    @property
+    def waited_s(self) -> float | None:
+        """Of all steps so far."""
+        return self._engine.waited_s
+
+    def step(self) -> tuple[Tensor, int | None]:
+        """One of the engine's."""
+        seeds = range(self._work.slices)
+        result = self._engine.step(
+            self._batches, seeds=seeds, learning_rate=RATE, num_items_in_batch=self._work.items
+        )  # fmt: skip
+        return torch.stack(result.losses).sum(), result.peak_bytes
+
+
+class Plain:
+    """PyTorch with everything on the device."""
+
+    waited_s: float | None = None
+
+    def __init__(self, work: Work) -> None:
+        self._work, self._batches = work, work.batches()
+        self._meter, self._metering = Meter(), contextlib.ExitStack()
+        if work.device == "cpu":
+            self._metering.enter_context(self._meter.watch())
+        model = work.model().to(work.device)
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._meter.add(tensor)
+        self._engine = PlainEngine(model, optimizer=adamw(model), max_grad_norm=None, device=work.device)
+
+    def step(self) -> tuple[Tensor, int | None]:
+        """One of PyTorch's."""
+        seeds = range(self._work.slices)
+        result = self._engine.step(self._batches, seeds=seeds, learning_rate=RATE, num_items_in_batch=self._work.items)
+        return torch.stack(result.losses).sum(), self._meter.peak or None
+
+    def drain(self) -> None:
+        """Nothing is ever pending."""
+
+    def stop_metering(self) -> None:
+        """From now on there is no peak."""
+        self._metering.close()
+        self._meter = Meter()
+
+
+class Zero:
+    """DeepSpeed, its optimizer's states in host memory and updated there; stage 3: the weights too."""
+
+    waited_s: float | None = None
+
+    def __init__(self, work: Work, stage: int) -> None:
+        import deepspeed  # here: it need not be installed, and takes seconds
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        os.environ["MASTER_PORT"] = str(port)
+        self._device = work.device
+        model, host = work.model(), {"device": "cpu", "pin_memory": work.device != "cpu"}
+        settings = adamw(model)
+        groups = [
+            {"params": [p for n, p in model.named_parameters() if settings.decay_of(n) == decay], "weight_decay": decay}
+            for decay in (settings.weight_decay, 0.0)
+        ]
+        zero = {"stage": stage, "offload_optimizer": host, "overlap_comm": True, "contiguous_gradients": True}
+        config = {
+            "train_micro_batch_size_per_gpu": work.batch, "gradient_accumulation_steps": work.slices,
+            "zero_optimization": zero | ({"offload_param": host} if stage == 3 else {}),
+            "bf16": {"enabled": work.dtype == "bf16"},
+            "optimizer": {"type": "AdamW", "params": {"lr": RATE, "betas": settings.betas, "eps": settings.eps}},
+        }  # fmt: skip
+        self._engine = deepspeed.initialize(model=model, model_parameters=groups, config=config)[0]
+        self._batches = work.batches()
+
+    def step(self) -> tuple[Tensor, int | None]:
+        """All slices have as many tokens, so the mean of their means is the step's."""
+        losses = []
+        for batch in self._batches:
+            loss = self._engine(**{name: t.to(self._device) for name, t in batch.items()}).loss
+            self._engine.backward(loss)
+            self._engine.step()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean(), None
+
+    def drain(self) -> None:
+        """A step ends with its updates."""
+
+    def stop_metering(self) -> None:
+        """Nothing is metered."""
+
+
+def make(name: str, work: Work, folder: Path) -> Contender:
+    """The contender of that name."""
+    match name:
+        case "plain":
+            return Plain(work)
+        case "offmate":
+            made = json.loads((folder / "plan.json").read_text("utf-8"))
+            return Offmate(work, from_json(Plan, made["plan"]), from_json(Chain, made["chain"]))
+        case "zero-offload":
+            return Zero(work, 2)
+        case "zero-3-offload":
+            return Zero(work, 3)
+    raise ValueError(f"no contender {name!r}")
+
+
+def visit(contender: Contender, steps: int, device: torch.device) -> Visit:
+    """Take `steps` steps and wait for the last update."""
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    losses: list[Tensor] = []
+    peaks: list[int] = []
+    before, start = contender.waited_s, time.perf_counter()
+    for _ in range(steps):
+        loss, peak = contender.step()
+        losses.append(loss)
+        peaks += [] if peak is None else [peak]
+    contender.drain()
+    if cuda:
+        torch.cuda.synchronize(device)
+    step_s = (time.perf_counter() - start) / steps
+    if cuda:
+        peaks.append(torch.cuda.max_memory_allocated(device))
+    loss_value = float(losses[0])
+    if not math.isfinite(loss_value):
+        raise FloatingPointError(f"the loss is {loss_value}")
+    after = contender.waited_s
+    waited_s = None if before is None or after is None else (after - before) / steps
+    return Visit(
+        step_s=step_s, waited_s=waited_s, peak_bytes=max(peaks, default=None),
+        reserved_bytes=torch.cuda.max_memory_reserved(device) if cuda else None, loss=loss_value,
+    )  # fmt: skip
+
+
+def serve(name: str, folder: Path, answers: TextIO) -> None:
+    """Warm up, then do what is asked until there is nothing more to read."""
+    work = from_json(Work, json.loads((folder / "work.json").read_text("utf-8")))
+    device = torch.device(work.device)
+    contender = make(name, work, folder)
+    for found in _visits(contender, device):
+        print(json.dumps(to_json(found)), file=answers, flush=True)
+
+
+def _visits(contender: Contender, device: torch.device) -> Iterator[Visit]:
+    yield visit(contender, WARM_STEPS, device)
+    contender.stop_metering()
+    for line in sys.stdin:
+        yield visit(contender, int(line), device)
+
+
+def main() -> None:
+    """What libraries print goes to stderr: stdout is for answers."""
+    name, folder = sys.argv[1:]
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        try:
+            serve(name, Path(folder), answers)
+        except Exception as error:
+            first = next(iter(str(error).splitlines()), "")
+            print(json.dumps({"error": f"{type(error).__name__}: {first}"}), file=answers, flush=True)
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""One training, many ways, on this machine's GPU in one go: plain PyTorch, offmate under four budgets, DeepSpeed.
+
+    python benchmarks/gpu.py [--dtype bf16 fp32] [--layers 16] [--width 1024] [--length 512] [--batch 4] [--slices 4]
+                             [--rounds 5] [--steps 3] [--shares 0.5 0.25 0.1] [--device cuda]
+                             [--planning-seconds 20] [--json FILE]
+
+The budgets are shares of plain PyTorch's peak, and the least that the planner can do with. Machine and blocks
+are measured first, as a job does. Every contender is a process of its own (contenders.py) and takes turns with plain
+PyTorch, which stays there all the time: a ratio is of two visits of one round, a visit being `--steps` steps in a row,
+the last update included. The defaults are for a card of 12 GB, which must hold plain PyTorch and another contender
+together. What cannot run is named with its reason. JSON is written after every contender. `--device cpu` tries the
+script on a tiny model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as planner and trainer do, before torch starts its threads
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+
+from benchmarks.contenders import Visit, Work
+from benchmarks.spread import Spread
+from planner.chain import Chain
+from planner.codec import Json, from_json, to_json
+from planner.errors import UserError
+from planner.hardware import Hardware
+from planner.plan import Plan
+from planner.probe import measure_hardware
+from planner.profile import analyse_model, measure_times
+from planner.solve import least_budget, make_plan
+from planner.times import device_name
+
+ZERO = {"DeepSpeed ZeRO-Offload": "zero-offload", "DeepSpeed ZeRO-3 offload": "zero-3-offload"}
+RESULTS = Path(__file__).with_name("results")
+
+
+class Missing(Exception):
+    """A contender that cannot run here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heat:
+    """A contender against plain PyTorch, visit by visit; the one that warmed up apart. Budget and predictions (a
+    step's seconds, peak bytes, the bound for any schedule) are of offmate's plans."""
+
+    name: str
+    budget_bytes: int | None = None
+    plan_source: str = ""
+    predicted_s: float | None = None
+    bound_s: float | None = None
+    predicted_bytes: int | None = None
+    warm: Visit | None = None
+    visits: tuple[Visit, ...] = ()
+    plain: tuple[Visit, ...] = ()
+    missing: str = ""
+
+    @property
+    def step(self) -> Spread:
+        """Seconds of a step."""
+        return Spread.of(v.step_s for v in self.visits)
+
+    @property
+    def ratio(self) -> Spread:
+        """Step time over plain PyTorch's of the same round."""
+        return Spread.of_ratios((v.step_s for v in self.visits), (v.step_s for v in self.plain))
+
+    @property
+    def waited(self) -> Spread | None:
+        """Seconds of a step that issuing computation waited; None where nobody counts."""
+        waited = [v.waited_s for v in self.visits if v.waited_s is not None]
+        return Spread.of(waited) if waited else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most in any visit."""
+        visits = (*([self.warm] if self.warm else []), *self.visits)
+        return max((v.peak_bytes for v in visits if v.peak_bytes is not None), default=None)
+
+    def summary(self) -> Json:
+        """The figures of the table, and all that they come from."""
+        found: dict[str, Json] = {"figures": None}
+        if self.visits:
+            found["figures"] = {
+                "step_s": to_json(self.step), "ratio": to_json(self.ratio), "waited_s": to_json(self.waited),
+                "peak_bytes": self.peak_bytes,
+                "measured_over_predicted": self.step.median / self.predicted_s if self.predicted_s else None,
+            }  # fmt: skip
+        return {"heat": to_json(self), **found}
+
+
+class Child:
+    """A contender's process. Raises Missing where it fails; what it says of that is on stderr."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name = name
+        command = [sys.executable, str(Path(__file__).with_name("contenders.py")), name, str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()  # no more input: it ends
+
+    def visit(self, steps: int) -> Visit:
+        """So many steps."""
+        assert self._process.stdin is not None
+        try:
+            print(steps, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise self._ended() from None
+        return self.answer()
+
+    def answer(self) -> Visit:
+        """The next one."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._ended()
+        found = json.loads(line)
+        if "error" in found:
+            raise Missing(f"{self._name}: {found['error']}")
+        return from_json(Visit, found)
+
+    def _ended(self) -> Missing:
+        return Missing(f"{self._name} ended with code {self._process.wait()}")
+
+
+class Bench:
+    """One dtype's heats, in a folder of files for the contenders."""
+
+    def __init__(
+        self, work: Work, folder: Path, *, rounds: int, steps: int, shares: Sequence[float], planning_s: float
+    ) -> None:
+        self._shares = shares
+        self.work, self._folder, self._device = work, folder, torch.device(work.device)
+        self._rounds, self._steps, self._planning_s = rounds, steps, planning_s
+        (folder / "work.json").write_text(json.dumps(to_json(work)), "utf-8")
+        self.hardware = measure_hardware(self._device, work.torch_dtype)
+        self._chain = self._measured_chain()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # this process needs it no more
+
+    def _measured_chain(self) -> Chain:
+        analysis = analyse_model(self.work.model(), self.work.batches()[0], device=self._device)
+        return analysis.chain(measure_times(analysis, self._device, self.hardware))
+
+    def heats(self) -> Iterator[Heat]:
+        """Plain PyTorch's own figures, then every contender beside it."""
+        with Child("plain", self._folder) as plain:
+            alone = Heat(name="plain PyTorch")
+            try:
+                warm = plain.answer()
+                own = tuple(plain.visit(self._steps) for _ in range(self._rounds))
+            except Missing as error:  # then there is nothing to compare with
+                yield replace(alone, missing=str(error))
+                return
+            yield replace(alone, warm=warm, visits=own, plain=own)
+            assert warm.peak_bytes is not None
+            for name, budget in self._budgets(warm.peak_bytes):
+                yield self._offmate(Heat(name=name, budget_bytes=budget), plain)
+            for name, kind in ZERO.items():
+                if importlib.util.find_spec("deepspeed") is None:
+                    yield Heat(name=name, missing="deepspeed is not installed")
+                else:
+                    yield self._heat(Heat(name=name), kind, plain)
+
+    def _budgets(self, peak_bytes: int) -> Iterator[tuple[str, int]]:
+        for share in self._shares:
+            yield f"offmate, {share:.0%} of plain", int(share * peak_bytes)
+        least = least_budget(
+            self._chain, self.hardware, cpu_budget_bytes=self.hardware.cpu_bytes, slices=self.work.slices, clip=False
+        )
+        yield "offmate, least possible", least.gpu_bytes
+
+    def _plan(self, budget_bytes: int) -> Plan:
+        return make_plan(
+            self._chain, self.hardware, gpu_budget_bytes=budget_bytes, cpu_budget_bytes=self.hardware.cpu_bytes,
+            slices=self.work.slices, clip=False, time_limit_s=self._planning_s,
+        )  # fmt: skip
+
+    def _offmate(self, heat: Heat, plain: Child) -> Heat:
+        assert heat.budget_bytes is not None
+        try:
+            plan = self._plan(heat.budget_bytes)
+        except UserError as error:
+            return replace(heat, missing="; ".join((str(error).splitlines()[0], *error.numbers)))
+        made = {"plan": to_json(plan), "chain": to_json(self._chain)}
+        (self._folder / "plan.json").write_text(json.dumps(made), "utf-8")
+        planned = replace(
+            heat, predicted_s=plan.step_s, bound_s=plan.bound_s, predicted_bytes=plan.gpu_peak_bytes,
+            plan_source=plan.source,
+        )  # fmt: skip
+        return self._heat(planned, "offmate", plain)
+
+    def _heat(self, heat: Heat, kind: str, plain: Child) -> Heat:
+        """The contender's visits and plain PyTorch's in turns, each first in every other round."""
+        with Child(kind, self._folder) as child:
+            try:
+                warm = child.answer()
+                pairs: list[tuple[Visit, Visit]] = []
+                for number in range(self._rounds):
+                    order = (child, plain) if number % 2 else (plain, child)
+                    found = {id(one): one.visit(self._steps) for one in order}
+                    pairs.append((found[id(child)], found[id(plain)]))
+            except Missing as error:
+                return replace(heat, missing=str(error))
+        return replace(heat, warm=warm, visits=tuple(p[0] for p in pairs), plain=tuple(p[1] for p in pairs))
+
+
+def show_head(work: Work, hardware: Hardware) -> None:
+    """What the table of one dtype is of, the rates its predictions rest on, and its columns."""
+    tokens = f"{work.slices} × {work.batch} × {work.length}"
+    print(f"\n{work.dtype}: {work.layers} layers of width {work.width}, {tokens} tokens")
+    print(hardware.name)
+    print(f"link {hardware.h2d_bytes_per_s / 1e9:.1f} GB/s there, {hardware.d2h_bytes_per_s / 1e9:.1f} back; updates "
+          f"{hardware.gpu_update_parameters_per_s / 1e9:.2f} G parameters/s on the device, "
+          f"{hardware.cpu_update_parameters_per_s / 1e9:.2f} on the CPU; host memory "
+          f"{hardware.cpu_memory_bytes_per_s / 1e9:.1f} GB/s; {hardware.flops_per_s / 1e12:.2f} TFLOP/s; "
+          f"launching {hardware.launch_s * 1e3:.2f} ms a block")  # fmt: skip
+    print(f"{'':26s}{'MB: budget':>12s}{'predicted':>10s}{'measured':>10s}{'ms: predicted':>15s}{'measured':>10s}"
+          f"{'waited':>9s}   ratio to plain: median (least, greatest)", flush=True)  # fmt: skip
+
+
+def show(heat: Heat) -> None:
+    """A line of the table."""
+    sizes = [_cell(n, 1e-6) for n in (heat.budget_bytes, heat.predicted_bytes, heat.peak_bytes)]
+    if heat.missing:
+        print(f"{heat.name:26s}{sizes[0]:>12s}  missing: {heat.missing}", flush=True)
+        return
+    times = [_cell(n, 1e3) for n in (heat.predicted_s, heat.step.median, heat.waited.median if heat.waited else None)]
+    print(f"{heat.name:26s}{sizes[0]:>12s}{sizes[1]:>10s}{sizes[2]:>10s}{times[0]:>15s}{times[1]:>10s}{times[2]:>9s}   "
+          f"{heat.ratio:.3f}", flush=True)  # fmt: skip
+
+
+def _cell(number: float | None, factor: float) -> str:
+    return "" if number is None else f"{number * factor:,.1f}"
+
+
+SIZES = {
+    "layers": (16, 4), "width": (1024, 256), "vocabulary": (16384, 64), "length": (512, 16), "batch": (4, 2),
+    "slices": (4, 2), "rounds": (5, 2), "steps": (3, 1),
+}  # fmt: skip
+"""Defaults on a GPU, and on the CPU."""
+
+
+def arguments() -> argparse.Namespace:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--dtype", nargs="+", choices=("bf16", "fp32"), default=("bf16", "fp32"))
+    for name, (usual, tiny) in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, help=f"default {usual}, on the CPU {tiny}")
+    parser.add_argument("--shares", nargs="*", type=float, default=(0.5, 0.25, 0.1), help="budgets, of plain's peak")
+    parser.add_argument("--planning-seconds", type=float, default=20.0, help="for each plan at most")
+    parser.add_argument("--json", type=Path, help="default: benchmarks/results/gpu-DEVICE.json, on the CPU none")
+    given = parser.parse_args()
+    for name, sizes in SIZES.items():
+        if getattr(given, name) is None:
+            setattr(given, name, sizes[given.device == "cpu"])
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --device cpu tries the script")
+    if given.json is None and given.device == "cuda":
+        given.json = RESULTS / f"gpu-{re.sub('[^a-z0-9]+', '-', torch.cuda.get_device_name().lower())}.json"
+    return given
+
+
+def main() -> int:
+    """Run everything; the exit status is 1 where plain PyTorch, or offmate with a plan, could not run."""
+    given = arguments()
+    results: list[dict[str, Json]] = []
+    about = {"device": device_name(torch.device(given.device)), "torch": torch.__version__, "cuda": torch.version.cuda}
+    failed = False
+    for dtype in given.dtype:
+        sizes = {name: getattr(given, name) for name in SIZES if name not in ("rounds", "steps")}
+        work = Work(**sizes, dtype=dtype, device=given.device)
+        heats: list[Json] = []
+        with tempfile.TemporaryDirectory(prefix="offmate-gpu-") as folder:
+            bench = Bench(
+                work, Path(folder), rounds=given.rounds, steps=given.steps, shares=given.shares,
+                planning_s=given.planning_seconds,
+            )  # fmt: skip
+            results.append({"work": to_json(work), "hardware": to_json(bench.hardware), "contenders": heats})
+            show_head(work, bench.hardware)
+            for number, heat in enumerate(bench.heats()):
+                show(heat)
+                failed |= bool(heat.missing) and (number == 0 or heat.predicted_s is not None)
+                heats.append(heat.summary())
+                if given.json:
+                    given.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n", "utf-8")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
