@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from offmated.cli.certify import _view
 from planner.certificate import Certificate, Finding
@@ -21,7 +22,7 @@ from planner.codec import from_json, to_json
 from planner.errors import Exit, UserError
 from planner.job import Job
 from planner.model import sample_batch, skeleton_model
-from tests.engine_plans import chain_of, mixed_plan
+from tests.engine_plans import chain_of, mixed_plan, resident_plan
 from tests.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.tiny_models import config_of
 from worker import adamw
@@ -86,6 +87,23 @@ def test_a_wrong_update_is_found_and_named(tmp_path: Path, monkeypatch: pytest.M
     assert max(differences.values()) == findings["parameters"].greatest > 2.0**-10
     assert findings["losses"].at.startswith("step ") and findings["losses"].greatest > 0
     assert findings["losses"].equal < findings["losses"].count
+
+
+def test_a_weight_that_no_gradient_reaches_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_spare(model: nn.Module) -> nn.Module:
+        model.model.layers[1].register_parameter("spare", nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16)))
+        return model
+
+    monkeypatch.setattr("worker.comparison.load_model", lambda job, layers: with_spare(load_model(job, layers=layers)))
+    job = tiny_job(tmp_path, bf16=True)
+    chain = chain_of(with_spare(skeleton_model(job)), sample_batch(job))
+    comparison = Comparison(
+        job=job, batches=Batches(job, byte_tokenizer()), steps=1, layers=3, device=CPU, folder=tmp_path
+    )
+    found = comparison.run(resident_plan(chain, slices=2, clip=True), chain)
+    counts = {f.what: (f.equal, f.count) for f in found.findings}
+    assert (counts["parameters"], counts["moments"]) == ((31, 31), (60, 60))
+    assert found.parameters[-1].parameter == "model.layers.1.spare"
 
 
 def test_a_job_that_diverges_in_plain_pytorch_too_has_no_certificate(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import math
 import sys
@@ -97,7 +98,11 @@ class Comparison:
                 difference = tallies[sort].add(place, value, wanted)
                 if place.split(",")[0] == _place(0):
                     first = max(first, difference / float(wanted.abs().clamp(min=1e-30)))
-            differences = tuple(_states(engine.state(), dict(read_shards(files)), tallies))
+            wanted_states = dict(read_shards(files))
+            still = (  # no gradient reaches them: to plain PyTorch they are trained, and stay as they are
+                (name, {"master": parts["master"].float()}) for name, parts in engine.frozen() if name in wanted_states
+            )
+            differences = tuple(_states(itertools.chain(engine.state(), still), wanted_states, tallies))
         finally:
             engine.close()
         return Outcome(tuple(tally.finding() for tally in tallies.values() if tally.count), differences, first)
