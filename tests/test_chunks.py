@@ -226,6 +226,21 @@ def test_a_model_that_does_something_else_with_its_logits_is_refused(look):
         analyse_model(Curious(make_model("llama"), look), batch_of(), device=CPU, chunk_rows=8)
 
 
+@pytest.mark.parametrize("frozen", ["lm_head", "model."])
+def test_a_sum_of_two_losses_of_the_same_logits_is_refused(frozen):
+    def twice(logits, labels, vocab_size, **given):
+        logits, labels = logits.view(-1, vocab_size), labels.view(-1)
+        return nn.functional.cross_entropy(logits, labels) + nn.functional.cross_entropy(logits, labels.flip(0))
+
+    model = make_model("llama")
+    model.loss_function = twice
+    for name, p in model.named_parameters():
+        p.requires_grad_(not name.startswith(frozen))
+    with pytest.raises(UserError, match="uses its logits for more than one loss") as told:
+        analyse_model(model, batch_of(), device=CPU, chunk_rows=8)
+    assert told.value.code == "loss-not-in-chunks"
+
+
 def test_a_soft_cap_is_applied_chunk_by_chunk():
     seen = []
 

@@ -177,7 +177,9 @@ class ChunkedHead(BlockCall):
         return apply(self, self.anchor, rows, post, target, ignored)
 
     def compute(self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor:
-        """The loss, summed; its gradients stay here."""
+        """The loss, summed; its gradients stay here, of one loss: a second one would come with a scale of its own."""
+        if self.of_rows is not None or self.of_weights:
+            raise _refused("more than one loss")
         weights = self.weights()
         weight, bias = weights["weight"], weights.get("bias")
         total = rows.new_zeros((), dtype=torch.float32)
