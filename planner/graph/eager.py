@@ -26,11 +26,11 @@ from planner.meter import Meter
 
 
 class EagerPair(BlockCode):
-    """Keeps the block's arguments and the state of the random generator, nothing else, from forward to backward."""
+    """Keeps the block's arguments, and the random state and its buffers as they were, from forward to backward."""
 
     recipe = EAGER
     reason = ""
-    saved_bytes = output_bytes = forward_peak = 0
+    output_bytes = forward_peak = 0
     _work: tuple[Sequence[Work], Sequence[Work]] = (), ()
 
     def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str) -> None:
@@ -45,13 +45,15 @@ class EagerPair(BlockCode):
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self._names = [f"module.{local}" for local in (*parameters, *buffers)]
         self.n_params, self.n_buffers = len(parameters), len(buffers)
+        self.saved_bytes = sum(buffer.nbytes for buffer in buffers.values())
         primals = [*parameters.values(), *buffers.values(), *tensors]
         self._trained = [t.requires_grad and torch.is_grad_enabled() for t in primals]
         self.primal_values = [self._fakes.like(t) for t in primals]
         self.input_grad_values = [self._fakes.like(t) if t.requires_grad else None for t in tensors]
         self.param_grads = tuple(local for local, p in parameters.items() if p.requires_grad)
         self.adoptable = dict.fromkeys(self.param_grads, False)
-        self.backward_primals = tuple(range(len(primals)))
+        self._buffers = slice(self.n_params, self.n_params + self.n_buffers)
+        self.backward_primals = (*range(self.n_params), *range(self._buffers.stop, len(primals)))
         self.backward_weights = tuple(parameters)
         self.backward_peak = {True: 0, False: 0}
         self.interface = next((i for i, t in enumerate(tensors) if t.requires_grad), None)
@@ -60,6 +62,7 @@ class EagerPair(BlockCode):
 
     def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         states = [self._rng.get()]
+        buffers = [buffer.clone() for buffer in values[self._buffers]]  # the code may change them, and read what it did
         leaves = self._leaves(values)
         values.clear()
         known = hasattr(self, "result")  # only a run with autograd tells which results have a gradient
@@ -69,15 +72,13 @@ class EagerPair(BlockCode):
             self.result = self._flat.result
             self.output_values = [self._fakes.like(t) for t in made]
             self.tangent_values = [t for t in self.output_values if t.requires_grad]
-        return [t.detach() for t in made], states
+        return [*(t.detach() for t in made), *buffers], states
 
     def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[Tensor | None]:
         count, n_weights = len(self._trained), self.n_params + self.n_buffers
-        tangents = values[count:]
-        leaves = self._leaves(values[:count])
+        tangents, buffers = values[count:], values[: self.n_buffers]
+        leaves = self._leaves([*values[self.n_buffers : n_weights], *buffers, *values[n_weights:count]])
         values.clear()
-        for i in range(self.n_params, n_weights):
-            leaves[i] = leaves[i].clone()  # what the code changes in a buffer, forward has changed
         missing = {
             local: leaf for local, leaf in zip(self.backward_weights, leaves, strict=False) if leaf.requires_grad
         }
@@ -163,7 +164,8 @@ class EagerPair(BlockCode):
             with Counting() as forward:
                 results, states = self.forward(list(values))
             self.forward_peak = max(self.forward_peak, meter.mark())
-            self.output_bytes = max(self.output_bytes, meter.now)
+            self.output_bytes = max(self.output_bytes, meter.now - self.saved_bytes)
+            buffers = results[self.n_outputs :]
             results.clear()
             if not self.tangent_values:  # frozen up to here, or evaluation
                 return
@@ -171,9 +173,10 @@ class EagerPair(BlockCode):
                 tangents = [random_data(t, self._device) for t in self.tangent_values]
             meter.mark()
             with Counting() as backward:
-                grads = self.backward([*values, *tangents], states, _forget)
+                read = (values[i] for i in self.backward_primals)
+                grads = self.backward([*buffers, *read, *tangents], states, _forget)
             self._work = forward.work, backward.work
-            later = max(self.backward_peak[False], meter.mark())
+            later = max(self.backward_peak[False], meter.mark() - self.saved_bytes)
             del grads
         sums = sum(t.nbytes for t, trained in zip(values[: self.n_params], self._trained, strict=False) if trained)
         self.backward_peak = {False: later, True: later + sums}
