@@ -94,8 +94,15 @@ def plan_job(
                 raise
         if len(answers) == (WANTED if measure else 1):
             break
-    if not answers:
-        return planning(job.with_slices(1)).answer()  # its error says what would fit
+    if not answers:  # the error of the smallest split says what would fit
+        assert job.train_batch_size is not None
+        try:
+            smallest = planning(job.with_slices(1))
+        except UserError as error:
+            if error.code != "loss-per-slice":
+                raise
+            smallest = planning(job.with_slices(job.train_batch_size))
+        return smallest.answer()
     return replace(min(answers, key=lambda answer: answer.plan.step_s), splits=splits)
 
 

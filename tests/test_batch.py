@@ -19,11 +19,13 @@ from planner.chain import Chain
 from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.job import Job
+from planner.model import skeleton_model
 from planner.planning import plan_job
 from planner.probe import estimate_hardware
 from planner.profile import analyse, estimate_times
 from planner.runfolder import RunFolder
 from planner.solve import GAP, make_plan
+from tests.test_profile import a_mean_per_slice
 from tests.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
 CPU = torch.device("cpu")
@@ -124,6 +126,20 @@ def test_the_planner_process_writes_the_batch_size_it_measured_into_the_run_fold
 
 
 def test_a_step_that_fits_in_no_split_is_refused_with_a_budget(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        plan_job(auto_job(tmp_path, train_batch_size=2, gpu_budget="100kB"), CPU, cache=None, measure=False)
+    assert (refused.value.code, refused.value.exit_code) == ("budget-too-small", Exit.DOES_NOT_FIT)
+
+
+def test_a_model_with_a_mean_per_slice_that_does_not_fit_is_refused_with_a_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def skeleton(*args: Any) -> Any:
+        model = skeleton_model(*args)
+        model.loss_function = a_mean_per_slice
+        return model
+
+    monkeypatch.setattr("planner.profile.skeleton_model", skeleton)
     with pytest.raises(UserError) as refused:
         plan_job(auto_job(tmp_path, train_batch_size=2, gpu_budget="100kB"), CPU, cache=None, measure=False)
     assert (refused.value.code, refused.value.exit_code) == ("budget-too-small", Exit.DOES_NOT_FIT)
