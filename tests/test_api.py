@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UserError
+from tests.families import t5
 from tests.tiny_models import batch_of, make_model
 from worker.api import LoopEngine, prepare
 from worker.seeds import micro_batch_seed
@@ -116,14 +117,45 @@ def test_evaluation_and_texts_are_those_of_the_plain_model_with_the_weights_of_n
     assert text == answer[:, 3:].tolist()
 
 
-def test_a_restored_model_is_plain_again() -> None:
+def test_what_an_evaluation_cannot_use_is_left_out_or_refused() -> None:
     model = model_of()
+    engine = engine_of(model, optimizer_of(model))
+    data, silent = batch_of(), batch_of(1)
+    silent["labels"] = torch.full_like(silent["labels"], -100)
+    assert torch.equal(engine.evaluate([silent, data]), engine.evaluate(data))
+    for given, text in [
+        ([], "there is none"),
+        ([silent, silent], "none has a label to predict"),
+        ({"input_ids": data["input_ids"]}, "it has no labels"),
+    ]:
+        with pytest.raises(UserError, match=text):
+            engine.evaluate(given)
+    engine.close()
+
+
+def test_an_encoder_decoder_is_evaluated_over_all_its_labels_and_writes_no_texts() -> None:
+    model, plain = t5(), t5().eval()
+    engine = prepare(
+        model, batch_of(), optimizer=torch.optim.AdamW(model.parameters()), device="cpu", measure=False
+    )  # fmt: skip
+    data = [batch_of(0), batch_of(1)]
+    data[1]["labels"][:, 4:] = -100
+    with torch.no_grad():
+        first, second = (float(plain(**batch).loss) for batch in data)
+    assert float(engine.evaluate(data)) == pytest.approx((32 * first + 8 * second) / 40, rel=1e-6)
+    with pytest.raises(UserError, match="T5ForConditionalGeneration is an encoder-decoder"):
+        engine.generate([[5, 6, 7]], new_tokens=4)
+    engine.close()
+
+
+def test_a_restored_model_is_plain_again() -> None:
+    model = model_of().eval()
     model.config.use_cache = True
     engine = engine_of(model, optimizer_of(model))
     engine.step(batch_of())
-    assert model.config.use_cache is False
+    assert model.config.use_cache is False and model.training
     engine.restore()
-    assert model.config.use_cache is True
+    assert model.config.use_cache is True and not any(module.training for module in model.modules())
     loss = model(**batch_of()).loss
     loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -250,8 +282,12 @@ def test_a_loop_goes_on_from_what_it_saved(tmp_path: Path) -> None:
         (lambda m: torch.optim.SGD(m.parameters()), "it is SGD"),
         (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "it has amsgrad=True"),
         (lambda m: torch.optim.AdamW(m.lm_head.parameters()), "it does not have model.embed_tokens.weight"),
+        (
+            lambda m: torch.optim.AdamW([*m.parameters(), nn.Parameter(torch.ones(3))]),
+            r"a parameter of shape \[3\] that is not the model's",
+        ),
     ],
-    ids=["sgd", "amsgrad", "missing"],
+    ids=["sgd", "amsgrad", "missing", "foreign"],
 )
 def test_an_optimizer_that_cannot_be_kept_to_is_refused(change, text: str) -> None:
     model = model_of()
@@ -286,7 +322,7 @@ def test_batches_that_the_plan_is_not_for_are_refused_and_harm_nothing() -> None
 
 
 def test_samples_models_and_budgets_that_cannot_serve_are_refused() -> None:
-    model = model_of()
+    model = model_of().eval()
     model.config.use_cache = True
     optimizer = optimizer_of(model)
     unlabelled = {"input_ids": batch_of()["input_ids"]}
@@ -298,9 +334,13 @@ def test_samples_models_and_budgets_that_cannot_serve_are_refused() -> None:
     with pytest.raises(UserError, match="gpu_budget is more than the device has"):
         engine_of(model, optimizer, gpu_budget="1000TiB")
     assert equal(model, model_of()) and model.config.use_cache
+    assert not any(module.training for module in model.modules())
     model.model.gradient_checkpointing = True
     with pytest.raises(UserError, match=r"model\.gradient_checkpointing_disable"):
         engine_of(model, optimizer)
+    half = make_model("llama", torch.float16)
+    with pytest.raises(UserError, match=r"model\.embed_tokens\.weight is float16"):
+        engine_of(half, optimizer_of(half))
     hollow = model_of().to("meta")
     with pytest.raises(UserError, match=r"model\.embed_tokens\.weight is on meta"):
         engine_of(hollow, optimizer_of(hollow))

@@ -31,7 +31,7 @@ from planner.solve import make_plan
 from planner.units import format_bytes, format_seconds, parse_bytes
 from worker.checkpoint import Checkpoints, Origin
 from worker.engine import Engine
-from worker.rows import IGNORED
+from worker.rows import IGNORED, num_items
 from worker.seeds import micro_batch_seed
 from worker.torch_adamw import groups_of, learning_rates
 
@@ -67,11 +67,13 @@ def prepare(
     """
     batches = _listed(batch)
     _check_model(model)
-    _check_sample(batches)
+    _check_sample(batches, "prepare()")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with contextlib.ExitStack() as undo:
         _switch_cache_off(model, undo)
-        _move_buffers(model.train(), place)
+        _train(model, undo)
+        undo.callback(_move_buffers, model, torch.device("cpu"))
+        _move_buffers(model, place)
         undo.callback(take_turns(model, _largest(batches), place))
         groups = groups_of(optimizer, model)
         analysis = analyse_model(model, _largest(batches), device=place)
@@ -129,7 +131,7 @@ class LoopEngine:
         if len(batches) == 1:
             result = self._engine.step(batches, seeds=seeds, learning_rate=rates)
         else:
-            items = sum((b["labels"][:, 1:] != IGNORED).sum() for b in batches)
+            items = torch.tensor(sum(map(self._num_items, batches)))
             result = self._engine.step(batches, seeds=seeds, learning_rate=rates, num_items_in_batch=items)
         self._optimizer.step()  # on no gradients: it does nothing, but its schedulers and hooks see a step
         self.grad_norm, self.peak_bytes = result.grad_norm, result.peak_bytes
@@ -137,19 +139,36 @@ class LoopEngine:
 
     def evaluate(self, batch: Batch | Sequence[Batch]) -> Tensor:
         """The loss of a batch, or the mean over all tokens of several, any number of them: of the model in evaluation
-        mode with the weights of now, within the budget. Raises UserError where they do not fit it."""
+        mode with the weights of now, within the budget. Raises UserError where they do not fit it, and where several
+        have no label to predict among them."""
         batches = _listed(batch)
-        losses = self._engine.evaluate(batches).losses
+        _check_sample(batches, "evaluate()")
         if len(batches) == 1:
-            return losses[0]
-        counts = torch.stack([(b["labels"][:, 1:] != IGNORED).sum() for b in batches]).to(losses[0].device)
-        return (torch.stack(losses) * counts).sum() / counts.sum()
+            return self._engine.evaluate(batches).losses[0]
+        counts = [self._num_items(b) for b in batches]
+        if not any(counts):
+            raise _unfit("none has a label to predict", "give evaluate() labels other than -100")
+        # The mean over no token is NaN: what says nothing is left out.
+        losses = torch.stack(self._engine.evaluate([b for b, n in zip(batches, counts, strict=True) if n]).losses)
+        weights = torch.tensor([n for n in counts if n], device=losses.device)
+        return (losses * weights).sum() / weights.sum()
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int = 0) -> list[list[int]]:
         """The tokens that the model's own greedy `generate` gives after each of `prompts` (tokens), with the weights of
-        now, within the budget; `pad` follows where one ends before the others. Raises UserError where they do not fit.
+        now, within the budget; `pad` follows where one ends before the others. Raises UserError where they do not fit,
+        and for an encoder-decoder.
         """
+        if _is_encoder_decoder(self._model):
+            raise UserError(
+                f"{type(self._model).__name__} is an encoder-decoder, which cannot write texts under a plan.",
+                code="generation-not-usable", exit_code=Exit.USAGE,
+                hint="restore() gives the model back, whose own generate can",
+            )  # fmt: skip
         return self._engine.generate(prompts, new_tokens=new_tokens, pad=pad)
+
+    def _num_items(self, batch: Batch) -> int:
+        """Tokens that the loss is the mean over: an encoder-decoder predicts the first label, too."""
+        return int((batch["labels"] != IGNORED).sum()) if _is_encoder_decoder(self._model) else num_items(batch)
 
     def _check(self, batches: Sequence[Batch]) -> None:
         if len(batches) != self.plan.rounds * self.plan.slices:
@@ -186,7 +205,7 @@ class LoopEngine:
         self._engine.load_state(last.tensors(), step=last.step)
 
     def restore(self) -> nn.Module:
-        """The model as it was, plain, on the CPU, with its trained weights. Ends the engine."""
+        """The model as it was, plain, on the CPU, in the mode it had, with its trained weights. Ends the engine."""
         model = self._engine.restore()
         self._undo.close()
         return model
@@ -210,12 +229,16 @@ def _unfit(number: str, hint: str) -> UserError:
     )
 
 
-def _check_sample(batches: Sequence[Batch]) -> None:
+def _check_sample(batches: Sequence[Batch], receiver: str) -> None:
     for batch in batches:
         if missing := [name for name in ("input_ids", "labels") if name not in batch]:
-            raise _unfit(f"it has no {missing[0]}", "give prepare() a batch with input_ids and labels")
+            raise _unfit(f"it has no {missing[0]}", f"give {receiver} a batch with input_ids and labels")
     if not batches:
-        raise _unfit("there is none", "give prepare() a batch, or a list of the micro-batches of a step")
+        raise _unfit("there is none", f"give {receiver} a batch, or a list of them")
+
+
+def _is_encoder_decoder(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def _check_model(model: nn.Module) -> None:
@@ -224,6 +247,13 @@ def _check_model(model: nn.Module) -> None:
         raise UserError(
             "The model's weights are not in host memory.", code="model-not-usable", exit_code=Exit.USAGE,
             numbers=(elsewhere,), hint="load it on the CPU; what the plan wants on the GPU is brought there",
+        )  # fmt: skip
+    kept = torch.float32, torch.bfloat16
+    if other := next(((n, p) for n, p in model.named_parameters() if p.requires_grad and p.dtype not in kept), None):
+        raise UserError(
+            "The model's weights are neither fp32 nor bf16.", code="model-not-usable", exit_code=Exit.USAGE,
+            numbers=(f"{other[0]} is {str(other[1].dtype).removeprefix('torch.')}",),
+            hint="model.to(torch.bfloat16), or model.float()",
         )  # fmt: skip
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise UserError(
@@ -238,6 +268,13 @@ def _switch_cache_off(model: nn.Module, undo: contextlib.ExitStack) -> None:
     if hasattr(config, "use_cache"):
         undo.callback(setattr, config, "use_cache", config.use_cache)
         config.use_cache = False
+
+
+def _train(model: nn.Module, undo: contextlib.ExitStack) -> None:
+    """Training mode, for now in every module."""
+    for module in model.modules():
+        undo.callback(setattr, module, "training", module.training)
+    model.train()
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

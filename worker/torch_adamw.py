@@ -14,7 +14,8 @@ _SWITCHES = ("amsgrad", "maximize", "differentiable")
 
 
 def groups_of(optimizer: torch.optim.AdamW, model: nn.Module) -> tuple[AdamW, ...]:
-    """The groups of `optimizer`, which has all trainable parameters of `model` and has not stepped yet.
+    """The groups of `optimizer`, which has all trainable parameters of `model`, no others, and has not
+    stepped yet.
 
     Raises UserError "optimizer-not-usable".
     """
@@ -22,6 +23,13 @@ def groups_of(optimizer: torch.optim.AdamW, model: nn.Module) -> tuple[AdamW, ..
         raise _unusable(f"it is {type(optimizer).__name__}", "use torch.optim.AdamW")
     if optimizer.state:
         raise _unusable("it has moments of steps already", "give a fresh one; load() brings back what save() kept")
+    own = set(model.parameters())
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
+    if foreign:
+        raise _unusable(
+            f"it has a parameter of shape {list(foreign[0].shape)} that is not the model's",
+            "train it in an optimizer of its own, or make this one anew of model.parameters()",
+        )
     names = {p: name for name, p in model.named_parameters() if p.requires_grad}
     groups = tuple(_group(group, names) for group in optimizer.param_groups)
     if missing := set(names.values()).difference(*(group.decay_names for group in groups)):
