@@ -92,7 +92,8 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
     lead = 1 if ahead else 0
     side = Side.NOBODY
     if tensor.trainable:
-        side = Side.CPU if setting.budgets.cpu_updates and block > 0 and not on_gpu else Side.GPU
+        first_waits = block > 0 or setting.rounds == 1  # its forward waits for its update, in a step of one round
+        side = Side.CPU if setting.budgets.cpu_updates and first_waits and not on_gpu else Side.GPU
     if side is Side.GPU and clip and block > 0:  # the update waits for the norm with all its data there
         return at_home(chain, tensor, clip)
     trips: list[Trip] = []
@@ -102,12 +103,12 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
     after_forward = Trip(evict=block, prefetch=backward - lead, offload=offload if block == 0 else None)
     if block < len(chain.blocks) - 1 and after_forward.prefetch > block + 1:
         trips.append(after_forward)
-    after_backward = Trip(evict=backward, prefetch=(block - lead) % stages, offload=offload)
-    if block > 0:
+    after_backward = Trip(evict=backward, prefetch=max(0, block - lead), offload=offload)
+    if block > 0 or side is Side.CPU:
         trips.append(after_backward)
     if side is Side.CPU:
-        update = stages - 1 if clip else backward + 1  # once its stale weight is gone
-        drop = backward + lead
+        update = stages - 1 if clip else min(backward + 1, stages - 1)  # once its stale weight is gone
+        drop = min(backward + lead, stages - 1)
         return Itinerary(
             tensor=tensor, side=side, update=update, send=backward, drop=drop, fetch=fetch, weight=tuple(trips)
         )

@@ -72,6 +72,19 @@ def test_the_planner_takes_it_where_that_is_faster_than_its_states_on_the_way() 
     assert plan.step_s >= plan.lp_step_s * (1 - plan.solver_gap) - 1e-9
 
 
+@pytest.mark.parametrize("clip", [False, True])
+def test_its_states_are_not_part_of_the_least_possible_budget(clip: bool) -> None:
+    chain = small.chain()
+    weight = small.tensor("e", 10**6)
+    chain = replace(chain, blocks=(replace(chain.blocks[0], tensors=(weight,)), *chain.blocks[1:]))
+    machine = Hardware(name="hand", gpu_bytes=10**9, cpu_bytes=10**9, h2d_bytes_per_s=1e6, d2h_bytes_per_s=1e6,
+                       cpu_memory_bytes_per_s=1e9, gpu_update_parameters_per_s=1e9, cpu_update_parameters_per_s=1e9)  # fmt: skip
+    least = least_budget(chain, machine, cpu_budget_bytes=10**9, slices=1, clip=clip).gpu_bytes
+    assert weight.bytes + weight.gradient_bytes < least < weight.bytes + weight.gradient_bytes + weight.state_bytes
+    plan = make_plan(chain, machine, gpu_budget_bytes=least, cpu_budget_bytes=10**9, slices=1, clip=clip)
+    assert plan.gpu_peak_bytes <= least
+
+
 def embedding_on_the_cpu(chain: Chain, *, slices: int, clip: bool) -> Plan:
     """Block 0's weight leaves after both of its uses and the CPU updates it; the rest stays on the device."""
     plan = plans.resident_plan(chain, slices=slices, clip=clip)
