@@ -77,8 +77,7 @@ def test_its_states_are_not_part_of_the_least_possible_budget(clip: bool) -> Non
     chain = small.chain()
     weight = small.tensor("e", 10**6)
     chain = replace(chain, blocks=(replace(chain.blocks[0], tensors=(weight,)), *chain.blocks[1:]))
-    machine = Hardware(name="hand", gpu_bytes=10**9, cpu_bytes=10**9, h2d_bytes_per_s=1e6, d2h_bytes_per_s=1e6,
-                       cpu_memory_bytes_per_s=1e9, gpu_update_parameters_per_s=1e9, cpu_update_parameters_per_s=1e9)  # fmt: skip
+    machine = replace(small.HARDWARE, cpu_bytes=10**9)
     least = least_budget(chain, machine, cpu_budget_bytes=10**9, slices=1, clip=clip).gpu_bytes
     assert weight.bytes + weight.gradient_bytes < least < weight.bytes + weight.gradient_bytes + weight.state_bytes
     plan = make_plan(chain, machine, gpu_budget_bytes=least, cpu_budget_bytes=10**9, slices=1, clip=clip)
