@@ -402,6 +402,34 @@ def test_a_stop_comes_before_an_evaluation_which_is_made_up_for(tmp_path: Path) 
     assert [event["step"] for event in second.evaluations()] == [2, 4, 6]
 
 
+@pytest.mark.parametrize("during", [2, 6], ids=["between steps", "after the last step"])
+def test_a_stop_during_an_evaluation_comes_before_the_next_step_and_the_evaluation_is_made_up_for(
+    tmp_path: Path, during: int
+) -> None:
+    job = tiny_job(tmp_path, val_size=2, eval_steps=2, sample_prompts="a", sample_tokens=2)
+    whole = Run(job, tmp_path / "whole")
+    whole.training.run()
+    first = Run(job, tmp_path / "parts")
+    evaluate = first.engine.evaluate
+
+    def asked(batches: list[dict[str, torch.Tensor]]) -> object:
+        first.stop.asked = first.engine.steps_done == during
+        return evaluate(batches)
+
+    first.engine.evaluate = asked
+    assert not first.training.run()
+    assert first.engine.steps_done == during
+    second = Run(job, tmp_path / "parts")
+    assert second.engine.steps_done == during
+    assert second.training.run()
+
+    def written(run: Run) -> list[tuple[object, ...]]:
+        events = read_metrics(run.metrics_path)
+        return [(e["step"], e.get("eval_loss"), e.get("text")) for e in events if e["event"] in ("eval", "sample")]
+
+    assert written(second) == written(whole)
+
+
 def test_samples_are_written_when_an_evaluation_is_due(tmp_path: Path) -> None:
     prompts = ["the quick", [{"role": "user", "content": "who jumps?"}]]
     run = Run(tiny_job(tmp_path, sample_prompts=prompts, sample_tokens=5, eval_steps=4), tmp_path / "run")

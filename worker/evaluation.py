@@ -73,15 +73,20 @@ class Evaluations:
         if (samples := self.samples) is not None:
             self.engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)
 
-    def run_if_due(self) -> None:
-        """Evaluate if it is due after the steps that are done. A stop ends it; it is made up for after a resume."""
+    def run_if_due(self) -> bool:
+        """Evaluate if it is due after the steps that are done. False: a stop cut it short; after a resume from these
+        steps it is made up for."""
         step = self.engine.steps_done
         if not self._due(step):
-            return
-        if (held_out := self.batches.evaluation) is not None and ("eval", step) not in self.done:
-            self._evaluate(held_out, step)
-        if self.samples is not None and ("sample", step) not in self.done and not self.stop.asked:
+            return True
+        held_out = self.batches.evaluation
+        if held_out is not None and ("eval", step) not in self.done and not self._evaluate(held_out, step):
+            return False
+        if self.samples is not None and ("sample", step) not in self.done:
+            if self.stop.asked:
+                return False
             self._sample(self.samples, step)
+        return True
 
     def _due(self, step: int) -> bool:
         total = self.batches.total_steps
@@ -92,14 +97,15 @@ class Evaluations:
             return step % every == 0
         return self.batches.epochs(step) > self.batches.epochs(step - 1)
 
-    def _evaluate(self, held_out: EvalBatches, step: int) -> None:
+    def _evaluate(self, held_out: EvalBatches, step: int) -> bool:
+        """False: left out for a stop."""
         began = time.perf_counter()
         loss, tokens = 0.0, 0
         peaks: list[int] = []
         for first in range(0, len(held_out), _TOGETHER):
             if self.stop.asked:
                 log.info("evaluation: left out, the run is to stop")
-                return
+                return False
             batches = [held_out.batch(k) for k in range(first, min(first + _TOGETHER, len(held_out)))]
             found = self.engine.evaluate(batches)
             counts = torch.stack([batch["num_items_in_batch"] for batch in batches])
@@ -113,6 +119,7 @@ class Evaluations:
             "eval", step=step, eval_loss=loss, tokens=tokens, eval_s=seconds, gpu_peak_bytes=max(peaks, default=None)
         )
         log.info("step %d/%d  eval loss %.4f  %s", step, self.batches.total_steps, loss, format_seconds(seconds))
+        return True
 
     def _sample(self, samples: Samples, step: int) -> None:
         answers = self.engine.generate(samples.tokens, new_tokens=samples.new_tokens, pad=samples.pad)

@@ -111,7 +111,8 @@ class Training:
     evaluations: Evaluations
 
     def run(self) -> bool:
-        """Train until the last step, then drain: True. Or until a stop is asked for, then checkpoint: False.
+        """Train until the last step, then drain: True. Or until a stop is asked for, then checkpoint: False. A stop
+        cuts the last evaluation short, too, but not what is done after it.
 
         Raises UserError when the loss, the gradients' norm, or what was trained in the end, is no longer finite.
         """
@@ -126,6 +127,8 @@ class Training:
                     self._save()
                 return False
             self.evaluations.run_if_due()
+            if self.stop.asked:  # another step would be one too many to make up for the evaluation
+                continue
             batches = self.batches.step(self.engine.steps_done)
             text = self._step(batches, self.engine.steps_done, total, metered=meter.on)
             if meter.seen_enough(batches):
@@ -139,7 +142,10 @@ class Training:
             if due and done < total:
                 self._save()
                 saved, saved_at = done, time.monotonic()
-        self.evaluations.run_if_due()
+        if not self.evaluations.run_if_due():
+            if total > saved:
+                self._save()
+            return False
         self._check_state()
         return True
 
