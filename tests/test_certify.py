@@ -130,6 +130,10 @@ def test_as_many_layers_serve_as_plain_pytorch_has_room_for(tmp_path: Path) -> N
     assert replace(room, there_bytes=room.there_bytes - 1).layers() == 2
     assert replace(room, there_bytes=two).layers() == 2
     assert two > 16 * sum(p.numel() for p in load_model(tiny_job(tmp_path), layers=2).parameters())
+    *others, frame = chain.frame_tensors
+    frozen = replace(frame, trainable=False, gradient_bytes=0)
+    less = plain_bytes(chain) - plain_bytes(replace(chain, frame_tensors=(*others, frozen)))
+    assert less == pytest.approx(1.15 * frame.gradient_bytes, abs=1) and less > 100
     with pytest.raises(UserError) as caught:
         replace(room, there_bytes=1000).layers()
     assert (caught.value.code, caught.value.exit_code) == ("no-room", Exit.DOES_NOT_FIT)

@@ -57,9 +57,9 @@ class Room:
 def plain_bytes(chain: Chain) -> int:
     """About what a step of plain PyTorch takes: everything resident, all activations kept, one slice at a time."""
     tensors = sum(map(_tensor_bytes, (*chain.tensors(), *chain.frame_tensors)))
-    frame = chain.frame_bytes - sum(t.bytes + t.gradient_bytes + t.state_bytes for t in chain.frame_tensors)
+    buffers = chain.frame_bytes - sum(t.bytes + t.state_bytes for t in chain.frame_tensors)
     kept = sum(map(_kept_bytes, chain.blocks))
-    return int(_MARGIN * (tensors + frame + kept + chain.blocks[-1].options[0].forward_peak_bytes))
+    return int(_MARGIN * (tensors + buffers + kept + chain.blocks[-1].options[0].forward_peak_bytes))
 
 
 def _tensor_bytes(tensor: Tensor) -> int:
