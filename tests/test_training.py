@@ -15,6 +15,7 @@ from planner.job import Job
 from planner.place import check_place
 from tests.plain import PlainEngine
 from tests.texts import CHATML, byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
+from tests.tiny_models import config_of
 from worker.checkpoint import Checkpoints, Origin
 from worker.data import Batches
 from worker.evaluation import Evaluations
@@ -243,8 +244,6 @@ def test_a_last_step_that_is_not_finite_ends_the_run_too(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_model_folder_loads_with_the_trained_weights(tmp_path: Path, name: str, bf16: bool) -> None:
-    from tests.tiny_models import config_of
-
     folder = tiny_llama_folder(tmp_path / "model")
     if name == "gpt2":  # tied embeddings
         config_of("gpt2", vocabulary=260).save_pretrained(folder)
@@ -325,8 +324,6 @@ def test_a_tokenizer_of_another_model_is_an_error(tmp_path: Path) -> None:
 
 
 def test_more_tokens_than_learned_positions_are_an_error(tmp_path: Path) -> None:
-    from tests.tiny_models import config_of
-
     folder = tiny_llama_folder(tmp_path / "m")
     config_of("gpt2", vocabulary=260).save_pretrained(folder)
     job = make_job(folder, write_jsonl(tmp_path / "d.jsonl", sentences(3)), max_length=129)
@@ -458,4 +455,11 @@ def test_samples_are_written_when_an_evaluation_is_due(tmp_path: Path) -> None:
 def test_a_sample_that_cannot_be_is_refused(tmp_path: Path, keys: dict[str, object], words: str) -> None:
     job = tiny_job(tmp_path, **keys)
     with pytest.raises(UserError, match="(?s)" + words):
+        Samples.of(job, byte_tokenizer(), load_model(job))
+
+
+def test_a_sample_with_a_token_that_the_model_has_not_is_refused(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, sample_prompts="abc")
+    config_of("llama", vocabulary=65).save_pretrained(tmp_path / "model")  # a is 64
+    with pytest.raises(UserError, match="token 66 is in sample_prompts, the model has 65"):
         Samples.of(job, byte_tokenizer(), load_model(job))

@@ -88,16 +88,22 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def check_reach(job: Job, model: nn.Module, largest_token: int) -> None:
-    """Raise UserError when the data's tokens or `max_length` are beyond what the model has embeddings for."""
-    embedding = cast(Any, model).get_input_embeddings()
-    if largest_token >= embedding.num_embeddings:
+def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str) -> None:
+    """Raise UserError when the largest token of `where` is beyond what the model has embeddings for."""
+    there = cast(Any, model).get_input_embeddings().num_embeddings
+    if largest_token >= there:
         raise UserError(
             f"The tokenizer {job.tokenizer} does not belong to the model {job.model}.", code="vocabulary-mismatch",
             exit_code=Exit.USAGE,
-            numbers=(f"token {largest_token} is in the data, the model has {embedding.num_embeddings}",),
+            numbers=(f"token {largest_token} is in {where}, the model has {there}",),
             hint="use the model's own tokenizer",
         )  # fmt: skip
+
+
+def check_reach(job: Job, model: nn.Module, largest_token: int) -> None:
+    """Raise UserError when the data's tokens or `max_length` are beyond what the model has embeddings for."""
+    check_vocabulary(job, model, largest_token, "the data")
+    embedding = cast(Any, model).get_input_embeddings()
     positions = getattr(cast(Any, model).config, "max_position_embeddings", None)
     if not isinstance(positions, int) or job.max_length <= positions:
         return

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError
 from planner.job import Job
+from worker.model import check_vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,6 +30,7 @@ class Samples:
         if job.sample_prompts is None:
             return None
         tokens = tuple(_tokens(prompt, tokenizer) for prompt in job.sample_prompts)
+        check_vocabulary(job, model, max(map(max, tokens)), "sample_prompts")
         positions = getattr(cast(Any, model).config, "max_position_embeddings", None)
         longest = max(map(len, tokens)) + job.sample_tokens
         if isinstance(positions, int) and longest > positions:
