@@ -68,8 +68,15 @@ def test_autocast_around_the_engine_is_refused_with_the_way_to_do_it():
     settings = {"optimizer": adamw(model), "max_grad_norm": None}
     engine, plain = Engine(model, plan=mixed_plan(chain), chain=chain, device=CPU, **settings), family_model("llama")
     step = {"seeds": [0], "learning_rate": 1e-3}
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UserError, match="inside torch"):
-        engine.step([batch_of()], **step)
+    for use in (
+        lambda: engine.step([batch_of()], **step),
+        lambda: engine.evaluate([batch_of()]),
+        lambda: engine.check_evaluation([batch_of()]),
+        lambda: engine.generate([[5, 6]], new_tokens=2, pad=0),
+        lambda: engine.check_generation([[5, 6]], new_tokens=2),
+    ):
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(UserError, match="inside torch"):
+            use()
     (loss,) = engine.step([batch_of()], **step).losses  # nothing was torn
     engine.close()
     assert torch.equal(loss, PlainEngine(plain, **settings).step([batch_of()], **step).losses[0])

@@ -147,8 +147,7 @@ class Engine:
 
         Raises what the model or a queue raised; the weights are then torn between two steps.
         """
-        self._usable()
-        refuse_autocast(self._machine.device)
+        self._usable(computes=True)
         if not len(batches) == len(seeds) == self._rounds * self._slices:
             plan = f"{self._rounds} × {self._slices} slices"
             raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {plan}")
@@ -262,11 +261,14 @@ class Engine:
                 return EagerPair(block.module, args, kwargs, name=block.name)
             return Pair(trace_block(block.module, args, kwargs, name=block.name), RECIPES[block.recipe])
 
-    def _usable(self) -> None:
+    def _usable(self, *, computes: bool = False) -> None:
+        """Raise unless the engine can be used; `computes`: to run the model."""
         if self._closed and not self._torn:
             raise RuntimeError("the engine is closed")
         if self._torn:
             raise RuntimeError("something failed and left the weights torn between two steps; load a checkpoint")
+        if computes:
+            refuse_autocast(self._machine.device)
 
     def _tear(self) -> None:
         """After an error: end the threads, free what the step held."""
@@ -293,24 +295,26 @@ class Engine:
     def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
         """The loss of each of `batches` (host tensors) with the weights of now, as the model in evaluation mode gives
         it, within the plan's budget. Updates finish before. Raises UserError "evaluation-does-not-fit"."""
+        self._usable(computes=True)
         self.drain()
         return self._forward_only.evaluate(batches)
 
     def check_evaluation(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
         """Raise UserError "evaluation-does-not-fit" for batches of such shapes now, and not when they come."""
-        self._usable()
+        self._usable(computes=True)
         self._forward_only.check_fits(batches)
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
         """The tokens that `model.generate` gives greedily after each of `prompts` (tokens), with the weights of now,
         within the plan's budget, cache included; `pad` fills up where a text ends early. Updates finish before.
         Raises UserError "generation-does-not-fit"."""
+        self._usable(computes=True)
         self.drain()
         return self._forward_only.generate(prompts, new_tokens=new_tokens, pad=pad)
 
     def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
         """Raise UserError "generation-does-not-fit" now, and not when it is due."""
-        self._usable()
+        self._usable(computes=True)
         self._forward_only.check_generation(prompts, new_tokens=new_tokens)
 
     def stop_metering(self) -> None:
