@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.chain import Chain
-from planner.errors import UserError
+from planner.errors import Exit, UserError
 from planner.forward import ForwardBytes, TooLarge, forward_program
 from planner.frame_forward import eval_mode, generator, measure_forward, measure_generation, quiet
 from planner.graph import EAGER, BlockNames
@@ -204,7 +204,7 @@ class Forward:
             raise UserError(
                 f"{what} does not fit the GPU budget.", code=f"{what.lower()}-does-not-fit",
                 numbers=(f"needed {format_bytes(error.least_bytes)}, budget {format_bytes(self._budget_bytes)}",),
-                hint=f"use a larger gpu_budget, {less}",
+                hint=f"use a larger gpu_budget, {less}", exit_code=Exit.DOES_NOT_FIT,
             ) from error  # fmt: skip
         verify(program, self._chain, gpu_budget_bytes=self._budget_bytes, measured=measured)
         return program
@@ -275,10 +275,6 @@ def _padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]
     ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     return ids, mask
-
-
-def _largest(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
-    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
 def _body(
