@@ -37,7 +37,8 @@ class Certificate:
 
     `reasons`: why results may differ within rounding; without one every bit must be equal. Then the losses and the norm
     of the first step may differ by `allowed` of their size, and `first` is by how much they do; later steps start from
-    other weights, and AdamW makes whole steps of gradients that are nearly zero.
+    other weights, and AdamW makes whole steps of gradients that are nearly zero. Without clipping the norm is that of
+    the first moments, which are then the gradients but for a factor.
     """
 
     model: str

@@ -31,6 +31,7 @@ from worker.shards import Item, check_space, read_shards, write_shards
 log = logging.getLogger(__name__)
 
 _STATE_BYTES_PER_PARAMETER = 12
+_FOUND = "losses", "gradient norms", "first moments' norm", "parameters", "moments"
 _SORTS = {"master": "parameters", "exp_avg": "moments", "exp_avg_sq": "moments"}
 
 
@@ -55,7 +56,7 @@ Numbers = list[tuple[str, str, Tensor]]
 
 class Outcome(NamedTuple):
     """Findings by sort, the greatest difference within each parameter, and by how much of their size losses and norm of
-    the first step differ at most."""
+    the first step differ at most: the gradients' norm, or where nobody takes it that of the first moments."""
 
     findings: tuple[Finding, ...]
     parameters: tuple[Difference, ...]
@@ -91,8 +92,9 @@ class Comparison:
                 lambda batches, seeds, rate, items: engine.step(
                     batches, seeds=seeds, learning_rate=rate, num_items_in_batch=items
                 ),
+                engine.state,
             )
-            tallies = {sort: _Tally(sort) for sort in ("losses", "gradient norms", "parameters", "moments")}
+            tallies = {sort: _Tally(sort) for sort in _FOUND}
             first = 0.0
             for (sort, place, value), (_, _, wanted) in zip(found, expected, strict=True):
                 difference = tallies[sort].add(place, value, wanted)
@@ -120,13 +122,14 @@ class Comparison:
         numbers = self._steps(
             "plain PyTorch",
             lambda batches, seeds, rate, items: plain.step(batches, seeds=seeds, learning_rate=rate, items=items),
+            plain.state,
         )
         for sort, place, value in numbers:
             if not torch.isfinite(value):
                 raise non_finite(f"one of the {sort} of plain PyTorch ({place})", self.steps, None)
         return numbers, write_shards(self.folder, "plain", plain.state())
 
-    def _steps(self, who: str, step: Step) -> Numbers:
+    def _steps(self, who: str, step: Step, state: Callable[[], Iterator[Item]]) -> Numbers:
         numbers: Numbers = []
         for number in range(self.steps):
             batches = self.batches.step(number)
@@ -137,8 +140,17 @@ class Comparison:
             numbers += [("losses", f"{place}, slice {k}", loss.cpu()) for k, loss in enumerate(result.losses)]
             if result.grad_norm is not None:
                 numbers.append(("gradient norms", place, result.grad_norm.cpu()))
+            elif number == 0:  # the only sign of the gradients that depends on nothing else
+                numbers.append(("first moments' norm", place, _first_moments_norm(state())))
             log.info("%s: step %d of %d", who, number + 1, self.steps)
         return numbers
+
+
+def _first_moments_norm(state: Iterator[Item]) -> Tensor:
+    """Over all tensors, in double precision: after one step, the gradients' norm times 1 - beta1. The sum is exact, so
+    that one more tensor of zeros changes nothing."""
+    norms = (float(torch.linalg.vector_norm(parts["exp_avg"], dtype=torch.float64)) for _, parts in state)
+    return torch.tensor(math.sqrt(math.fsum(norm * norm for norm in norms)), dtype=torch.float64)
 
 
 def _place(step: int) -> str:
