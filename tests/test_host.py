@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.memory import cpu_parts
 from tests.engine_plans import adamw, chain_of, mixed_plan
 from tests.tiny_models import batch_of, make_model
+from worker.cpu import CpuMachine
+from worker.device import Device
 from worker.engine import Engine
 from worker.host import Host
 
@@ -68,3 +71,33 @@ def test_what_is_restored_holds_no_more_than_its_weights(engine: Engine) -> None
     model = engine.restore()
     assert not host.items
     assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
+
+
+class Copies(TorchDispatchMode):
+    """Writes down what is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            self.tensors += args[:2]
+        return func(*args, **(kwargs or {}))
+
+
+def test_activations_of_any_layout_travel_in_one_piece_and_come_back_as_they_were():
+    # PyTorch copies a tensor with gaps by way of another one, which it empties before a GPU has filled it.
+    whole = torch.arange(240.0)
+    layouts = [whole[:24].view(4, 6).t(), whole[24:84].view(5, 12)[:, 3:9], whole[84:87].expand(7, 3), whole[:0]]
+    host = Host(CpuMachine(metered=False))
+    device = Device(host, CPU)
+    device.items["a:1.0"] = list(layouts)
+    with Copies() as copies:
+        device.send("a:1.0")
+        device.free("a:1.0")
+        device.allocate("a:1.0")
+        device.fetch("a:1.0")
+    assert len(copies.tensors) == 16 and all(t.is_contiguous() for t in copies.tensors)
+    for there, before in zip(device.items["a:1.0"], layouts, strict=True):
+        assert torch.equal(there, before) and there.stride() == before.stride()

@@ -61,7 +61,7 @@ class CudaMachine:
     def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Registered host memory, contiguous, zero. It lives as long as a tensor uses it."""
         size = math.prod(shape) * dtype.itemsize
-        return _registered(size)[:size].view(dtype).view(tuple(shape))
+        return _registered(size, self.device)[:size].view(dtype).view(tuple(shape))
 
     def place(self, tensor: Tensor) -> Tensor:
         """`tensor` on the device, contiguous: itself if it is there."""
@@ -182,6 +182,14 @@ class CudaInterpreter(QueueInterpreter):
     def drain(self) -> None:
         """Return when every queue is empty and every stream is done."""
         super().drain()
+        self._finish()
+
+    def close(self) -> None:
+        """End the queues' threads. Copies that were issued end before: what they read and write may go now."""
+        super().close()
+        self._finish()
+
+    def _finish(self) -> None:
         for stream in self._streams.values():
             stream.synchronize()
 
@@ -209,16 +217,18 @@ class _Registered(mmap.mmap):
     """Memory that the device can reach."""
 
     address: int = 0
+    device: torch.device
 
     def __del__(self) -> None:
         if self.address:
+            torch.cuda.synchronize(self.device)  # a slab that grows in a step may have a copy under way
             _cudart().cudaHostUnregister(self.address)
 
 
-def _registered(size: int) -> Tensor:
+def _registered(size: int, device: torch.device) -> Tensor:
     """`size` bytes, up to whole pages; freed with the last tensor that uses them."""
     memory = map_memory(size, _Registered)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     torch.cuda.check_error(int(_cudart().cudaHostRegister(tensor.data_ptr(), len(memory), 0)))
-    memory.address = tensor.data_ptr()
+    memory.address, memory.device = tensor.data_ptr(), device
     return tensor

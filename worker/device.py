@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from worker.host import Host
+from worker.host import Host, span
 
 
 class Device:
@@ -31,11 +31,20 @@ class Device:
     def fetch(self, item: str) -> None:
         """Host to device."""
         for target, source in zip(self.items[item], self._host.items[item], strict=True):
-            target.copy_(source, non_blocking=True)
+            _copy(target, source)
 
     def send(self, item: str) -> None:
         """Device to host."""
         sources = self.items[item]
         targets = self._host.park(item, sources) if item[0] == "a" else self._host.items[item]
         for target, source in zip(targets, sources, strict=True):
-            target.copy_(source, non_blocking=True)
+            _copy(target, source)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """Between tensors of the same layout. Where it has gaps, the memory goes over as it lies, gaps and all: otherwise
+    PyTorch would go through a tensor without gaps, and on the host empty that before the device has filled it."""
+    if not source.is_contiguous():
+        elements = (span(source),)
+        target, source = target.as_strided(elements, (1,)), source.as_strided(elements, (1,))
+    target.copy_(source, non_blocking=True)

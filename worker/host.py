@@ -56,7 +56,7 @@ class Host:
 
     def park(self, item: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Host tensors with the layouts of `tensors`. Their memory is kept for the next step's tensors."""
-        sizes = [_span_bytes(tensor) for tensor in tensors]
+        sizes = [span(tensor) * tensor.element_size() for tensor in tensors]
         slab = self._parked.get(item)
         if slab is None or slab.nbytes < slab_bytes(sizes):
             slab = self._parked[item] = self._machine.host_empty((slab_bytes(sizes),), torch.uint8)
@@ -80,9 +80,8 @@ def _state_dtypes(weight: Tensor) -> list[torch.dtype]:
     return [torch.float32] * (2 if weight.dtype == torch.float32 else 3)
 
 
-def _span_bytes(tensor: Tensor) -> int:
-    """Bytes from the first to the last element of a tensor with these strides."""
+def span(tensor: Tensor) -> int:
+    """Elements from the first to the last one of a tensor with these strides, those in gaps included."""
     if tensor.numel() == 0:
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
