@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.errors import UserError
+from planner.errors import Exit, UserError
 from planner.forward import ForwardBytes, TooLarge, forward_peak_bytes, forward_program
 from planner.program import OpKind
 from planner.verify import InvalidProgram, verify
@@ -170,8 +170,11 @@ def test_bytes_stay_within_the_least_budget_and_are_those_predicted(make, name):
     assert torch.equal(result.losses[0], plain_losses(plain, batches(1))[0])
     assert least - 2048 < result.peak_bytes <= least  # what is charged for scalars of the step is not there
     tight, _ = make(name, gpu_budget_bytes=least - 1)
-    with pytest.raises(UserError, match=r"(?s)Evaluation does not fit the GPU budget.*\[evaluation-does-not-fit\]"):
+    with pytest.raises(
+        UserError, match=r"(?s)Evaluation does not fit the GPU budget.*\[evaluation-does-not-fit\]"
+    ) as told:
         tight.evaluate(batches(1))
+    assert told.value.exit_code is Exit.DOES_NOT_FIT
 
 
 def test_several_batches_share_one_journey_of_the_weights(make):
@@ -264,5 +267,8 @@ def test_generation_makes_smaller_groups_to_stay_within_the_budget_cache_include
     assert engine.generate(PROMPTS, new_tokens=12, pad=0) == alone
     assert 0.9 * least < engine._machine.meter.peak <= least
     tight, _ = make(name, gpu_budget_bytes=least - 1)
-    with pytest.raises(UserError, match=r"(?s)Generation does not fit the GPU budget.*\[generation-does-not-fit\]"):
+    with pytest.raises(
+        UserError, match=r"(?s)Generation does not fit the GPU budget.*\[generation-does-not-fit\]"
+    ) as told:
         tight.generate(PROMPTS, new_tokens=12, pad=0)
+    assert told.value.exit_code is Exit.DOES_NOT_FIT
