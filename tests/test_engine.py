@@ -22,7 +22,7 @@ from tests.tiny_models import batch_of, make_model
 from worker import adamw as adamw_module
 from worker.actions import Actions
 from worker.cpu import CpuMachine
-from worker.cuda import allocator_bytes
+from worker.cuda import allocator_bytes, tensor_bytes
 from worker.device import Device
 from worker.engine import Engine
 from worker.gradients import Gradients
@@ -591,16 +591,21 @@ def test_the_allocator_gets_the_budget_less_the_runtimes_share_but_always_what_t
     assert allocator_bytes(1000, 800, 100) == 900
     assert allocator_bytes(1000, 800, 500) == 840
     assert allocator_bytes(1000, 1000, 0) == 1050
+    assert [tensor_bytes(capped) for capped in (1050, 840)] == [1000, 800]
 
 
 def test_the_device_is_capped_as_the_engine_opens_and_once_a_step_has_run(make, monkeypatch):
     calls = []
-    monkeypatch.setattr(CpuMachine, "cap", lambda self, budget, peak: calls.append((budget, peak)))
+    monkeypatch.setattr(CpuMachine, "cap", lambda self, budget, peak: calls.append((budget, peak)) or 950 - len(calls))
     monkeypatch.setattr(CpuMachine, "uncap", lambda self: calls.append("uncap"))
     budgeted = functools.partial(dataclasses.replace, gpu_budget_bytes=1000, gpu_peak_bytes=900)
     engine, _ = make("llama", lambda chain, **settings: budgeted(resident_plan(chain, **settings)))
+    assert engine._forward_only.room_bytes == 949
     run(engine, range(3), 1)
     assert calls == [(1000, 900), (1000, 900)]
+    numbers = r"(?s)budget 1000 B\n.*of the budget 948 B are left"
+    with pytest.raises(UserError, match=numbers):
+        engine.evaluate([batch_of()])
     engine.close()
     assert calls[2:] == ["uncap"]
 

@@ -81,8 +81,9 @@ class CpuMachine:
                 self.meter.add(tensor)
         return tensor
 
-    def cap(self, budget_bytes: int, peak_bytes: int) -> None:
+    def cap(self, budget_bytes: int, peak_bytes: int) -> int:
         """The host's memory knows no cap; the meter tells what was used."""
+        return budget_bytes
 
     def uncap(self) -> None:
         """There is no cap."""

@@ -89,16 +89,18 @@ class CudaMachine:
     def stop_metering(self) -> None:
         """The allocator counts anyway."""
 
-    def cap(self, budget_bytes: int, peak_bytes: int) -> None:
+    def cap(self, budget_bytes: int, peak_bytes: int) -> int:
         """Let the allocator have the budget less what the runtime has taken since this machine was made (code of
         kernels, libraries), but always what the plan needs. Another program's memory cannot be told from the runtime's.
+        Returns what tensors can have of that.
         """
         if self._fraction is None:
             self._fraction = torch.cuda.get_per_process_memory_fraction(self.device)
         runtime = max(0, self._bytes_outside() - self._outside_bytes)
         total = torch.cuda.mem_get_info(self.device)[1]
-        capped = allocator_bytes(budget_bytes, peak_bytes, runtime)
-        torch.cuda.set_per_process_memory_fraction(min(capped / total, self._fraction), self.device)
+        capped = min(allocator_bytes(budget_bytes, peak_bytes, runtime), int(self._fraction * total))
+        torch.cuda.set_per_process_memory_fraction(capped / total, self.device)
+        return min(budget_bytes, tensor_bytes(capped))
 
     def uncap(self) -> None:
         """Allow what was allowed before the first `cap`."""
@@ -128,6 +130,11 @@ def allocator_bytes(budget_bytes: int, peak_bytes: int, runtime_bytes: int) -> i
     """What the allocator may have under a budget: all but the runtime's share, and at least what a plan of that peak
     needs, with room for what the allocator loses between its blocks."""
     return max(budget_bytes - runtime_bytes, peak_bytes + peak_bytes // _PACKING)
+
+
+def tensor_bytes(allocator_bytes: int) -> int:
+    """What tensors can have of the allocator's bytes: all but what it loses between its blocks."""
+    return allocator_bytes * _PACKING // (_PACKING + 1)
 
 
 class CudaInterpreter(QueueInterpreter):

@@ -99,7 +99,8 @@ class Engine:
 
     def _cap(self) -> None:
         if self._plan.gpu_budget_bytes:
-            self._machine.cap(self._plan.gpu_budget_bytes, self._plan.gpu_peak_bytes)
+            room = self._machine.cap(self._plan.gpu_budget_bytes, self._plan.gpu_peak_bytes)
+            self._forward_only.room_bytes = room
 
     def _make_blocks(self, chain: Chain, plan: Plan) -> list[ModelBlock]:
         names = {id(p): name for name, p in self._model.named_parameters()}

@@ -65,7 +65,7 @@ class Forward:
             if block.option(option).recipe == EAGER.name
         )
         self._generator = generator(model)
-        self._budget_bytes = plan.gpu_budget_bytes or sys.maxsize
+        self.room_bytes = plan.gpu_budget_bytes or sys.maxsize  # less where the machine's cap leaves less
         self._measured: dict[tuple[object, ...], ForwardBytes] = {}
         self._lockstep: Lockstep | None = None
         self._speaking = False
@@ -190,7 +190,7 @@ class Forward:
             return 1
         for slices in range(min(count, _MOST_SLICES), 1, -1):
             with contextlib.suppress(TooLarge):
-                forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self._budget_bytes)
+                forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self.room_bytes)
                 return slices
         return 1
 
@@ -199,14 +199,19 @@ class Forward:
         less: str = "a smaller per_device_train_batch_size, or eval_strategy: no",
     ) -> Program:  # fmt: skip
         try:
-            program = forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self._budget_bytes)
+            program = forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self.room_bytes)
         except TooLarge as error:
+            budget_bytes = self._plan.gpu_budget_bytes
+            numbers = [f"needed {format_bytes(error.least_bytes)}, budget {format_bytes(budget_bytes)}"]
+            if self.room_bytes < budget_bytes:
+                left = format_bytes(self.room_bytes)
+                numbers.append(f"of the budget {left} are left by the device's runtime and the allocator's gaps")
             raise UserError(
                 f"{what} does not fit the GPU budget.", code=f"{what.lower()}-does-not-fit",
-                numbers=(f"needed {format_bytes(error.least_bytes)}, budget {format_bytes(self._budget_bytes)}",),
+                numbers=tuple(numbers),
                 hint=f"use a larger gpu_budget, {less}", exit_code=Exit.DOES_NOT_FIT,
             ) from error  # fmt: skip
-        verify(program, self._chain, gpu_budget_bytes=self._budget_bytes, measured=measured)
+        verify(program, self._chain, gpu_budget_bytes=self.room_bytes, measured=measured)
         return program
 
     @contextlib.contextmanager

@@ -54,9 +54,10 @@ class Machine(Protocol):
     def stage(self, tensor: Tensor) -> Tensor:
         """A host tensor of the data loader's, from where the device can copy it without anyone waiting."""
 
-    def cap(self, budget_bytes: int, peak_bytes: int) -> None:
+    def cap(self, budget_bytes: int, peak_bytes: int) -> int:
         """Let no more be allocated than the budget, of which the plan needs `peak_bytes`. Called again when a step has
-        run: by then it is known what the runtime takes beside the allocations."""
+        run: by then it is known what the runtime takes beside the allocations. Returns how many of the budget's bytes
+        other programs may plan with."""
 
     def uncap(self) -> None:
         """Allow what was allowed before the first `cap`."""
