@@ -67,7 +67,7 @@ class EagerPair(BlockCode):
         values.clear()
         known = hasattr(self, "result")  # only a run with autograd tells which results have a gradient
         with torch.set_grad_enabled(not known):
-            made = self._run(leaves)
+            made = self._run(leaves, keep=True)
         if not known:
             self.result = self._flat.result
             self.output_values = [self._fakes.like(t) for t in made]
@@ -111,12 +111,17 @@ class EagerPair(BlockCode):
     def _leaves(self, values: Sequence[Tensor]) -> list[Tensor]:
         return [v.detach().requires_grad_(t) for v, t in zip(values, self._trained, strict=True)]
 
-    def _run(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _run(self, leaves: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
+        """`keep`: buffers get what the code puts in their place, too. Not in backward, which reads what was there."""
         weights = dict(zip(self._names, leaves, strict=False))
         kind, dtype = self._device.type, self._autocast
         # Without its cache, which would hold the cast weights until the model's forward ends.
         with torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
             made: tuple[Tensor, ...] = functional_call(self._flat, weights, tuple(leaves[len(weights) :]))
+        if keep:
+            for name, leaf in zip(self._names[self._buffers], leaves[self._buffers], strict=True):
+                if weights[name] is not leaf:  # the code has put another tensor in the buffer's place
+                    leaf.data.copy_(weights[name].detach())
         return made
 
     @classmethod

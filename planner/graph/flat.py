@@ -10,17 +10,22 @@ from planner.graph.signature import CallShape
 
 
 class Flat(nn.Module):
-    """Tensors in, tensors out; `result` remembers how the results of the last call were nested. It calls the forward
-    that `module` has now, without the module's hooks: these are the frame's, and run around what stands in for it."""
+    """Tensors in, tensors out; `result` remembers how the results of the last call were nested, `replaced` the buffers
+    in whose place it has put another tensor. It calls the forward that `module` has now, without the module's hooks:
+    these are the frame's, and run around what stands in for it."""
 
     def __init__(self, module: nn.Module, call: CallShape) -> None:
         super().__init__()
         self.module, self.call, self._own = module, call, module.forward
         self.result: Result
+        self.replaced: list[str] = []
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.call.nest(tensors)
+        before = dict(self.module.named_buffers())
         with recording(self.call.recorded) as records:
             value = self._own(*args, **kwargs)
+        after = dict(self.module.named_buffers())
+        self.replaced = [name for name, buffer in before.items() if after.get(name) is not buffer]
         self.result, made = Result.of(value, records, tensors)
         return made

@@ -82,6 +82,8 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
             exported = aot_export_joint_with_descriptors(stack, flat, tuple(inputs))
     except Exception as error:  # whatever the model's own code or the tracer raised is the cause to name
         raise untraceable(name, error) from error
+    if flat.replaced:
+        raise untraceable(name, f"it puts another tensor in the place of its buffer {flat.replaced[0]}")
     return _by_role(name, exported.graph_module, module, flat.result, tensors, device)
 
 
