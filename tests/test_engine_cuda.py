@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import masking_utils
 
 from tests.engine_plans import adamw, chain_of, mixed_plan, resident_plan
 from tests.plain import PlainEngine
 from tests.test_engine import data, learning_rate, own_threads
-from tests.tiny_models import make_model
+from tests.tiny_models import batch_of, make_model
 from worker.cuda import CudaMachine
+from worker.device import Device
 from worker.engine import Engine
+from worker.host import Host
 
 pytestmark = [
     pytest.mark.gpu,
@@ -123,3 +128,81 @@ def test_host_memory_is_registered_and_of_exact_size():
         assert tensor.is_pinned() and tensor.is_contiguous()
     assert large.untyped_storage().nbytes() == large.nbytes
     assert torch.equal(large.to("cuda", non_blocking=True).cpu(), large)
+
+
+def train(engine, steps, slices, *, padded=False):
+    for step in steps:
+        batches, rest = data(step, slices)
+        if not padded:
+            batches = [batch_of(100 * step + k, length=16) for k in range(slices)]
+        engine.step(batches, learning_rate=learning_rate(step), **rest)
+
+
+@pytest.fixture
+def model_does_not_look(monkeypatch):
+    """Transformers' code between two blocks asks on the device whether texts are packed, and waits for the answer."""
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+
+
+@pytest.fixture
+def waiting():
+    """waiting(mode): what torch does where the host waits for the device, until the test ends."""
+    yield torch.cuda.set_sync_debug_mode
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+def test_only_the_models_own_code_waits_for_the_device_in_a_step(slices, waiting):
+    engine, _ = both("llama", mixed_plan, slices=slices, clip=0.5)
+    train(engine, range(3), slices, padded=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        waiting("warn")
+        train(engine, range(3, 5), slices, padded=True)
+        waiting("default")
+    places = {w.filename for w in caught if "synchronizing" in str(w.message)}
+    assert all("transformers" in Path(place).parts for place in places), places
+    engine.close()
+
+
+@pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
+@pytest.mark.parametrize("slices", [1, 4])
+def test_a_step_runs_where_waiting_for_the_device_is_an_error(slices, clip, waiting, model_does_not_look):
+    engine, _ = both("llama", mixed_plan, slices=slices, clip=clip)
+    train(engine, range(3), slices)
+    waiting("error")
+    train(engine, range(3, 6), slices)
+    waiting("default")
+    engine.close()
+
+
+def test_a_profile_shows_no_wait_for_the_device_in_a_step(model_does_not_look):
+    engine, _ = both("llama", mixed_plan, slices=2, clip=0.5)
+    train(engine, range(3), 2)
+    activities = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activities.CPU, activities.CUDA]) as profile:
+        with torch.profiler.record_function("the steps"):
+            train(engine, range(3, 5), 2)
+        engine.drain()
+    events = profile.events()
+    steps = next(event for event in events if event.name == "the steps").time_range
+    inside = {e.name for e in events if steps.start <= e.time_range.start and e.time_range.end <= steps.end}
+    assert "cudaLaunchKernel" in inside and "cudaMemcpyAsync" in inside
+    assert not inside & {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"}
+    engine.close()
+
+
+def test_activations_with_gaps_arrive_on_the_host_whole():
+    machine = CudaMachine(torch.device("cuda"))
+    host = Host(machine)
+    device = Device(host, machine.device)
+    whole = torch.randn(4096, 4096, device="cuda")
+    gaps = whole[:, 7:3000]
+    device.items["a:1.0"] = [gaps]
+    device.send("a:1.0")
+    torch.cuda.synchronize()
+    assert torch.equal(host.items["a:1.0"][0], gaps.cpu())
+    device.free("a:1.0")
+    device.allocate("a:1.0")
+    device.fetch("a:1.0")
+    assert torch.equal(device.items["a:1.0"][0], gaps)

@@ -24,6 +24,7 @@ ALLOWED = {
     ("worker/adamw.py", "update_in_lists", "copy_"): "from the device to the device",
     ("worker/cuda.py", "CudaMachine.place", "copy_"): "weights on their way to the device, when no step runs",
     ("worker/cuda.py", "CudaMachine._bytes_outside", "int"): "of the driver's counts, between steps",
+    ("worker/cuda.py", "CudaMachine.cap", "int"): "of Python numbers",
     ("worker/cuda.py", "CudaMachine.synchronize", "synchronize"): "asked for after errors and evaluations",
     ("worker/cuda.py", "CudaInterpreter.run", "synchronize"): "the CPU's thread waits for its gradients, no other does",
     ("worker/cuda.py", "CudaInterpreter._finish", "synchronize"): "when no step runs: drain and close",
@@ -38,6 +39,7 @@ ALLOWED = {
     ("planner/graph/chunks.py", "ChunkedHead.compute", "copy_"): "from the device to the device",
     ("planner/graph/chunks.py", "ChunkedHead.finish", "to"): "from the device to the device",
     ("planner/graph/codegen.py", "eager_dropouts", "equal"): "when code is made, of numbers in host memory",
+    ("planner/graph/eager.py", "EagerPair._run", "copy_"): "from the device to the device",
     ("planner/graph/codegen.py", "cpu_dropout", "to"): "on the CPU only",
     ("planner/graph/codegen.py", "_cpu_dropout_backward.backward", "to"): "on the CPU only",
 }  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from planner.graph import label
 from planner.kernel.adamw import Step, Target
 from planner.program import Op, OpKind
 from worker import adamw
@@ -29,7 +30,11 @@ class Actions:
         self._frame = frame
 
     def perform(self, op: Op, values: StepValues) -> None:
-        """Do `op`, or on a stream: issue it. The caller has switched autograd off."""
+        """Do `op`, or on a stream: issue it; in a profile under its name. The caller has switched autograd off."""
+        with label(op.name):
+            self._do(op, values)
+
+    def _do(self, op: Op, values: StepValues) -> None:
         match op.kind:
             case OpKind.ALLOC:
                 self._device.allocate(op.subject)

@@ -18,6 +18,7 @@ from planner.graph import (
     EagerPair,
     Pair,
     flatten_call,
+    label,
     refuse_autocast,
     run_slice,
     trace_block,
@@ -69,6 +70,7 @@ class Engine:
         self._model, self._slices, self._rounds, self._plan = model.train(), plan.slices, plan.rounds, plan
         self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
+        self._labels = {stage.name: str(stage) for stage in plan.stages}  # of turns, in profiles
         self._weights = Weights(model, self._program, chain, self._machine)
         self._device = self._weights.device
         self._blocks = self._make_blocks(chain, plan)
@@ -235,7 +237,9 @@ class Engine:
         call = self._calls.pop((block, k), None)
         if call is None:
             raise RuntimeError(f"slice {k} ended without a forward of block {block}")
-        call.pass_on(call.backward(self._gradients), self._calls.get((block - 1, k)))
+        direction = Direction.HEAD if block == len(self._blocks) - 1 else Direction.BACKWARD
+        with label(self._labels[f"{direction}{block}"]):
+            call.pass_on(call.backward(self._gradients), self._calls.get((block - 1, k)))
         call.clear()
 
     def _enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
@@ -254,7 +258,8 @@ class Engine:
         else:
             call = Call(block, turn.slice, self._pairs[key], tensors, self._given_to[turn.slice], self._device)
         self._calls[block.index, turn.slice] = call
-        return call.enter(tensors, self._anchor)
+        with label(self._labels[turn.op.stage]):
+            return call.enter(tensors, self._anchor)
 
     def _trace(self, block: ModelBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockCode:
         with self._machine.on_host(), block.own_forward():

@@ -6,6 +6,7 @@ from planner.graph.code import BlockCode, Sink
 from planner.graph.detect import BlockNames, find_blocks
 from planner.graph.eager import EagerPair
 from planner.graph.joint import Joint, trace_block
+from planner.graph.label import label
 from planner.graph.pair import Pair
 from planner.graph.recipes import EAGER, RECIPES, Recipe
 from planner.graph.result import Result
@@ -30,6 +31,7 @@ __all__ = [
     "chunk_rows",
     "find_blocks",
     "flatten_call",
+    "label",
     "loss_only",
     "refuse_autocast",
     "run_slice",
