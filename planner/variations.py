@@ -26,6 +26,7 @@ from planner.solve import make_plan, predicted_step_s
 _GIB = 2**30
 _SOLVER_S = 2.0
 _WORTH = 1.02  # less is no help
+_USED = 0.8  # of a budget: more of what is not used up is no help, whatever a luckier search finds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,8 @@ class Variations:
         """Those that help, the best first; `deadline` by the monotonic clock."""
         found = []
         for text, other, result in self._running:
+            if _is_idle(problem, plan, other):
+                continue
             try:
                 planned_s = result.get(max(0.0, deadline - time.monotonic()))
             except multiprocessing.TimeoutError:
@@ -127,6 +130,13 @@ class Variations:
             if factor >= _WORTH:
                 found.append(Change(text=text, factor=factor, step_s=step_s, tokens_per_s=other.tokens / step_s))
         return tuple(sorted(found, key=lambda change: -change.factor))
+
+
+def _is_idle(problem: Problem, plan: Plan, other: Problem) -> bool:
+    """The other problem has more memory than this one, of a kind that the plan does not use up."""
+    return (
+        other.cpu_budget_bytes > problem.cpu_budget_bytes and plan.cpu_peak_bytes < _USED * problem.cpu_budget_bytes
+    ) or (other.gpu_budget_bytes > problem.gpu_budget_bytes and plan.gpu_peak_bytes < _USED * problem.gpu_budget_bytes)
 
 
 def _carried_over_s(problem: Problem, plan: Plan, other: Problem) -> float | None:

@@ -50,8 +50,8 @@ class Batches:
         corpus = load_corpus(job, tokenizer, folder)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._orders: dict[int, NDArray[np.int64]] = {}
-        self.largest_token = int(corpus.tokens.max())
         rows = Rows(corpus, _rows(corpus, job), max_length=job.max_length, pad=pad if pad is not None else 0)
+        self.largest_token = int(corpus.tokens.max())
         self.evaluation: EvalBatches | None = None
         """What is held out, or the job's `eval_dataset`."""
         if job.val_size is not None:
@@ -61,8 +61,8 @@ class Batches:
             other = job.model_copy(update={"dataset": job.eval_dataset})
             log.info("data: for evaluation:")
             corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"))
-            self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             found = Rows(corpus, _rows(corpus, other), max_length=job.max_length, pad=rows.pad)
+            self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             self.evaluation = EvalBatches(found, job.slice_rows)
         self._rows = rows
         log.info(
