@@ -92,8 +92,9 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
     lead = 1 if ahead else 0
     side = Side.NOBODY
     if tensor.trainable:
-        first_waits = block > 0 or setting.rounds == 1  # its forward waits for its update, in a step of one round
-        side = Side.CPU if setting.budgets.cpu_updates and first_waits and not on_gpu else Side.GPU
+        # Block 0's forward would wait for its update: less memory, more time.
+        able = block > 0 or (setting.rounds == 1 and not ahead)
+        side = Side.CPU if setting.budgets.cpu_updates and able and not on_gpu else Side.GPU
     if side is Side.GPU and clip and block > 0:  # the update waits for the norm with all its data there
         return at_home(chain, tensor, clip)
     trips: list[Trip] = []

@@ -196,11 +196,11 @@ def test_a_model_with_adapters_is_evaluated_and_writes_as_plain_peft_would(tmp_p
 
 
 class _After(StopRequest):
-    """Asks for a stop before step `count`."""
+    """Asks for a stop before step `count`; it is looked at twice a step."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        self.looks = iter([False] * count)
+        self.looks = iter([False] * 2 * count)
 
     asked = property(lambda self: next(self.looks, True), lambda self, value: None)
 
