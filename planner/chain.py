@@ -35,6 +35,10 @@ class Tensor:
     def __post_init__(self) -> None:
         check_numbers(self)
 
+    def item_bytes(self, kind: str) -> int:
+        """Size of its item "w", "g" or "s"."""
+        return {"w": self.bytes, "g": self.gradient_bytes, "s": self.state_bytes}[kind]
+
     @property
     def has_master(self) -> bool:
         """The optimizer keeps an fp32 original beside the moments; the working copy is its rounding."""

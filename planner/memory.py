@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from planner.chain import Chain, Option, Tensor
-from planner.moments import tied_rows
+from planner.moments import LOSS_BYTES, NORM_BYTES, tied_rows
 from planner.plan import Direction, Plan, stage_order
 from planner.program import Op, OpKind, Program, Queue
-
-_LOSS_BYTES = 4  # what a finished slice leaves: its loss
-_NORM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +97,12 @@ class _Walk:
         self.options = [block.option(name) for block, name in zip(chain.blocks, program.options, strict=True)]
         self.users = chain.users()
         self.rows = [tied_rows(chain, program.slices, program.rounds, begun=begun) for begun in (False, True)]
-        self.held = [self._held_bytes(*stage) for stage in stage_order(len(chain.blocks))] + [_LOSS_BYTES]
+        self.held = [self._held_bytes(*stage) for stage in stage_order(len(chain.blocks))] + [LOSS_BYTES]
         self.items: dict[str, int] = {}
         self.now = 0
         self.by_sort = dict.fromkeys(("w", "g", "rows", "s", "saved", "a"), 0)
         for item in program.resident:
-            self._add(item, self._item_bytes(item))
+            self._add(item, self.tensors[item[2:]].item_bytes(item[0]))
         self.frame = chain.frame_bytes
         self.frame_names = frozenset(t.name for t in chain.frame_tensors)
         self.others = self.waiting = 0  # held by slices between blocks: beside the last turn, and after it
@@ -140,13 +137,13 @@ class _Walk:
                     # Slices run a stage in order: those before this one wait for the next stage, those after for this.
                     stage, k = divmod(done % (stages * slices), slices)
                     self.others = k * self.held[stage + 1] + (slices - 1 - k) * (self.held[stage] if stage else 0)
-                    self.others += op.round * slices * _LOSS_BYTES
+                    self.others += op.round * slices * LOSS_BYTES
                     done += 1
                     self.waiting = self.others + self.held[stage + 1]
                     peak = self._run(op, stage) + self.others - self.waiting
                     change = self._frame_gradients(op)
                 case OpKind.NORM:
-                    change = _NORM_BYTES * len(op.names)
+                    change = NORM_BYTES * len(op.names)
                 case OpKind.UPDATE:
                     peak = self.now + op.bytes
                     if not self.frame_names.isdisjoint(op.names):
@@ -212,10 +209,6 @@ class _Walk:
                 self._add(item, rows.aside_bytes(k))
                 transient += rows.aside_bytes(k) + rows.masking_bytes(k)
         return transient
-
-    def _item_bytes(self, item: str) -> int:
-        tensor = self.tensors[item[2:]]
-        return {"w": tensor.bytes, "g": tensor.gradient_bytes, "s": tensor.state_bytes}[item[0]]
 
     def _add(self, item: str, size: int) -> None:
         if item not in self.items:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from planner.chain import Block, Chain, Option, Tensor
 from planner.plan import Direction, stage_order
 
-_LOSS_BYTES = 4
-_NORM_BYTES = 4
+LOSS_BYTES = 4  # what a finished slice leaves: its loss
+NORM_BYTES = 4
 _INDEX_BYTES = 8
 ROWS_AT_ONCE = 1024  # rows of a tied embedding's gradient that are added together
 
@@ -100,7 +100,7 @@ def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> li
     """Per stage: the frame, norms, losses of rounds before, and gradients of tied tensors and the frame's from the
     stage after the one that made them on, to their last use; in rounds in all stages but the one that adds to them."""
     last, rows = len(chain.blocks) - 1, tied_rows(chain, slices, rounds, begun=rounds > 1)
-    bytes_at = [chain.frame_bytes + (rounds - 1) * slices * _LOSS_BYTES] * (2 * last + 1)
+    bytes_at = [chain.frame_bytes + (rounds - 1) * slices * LOSS_BYTES] * (2 * last + 1)
     for index, block in enumerate(chain.blocks):
         made = 2 * last - index
         for stage in (*range(made if rounds > 1 else 0), *range(made + 1, 2 * last + 1)):
@@ -116,7 +116,7 @@ def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> li
         for stage in (*range(made), *range(used + 1, 2 * last + 1)) if rounds > 1 and len(blocks) > 1 else ():
             bytes_at[stage] += tensors[name].gradient_bytes
         for stage in range(used + 1, 2 * last + 1) if clip else ():
-            bytes_at[stage] += _NORM_BYTES
+            bytes_at[stage] += NORM_BYTES
     return bytes_at
 
 
@@ -217,7 +217,7 @@ def _head(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Mome
 
 def _backward(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Moment:
     block = chain.blocks[i]
-    below = chain.blocks[i - 1].backward_held_bytes if i else _LOSS_BYTES
+    below = chain.blocks[i - 1].backward_held_bytes if i else LOSS_BYTES
     fixed = k * below + (m - 1 - k) * block.backward_held_bytes
     bytes_of: dict[tuple[int, int], int] = {}
     for o, option in enumerate(block.options):
@@ -242,7 +242,7 @@ def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -
 
     With clipping that is at the end of block 0's backward only, for whatever the device updates.
     """
-    held = m * (chain.blocks[i - 1].backward_held_bytes if i else _LOSS_BYTES)
+    held = m * (chain.blocks[i - 1].backward_held_bytes if i else LOSS_BYTES)
     norms = _norm_bytes(chain, i) if clip else 0
     updated: list[Tensor] = [] if i and clip else list(chain.tensors() if clip else chain.blocks[i].tensors)
     if i == 0:
@@ -258,7 +258,7 @@ def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -
 def _norm_bytes(chain: Chain, i: int) -> int:
     """Norms of the gradients that are complete with block i's backward; with block 0's also the frame's."""
     complete = [t for t in chain.blocks[i].tensors if t.trainable and chain.users()[t.name][0] == i]
-    return _NORM_BYTES * (len(complete) + (0 if i else len(chain.frame_tensors)))
+    return NORM_BYTES * (len(complete) + (0 if i else len(chain.frame_tensors)))
 
 
 def _add_offloaded(bytes_of: dict[tuple[int, int], int], chain: Chain, i: int) -> None:

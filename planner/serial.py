@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from planner.chain import Chain, Tensor
+from planner.chain import Chain
+from planner.moments import scratch_bytes
 from planner.ops import Op, OpKind
 from planner.plan import Direction, Plan, Stage
 
@@ -25,7 +26,7 @@ class _Writer:
     def __init__(self, plan: Plan, chain: Chain) -> None:
         self.plan, self.chain = plan, chain
         self.tensors = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
-        self.sizes = {f"{kind}:{t.name}": _item_bytes(kind, t) for t in self.tensors.values() for kind in "wgs"}
+        self.sizes = {f"{kind}:{t.name}": t.item_bytes(kind) for t in self.tensors.values() for kind in "wgs"}
         unknown = [i for s in plan.stages for i in (*s.prefetch, *s.offload, *s.evict) if i not in self.sizes]
         if unknown:
             raise ValueError(f"the plan moves what the chain does not have: {', '.join(unknown)}")
@@ -133,7 +134,7 @@ class _Writer:
                 yield Op(kind=OpKind.CLIP, stage=stage.name, subject="all", round=r)
         names = (*stage.gpu_update, *(frame if last else ()))
         if names:
-            scratch = max(_scratch_bytes(self.tensors[name]) for name in names)
+            scratch = max(scratch_bytes(self.tensors[name]) for name in names)
             yield Op(kind=OpKind.UPDATE, stage=stage.name, subject=",".join(names), bytes=scratch, round=r)
 
     def _cpu_updates(self, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
@@ -164,10 +165,6 @@ class _Writer:
         return next(i for i, block in blocks if any(t.name == name for t in block.tensors)) == stage.block
 
 
-def _item_bytes(kind: str, tensor: Tensor) -> int:
-    return {"w": tensor.bytes, "g": tensor.gradient_bytes, "s": tensor.state_bytes}[kind]
-
-
 def activation_turns(
     plan: Plan, chain: Chain, turns: Sequence[tuple[int, Stage, int]]
 ) -> tuple[dict[int, list[tuple[str, int]]], dict[int, list[tuple[str, int]]]]:
@@ -185,8 +182,3 @@ def activation_turns(
             free.setdefault(forward + 1, []).append((f"a:{index}.{k}", size))
             back.setdefault(max(forward + 2, backward - 1), []).append((f"a:{index}.{k}", size))
     return back, free
-
-
-def _scratch_bytes(tensor: Tensor) -> int:
-    """The fp32 copy of a narrower gradient that an update on the device needs."""
-    return 4 * tensor.elements if tensor.gradient_bytes < 4 * tensor.elements else 0
