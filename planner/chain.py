@@ -162,6 +162,11 @@ class Chain(_Derived):
         """Every tensor of a block once, in order of first use."""
         yield from {t.name: t for block in self.blocks for t in block.tensors}.values()
 
+    @property
+    def adds_by_rows(self) -> bool:
+        """Embedding and head share a weight: what several slices need depends on how many tokens the data have."""
+        return any(tensor.row_bytes for tensor in self.tensors())
+
     def users(self) -> Mapping[str, tuple[int, ...]]:
         """Tensor name -> the blocks that use it, in order. More than one: a tied tensor. Made once: planning asks for
         it thousands of times.

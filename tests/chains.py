@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from planner.chain import Block, Chain, Option, Tensor
 from planner.hardware import Hardware
 from planner.plan import Plan, Stage, stage_order
+from planner.program import Program
 
 
 def tensor(name: str, elements: int = 100, trainable: bool = True) -> Tensor:
@@ -116,3 +120,11 @@ B0 cpu=l0.b gpu=e evict=g:e,g:l0.a
 def rounds_plan(rounds: int = 2, slices: int = 2, options: str = "keep recompute offload keep") -> Plan:
     """`mixed_plan` in rounds."""
     return plan(ROUNDS, options=options, resident="w:e s:e w:h s:h w:l0.a s:l0.a", slices=slices, rounds=rounds)
+
+
+def without_a_wait(program: Program) -> Iterator[Program]:
+    """The program with one wait taken away, for each of its waits."""
+    for number, op in enumerate(program.ops):
+        for wait in op.waits:
+            damaged = replace(op, waits=tuple(w for w in op.waits if w != wait))
+            yield replace(program, ops=(*program.ops[:number], damaged, *program.ops[number + 1 :]))

@@ -12,7 +12,7 @@ from planner.memory import cpu_parts
 from planner.program import Op, OpKind, Queue, compile_program
 from planner.simulate import host_traffic_bytes, simulate
 from planner.verify import InvalidProgram, verify
-from tests.chains import HARDWARE, chain, plan
+from tests.chains import HARDWARE, chain, plan, without_a_wait
 
 # The second layer's first tensor is updated ahead of the norm, the first layer's second one waits for it.
 LINES = """
@@ -36,12 +36,9 @@ def test_a_program_with_updates_ahead_is_right_and_every_wait_is_needed(slices):
     program = compile_program(ahead_plan(slices=slices), chain())
     verify(program, chain())
     assert [Op.parse(str(op)) for op in program.ops] == list(program.ops)
-    for number, op in enumerate(program.ops):
-        for wait in op.waits:
-            damaged = replace(op, waits=tuple(w for w in op.waits if w != wait))
-            ops = (*program.ops[:number], damaged, *program.ops[number + 1 :])
-            with pytest.raises(InvalidProgram, match="nothing orders them"):
-                verify(replace(program, ops=ops), chain())
+    for damaged in without_a_wait(program):
+        with pytest.raises(InvalidProgram, match="nothing orders them"):
+            verify(damaged, chain())
 
 
 def test_the_update_runs_beside_the_backward_and_the_replay_behind_the_norm():

@@ -33,6 +33,7 @@ from worker.checkpoint import Checkpoints, Origin
 from worker.engine import Engine
 from worker.rows import IGNORED, num_items
 from worker.seeds import micro_batch_seed
+from worker.shards import STATE_BYTES_PER_PARAMETER
 from worker.torch_adamw import groups_of, learning_rates
 
 log = logging.getLogger(__name__)
@@ -194,7 +195,8 @@ class LoopEngine:
         """Write all that is needed to go on into `path`/step-N, N being the steps done; when it is on disk, older ones
         there are removed. Returns it. Raises UserError when the disk is full or a number is not finite."""
         trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
-        return _checkpoints(Path(path)).save(self.steps_done, self._engine.state(), 12 * trained + 2**20)
+        needed = STATE_BYTES_PER_PARAMETER * trained + 2**20
+        return _checkpoints(Path(path)).save(self.steps_done, self._engine.state(), needed)
 
     def load(self, path: Path | str) -> None:
         """Go on from what `save` wrote into `path`: bit for bit as if nothing had happened. A scheduler has a state of

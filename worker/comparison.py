@@ -26,11 +26,10 @@ from worker.model import check_reach, load_model
 from worker.plain import PlainTraining
 from worker.schedule import learning_rate, optimizer_of
 from worker.seeds import micro_batch_seed
-from worker.shards import Item, check_space, read_shards, write_shards
+from worker.shards import STATE_BYTES_PER_PARAMETER, Item, check_space, read_shards, write_shards
 
 log = logging.getLogger(__name__)
 
-_STATE_BYTES_PER_PARAMETER = 12
 _FOUND = "losses", "gradient norms", "first moments' norm", "parameters", "moments"
 _SORTS = {"master": "parameters", "exp_avg": "moments", "exp_avg_sq": "moments"}
 
@@ -114,7 +113,7 @@ class Comparison:
         model = load_model(self.job, layers=self.layers)
         check_reach(self.job, model, self.batches.largest_token)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        check_space(self.folder, _STATE_BYTES_PER_PARAMETER * trained, "what plain PyTorch has learned")
+        check_space(self.folder, STATE_BYTES_PER_PARAMETER * trained, "what plain PyTorch has learned")
         plain = PlainTraining(
             model, optimizer=optimizer_of(self.job, model), max_grad_norm=self.job.max_grad_norm, device=self.device,
             on_cpu=plan.cpu_updated(),

@@ -31,13 +31,11 @@ from worker.model import check_reach, load_model, load_tokenizer
 from worker.output import Output
 from worker.samples import Samples
 from worker.schedule import optimizer_of
-from worker.shards import check_space
+from worker.shards import STATE_BYTES_PER_PARAMETER, check_space
 from worker.stop import StopRequest
 from worker.training import Training, Trains
 
 log = logging.getLogger(__name__)
-
-_STATE_BYTES_PER_PARAMETER = 12
 
 
 def run_job(folder: RunFolder, stop: StopRequest) -> bool:
@@ -77,7 +75,7 @@ class _Run:
         self.samples = Samples.of(job, self.tokenizer, self.model)
         self.output = Output(place, run=str(folder.path), model=self.model)
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        self.state_bytes = _STATE_BYTES_PER_PARAMETER * trained + 2**20
+        self.state_bytes = STATE_BYTES_PER_PARAMETER * trained + 2**20
         needed = self.state_bytes + self.output.needed_bytes
         check_space(folder.path, needed, "a checkpoint and the trained model")
         self.origin = Origin.of(

@@ -136,6 +136,10 @@ def sync_tree(folder: Path) -> None:
     sync(folder)
 
 
+STATE_BYTES_PER_PARAMETER = 12
+"""What is written of a trained parameter: master and moments, fp32."""
+
+
 def check_space(folder: Path, needed_bytes: int, what: str) -> None:
     """Raise UserError when `folder`'s disk has less than `needed_bytes` left for `what`."""
     free = shutil.disk_usage(folder).free

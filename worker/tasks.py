@@ -9,6 +9,8 @@ from offmated.models import JobRow
 from offmated.states import JobState
 from offmated.store import Store
 from planner.cache import Cache
+from planner.chain import Chain
+from planner.codec import from_json
 from planner.errors import Exit
 from planner.job import Job
 from planner.processes import Process
@@ -61,8 +63,10 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
     plan = run.read_plan()
     if plan is None or not plan["measured"]:
         job = Job.from_resolved(run.resolved)
-        if (job.gradient_accumulation_steps > 1 or not job.is_split) and not run.tokens.exists():
-            say(run, "counting the data's tokens")  # how many a step has decides what several slices need
+        several = job.gradient_accumulation_steps > 1 or not job.is_split
+        matters = several and (plan is None or from_json(Chain, plan["chain"]).adds_by_rows)
+        if matters and not run.tokens.exists():
+            say(run, "counting the data's tokens")
             code = watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run)
             if code != Exit.DONE:
                 return "data", code

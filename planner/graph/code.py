@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from planner.graph.work import Work
 Sink = Callable[[str, Tensor], None]
 
 
-class BlockCode:
+class BlockCode(ABC):
     """One block's forward and backward under one recipe, with the bytes they will allocate.
 
     result                 how what the block returns nests
@@ -63,17 +64,17 @@ class BlockCode:
         """How many tensors the block makes for its result."""
         return len(self.output_values)
 
+    @abstractmethod
     def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
         """The operations of forward and of backward."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """`values` = [*parameters, *buffers, *inputs], emptied. Returns [*outputs, *saved] and the random states that
         backward replays (host memory). The order of the saved tensors is fixed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[torch.Tensor | None]:
         """`values` = [*saved, *primals at `backward_primals`, *tangents], emptied. Returns the gradient of each input,
         None where there is none. `sink(name, gradient)` is called as soon as a weight's gradient exists, so that at
         most one is alive beside the sums."""
-        raise NotImplementedError
