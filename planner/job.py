@@ -152,7 +152,9 @@ class Job(BaseModel):
         Field(description="a number above 0, or 0 or null for no clipping"),
     ] = 1.0
     save_steps: Count = 500
-    save_minutes: Annotated[Positive | None, Field(description="a number above 0, or null")] = None
+    save_minutes: Annotated[
+        Positive | None, BeforeValidator(_nothing), Field(description="a number above 0, or 0 or null for never")
+    ] = 15.0
     save_total_limit: Annotated[
         Count | None, Field(description="a whole number from 1 to 10^9, or null to keep all")
     ] = 2
@@ -196,7 +198,9 @@ class Job(BaseModel):
     sample_prompts: Annotated[
         tuple[Annotated[str, Field(min_length=1)] | Annotated[tuple[Message, ...], Field(min_length=1)], ...] | None,
         BeforeValidator(_prompts),
-        Field(description="a text, or a list of texts or of lists of messages with role and content"),
+        Field(
+            description="a text, or a list of texts or of lists of messages with role and content, none of them empty"
+        ),
     ] = None
     sample_tokens: Count = 64
     per_device_eval_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = (

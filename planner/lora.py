@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 import torch
@@ -32,7 +33,9 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
     )  # fmt: skip
     torch.manual_seed(job.seed)
     try:
-        return cast(nn.Module, get_peft_model(cast(Any, model), config))
+        with warnings.catch_warnings():  # peft asks transformers by a name that transformers is about to drop
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            return cast(nn.Module, get_peft_model(cast(Any, model), config))
     except ValueError as error:
         raise UserError(
             "The LoRA adapters cannot be added to this model.", code="lora-targets", numbers=(first_line(error),),

@@ -117,6 +117,16 @@ def test_evaluation_and_texts_are_those_of_the_plain_model_with_the_weights_of_n
     assert text == answer[:, 3:].tolist()
 
 
+def test_an_empty_prompt_is_refused_by_its_number() -> None:
+    model = model_of()
+    engine = engine_of(model, optimizer_of(model))
+    with pytest.raises(UserError, match=r"(?s)nothing to write on from.*prompt 1 of 2 has no token.*empty-prompt"):
+        engine.generate([[5, 6], []], new_tokens=2)
+    with pytest.raises(UserError, match="nothing to write on from"):
+        engine.generate([], new_tokens=2)
+    engine.close()
+
+
 def test_what_an_evaluation_cannot_use_is_left_out_or_refused() -> None:
     model = model_of()
     engine = engine_of(model, optimizer_of(model))

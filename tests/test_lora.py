@@ -258,6 +258,11 @@ def test_the_skeleton_has_the_adapters_of_the_model(tmp_path: Path) -> None:
     assert chain_of(skeleton, sample_batch(job)).blocks[1].name == "base_model.model.model.layers.0"
 
 
+def test_adapters_are_made_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    load_model(lora_job(tmp_path))
+    assert [str(warning.message) for warning in recwarn if warning.category is FutureWarning] == []
+
+
 def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing_like_it") as caught:
         skeleton_model(lora_job(tmp_path, lora_target_modules=["nothing_like_it"]))

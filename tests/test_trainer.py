@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,6 +136,10 @@ def test_a_job_ends_with_the_weights_and_losses_of_plain_pytorch(whole: Path) ->
         plain_losses.append(float(torch.stack(result.losses).sum()))
     assert losses(whole) == plain_losses
     assert differing(weights(whole / "output"), dict(model.named_parameters())) == []
+
+
+def test_the_log_says_when_checkpoints_come_and_what_they_take(whole: Path) -> None:
+    assert re.search(r"checkpoints: every 4 steps or 15 minutes, [\d.]+ MiB each; the last 2 are kept", said(whole))
 
 
 def test_the_model_folder_generates_with_its_own_tokenizer(whole: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -179,6 +180,25 @@ def test_checkpoints_come_every_save_minutes(tmp_path: Path, monkeypatch: pytest
     run.before_each_step(lambda done: clock.__setitem__(0, clock[0] + 40.0))
     run.training.run()
     assert checkpoint_names(tmp_path / "run") == ["step-3"]  # after 120 s; the next would come with the last step
+
+
+def test_checkpoints_by_the_clock_take_a_twentieth_of_the_time_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    run = Run(tiny_job(tmp_path, save_minutes=0.1, max_steps=9), tmp_path / "run")
+    monkeypatch.setattr("worker.training.time.monotonic", lambda: clock[0])
+    run.before_each_step(lambda done: clock.__setitem__(0, clock[0] + 10.0))
+    save = run.training.checkpoints.save
+
+    def slow_save(*args: Any) -> Path:
+        clock[0] += 2.0  # 20 times that are 4 steps
+        return save(*args)
+
+    monkeypatch.setattr(Checkpoints, "save", lambda _self, *args: slow_save(*args))
+    run.training.run()
+    events = read_metrics(run.metrics_path)
+    assert [event["step"] for event in events if event["event"] == "checkpoint"] == [1, 5]
 
 
 def test_a_stop_without_a_new_step_writes_no_checkpoint(tmp_path: Path) -> None:
@@ -456,6 +476,12 @@ def test_a_sample_that_cannot_be_is_refused(tmp_path: Path, keys: dict[str, obje
     job = tiny_job(tmp_path, **keys)
     with pytest.raises(UserError, match="(?s)" + words):
         Samples.of(job, byte_tokenizer(), load_model(job))
+
+
+def test_a_sample_without_a_token_is_named(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, sample_prompts=["a", [{"role": "user", "content": "b"}]])
+    with pytest.raises(UserError, match=r'(?s)entry 2 of sample_prompts: .*"role": "user".*empty-prompt'):
+        Samples.of(job, byte_tokenizer(chat_template="{% if false %}{% endif %}"), load_model(job))
 
 
 def test_a_sample_with_a_token_that_the_model_has_not_is_refused(tmp_path: Path) -> None:

@@ -157,13 +157,19 @@ class LoopEngine:
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int = 0) -> list[list[int]]:
         """The tokens that the model's own greedy `generate` gives after each of `prompts` (tokens), with the weights of
         now, within the budget; `pad` follows where one ends before the others. Raises UserError where they do not fit,
-        and for an encoder-decoder.
+        where one is empty, and for an encoder-decoder.
         """
         if _is_encoder_decoder(self._model):
             raise UserError(
                 f"{type(self._model).__name__} is an encoder-decoder, which cannot write texts under a plan.",
                 code="generation-not-usable", exit_code=Exit.USAGE,
                 hint="restore() gives the model back, whose own generate can",
+            )  # fmt: skip
+        if not prompts or not all(map(len, prompts)):
+            number = f"prompt {list(map(len, prompts)).index(0)} of {len(prompts)} has no token" if prompts else "none"
+            raise UserError(
+                "There is nothing to write on from.", code="empty-prompt", exit_code=Exit.USAGE, numbers=(number,),
+                hint="give generate() lists of at least one token; bos_token_id starts from nothing",
             )  # fmt: skip
         return self._engine.generate(prompts, new_tokens=new_tokens, pad=pad)
 

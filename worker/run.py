@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import torch
@@ -78,6 +79,7 @@ class _Run:
         self.state_bytes = STATE_BYTES_PER_PARAMETER * trained + 2**20
         needed = self.state_bytes + self.output.needed_bytes
         check_space(folder.path, needed, "a checkpoint and the trained model")
+        _tell_checkpoints(job, self.state_bytes, shutil.disk_usage(folder.path).free - self.output.needed_bytes)
         self.origin = Origin.of(
             job, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan=self.plan
         )  # fmt: skip
@@ -170,6 +172,19 @@ def resume(engine: Trains, last: Checkpoint | None, origin: Origin) -> None:
     log.info("checkpoint: going on from step %d (%s)", last.step, last.path)
     if last.origin.plan != origin.plan:
         log.warning("the plan is not that of the checkpoint: from here on results need not be equal to the last bit")
+
+
+def _tell_checkpoints(job: Job, state_bytes: int, free_bytes: int) -> None:
+    """Say when checkpoints come, and what they take of the disk."""
+    times = f"every {job.save_steps} steps" + (f" or {job.save_minutes:g} minutes" if job.save_minutes else "")
+    kept = "all are kept" if job.save_total_limit is None else f"the last {job.save_total_limit} are kept"
+    log.info("checkpoints: %s, %s each; %s", times, format_bytes(state_bytes), kept)
+    most = 1 + (job.save_total_limit or 0)  # the oldest goes when the newest is on disk
+    if most * state_bytes > free_bytes:
+        log.warning(
+            "checkpoints: the disk has room for %d beside the model, wanted are up to %d at a time; save_total_limit: 1"
+            " wants two", free_bytes // state_bytes, most,
+        )  # fmt: skip
 
 
 def _write_end(metrics: Metrics, folder: RunFolder, plan: Plan, step: int, status: str, output: Path | None) -> None:

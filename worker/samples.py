@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError
 from planner.job import Job
+from planner.jobfile import shown
 from worker.model import check_vocabulary
 
 
@@ -29,7 +30,7 @@ class Samples:
         """The samples of a job; None when it wants none. Raises UserError."""
         if job.sample_prompts is None:
             return None
-        tokens = tuple(_tokens(prompt, tokenizer) for prompt in job.sample_prompts)
+        tokens = tuple(_tokens(prompt, number, tokenizer) for number, prompt in enumerate(job.sample_prompts, start=1))
         check_vocabulary(job, model, max(map(max, tokens)), "sample_prompts")
         positions = getattr(cast(Any, model).config, "max_position_embeddings", None)
         longest = max(map(len, tokens)) + job.sample_tokens
@@ -50,7 +51,7 @@ class Samples:
         return str(self.tokenizer.decode(answer, skip_special_tokens=True))
 
 
-def _tokens(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _tokens(prompt: Any, number: int, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     found: Any
     if isinstance(prompt, str):
         found = tokenizer(prompt)["input_ids"]
@@ -64,6 +65,7 @@ def _tokens(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     if not found:
         raise UserError(
-            "A sample prompt has no token.", code="empty-prompt", exit_code=Exit.USAGE, hint="give it some text"
-        )
+            "A sample prompt has no token.", code="empty-prompt", exit_code=Exit.USAGE,
+            numbers=(f"entry {number} of sample_prompts: {shown(prompt)}",), hint="give it some text, or take it out",
+        )  # fmt: skip
     return list(found)

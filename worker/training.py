@@ -26,6 +26,7 @@ from worker.stop import StopRequest
 log = logging.getLogger(__name__)
 
 _SAY_EVERY_S = 10.0
+_SAVE_SHARE = 20  # checkpoints by the clock take no more than one part in so many of the time
 
 
 class StepResult(Protocol):
@@ -121,6 +122,7 @@ class Training:
         meter = _Metering(self.job.max_length)
         self.evaluations.check()
         saved_at = said_at = time.monotonic()
+        save_s = 0.0
         while self.engine.steps_done < total:
             if self.stop.asked:
                 if self.engine.steps_done > saved:
@@ -138,10 +140,11 @@ class Training:
                 log.info(text)
                 said_at = now
             minutes = self.job.save_minutes
-            due = done % self.job.save_steps == 0 or (minutes is not None and now - saved_at >= 60 * minutes)
-            if due and done < total:
+            late = minutes is not None and now - saved_at >= max(60 * minutes, _SAVE_SHARE * save_s)
+            if (late or done % self.job.save_steps == 0) and done < total:
                 self._save()
                 saved, saved_at = done, time.monotonic()
+                save_s = saved_at - now
         if not self.evaluations.run_if_due():
             if total > saved:
                 self._save()
