@@ -27,7 +27,7 @@ def submit(
 
     Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then nothing was kept.
     """
-    job = Job.parse(yaml_text, folder, name=file_name)
+    job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
     _check_output(job, store)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f".new-{uuid.uuid4().hex}"
@@ -48,7 +48,7 @@ def submit(
         _write(run.resolved, job.resolved_yaml())
         _flush(draft)
         row = store.add(name, make_folder)
-        return row, (*job.notes, *kept)
+        return row, (*notes, *kept)
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # still there only when something went wrong
 

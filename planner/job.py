@@ -1,6 +1,6 @@
 """The job file: what people write, checked, with every default filled in.
 
-Names are those of transformers' `TrainingArguments` and TRL; `ALIASES` has the other names people paste. A file is read
+Names are those of transformers' `TrainingArguments` and TRL; `planner/jobnames.py` has the others. A file is read
 by `planner/jobfile.py`, which finds the lines and the mistakes; this module says what a right one is.
 """
 
@@ -17,38 +17,9 @@ from planner.jobbatch import AUTO, DEFAULT_ROWS, check_batch
 from planner.jobevaluation import check_evaluation
 from planner.jobfile import SWITCHED_OFF, Mistake, Source, read_text, read_yaml, shown, to_user_error
 from planner.joblora import check_lora, has_no_weights
+from planner.jobnames import ALIASES, canonical
 from planner.jobpaths import local_dataset, local_file_or_template, local_model, local_tokenizer, resolve
 from planner.units import parse_bytes
-
-ALIASES: dict[str, tuple[str, ...]] = {
-    "model": ("base_model", "model_name_or_path"),
-    "dataset": ("datasets", "dataset_name"),
-    "chat_template": ("template", "chat_template_path"),
-    "max_length": ("sequence_len", "cutoff_len", "max_seq_length"),
-    "packing": ("sample_packing", "neat_packing"),
-    "per_device_train_batch_size": ("micro_batch_size",),
-    "lr_scheduler_type": ("lr_scheduler",),
-    "warmup_steps": ("warmup_ratio",),
-    "num_train_epochs": ("num_epochs", "epochs"),
-    "method": ("adapter", "finetuning_type"),
-    "lora_r": ("lora_rank",),
-    "lora_target_modules": ("lora_target", "lora_target_linear"),
-    "eval_dataset": ("test_datasets",),
-    "val_size": ("val_set_size",),
-    "eval_strategy": ("evaluation_strategy",),
-    "per_device_eval_batch_size": ("eval_batch_size",),
-}
-"""Canonical key -> other names people use for it (axolotl, LLaMA-Factory, TRL)."""
-
-NOT_THERE: dict[str, str] = {
-    **dict.fromkeys(("lora_modules_to_save", "additional_target"), "training whole modules beside LoRA's adapters"),
-    **dict.fromkeys(("use_dora", "peft_use_dora", "use_rslora", "peft_use_rslora"), "another kind of LoRA"),
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "quantized training"),
-    **dict.fromkeys(("use_wandb", "wandb_project", "wandb_name"), "reporting to wandb"),
-}
-"""Keys people know from elsewhere -> what they ask for, which offmate does not do yet."""
-
-METHODS_NOT_THERE = ("qlora", "dpo", "orpo", "kto", "grpo", "freeze")
 
 
 def _size(value: object) -> object:
@@ -76,7 +47,7 @@ def _nothing(value: object) -> object:
 
 
 def _no_report(value: object) -> object:
-    return "none" if value in (None, [], ["none"]) else value
+    return "none" if value in (*SWITCHED_OFF, ["none"]) else value
 
 
 MOST = 10**9
@@ -144,7 +115,8 @@ class Job(BaseModel):
     adam_beta2: Beta = 0.999
     adam_epsilon: Positive = 1e-8
     optim: Annotated[
-        Literal["adamw_torch_fused", "adamw_torch"], Field(description="adamw_torch_fused or adamw_torch")
+        Literal["adamw_torch_fused", "adamw_torch"],
+        Field(description="adamw_torch_fused or adamw_torch; their states are fp32 and need no GPU memory"),
     ] = "adamw_torch_fused"
     max_grad_norm: Annotated[
         Positive | None,
@@ -215,12 +187,19 @@ class Job(BaseModel):
     @classmethod
     def parse(cls, text: str, folder: Path, *, name: str = "job.yaml") -> Job:
         """The job in the YAML `text`; relative paths start at `folder`, errors call the file `name`."""
-        return cls._checked(read_yaml(text, name), Path(folder).absolute())
+        return cls.parse_with_notes(text, folder, name=name)[0]
 
     @classmethod
-    def _checked(cls, source: Source, folder: Path | None) -> Job:
-        """The job of a file's values; `folder` is that of relative paths, None where there are none."""
-        values, mistakes = _canonical(source)
+    def parse_with_notes(cls, text: str, folder: Path, *, name: str = "job.yaml") -> tuple[Job, tuple[str, ...]]:
+        """As `parse`, and what to tell the person who submits the file: what in it means something else here."""
+        job, notes = cls._checked(read_yaml(text, name), Path(folder).absolute())
+        return job, (*notes, *job.notes)
+
+    @classmethod
+    def _checked(cls, source: Source, folder: Path | None) -> tuple[Job, tuple[str, ...]]:
+        """The job of a file's values, and notes on its keys; `folder` is that of relative paths, None where there are
+        none."""
+        values, mistakes, notes = canonical(source, CANONICAL)
         mistakes += _resolve_paths(values, folder, source)
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source) + check_lora(values, names, source)
@@ -232,7 +211,7 @@ class Job(BaseModel):
             mistakes += [m for m in _describe(error, values, source) if m.key not in broken]
         if mistakes:
             raise to_user_error(mistakes, source.name)
-        return job
+        return job, notes
 
     @classmethod
     def from_resolved(cls, path: Path) -> Job:
@@ -240,7 +219,7 @@ class Job(BaseModel):
 
         Nothing beside the file makes a path of an id: run folders have an `output`, and `output/x` is a fine id.
         """
-        return cls._checked(read_yaml(read_text(path), path.name), None)
+        return cls._checked(read_yaml(read_text(path), path.name), None)[0]
 
     def resolved_yaml(self) -> str:
         """The job as YAML with canonical names and every default; `from_resolved` gives back an equal job."""
@@ -272,7 +251,7 @@ class Job(BaseModel):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Things to tell the person who submits this job: what is accepted but means something else here."""
+        """What to tell the person who submits this job, whatever its file looked like."""
         notes = []
         if self.gradient_checkpointing is not None:
             notes.append(
@@ -289,40 +268,6 @@ class Job(BaseModel):
 
 CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases} | {k: k for k in Job.model_fields}
 """Every name a key may have -> its canonical name."""
-
-
-def _canonical(source: Source) -> tuple[dict[str, Any], list[Mistake]]:
-    """The file's values under canonical names, and what is wrong with its keys."""
-    values: dict[str, Any] = {}
-    given: dict[str, str] = {}
-    mistakes: list[Mistake] = []
-    for key, value in source.values.items():
-        canonical = CANONICAL.get(key)
-        if key in NOT_THERE:
-            if value not in SWITCHED_OFF:
-                text = f"{NOT_THERE[key]} is not there yet; leave this key out"
-                mistakes.append(source.mistake(key, "not-there", text))
-        elif canonical is None:
-            mistakes.append(source.unknown(key, CANONICAL))
-        elif canonical in given:
-            text = f"{given[canonical]} is given too, and both mean {canonical}; keep one"
-            mistakes.append(source.mistake(key, "two-names", text))
-        else:
-            given[canonical] = key
-            mistakes += _checked_alias(key, value, source)
-            values[canonical] = "full" if key == "adapter" and value is None else value
-    return values, mistakes
-
-
-def _checked_alias(key: str, value: object, source: Source) -> list[Mistake]:
-    """Mistakes in values whose meaning depends on the name they came under, or that we know by name."""
-    if key == "warmup_ratio" and not (isinstance(value, (int, float)) and 0 <= value < 1):
-        return [source.mistake(key, "bad-value", f"it is {shown(value)}; it must be a share of all steps, below 1")]
-    if CANONICAL[key] == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
-        return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
-    if CANONICAL[key] == "method" and value in METHODS_NOT_THERE:
-        return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning and LoRA")]
-    return []
 
 
 _PATH_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}

@@ -16,7 +16,7 @@ from planner.errors import Exit, UserError
 
 SHOWN_LENGTH = 200  # characters of a wrong value in an error
 
-SWITCHED_OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [])
+SWITCHED_OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [], {})
 """Values under which a key that asks for something asks for nothing."""
 
 

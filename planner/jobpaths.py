@@ -73,7 +73,7 @@ def local_tokenizer(text: object, folder: Path | None) -> str:
 
 
 def local_dataset(value: object, folder: Path | None) -> tuple[str, ...]:
-    """Files, folders or hub ids; also axolotl's list of {path, type}."""
+    """Files, folders or hub ids; also axolotl's list of {path, type, split, ds_type}."""
     entries = value if isinstance(value, (list, tuple)) else [value]
     if not entries:
         raise ValueError("the list is empty")
@@ -82,9 +82,12 @@ def local_dataset(value: object, folder: Path | None) -> tuple[str, ...]:
 
 def _dataset_entry(entry: object, folder: Path | None) -> str:
     if isinstance(entry, dict):
-        other = sorted(str(key) for key in entry if key not in ("path", "type"))
-        if other or "path" not in entry:
-            raise ValueError(f"an entry has path and type only, this one has {', '.join(map(str, entry))}")
+        if set(entry) - {"path", "type", "split", "ds_type"} or "path" not in entry:
+            raise ValueError(
+                f"an entry has path, type, split and ds_type only, this one has {', '.join(map(str, entry))}"
+            )
+        if entry.get("split") not in (None, "train"):
+            raise ValueError(f"split is {shown(entry['split'])}; it must be train")
         if entry.get("type") not in (None, *DATASET_TYPES):
             known = ", ".join(DATASET_TYPES)
             raise ValueError(f"type is {shown(entry['type'])}; columns are detected, known types are {known}")

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from planner.errors import Exit, UserError
-from planner.job import ALIASES, CANONICAL, NOT_THERE, Job
+from planner.job import CANONICAL, Job
+from planner.jobnames import ALIASES, NOT_THERE, NOT_USED, REPORTING
 
 BASE = "model: tiny\ndataset: text.jsonl\n"
 
@@ -107,13 +108,15 @@ def test_axolotls_list_of_datasets_is_read(folder: Path) -> None:
 
 VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosine", "warmup_steps": "0.1",
           "num_train_epochs": "2", "method": "full", "chat_template": "template.jinja", "max_length": "64",
-          "lora_r": "0", "lora_target_modules": "null",
+          "lora_r": "0", "lora_target_modules": "null", "tokenizer": "tiny", "optim": "adamw_torch",
           "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl",
           "eval_dataset": "text.jsonl", "val_size": "0.1", "eval_strategy": "no",
           "per_device_eval_batch_size": "2"}  # fmt: skip
 
 
-@pytest.mark.parametrize("alias", [alias for aliases in ALIASES.values() for alias in aliases])
+@pytest.mark.parametrize(
+    "alias", [alias for aliases in ALIASES.values() for alias in aliases if alias != "train_on_inputs"]
+)
 def test_an_alias_means_its_canonical_key(alias: str, folder: Path) -> None:
     key = CANONICAL[alias]
     base = {"model": "tiny", "dataset": "text.jsonl"}
@@ -140,6 +143,10 @@ def test_an_alias_means_its_canonical_key(alias: str, folder: Path) -> None:
         ("save_minutes: 5", "save_minutes", 5.0),
         ("warmup_ratio: 0.03", "warmup_steps", 0.03),
         ("adapter: null", "method", "full"),
+        ("train_on_inputs: true", "train_on", "all"),
+        ("train_on_inputs: false", "train_on", "completions"),
+        ("report_to: wandb", "report_to", "none"),
+        ("report_to: [tensorboard, wandb]", "report_to", "none"),
         ("run_name: 2024-02-30", "run_name", "2024-02-30"),
         ("run_name: 2024-02-03", "run_name", "2024-02-03"),
         ("report_to: []", "report_to", "none"),
@@ -189,6 +196,85 @@ def test_a_key_of_something_that_is_not_there_may_be_switched_off(value: str, fo
     assert parse("".join(f"{key}: {value}\n" for key in NOT_THERE), folder) == parse("", folder)
 
 
+@pytest.mark.parametrize("key", [*(key for keys in NOT_USED.values() for key in keys), "report_to", "wandb_watch"])
+def test_a_key_that_changes_nothing_is_accepted_and_said_once(key: str, folder: Path) -> None:
+    job, notes = Job.parse_with_notes(BASE + f"{key}: 10\n", folder)
+    assert job == parse("", folder)
+    assert len([note for note in notes if note.startswith(f"not used: {key} (")]) == 1
+    _, silent = Job.parse_with_notes(BASE + f"{key}: false\n", folder)
+    assert silent == job.notes, "switched off there is nothing to say"
+
+
+AXOLOTL = """
+base_model: tiny
+load_in_8bit: false
+load_in_4bit: false
+strict: false
+datasets:
+  - path: text.jsonl
+    type: alpaca
+    ds_type: json
+    split: train
+dataset_prepared_path: last_run_prepared
+val_set_size: 0.05
+output_dir: ./outputs/out
+sequence_len: 2048
+sample_packing: true
+eval_sample_packing: false
+adapter:
+lora_model_dir:
+lora_dropout:
+wandb_project: mine
+wandb_entity:
+wandb_watch: all
+gradient_accumulation_steps: 8
+micro_batch_size: 1
+num_epochs: 1
+optimizer: adamw_torch_fused
+lr_scheduler: cosine
+learning_rate: 2e-5
+train_on_inputs: false
+bf16: true
+fp16:
+tf32: false
+gradient_checkpointing: true
+gradient_checkpointing_kwargs:
+  use_reentrant: false
+resume_from_checkpoint:
+logging_steps: 1
+xformers_attention:
+flash_attention: true
+sdp_attention: true
+warmup_ratio: 0.1
+evals_per_epoch: 2
+saves_per_epoch: 1
+debug:
+deepspeed:
+weight_decay: 0.0
+fsdp:
+fsdp_config:
+special_tokens:
+"""
+
+
+def test_a_whole_file_of_axolotl_is_read_and_says_what_became_of_it(folder: Path) -> None:
+    job, notes = Job.parse_with_notes(AXOLOTL, folder)
+    assert (job.max_length, job.slice_rows, job.gradient_accumulation_steps, job.warmup_steps) == (2048, 1, 8, 0.1)
+    assert (job.val_size, job.optim, job.train_on, job.packing) == (0.05, "adamw_torch_fused", "completions", True)
+    assert notes[0] == (
+        "in offmate's names: base_model is model, datasets is dataset, val_set_size is val_size, sequence_len is "
+        "max_length, sample_packing is packing, adapter is method, micro_batch_size is per_device_train_batch_size, "
+        "num_epochs is num_train_epochs, optimizer is optim, lr_scheduler is lr_scheduler_type, train_on_inputs is "
+        "train_on, warmup_ratio is warmup_steps"
+    )
+    assert (
+        "not used: wandb_project, wandb_watch (nothing is reported to other programs; metrics.jsonl has all figures)"
+        in notes
+    )
+    assert "not used: flash_attention, sdp_attention (attention is what attn_implementation says)" in notes
+    assert set(yaml.safe_load(job.resolved_yaml())) == set(Job.model_fields), "offmate's own names only"
+
+
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_known_one(folder: Path) -> None:
     assert str(refusal(BASE + "learnign_rate: 1e-4\n", folder)) == (
         "job.yaml has one mistake.\n"
@@ -226,7 +312,12 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("gpu_budget: true", "wrong-type", "a size like 10GiB or 500MB"),
         ("optim: adamw_8bit", "bad-value", "it must be adamw_torch_fused or adamw_torch"),
         ("attn_implementation: flash_attention_2", "bad-value", "it must be sdpa or eager"),
-        ("report_to: wandb", "bad-value", "it must be none"),
+        ("stage: dpo", "not-there", 'stage: it is "dpo"; offmate trains on texts and conversations'),
+        ("resume_from_checkpoint: ./old", "not-there", "a job starts at its model"),
+        ("dataset_text_field: body", "not-there", "the column must be called text"),
+        ("fp16: true", "not-there", "fp16 training (bf16: true is) is not there yet"),
+        ("train_on_inputs: maybe", "wrong-type", 'it is "maybe"; it must be true or false'),
+        ("optimizer: adamw_8bit", "bad-value", "their states are fp32 and need no GPU memory"),
         ("warmup_ratio: 3", "bad-value", "a share of all steps, below 1"),
         ("warmup_steps: 1.5", "bad-value", "1 or more must be a whole number of steps"),
         ("run_name: ''", "bad-value", "it must be text"),
@@ -368,7 +459,9 @@ def test_docs_describe_every_key_alias_default_and_code() -> None:
         if key != "tokenizer" and default:
             assert yaml.safe_load(rows[key][3].strip(" `")) == field.default, key
         assert all(f"`{alias}`" in rows[key][4] for alias in ALIASES.get(key, ())), key
-    assert all(f"`{key}`" in docs for key in NOT_THERE)
+    others = (*NOT_THERE, *(key for keys in NOT_USED.values() for key in keys))
+    assert [key for key in others if f"`{key}`" not in docs] == []
+    assert [f"{beginning}…" for beginning in REPORTING if f"`{beginning}…`" not in docs] == []
 
 
 @pytest.mark.parametrize(
