@@ -18,19 +18,17 @@ from torch import Tensor, nn
 
 from planner.errors import UserError, first_line
 from planner.graph import (
-    BlockCall,
     BlockCode,
     BlockNames,
-    ChunkedHead,
     EagerPair,
     Joint,
     flatten_call,
     run_slice,
     trace_block,
 )
-from planner.graph.call import Given
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights, same_buffers
 from planner.meter import Meter
+from planner.standins import ChunkedStandIn, HeadStandIn, Shared, StandIn, not_profiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +121,7 @@ def measure_frame(
         backward_held=most(lambda run: run.held["B"]),
         backward_tail=most(lambda run: run.tail["B"]),
         gradients=most(lambda run: run.gradients),
-        shared=runs[0].shared,
+        shared=runs[0].shared.arguments,
     )
 
 
@@ -156,20 +154,12 @@ def frame_alone(
     except UserError:
         raise
     except Exception as error:  # the model's own code failed; that is the cause to name
-        raise _refused(f"{type(error).__name__}: {first_line(error)}") from error
+        raise not_profiled(f"{type(error).__name__}: {first_line(error)}") from error
     finally:
         for module, forward in zip(modules, own, strict=True):
             del module.forward
             if forward is not None:
                 module.forward = forward
-
-
-def _refused(cause: str) -> UserError:
-    return UserError(
-        f"The model's forward outside its blocks cannot be profiled: {cause}",
-        code="frame-not-traceable",
-        hint="offmate trains causal language models of the transformers library that are a chain of equal layers",
-    )
 
 
 class _Run:
@@ -186,13 +176,11 @@ class _Run:
         chunk_rows: int,
     ) -> None:
         self.chunk_rows = chunk_rows
-        self.model, self.names, self.pairs, self.device, self.keep_input = model, names, pairs, device, keep_input
+        self.model, self.names, self.pairs, self.device = model, names, pairs, device
         self.mode = FakeMode()
         self.meter = Meter(device.type, counted=FAKE_TYPES)
-        self.calls: dict[int, _StandIn | _ChunkedStandIn] = {}
-        self.given: Given = {}
-        self.shared = 0
-        self.sums: list[Tensor] = []  # of the head's gradients
+        self.shared = Shared(self.mode, self.meter, keep_input=keep_input)
+        self.calls: dict[int, StandIn | ChunkedStandIn] = {}
         self.start = self.head_peak = 0
         self.held: dict[str, dict[int, int]] = {"F": {}, "B": {}}
         self.tail: dict[str, dict[int, int]] = {"F": {}, "B": {}}
@@ -236,15 +224,15 @@ class _Run:
         tensors = flatten_call(args, kwargs)[1]
         pairs = self.pairs[self.names.kinds[index]]
         name = self.names.all[index]
-        call: _StandIn | _ChunkedStandIn
+        call: StandIn | ChunkedStandIn
         if index != self.head:
-            call = _StandIn(self, name, pairs, tensors)
+            call = StandIn(self.shared, name, pairs, tensors)
         elif self.chunk_rows:
-            call = _ChunkedStandIn(self, module, pairs, tensors)
+            call = ChunkedStandIn(self.shared, module, pairs, tensors, self.chunk_rows)
         else:
-            call = _HeadStandIn(self, name, module, pairs, tensors)
+            call = HeadStandIn(self.shared, name, module, pairs, tensors)
         if len({(e.node, e.output_nr) for e in call.edges if e}) < sum(e is not None for e in call.edges):
-            raise _refused(f"the block {name} is given one tensor twice")
+            raise not_profiled(f"the block {name} is given one tensor twice")
         self.calls[index] = call
         result = call.enter(tensors, self.anchor)
         if index != self.head:  # the head's turn goes on until its backward is done
@@ -278,99 +266,6 @@ class _Run:
         gradients of the frame's weights, which count once for all slices."""
         inputs = (call.x for call in self.calls.values())
         grads = (p.grad for p in self.model.parameters())
-        tensors = [t for t in (*inputs, *grads, *self.sums) if t is not None]
+        tensors = [t for t in (*inputs, *grads, *self.shared.sums) if t is not None]
         storages = {t.untyped_storage()._cdata: self.meter.bytes_of(t) for t in tensors}
         return sum(storages.values())
-
-
-class _StandIn(BlockCall):
-    """A block that computes nothing: outputs and gradients of the traced shapes, and what it keeps of the frame."""
-
-    def __init__(self, run: _Run, name: str, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]) -> None:
-        super().__init__(pairs[0], tensors, run.given)
-        self.run, self.pairs, self.name = run, pairs, name
-        run.shared += len(self.shares)
-        self.x: Tensor | None = None
-        self.others: list[Tensor] = []
-
-    def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
-        made = self.run.mode.fresh(values)
-        for tensor in made:
-            self.run.meter.add(tensor)
-        return made
-
-    def zeros(self, output: Tensor) -> Tensor:
-        return self.fresh([output])[0]
-
-    def take_tangents(self) -> list[Tensor]:
-        if self.tangents is None and any(self.pair.result.differentiable):
-            raise _refused(f"the loss does not depend on what the block {self.name} computes")
-        return super().take_tangents()
-
-    def sum(self, output: int, old: Tensor, new: Tensor) -> Tensor:
-        raise _refused(
-            f"a result of the block {self.name} is read by the next block and by the model's code after it, whose "
-            "gradients cannot be added up in plain PyTorch's order"
-        )
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        first = self.pair.n_params + self.pair.n_buffers
-        read = {i - first for pair in self.pairs for i in pair.backward_primals if i >= first}
-        self.others = [tensors[i] for i in sorted(read) if i != self.pair.interface]
-        if self.run.keep_input and self.pair.interface in read:
-            self.x = tensors[self.pair.interface]
-        tensors.clear()
-        return self.fresh(self.pair.output_values)
-
-    def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
-        """Gradients of the arguments. Forgets what was kept."""
-        self.others, self.x = [], None
-        values = self.pair.input_grad_values
-        made = iter(self.fresh([value for value in values if value is not None]))
-        return [next(made) if value is not None else None for value in values]
-
-
-class _HeadStandIn(_StandIn):
-    """The head runs its generated code: its peak depends on what the loss keeps meanwhile."""
-
-    def __init__(
-        self, run: _Run, name: str, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]
-    ) -> None:
-        super().__init__(run, name, pairs, tensors)
-        self.primals = [*(p.detach() for p in module.parameters()), *module.buffers()]
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        primals = [*self.primals, *tensors]
-        tensors.clear()
-        self.kept = [primals[i] for i in self.pair.backward_primals]
-        results, self.states = self.pair.forward(primals)
-        outputs, self.saved = results[: self.pair.n_outputs], results[self.pair.n_outputs :]
-        return outputs
-
-    def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
-        values = [*self.saved, *self.kept, *tangents]
-        self.saved, self.kept, self.primals = [], [], []
-        tangents.clear()
-        return self.pair.backward(values, self.states, self.add)
-
-    def add(self, name: str, gradient: Tensor) -> None:
-        self.run.sums.append(gradient if self.pair.adoptable[name] else self.fresh([gradient])[0])
-
-
-class _ChunkedStandIn(ChunkedHead):
-    """The head in chunks does what it does in training."""
-
-    def __init__(self, run: _Run, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]) -> None:
-        super().__init__(pairs[0], tensors, run.chunk_rows)
-        self.run, self.x = run, None
-        self.given = {name: p.detach() for name, p in module.named_parameters()}
-
-    def weights(self) -> dict[str, Tensor]:
-        return self.given
-
-    def take_tangents(self) -> list[Tensor]:
-        return []
-
-    def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
-        """Gradients of the arguments. Forgets what was kept."""
-        return self.finish(lambda name, gradient: self.run.sums.append(gradient))

@@ -1,10 +1,8 @@
+"""The numbers of plain PyTorch, whatever the plan."""
+
 from __future__ import annotations
 
 import dataclasses
-import functools
-import gc
-import threading
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -15,113 +13,18 @@ from planner.errors import UserError
 from planner.graph import Pair
 from planner.memory import gpu_peak_bytes
 from planner.plan import Direction
-from planner.program import OpKind, compile_program
+from planner.program import compile_program
 from tests.engine_plans import adamw, chain_of, mixed_plan, resident_plan
+from tests.engines import CPU, assert_same, assert_same_state, data, run
 from tests.plain import PlainEngine
 from tests.tiny_models import batch_of, make_model
-from worker import adamw as adamw_module
-from worker.actions import Actions
 from worker.cpu import CpuMachine
-from worker.cuda import allocator_bytes, tensor_bytes
-from worker.device import Device
 from worker.engine import Engine
 from worker.gradients import Gradients
 from worker.optimizer import StepValues
 from worker.output import Output
 
 torch.set_num_threads(1)
-CPU = torch.device("cpu")
-PAIRS = {}  # generated code is shared by kind and shapes; here by all tests, to save time
-
-
-@functools.cache
-def chain_for(name, dtype):
-    return chain_of(make_model(name, dtype))
-
-
-def data(step, slices, length=16):
-    """Batches, seeds and keyword arguments of one step; the last slice is padded."""
-    batches = [batch_of(100 * step + k, length=length, padded=k == slices - 1) for k in range(slices)]
-    count = sum(int((b["labels"][:, 1:] != -100).sum()) for b in batches)
-    return batches, {"seeds": [1000 * step + k for k in range(slices)], "num_items_in_batch": count}
-
-
-def learning_rate(step):
-    return 1e-3 * (step + 1) / 4
-
-
-def run(engine, steps, slices):
-    """Losses and norms of `steps`, as numbers."""
-    out = []
-    for step in steps:
-        batches, rest = data(step, slices)
-        result = engine.step(batches, learning_rate=learning_rate(step), **rest)
-        norm = None if result.grad_norm is None else result.grad_norm.clone()
-        out.append(([loss.clone() for loss in result.losses], norm))
-    return out
-
-
-@pytest.fixture
-def make():
-    """make(name, plan function, …) -> (engine, plain engine); engines are closed at the end."""
-    engines = []
-
-    def build(name, plan_of=mixed_plan, *, slices=1, clip=None, dtype=torch.float32, metered=False, **options):
-        plain, model = make_model(name, dtype), make_model(name, dtype)
-        chain = chain_for(name, dtype)
-        plan = plan_of(chain, slices=slices, clip=clip is not None, **options)
-        settings = {"optimizer": adamw(model), "max_grad_norm": clip}
-        engine = Engine(model, plan=plan, chain=chain, device=CPU, metered=metered, **settings)
-        engine.plan, engine.chain = plan, chain
-        engine._pairs = PAIRS
-        engines.append(engine)
-        return engine, PlainEngine(plain, **settings)
-
-    yield build
-    for engine in engines:
-        engine.close()
-    assert own_threads() == []
-
-
-def test_a_profile_shows_the_plans_stages_and_the_programs_operations_by_their_text(make):
-    engine, _ = make("llama", slices=2)
-    run(engine, range(1), 2)
-    engine.drain()
-    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], experimental_config=everywhere
-    ) as profile:
-        run(engine, range(1, 2), 2)
-        engine.drain()
-    shown = Counter(event.name for event in profile.events())
-    last = len(engine.plan.options) - 1
-    for stage in engine.plan.stages:  # the head's turn has forward and backward
-        assert shown[str(stage)] == 2 * (2 if stage.block == last else 1), stage
-    operations = [op for op in compile_program(engine.plan, engine.chain).ops if op.kind is not OpKind.RUN]
-    assert len(operations) > 50
-    for op in operations:
-        assert shown[op.name] == 1, op
-
-
-def own_threads():
-    return [t.name for t in threading.enumerate() if t.name.startswith("offmate-")]
-
-
-def assert_same(got, expected):
-    for step, ((losses, norm), (plain_losses, plain_norm)) in enumerate(zip(got, expected, strict=True)):
-        assert all(torch.equal(a, b) for a, b in zip(losses, plain_losses, strict=True)), f"losses of step {step}"
-        assert norm is None or torch.equal(norm, plain_norm), f"norm of step {step}"
-
-
-def assert_same_state(engine, plain):
-    expected = {name: {k: t.clone() for k, t in parts.items()} for name, parts in plain.state()}
-    found = set()
-    for name, parts in engine.state():
-        found.add(name)
-        assert parts.keys() == expected[name].keys()
-        wrong = [k for k, t in parts.items() if not torch.equal(t, expected[name][k])]
-        assert not wrong, f"{name}: {wrong}"
-    assert found == expected.keys()
 
 
 @pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
@@ -254,214 +157,11 @@ def test_the_caller_keeps_its_random_state(make):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("slices", [1, 4])
-def test_a_step_moves_what_the_program_says_and_a_weight_once_a_direction(make, monkeypatch, slices):
-    done = Counter()
-    perform = Actions.perform
-    monkeypatch.setattr(Actions, "perform", lambda self, op, values: (perform(self, op, values), done.update([op])))
-    engine, _ = make("llama", slices=slices)
-    run(engine, range(2), slices)
-    engine.drain()  # runs what the last step carries; the first had nothing to run
-    program = compile_program(engine.plan, engine.chain)
-    assert done == {op: 2 for op in program.ops if op.kind is not OpKind.RUN}
-    moves = Counter(op.subject for op in done if op.kind is OpKind.FETCH and op.subject[0] == "w")
-    streamed = [t.name for block in engine.chain.blocks[1:3] for t in block.tensors]
-    assert all(moves[f"w:{name}"] == 2 for name in streamed)  # once in forward, once in backward
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("slices", "clip"), [(1, None), (1, 0.5), (4, 0.5)])
-@pytest.mark.parametrize(
-    ("plan_of", "option"), [(mixed_plan, None), (resident_plan, "keep"), (resident_plan, "offload")]
-)
-def test_the_measured_peak_is_the_predicted_one(make, plan_of, option, slices, dtype, clip):
-    options = {} if option is None else {"option": option}
-    engine, _ = make("llama", plan_of, slices=slices, dtype=dtype, clip=clip, metered=True, **options)
-    predicted = gpu_peak_bytes(compile_program(engine.plan, engine.chain), engine.chain)
-    # The frame's gradients count from the start of a step, and a few scalars that its caller may hold.
-    slack = 1024 + sum(t.gradient_bytes for t in engine.chain.frame_tensors)
-    if (
-        dtype == torch.bfloat16
-    ):  # with everything kept, backward does not read the block's input; the frame's is charged
-        slack += predicted // 100
-    for step in range(3):
-        batches, rest = data(step, slices)
-        measured = engine.step(batches, learning_rate=1e-3, **rest).peak_bytes
-        assert predicted - slack <= measured <= predicted
-
-
-@pytest.mark.parametrize("slices", [1, 4])
-@pytest.mark.parametrize("name", ["gpt2", "qwen2", "bloom"])
-def test_the_peak_of_a_tied_model_stays_below_the_predicted_one(make, name, slices):
-    engine, _ = make(name, slices=slices, metered=True)
-    predicted = gpu_peak_bytes(compile_program(engine.plan, engine.chain), engine.chain)
-    for step in range(2):
-        batches, rest = data(step, slices)
-        # With slices the plan has memory for a row per token; tokens that come twice need it once.
-        measured = engine.step(batches, learning_rate=1e-3, **rest).peak_bytes
-        assert 0.96 * predicted <= measured <= predicted
-
-
-def test_thirty_steps_leave_no_thread_and_no_byte_behind(make):
-    engine, _ = make("gpt2", slices=2, clip=0.5, metered=True)
-    meter = engine._machine.meter
-    run(engine, range(2), 2)
-    engine.drain()
-    threads, alive = threading.active_count(), meter.now
-    for step in range(2, 30):
-        run(engine, [step], 2)
-        engine.drain()
-        assert (threading.active_count(), meter.now) == (threads, alive), f"step {step}"
-    assert len(own_threads()) == 2 + 3  # slices and queues
-
-
-class Injected(Exception):
-    pass
-
-
-def fail_at(monkeypatch, owner, method, matches):
-    """Let `method` raise where `matches(*args)`."""
-    original = getattr(owner, method)
-
-    def wrapped(*args, **kwargs):
-        if matches(*args):
-            raise Injected("injected")
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(owner, method, wrapped)
-
-
-def in_layer(index, k):
-    """Fails in forward, in the third call of a layer by the slices of a step."""
-    calls = iter(range(100))
-
-    def inject(monkeypatch, engine):
-        layer = engine._model.get_submodule(engine.chain.blocks[index].name)
-
-        def hook(module, args):
-            if next(calls) == k:
-                raise Injected("injected")
-
-        layer.register_forward_pre_hook(hook)
-
-    return inject
-
-
-FAILURES = {
-    "h2d queue": lambda m, e: fail_at(m, Device, "fetch", lambda self, item: item.startswith("w:model.layers.1")),
-    "d2h queue": lambda m, e: fail_at(m, Device, "send", lambda self, item: item.startswith("g:model.layers.0")),
-    "activations": lambda m, e: fail_at(m, Device, "send", lambda self, item: item == "a:3.1"),
-    "cpu queue": lambda m, e: fail_at(m, adamw_module, "update", lambda targets, *rest: "layers.0" in targets[0].name),
-    "device update": lambda m, e: fail_at(
-        m, adamw_module, "update", lambda targets, *rest: "lm_head" in targets[0].name
-    ),
-    "allocation": lambda m, e: fail_at(m, Device, "allocate", lambda self, item: item == "a:3.1"),
-    "backward": lambda m, e: fail_at(
-        m, Gradients, "add", lambda self, name, k, *rest: (k, name) == (2, "model.layers.0.mlp.up_proj.weight")
-    ),
-    "head": lambda m, e: fail_at(m, Gradients, "add", lambda self, name, k, *rest: (k, name) == (2, "lm_head.weight")),
-    "slice": in_layer(2, 2),
-    "first slice": in_layer(1, 0),
-}
-
-
-@pytest.mark.parametrize("where", FAILURES)
-def test_an_error_anywhere_is_raised_once_ends_the_threads_and_frees_the_device(make, monkeypatch, where):
-    engine, plain = make("llama", slices=3, metered=True)
-    run(engine, range(2), 3)
-    saved = [(name, {k: t.clone() for k, t in parts.items()}) for name, parts in engine.state()]
-    at_rest = engine._machine.meter.now
-    with monkeypatch.context() as patch:
-        FAILURES[where](patch, engine)
-        with pytest.raises(Injected):
-            run(engine, range(2, 3), 3)
-            engine.drain()
-    assert own_threads() == []
-    with pytest.raises(RuntimeError, match="load a checkpoint"):
-        run(engine, range(2, 3), 3)
-    engine.load_state(saved, step=2)
-    gc.collect()  # the traceback's frames refer to each other
-    assert engine._machine.meter.now == at_rest
-    run(plain, range(2), 3)
-    assert_same(run(engine, range(2, 4), 3), run(plain, range(2, 4), 3))
-    assert_same_state(engine, plain)
-
-
-def test_an_error_on_a_queue_names_the_operation(make, monkeypatch):
-    engine, _ = make("llama")
-    FAILURES["h2d queue"](monkeypatch, engine)
-    with pytest.raises(Injected) as caught:
-        run(engine, range(1), 1)
-    assert any("fetch@F1:w:model.layers.1" in note and "h2d" in note for note in caught.value.__notes__)
-
-
-@pytest.mark.parametrize("slices", [1, 3])
-def test_a_skipped_block_is_an_error_that_says_so(make, slices):
-    engine, _ = make("llama", slices=slices)
-    del engine._model.model.layers[1]
-    with pytest.raises(RuntimeError, match=r"slice 0 arrived at block 3, the program expects F2\.0 \(after F1\.\d\)"):
-        run(engine, range(1), slices)
-    assert own_threads() == []
-
-
-@pytest.mark.parametrize("slices", [1, 3])
-def test_a_forward_that_ends_early_is_an_error(make, slices):
-    engine, _ = make("llama", slices=slices)
-    engine._model.model.layers = engine._model.model.layers[:1]
-    engine._model.lm_head = torch.nn.Linear(32, 128)
-    with pytest.raises(RuntimeError, match="without a forward of block 4"):
-        run(engine, range(1), slices)
-    assert own_threads() == []
-
-
-def test_a_wrong_number_of_batches_is_refused_and_harms_nothing(make):
-    engine, plain = make("llama", slices=2)
-    batches, rest = data(0, 3)
-    with pytest.raises(ValueError, match="3 batches"):
-        engine.step(batches, learning_rate=1e-3, **rest)
-    assert_same(run(engine, range(2), 2), run(plain, range(2), 2))
-
-
-def test_a_norm_is_given_exactly_when_the_plan_clips():
-    model = make_model("llama")
-    chain = chain_of(model)
-    with pytest.raises(ValueError, match="clip"):
-        Engine(
-            model, plan=resident_plan(chain), chain=chain, optimizer=adamw(model), max_grad_norm=1.0, device=CPU
-        )  # fmt: skip
-
-
-def test_a_state_of_another_model_is_refused(make):
-    engine, _ = make("llama")
-    saved = list(engine.state())
-    with pytest.raises(ValueError, match="nothing was given for"):
-        engine.load_state(saved[1:], step=1)
-    with pytest.raises(ValueError, match="comes twice"):
-        engine.load_state([*saved, saved[0]], step=1)
-    name, parts = saved[0]
-    with pytest.raises(ValueError, match="has shape"):
-        engine.load_state([(name, {k: t[:1] for k, t in parts.items()}), *saved[1:]], step=1)
-
-
-def test_a_closed_engine_says_that_it_is_closed(make):
-    engine, _ = make("llama")
-    engine.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        run(engine, range(1), 1)
-
-
 def test_blocks_of_one_kind_share_their_code(make):
     engine, _ = make("llama", resident_plan, slices=2)
     engine._pairs = {}
     run(engine, range(1), 2)
     assert len(engine._pairs) == 3  # embedding, layer, head
-
-
-def test_tensors_that_never_leave_the_device_have_no_host_copy(make):
-    engine, _ = make("llama", resident_plan)
-    assert not engine._weights.host.items
-    mixed, _ = make("llama")
-    assert {item for item in mixed._weights.host.items if "embed" in item or "lm_head" in item} == set()
 
 
 def test_a_mixed_plan_mixes_what_it_says():
@@ -568,22 +268,6 @@ def test_saved_tensors_of_another_device_stay_with_the_call_and_keep_their_place
     assert len(seen) == 6 and all(t is meta for t in seen)
 
 
-def test_a_tensor_for_the_model_is_staged_once_a_step_for_all_slices(make, monkeypatch):
-    engine, plain = make("llama", slices=3)
-    staged, seen = [], []
-    stage = engine._machine.stage
-    monkeypatch.setattr(engine._machine, "stage", lambda tensor: (staged.append(tensor), stage(tensor))[1])
-    engine._model.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["num_items_in_batch"]), with_kwargs=True
-    )
-    batches, rest = data(0, 3)
-    rest["num_items_in_batch"] = count = torch.tensor(rest["num_items_in_batch"])
-    got, expected = (e.step(batches, learning_rate=1e-3, **rest) for e in (engine, plain))
-    assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True))
-    assert sum(t is count for t in staged) == 1 and len(staged) == 1 + 2 * 3
-    assert len(seen) == 3 and all(t is seen[0] for t in seen)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_norms_of_large_and_small_tensors_are_those_of_clip_grad_norm_bitwise(dtype):
     random = torch.Generator().manual_seed(0)
@@ -604,45 +288,6 @@ def test_norms_of_large_and_small_tensors_are_those_of_clip_grad_norm_bitwise(dt
     assert all(
         torch.equal(p.grad, g.float() * values.coefficient) for p, (g,) in zip(parameters, items.values(), strict=True)
     )
-
-
-def test_the_allocator_gets_the_budget_less_the_runtimes_share_but_always_what_the_plan_needs():
-    assert allocator_bytes(1000, 800, 0) == 1000
-    assert allocator_bytes(1000, 800, 100) == 900
-    assert allocator_bytes(1000, 800, 500) == 840
-    assert allocator_bytes(1000, 1000, 0) == 1050
-    assert [tensor_bytes(capped) for capped in (1050, 840)] == [1000, 800]
-
-
-def test_the_device_is_capped_as_the_engine_opens_and_once_a_step_has_run(make, monkeypatch):
-    calls = []
-    monkeypatch.setattr(CpuMachine, "cap", lambda self, budget, peak: calls.append((budget, peak)) or 950 - len(calls))
-    monkeypatch.setattr(CpuMachine, "uncap", lambda self: calls.append("uncap"))
-    budgeted = functools.partial(dataclasses.replace, gpu_budget_bytes=1000, gpu_peak_bytes=900)
-    engine, _ = make("llama", lambda chain, **settings: budgeted(resident_plan(chain, **settings)))
-    assert engine._forward_only.room_bytes == 949
-    run(engine, range(3), 1)
-    assert calls == [(1000, 900), (1000, 900)]
-    numbers = r"(?s)budget 1000 B\n.*of the budget 948 B are left"
-    with pytest.raises(UserError, match=numbers):
-        engine.evaluate([batch_of()])
-    engine.close()
-    assert calls[2:] == ["uncap"]
-
-
-def test_an_interrupt_while_the_slices_are_started_ends_them_all(make, monkeypatch):
-    engine, _ = make("llama", slices=3)
-    calls = iter([KeyboardInterrupt()])
-
-    def start(iterable, maxlen):
-        for number, _ in enumerate(iterable):
-            if number == 1 and (error := next(calls, None)):
-                raise error
-
-    monkeypatch.setattr("worker.lockstep.deque", start)
-    with pytest.raises(KeyboardInterrupt):
-        run(engine, range(1), 3)
-    assert own_threads() == []
 
 
 def test_a_buffer_that_two_modules_share_moves_under_both_names():

@@ -9,8 +9,8 @@ import torch
 from transformers import masking_utils
 
 from tests.engine_plans import adamw, chain_of, mixed_plan, resident_plan
+from tests.engines import data, learning_rate, own_threads
 from tests.plain import PlainEngine
-from tests.test_engine import data, learning_rate, own_threads
 from tests.tiny_models import batch_of, make_model
 from worker.cuda import CudaMachine
 from worker.device import Device

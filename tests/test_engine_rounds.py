@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 
 import pytest
@@ -10,55 +9,23 @@ import torch
 
 from planner.memory import gpu_peak_bytes
 from planner.program import OpKind, compile_program
-from tests.engine_plans import adamw, chain_of, mixed_plan, resident_plan
-from tests.plain import PlainEngine
-from tests.tiny_models import batch_of, make_model
+from tests.engine_plans import mixed_plan, resident_plan
+from tests.engines import data, learning_rate
 from worker.actions import Actions
 from worker.device import Device
-from worker.engine import Engine
 
 torch.set_num_threads(1)
-CPU = torch.device("cpu")
-PAIRS = {}  # generated code, shared by all tests
 
 
-@functools.cache
-def chain_for(name, dtype):
-    return chain_of(make_model(name, dtype))
-
-
-def data(step, count):
-    """Micro-batches of one step, whose last is padded, and the rest of `step`'s arguments."""
-    batches = [batch_of(100 * step + k, length=16, padded=k == count - 1) for k in range(count)]
-    tokens = sum(int((b["labels"][:, 1:] != -100).sum()) for b in batches)
-    rest = {"seeds": [1000 * step + k for k in range(count)], "num_items_in_batch": tokens}
-    return batches, {**rest, "learning_rate": 1e-3 * (step + 1) / 4}
-
-
-@pytest.fixture
-def make():
-    """make(name, plan function, …) -> (engine, plain engine); engines are closed at the end."""
-    engines = []
-
-    def build(name, plan_of=mixed_plan, *, clip=None, dtype=torch.float32, metered=False, **shape):
-        plain, model = make_model(name, dtype), make_model(name, dtype)
-        chain = chain_for(name, dtype)
-        plan = plan_of(chain, clip=clip is not None, **shape)
-        settings = {"optimizer": adamw(model), "max_grad_norm": clip}
-        engine = Engine(model, plan=plan, chain=chain, device=CPU, metered=metered, **settings)
-        engine.plan, engine.chain = plan, chain
-        engine._pairs = PAIRS
-        engines.append(engine)
-        return engine, PlainEngine(plain, **settings)
-
-    yield build
-    for engine in engines:
-        engine.close()
+def scheduled(step, count):
+    """Micro-batches and the rest of `Engine.step`'s arguments."""
+    batches, rest = data(step, count)
+    return batches, {**rest, "learning_rate": learning_rate(step)}
 
 
 def assert_equal_steps(engine, plain, steps, count):
     for step in steps:
-        batches, rest = data(step, count)
+        batches, rest = scheduled(step, count)
         got, expected = engine.step(batches, **rest), plain.step(batches, **rest)
         assert len(got.losses) == count
         assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True)), f"losses of {step}"
@@ -96,7 +63,7 @@ def test_the_weights_cross_to_the_device_once_a_round(make, monkeypatch):
     for rounds in (1, 2, 4):
         crossed.clear()
         engine, _ = make("llama", rounds=rounds, slices=4 // rounds)
-        batches, rest = data(0, 4)
+        batches, rest = scheduled(0, 4)
         engine.step(batches, **rest)
         engine.drain()
         by_rounds[rounds] = dict(crossed)
@@ -116,7 +83,7 @@ def test_a_step_of_rounds_does_what_the_program_says(make, monkeypatch):
     monkeypatch.setattr(Actions, "perform", lambda self, op, values: (perform(self, op, values), done.update([op])))
     engine, _ = make("llama", rounds=2, slices=2)
     for step in range(2):
-        batches, rest = data(step, 4)
+        batches, rest = scheduled(step, 4)
         engine.step(batches, **rest)
     engine.drain()
     program = compile_program(engine.plan, engine.chain)
@@ -129,7 +96,7 @@ def test_the_peak_of_rounds_is_the_predicted_one(make, plan_of, rounds, slices):
     predicted = gpu_peak_bytes(compile_program(engine.plan, engine.chain), engine.chain)
     slack = 1024 + sum(t.gradient_bytes for t in engine.chain.frame_tensors)
     for step in range(2):
-        batches, rest = data(step, 4)
+        batches, rest = scheduled(step, 4)
         assert predicted - slack <= engine.step(batches, **rest).peak_bytes <= predicted
 
 
@@ -143,6 +110,6 @@ def test_saving_between_steps_of_rounds_changes_no_bit(make):
 
 def test_the_micro_batches_of_all_rounds_must_be_given(make):
     engine, _ = make("llama", rounds=2, slices=2)
-    batches, rest = data(0, 2)
+    batches, rest = scheduled(0, 2)
     with pytest.raises(ValueError, match=r"2 batches, 2 seeds for a plan of 2 × 2 slices"):
         engine.step(batches, **rest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import gc
 from dataclasses import replace
 
@@ -15,11 +14,10 @@ from planner.forward import ForwardBytes, TooLarge, forward_peak_bytes, forward_
 from planner.program import OpKind
 from planner.verify import InvalidProgram, verify
 from tests.chains import chain, mixed_plan, plan, without_a_wait
-from tests.engine_plans import adamw, chain_of, resident_plan
 from tests.engine_plans import mixed_plan as engine_plan
-from tests.plain import PlainEngine
-from tests.tiny_models import NAMES, batch_of, make_model
-from worker.engine import Engine
+from tests.engine_plans import resident_plan
+from tests.engines import chain_for
+from tests.tiny_models import NAMES, batch_of
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -92,34 +90,18 @@ def test_states_leave_where_room_is_needed_and_what_never_moves_stays():
     assert error.value.least_bytes == all_of_it - 800
 
 
-PAIRS = {}  # generated code is shared by kind and shapes; here by all tests, to save time
-
-
-@functools.cache
-def chain_for(name, dtype=torch.float32):
-    return chain_of(make_model(name, dtype))
-
-
 @pytest.fixture
-def make():
+def make(make):
     """make(name, plan function, gpu_budget_bytes=…) -> (engine, plain engine)."""
-    engines = []
 
-    def build(name, plan_of=engine_plan, *, gpu_budget_bytes=None, dtype=torch.float32, **options):
-        plain, model = make_model(name, dtype), make_model(name, dtype)
-        chain = chain_for(name, dtype)
-        plan = plan_of(chain, **options)
-        if gpu_budget_bytes is not None:
-            plan = replace(plan, gpu_budget_bytes=gpu_budget_bytes)
-        settings = {"optimizer": adamw(model), "max_grad_norm": None}
-        engine = Engine(model, plan=plan, chain=chain, device=CPU, metered=True, **settings)
-        engine._pairs = PAIRS
-        engines.append(engine)
-        return engine, PlainEngine(plain, **settings)
+    def build(name, plan_of=engine_plan, *, gpu_budget_bytes=None, **options):
+        def budgeted(chain, **shape):
+            plan = plan_of(chain, **shape)
+            return plan if gpu_budget_bytes is None else replace(plan, gpu_budget_bytes=gpu_budget_bytes)
 
-    yield build
-    for engine in engines:
-        engine.close()
+        return make(name, budgeted, metered=True, **options)
+
+    return build
 
 
 def plain_losses(plain, batches):
@@ -183,11 +165,11 @@ def test_several_batches_share_one_journey_of_the_weights(make):
     assert sorted(fetched) == sorted(set(fetched)) and len(fetched) > 10
 
 
-def states_leave_plan(a_chain):
+def states_leave_plan(a_chain, *, clip):
     """The embedding's states are on the device between steps, and travel within."""
     embedding = [t.name for t in a_chain.blocks[0].tensors]
     states = tuple(f"s:{name}" for name in embedding)
-    base = resident_plan(a_chain)
+    base = resident_plan(a_chain, clip=clip)
     stages = [
         replace(s, offload=states, evict=states) if s.name == "F1" else replace(s, prefetch=states) if s.name == "B1"
         else s for s in base.stages
@@ -200,7 +182,7 @@ def test_states_that_left_for_an_evaluation_come_back_as_they_were(make):
     probe, _ = make("llama", states_leave_plan)
     measured = probe._forward_only._measure(batches(1))
     with pytest.raises(TooLarge) as error:
-        forward_program(states_leave_plan(a_chain), a_chain, measured, slices=1, budget_bytes=1)
+        forward_program(states_leave_plan(a_chain, clip=False), a_chain, measured, slices=1, budget_bytes=1)
     engine, plain = make("llama", states_leave_plan, gpu_budget_bytes=error.value.least_bytes)
     for number in range(3):
         step(engine, plain, number)

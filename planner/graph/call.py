@@ -6,6 +6,7 @@ backward and drives the frame's pieces between the blocks through gradient edges
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -16,12 +17,12 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from planner.errors import Exit, UserError
 from planner.graph.code import BlockCode
 
-Given = dict[tuple[int, int], "tuple[BlockCall, int]"]
+Given = dict[tuple[int, int], "tuple[FrameCall, int]"]
 """Where a tensor of the frame's graph comes from -> the last call that was given it, and as which argument."""
 
 
-class BlockCall:
-    """One block on one slice, from its forward to its backward. Subclasses say how both are computed.
+class FrameCall:
+    """One block on one slice as the frame's graph sees it, from its forward to its backward.
 
     tangents    gradients of the outputs, None until one of them has arrived from the frame; where it is several times
                 (from the loss and from the next block), each output has what has arrived for it
@@ -35,7 +36,7 @@ class BlockCall:
         self.pair = pair
         self.edges: list[GradientEdge | None] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
         given = {} if given is None else given
-        self.shares: dict[int, tuple[BlockCall, int]] = {}
+        self.shares: dict[int, tuple[FrameCall, int]] = {}
         for index, edge in enumerate(self.edges):
             if edge is not None:
                 key = id(edge.node), edge.output_nr  # the call keeps the node
@@ -46,24 +47,9 @@ class BlockCall:
         self.node: Node | None = None
         self.tangents: list[Tensor | None] | None = None
 
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Outputs of the block for its (detached) tensor arguments. The list is the subclass's to empty."""
-        raise NotImplementedError
-
     def zeros(self, output: Tensor) -> Tensor:
         """A zero gradient shaped like `output`, the traced (fake) value of an output."""
         return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
-
-    def enter(self, tensors: Sequence[Tensor], anchor: Tensor) -> Any:
-        """Run `forward` as a node of the frame's graph and nest its outputs as the block would.
-
-        `anchor`: a scalar that requires grad, so that a block without a differentiable argument has a node too.
-        """
-        apply = cast(Callable[..., tuple[Tensor, ...]], _Cut.apply)
-        outputs = apply(self, anchor, *(t.detach() for t in tensors))
-        result = self.pair.result
-        self.node = next((o.grad_fn for o, d in zip(outputs, result.differentiable, strict=True) if d), None)
-        return result.deliver(outputs, tensors)
 
     def arrive(self, grads: Sequence[Tensor | None]) -> None:
         """Take gradients of all outputs, None where there is none. Gradients of one output add up."""
@@ -99,7 +85,7 @@ class BlockCall:
         assert tangents is not None, "no gradient has arrived"
         return [g for g, d in zip(tangents, differentiable, strict=True) if d and g is not None]
 
-    def pass_on(self, grads: list[Tensor | None], before: BlockCall | None) -> None:
+    def pass_on(self, grads: list[Tensor | None], before: FrameCall | None) -> None:
         """Send the gradients of the arguments through the frame's piece of graph, to the block `before` and to the
         frame's weights. Empties `grads`."""
         pairs = list(self._own(grads))
@@ -134,6 +120,25 @@ class BlockCall:
     def clear(self) -> None:
         """Break the cycle call -> node -> call, which runs through C++, where no collector sees it."""
         self.__dict__.clear()
+
+
+class BlockCall(FrameCall, ABC):
+    """A call that computes its outputs in the frame's forward. Subclasses say how."""
+
+    @abstractmethod
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Outputs of the block for its (detached) tensor arguments. The list is the subclass's to empty."""
+
+    def enter(self, tensors: Sequence[Tensor], anchor: Tensor) -> Any:
+        """Run `forward` as a node of the frame's graph and nest its outputs as the block would.
+
+        `anchor`: a scalar that requires grad, so that a block without a differentiable argument has a node too.
+        """
+        apply = cast(Callable[..., tuple[Tensor, ...]], _Cut.apply)
+        outputs = apply(self, anchor, *(t.detach() for t in tensors))
+        result = self.pair.result
+        self.node = next((o.grad_fn for o, d in zip(outputs, result.differentiable, strict=True) if d), None)
+        return result.deliver(outputs, tensors)
 
 
 class _Cut(torch.autograd.Function):

@@ -8,6 +8,7 @@ Chunks add up in another order than one matrix product does, so the last bits ar
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.errors import UserError
-from planner.graph.call import BlockCall
+from planner.graph.call import FrameCall
 from planner.graph.code import BlockCode
 
 Elementwise = Callable[[Tensor], Tensor]
@@ -145,7 +146,7 @@ def _chunk_loss(logits: Tensor, post: Sequence[Elementwise], target: Tensor, ign
     return F.cross_entropy(logits, target, ignore_index=ignored, reduction="sum").float()
 
 
-class ChunkedHead(BlockCall):
+class ChunkedHead(FrameCall, ABC):
     """The head on one slice, with its loss and gradients in chunks of `chunk_rows` rows.
 
     Between forward and backward it holds the gradients of the summed loss; backward multiplies them by the gradient of
@@ -160,9 +161,9 @@ class ChunkedHead(BlockCall):
         self.of_weights: dict[str, Tensor] = {}
         self.scale: Tensor | None = None
 
+    @abstractmethod
     def weights(self) -> dict[str, Tensor]:
         """The weights by local name: weight [vocabulary, width], and bias [vocabulary] if there is one."""
-        raise NotImplementedError
 
     def enter(self, tensors: Sequence[Tensor], anchor: Tensor) -> Any:
         """The logits, which are computed when the loss is."""
