@@ -57,7 +57,7 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
         alone = i if i in (0, p.blocks - 1) else -1
         choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded) for c in p.choices[i])
         sizes = (p.weights[i], p.frozen[i], p.states[i], p.parameters[i])
-        spreads = (p.gradient_spread[i], p.parameter_spread[i], p.state_spread[i])
+        spreads = (p.gradient_spread[i], p.host_gradient_spread[i], p.parameter_spread[i], p.state_spread[i])
         groups.setdefault((alone, sizes, spreads, choices), []).append(i)
     classes = []
     for number, blocks in enumerate(groups.values()):
@@ -107,7 +107,8 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     rows.at_most("host", h2d + d2h + UPDATE_TRAFFIC_BYTES * updated, p.host * time)
     rows.at_most("launch", p.rounds * p.launch, time)
     host = [c.total["X"] + c.total["Z"] for c in classes]
-    copies = updated_there + states + offloaded + pulp.lpSum(host) + gradients + on_cpu(p.state_spread, "least")
+    beside = on_cpu(p.host_gradient_spread, "least") + on_cpu(p.state_spread, "least")
+    copies = updated_there + states + offloaded + pulp.lpSum(host) + beside
     rows.at_most("cpu_memory", copies, p.cpu_budget)
 
 

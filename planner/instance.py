@@ -80,6 +80,7 @@ class Instance:
     parameter_ratio: float  # parameters, in unit_bytes, per byte of trainable weight
     parameters: list[float]
     gradient_spread: list[Spread]
+    host_gradient_spread: list[Spread]
     parameter_spread: list[Spread]
     state_spread: list[Spread]
     stage_update: list[float]  # time of updates that are always on the device
@@ -146,6 +147,9 @@ def make_instance(
         parameter_ratio=sum(t.elements for t in moving) / moving_bytes,
         parameters=[sum(t.elements for t in tensors) / unit_bytes for tensors in trainable],
         gradient_spread=[_spread([t.gradient_bytes / t.bytes for t in tensors]) for tensors in trainable],
+        host_gradient_spread=[
+            _spread([t.host_gradient_bytes(rounds) / t.bytes for t in tensors]) for tensors in trainable
+        ],
         parameter_spread=[_spread([t.elements / t.bytes for t in tensors]) for tensors in trainable],
         state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
+from planner.bound import lower_bound_s
 from planner.errors import Exit, UserError
+from planner.instance import Budgets
 from planner.memory import gpu_peak_bytes
 from planner.oilp import Solution
 from planner.program import compile_program
@@ -135,3 +138,18 @@ def test_a_tied_tensor_stays_and_is_updated_once_on_the_device() -> None:
 @pytest.mark.parametrize("count", [1, 4095, 4096, 5 * 2**20 + 1, 8 * 2**30, 9 * 2**30 - 1])
 def test_a_hinted_size_is_read_back_as_at_least_as_much(count: int) -> None:
     assert count <= parse_bytes(round_up(count)) <= count * 1.25
+
+
+def test_the_bound_holds_where_the_hosts_memory_is_full_and_gradients_overwrite_weights() -> None:
+    fp32 = llama(3)
+    narrow = {t: replace(t, bytes=t.bytes // 2, gradient_bytes=t.bytes // 2, state_bytes=12 * t.elements)
+              for t in fp32.tensors()}  # fmt: skip
+    blocks = tuple(replace(b, tensors=tuple(narrow[t] for t in b.tensors)) for b in fp32.blocks)
+    chain = replace(fp32, blocks=blocks)
+    problem = {"slices": 1, "clip": False}
+    machine = replace(RTX_3060, h2d_bytes_per_s=1e9, d2h_bytes_per_s=1e9)  # states had better not travel
+    least = least_budget(chain, machine, cpu_budget_bytes=128 * GB, **problem).gpu_bytes
+    plan = make_plan(chain, machine, gpu_budget_bytes=least, cpu_budget_bytes=128 * GB, time_limit_s=2.0, **problem)
+    assert len(plan.cpu_updated()) > 10
+    budgets = Budgets(gpu_bytes=least, cpu_bytes=plan.cpu_peak_bytes)
+    assert 0 < lower_bound_s(chain, machine, budgets=budgets, **problem) <= plan.step_s
