@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.ahead import ahead_of_norm
@@ -31,6 +31,7 @@ from planner.verify import verify
 TIME_LIMIT_S = 30.0
 GAP = 0.01
 _HOPING = 1 / 3  # of the time, to see how many rounds promise most
+_FIRST = 1 / 4  # of the time, at least, for the way that promises most
 _TRIES = 2  # moves that hardly gain before the next candidate's turn
 
 
@@ -76,7 +77,8 @@ def make_plan(
     for setting in _most_promising(ways, time_limit_s, gap):
         if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
             continue
-        found = _Search(setting, deadline, gap, beat_s, bounds_s[setting.rounds]).best(drafts[setting])
+        until = deadline if best is not None else max(deadline, time.monotonic() + time_limit_s * _FIRST)
+        found = _Search(setting, until, gap, beat_s, bounds_s[setting.rounds]).best(drafts[setting])
         if found.step_s < beat_s:
             best, beat_s = found, found.step_s * (1 - gap)
     if best is None:
@@ -200,8 +202,10 @@ class _Search:
 
     def best(self, least: Draft) -> Plan:
         """The fastest of all candidates; `least` fits."""
-        best, chosen = self._proven(least), least
-        for draft in self._candidates():
+        quick = sorted(instant(self.setting, self._fits), key=lambda draft: self._look(draft).step_s)
+        chosen = quick[0] if quick else least
+        best = min((self._proven(draft) for draft in (least, chosen)), key=lambda plan: plan.step_s)
+        for draft in self._candidates(quick):
             if draft.source.startswith("o-ilp"):
                 known_s = min(best.step_s, self._look(draft).step_s)
                 draft = self._improved(draft, self._goal_s(known_s))
@@ -229,17 +233,25 @@ class _Search:
         beaten = best_s < hope_s * (1 - self.gap)
         return (1 + self.gap) * (self.bound_s if beaten else max(self.bound_s, hope_s))
 
-    def _candidates(self) -> Iterator[Draft]:
-        yield from instant(self.setting, self._fits)
+    def _candidates(self, quick: Sequence[Draft]) -> Iterator[Draft]:
+        """The solver's; then, with clipping, the `quick` ones once more, for what running ahead of the norm makes of
+        them: that takes longer than the solver needs."""
         for variant in (*_VARIANTS, *(_SHORT_VARIANTS if self.short else ())):
             left_s = self.deadline - time.monotonic()
             if left_s > 0 and (draft := self._solved(variant, left_s)) is not None:
                 yield draft
+        for draft in quick if self._may_run_ahead() else ():
+            if time.monotonic() >= self.deadline:
+                return
+            yield draft
+
+    def _may_run_ahead(self) -> bool:
+        return self.setting.clip and self.setting.budgets.cpu_updates
 
     def _ahead(self, draft: Draft) -> Draft:
         """With clipping, the draft with as many updates ahead of the norm as make it fastest."""
         s = self.setting
-        if not s.clip or not s.budgets.cpu_updates:
+        if not self._may_run_ahead():
             return draft
         ways = ahead_of_norm(s.chain, draft, rounds=s.rounds, host_bytes=s.budgets.cpu_bytes - _cpu_bytes(draft, s))
         return min([draft, *ways], key=lambda way: self._look(way).step_s)
