@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Request
 from fastapi import Path as InPath
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from offmated.paths import Paths
 from offmated.states import FINAL, LARGEST_ID, JobState, StopReason
 from offmated.store import Store
-from offmated.submission import submit
+from offmated.submission import retry, submit
 from offmated.views import job_view
 from planner.errors import Exit, UserError
 from planner.runfolder import RunFolder
@@ -48,6 +48,13 @@ class Submission(BaseModel):
     name: str = "job.yaml"
 
 
+class Budgets(BaseModel):
+    """Bytes a job may use from now on; null: as it was."""
+
+    gpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    cpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+
+
 def _services(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
@@ -70,6 +77,7 @@ def make_app(services: Services) -> FastAPI:
     app.get("/jobs/{job_id}/logs")(show_log)
     app.get("/jobs/{job_id}/metrics")(show_metrics)
     app.post("/jobs/{job_id}/cancel")(cancel_job)
+    app.post("/jobs/{job_id}/retry")(retry_job)
     app.post("/shutdown", status_code=202)(shut_down)
     return app
 
@@ -109,6 +117,14 @@ def cancel_job(job_id: JobId, use: Use) -> Json:
     after = use.store.stop(job_id, StopReason.CANCEL)
     if after in FINAL and (before in FINAL or after is not JobState.CANCELLED):
         raise UserError(f"Job {job_id} is over: {after}.", hint=f"offmate show {job_id}", code="job-ended")
+    use.wake()
+    return show_job(job_id, use)
+
+
+def retry_job(job_id: JobId, use: Use, budgets: Budgets | None = None) -> Json:
+    """Have a failed or cancelled job tried again."""
+    asked = budgets or Budgets()
+    retry(use.store, job_id, gpu_budget=asked.gpu_budget, cpu_budget=asked.cpu_budget)
     use.wake()
     return show_job(job_id, use)
 

@@ -23,8 +23,10 @@ class JobRow(Base):
     """One job. Times are seconds since 1970.
 
     `owner` is the process that works on it now (`str(planner.processes.Process)`), `stop_reason` why it is to stop, or
-    stopped last. `crashes` counts deaths since its last new checkpoint, `attempts` starts of the trainer. `error` has
-    the fields of `UserError`; `result` is the trainer's last "end" event.
+    stopped last. `started_at` is its first start, `attempts` counts them, and `history` has for each {"number",
+    "started_at", "from_step", "ended_at", "ending", "step"}: the checkpoints it went on from and left (null for none),
+    and in words how it ended. `crashes` counts deaths since the last new checkpoint. `error` has the fields of
+    `UserError`; `result` is the trainer's last "end" event.
     """
 
     __tablename__ = "jobs"
@@ -45,6 +47,7 @@ class JobRow(Base):
     started_at: Mapped[float | None] = mapped_column(Float)
     ended_at: Mapped[float | None] = mapped_column(Float)
     attempts: Mapped[int] = mapped_column(Integer, default=0)
+    history: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     crashes: Mapped[int] = mapped_column(Integer, default=0)
     last_checkpoint_step: Mapped[int | None] = mapped_column(Integer)
     exit_code: Mapped[int | None] = mapped_column(Integer)

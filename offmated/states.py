@@ -3,10 +3,12 @@
 submitted ─> planning ─> waiting ─> running ─> done
      ^─────────┘            ^─────────┘          (back: stopped, or its process died; it goes on later)
 every state that is not final may also become cancelled; planning and running may become failed
+failed and cancelled: a person may send the job back to submitted, or to waiting where its plan still holds
 """
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -42,11 +44,14 @@ NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.WAITING: frozenset({JobState.RUNNING, JobState.CANCELLED}),
     JobState.RUNNING: frozenset({JobState.DONE, JobState.WAITING, JobState.FAILED, JobState.CANCELLED}),
     JobState.DONE: frozenset(),
-    JobState.FAILED: frozenset(),
-    JobState.CANCELLED: frozenset(),
+    JobState.FAILED: frozenset({JobState.SUBMITTED, JobState.WAITING}),
+    JobState.CANCELLED: frozenset({JobState.SUBMITTED, JobState.WAITING}),
 }
 
-FINAL = frozenset(state for state, following in NEXT.items() if not following)
+FINAL = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
+"""A job stays in these until a person asks for more."""
+
+AGAIN = frozenset(state for state in FINAL if NEXT[state])
 TAKEN_FROM = {JobState.PLANNING: JobState.SUBMITTED, JobState.RUNNING: JobState.WAITING}
 """A state in which a process works on the job -> the state in which the job is due for it."""
 
@@ -99,6 +104,24 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
     if since >= CRASH_LIMIT:
         return Verdict(state=JobState.FAILED, crashes=since, error=_crashed(ending, since))
     return Verdict(state=TAKEN_FROM[phase], crashes=since)
+
+
+def account(stop: StopReason | None, ending: Ending) -> str:
+    """How a process ended, in the words of logs and displays; `stop`: why it was to end, if it was."""
+    code, who = ending.exit_code, f"the {ending.process}"
+    if code == Exit.DONE:
+        return f"{who} is done"
+    if stop is StopReason.CANCEL:
+        return "cancelled"
+    if stop is StopReason.SHUTDOWN:
+        return "stopped with the daemon"
+    if code is None:
+        return "went down with the daemon or the machine" if ending.blameless else "went down with its worker"
+    if code < 0:
+        return f"{who} was killed by {signal.Signals(-code).name} (signal {-code})"
+    if code == Exit.STOPPED:
+        return f"{who} was stopped from outside"
+    return f"{who} failed: {ending.error['what']}" if ending.error else f"{who} failed with exit code {code}"
 
 
 def _unexplained(ending: Ending) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from offmated.config import Config
 from offmated.database import open_engine, reading
 from offmated.models import JobRow
 from offmated.paths import Paths
-from offmated.states import FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, judge
+from offmated.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, account, judge
 from planner.errors import Exit, UserError
 from planner.processes import Process
 from planner.runfolder import RunFolder
@@ -41,7 +41,7 @@ class Store:
         with Session(self.engine, expire_on_commit=False) as session, session.begin():
             row = JobRow(
                 name=name, state=JobState.SUBMITTED, priority=priority, run_dir="", created_at=time.time(),
-                attempts=0, crashes=0,
+                attempts=0, history=[], crashes=0,
             )  # fmt: skip
             session.add(row)
             session.flush()
@@ -72,10 +72,15 @@ class Store:
 
     def take(self, job_id: int, phase: JobState, owner: Process) -> JobRow | None:
         """Begin `phase` of a job that is due for it, as `owner`. None when it is not due: someone was faster."""
+        row = self.job(job_id)
         begun: dict[str, Any] = {"owner": str(owner), "stop_reason": None, "exit_code": None}
         if phase is JobState.RUNNING:
-            begun |= {"started_at": time.time(), "attempts": JobRow.attempts + 1}
-        if not self._write(job_id, TAKEN_FROM[phase], phase, None, begun):
+            now, number = time.time(), row.attempts + 1
+            from_step = RunFolder(Path(row.run_dir)).last_checkpoint_step()
+            attempt = {"number": number, "started_at": now, "from_step": from_step, "ended_at": None}
+            started_at = now if row.started_at is None else row.started_at
+            begun |= {"started_at": started_at, "attempts": number, "history": [*row.history, attempt]}
+        if not self._write(job_id, TAKEN_FROM[phase], phase, row, begun):
             return None
         return self.job(job_id)
 
@@ -105,8 +110,13 @@ class Store:
                 "owner": None, "crashes": verdict.crashes, "error": verdict.error, "exit_code": exit_code,
                 "last_checkpoint_step": step,
             }  # fmt: skip
+            began = None
+            if now.state is JobState.RUNNING:
+                began = now.history[-1]["started_at"]
+                over = {"ended_at": time.time(), "ending": account(now.stop_reason, ending), "step": step}
+                values["history"] = [*now.history[:-1], now.history[-1] | over]
             if verdict.state in FINAL:
-                values |= {"ended_at": time.time(), "result": _last_end(folder, row.started_at)}
+                values |= {"ended_at": time.time(), "result": _last_end(folder, began)}
             # A stop that arrives between the look and the write changes the verdict: look again.
             if self._write(row.id, now.state, verdict.state, now, values):
                 return verdict.state
@@ -128,9 +138,25 @@ class Store:
                 if self._write(job_id, row.state, JobState.CANCELLED, row, values):
                     return JobState.CANCELLED
 
+    def retry(self, job_id: int, due: JobState) -> JobRow:
+        """Bring a failed or cancelled job back, to be `due` (SUBMITTED or WAITING) as if nothing had happened since its
+        last checkpoint. Raises UserError `not-to-retry` when it is neither."""
+        row = self.job(job_id)
+        back: dict[str, Any] = {
+            "stop_reason": None, "ended_at": None, "crashes": 0, "exit_code": None, "error": None, "result": None,
+        }  # fmt: skip
+        if row.state not in AGAIN or not self._write(job_id, row.state, due, row, back):
+            row = self.job(job_id)
+            raise UserError(
+                f"Job {job_id} is {row.state}; only a job that failed or was cancelled can be tried again.",
+                code="not-to-retry", exit_code=Exit.USAGE, hint=f"offmate show {job_id}",
+            )  # fmt: skip
+        return self.job(job_id)
+
     def _write(self, job_id: int, state: JobState, new: JobState, seen: JobRow | None, values: dict[str, Any]) -> bool:
-        """Compare and set: write `new` and `values` if the job is in `state` (with the owner and the stop reason of
-        `seen`, if given). False, and nothing written, if it is not. Raises ValueError for a way that does not exist."""
+        """Compare and set: write `new` and `values` if the job is in `state` (with the owner, the stop reason and the
+        attempts of `seen`, if given). False, and nothing written, if it is not. Raises ValueError for a way that does
+        not exist."""
         if new is not state and new not in NEXT[state]:
             raise ValueError(f"a job does not go from {state} to {new}")
         change = update(JobRow).where(JobRow.id == job_id, JobRow.state == state)
@@ -138,6 +164,7 @@ class Store:
             change = change.where(
                 JobRow.owner.is_not_distinct_from(seen.owner),
                 JobRow.stop_reason.is_not_distinct_from(seen.stop_reason),
+                JobRow.attempts == seen.attempts,
             )
         with self.engine.begin() as connection:
             return connection.execute(change.values(state=new, **values)).rowcount == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from offmated.models import JobRow
 from offmated.paths import Paths
-from offmated.states import FINAL, JobState
+from offmated.states import AGAIN, FINAL, JobState
 from offmated.store import Store
 from planner.errors import Exit, UserError
 from planner.job import Job
@@ -53,11 +53,32 @@ def submit(
         shutil.rmtree(draft, ignore_errors=True)  # still there only when something went wrong
 
 
-def _check_output(job: Job, store: Store) -> None:
-    """Raise UserError when the model cannot go where the job says: now, and not after days of training."""
+def retry(store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None) -> JobRow:
+    """Have a failed or cancelled job tried again, from its last checkpoint if it has one; budgets in bytes, None for
+    those it has. With a checkpoint it goes on under the plan it was made under, else the job is planned anew.
+
+    Raises UserError when the job is neither, or cannot be run any more as it was written.
+    """
+    row = store.job(job_id)
+    run = RunFolder(Path(row.run_dir))
+    if row.state in AGAIN:
+        job = Job.from_resolved(run.resolved)
+        _check_output(job, store, run)
+        budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
+        if budgets:
+            run.write_resolved(job.model_copy(update=budgets).resolved_yaml())
+        plan = run.read_plan()
+        if not budgets and plan is not None and plan["measured"] and run.last_checkpoint_step() is not None:
+            return store.retry(job_id, JobState.WAITING)
+    return store.retry(job_id, JobState.SUBMITTED)
+
+
+def _check_output(job: Job, store: Store, run: RunFolder | None = None) -> None:
+    """Raise UserError when the model cannot go where the job says, now, and not after days of training; `run`: that of
+    a job that was there before."""
     if job.output_dir is None:
         return
-    check_place(Path(job.output_dir))
+    check_place(Path(job.output_dir), str(run.path) if run is not None else None)
     for row in store.jobs(*(state for state in JobState if state not in FINAL)):
         other = _output_dir(row)
         if other is not None and os.path.realpath(other) == os.path.realpath(job.output_dir):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from offmated.models import JobRow
-from offmated.states import FINAL, JobState, StopReason
+from offmated.states import FINAL, TAKEN_FROM, JobState, StopReason
 from offmated.trouble import Troubles
 from planner.runfolder import RunFolder
 
@@ -27,7 +27,7 @@ _PLAN_FIELDS = (
 )  # fmt: skip
 _ROW_FIELDS = (
     "id", "name", "state", "stop_reason", "priority", "run_dir", "created_at", "started_at", "ended_at", "attempts",
-    "crashes", "last_checkpoint_step", "exit_code", "error",
+    "history", "crashes", "last_checkpoint_step", "exit_code", "error",
 )  # fmt: skip
 
 
@@ -112,13 +112,14 @@ _recent = _Kept(RunFolder.recent_metrics)
 
 
 def _progress(row: JobRow, events: list[Json]) -> Json | None:
-    steps = [event for event in events if event["event"] == "step"]
-    starts = [event for event in events if event["event"] == "start"]
-    evaluations = [event for event in events if event["event"] == "eval"]
-    if not starts:
+    started = [number for number, event in enumerate(events) if event["event"] == "start"]
+    if not started:
         return None
-    total = starts[-1]["total_steps"]
-    step = steps[-1]["step"] if steps else starts[-1]["step"]
+    start = events[started[-1]]
+    total = start["total_steps"]
+    steps = [event for event in events[started[-1] :] if event["event"] == "step"]  # those before may be repeated
+    evaluations = [event for event in events if event["event"] == "eval"]
+    step = steps[-1]["step"] if steps else start["step"]
     seconds = statistics.median(event["step_s"] for event in steps) if steps else None
     return {
         "step": step,
@@ -154,17 +155,31 @@ def _reason(row: JobRow, all_rows: Sequence[JobRow]) -> str:
     """Why the job is where it is, in a few words; "" where the state says it all."""
     if row.state in FINAL:
         return str(row.error["what"]) if row.error else ""
-    if row.state in (JobState.PLANNING, JobState.RUNNING):
-        return {None: "", StopReason.CANCEL: "is being cancelled", StopReason.SHUTDOWN: "saves a checkpoint to stop"}[
-            row.stop_reason
-        ]
+    if row.stop_reason is not None and row.state in TAKEN_FROM:
+        return "is being cancelled" if row.stop_reason is StopReason.CANCEL else "saves a checkpoint to stop"
+    if row.state in TAKEN_FROM:
+        return _again(row)
     ahead = [other for other in all_rows if other.state is row.state and _before(other, row)]
     busy_state = JobState.PLANNING if row.state is JobState.SUBMITTED else JobState.RUNNING
     busy = [other for other in all_rows if other.state is busy_state]
     worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
     if ahead:
-        return f"waits for the {worker}, {len(ahead) + len(busy)} before it"
-    return f"waits for job {busy[0].id}" if busy else f"goes to the {worker} next"
+        place = f"waits for the {worker}, {len(ahead) + len(busy)} before it"
+    else:
+        place = f"waits for job {busy[0].id}" if busy else f"goes to the {worker} next"
+    return "; ".join(filter(None, (place, _again(row))))
+
+
+def _again(row: JobRow) -> str:
+    """Of a job that is not in its first attempt: which one it is, from where, and how the last one ended."""
+    ended = [attempt for attempt in row.history if attempt["ended_at"] is not None]
+    if not ended:
+        return ""
+    running = row.state is JobState.RUNNING
+    step = row.history[-1]["from_step"] if running else row.last_checkpoint_step
+    number = row.attempts if running else row.attempts + 1
+    origin = "from the start" if step is None else f"from step {step}"
+    return f"attempt {number}, {origin}; before: {ended[-1]['ending']}"
 
 
 def _before(other: JobRow, row: JobRow) -> bool:

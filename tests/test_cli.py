@@ -78,7 +78,9 @@ def test_up_starts_one_daemon_and_down_ends_it(shell: Shell) -> None:
     assert shell.json("down") == {"ended": False}
 
 
-@pytest.mark.parametrize("words", [["status"], ["show", "1"], ["logs", "1"], ["cancel", "1"], ["submit", "job.yaml"]])
+@pytest.mark.parametrize(
+    "words", [["status"], ["show", "1"], ["logs", "1"], ["cancel", "1"], ["retry", "1"], ["submit", "job.yaml"]]
+)
 def test_without_a_daemon_commands_say_how_to_start_one(words: list[str], shell: Shell) -> None:
     done = shell.run(*words)
     assert (done.returncode, done.stdout) == (69, "")
@@ -117,7 +119,7 @@ def test_a_wrong_job_is_refused_and_nothing_is_enqueued(running: Shell) -> None:
 
 
 def test_a_job_that_is_not_there_exits_with_4(running: Shell) -> None:
-    for command in ("show", "logs", "cancel"):
+    for command in ("show", "logs", "cancel", "retry"):
         for number in ("7", str(2**31 - 1)):
             done = running.run(command, number)
             assert (done.returncode, done.stderr.splitlines()[0]) == (4, f"There is no job {number}.")
@@ -136,7 +138,7 @@ def test_budgets_of_the_command_line_stand_above_the_file(running: Shell) -> Non
 
 def test_help_names_every_command(shell: Shell) -> None:
     text = shell.run("--help").stdout
-    for command in ("run", "submit", "plan", "status", "show", "logs", "cancel", "up", "down", "doctor"):
+    for command in ("run", "submit", "plan", "status", "show", "logs", "cancel", "retry", "up", "down", "doctor"):
         assert f"\n  {command} " in text
         assert shell.run(command, "--help").returncode == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ PLAN = Plan(
 DOCUMENT = {"plan": to_json(PLAN), "measured": True, "cached": False, "solve_s": 1.5}
 JOB: dict[str, Any] = {
     "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
-    "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"],
+    "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"], "history": [],
+    "last_checkpoint_step": None,
     "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eval_loss": 2.4567, "eta_s": 80.0},
     "predicted": {"step_s": 0.5, "gpu_peak_bytes": 90 * 2**20},
     "measured": {"step_s": 0.55, "gpu_peak_bytes": 89 * 2**20},
@@ -115,6 +117,21 @@ def test_show_tells_file_and_budgets_of_a_job_without_a_plan(tmp_path: Path) -> 
     assert "GPU budget   1.0 GiB" in lines
     assert "host budget  not given" in lines
     assert not any("budget" in line for line in printed(views.job(JOB | {"run_dir": str(tmp_path)}, DOCUMENT)))
+
+
+def test_show_tells_attempts_where_there_was_more_than_one() -> None:
+    first = {"number": 1, "started_at": 0.0, "from_step": None, "ended_at": 60.0, "ending": "cancelled", "step": 40}
+    second = {"number": 2, "started_at": 120.0, "from_step": 40, "ended_at": None}
+    lines = printed(views.job(JOB | {"history": [first, second]}, None))
+    at = next(number for number, line in enumerate(lines) if line.startswith("attempts "))
+    assert re.fullmatch(r"attempts +1  \S+ \S+, from the start, \S+ \S+: cancelled", lines[at])
+    assert re.fullmatch(r" +2  \S+ \S+, from step 40", lines[at + 1])
+    assert not any("from the start" in line for line in printed(views.job(JOB | {"history": [second]}, None)))
+
+
+def test_a_job_that_is_tried_again_says_from_where() -> None:
+    assert views.retried(JOB | {"last_checkpoint_step": 40}, 1) == "Job 3 goes on from step 40; place 1 in the queue."
+    assert "starts again from the start" in views.retried(JOB, 1)
 
 
 def test_show_tells_an_error_as_it_was_raised() -> None:

@@ -128,7 +128,7 @@ def test_a_followed_log_ends_with_the_job(shared: House) -> None:
     assert "planner here" in log
     assert '"plan"' not in log  # what the planner prints is for programs
     assert "trainer here, from step 0\n" in log
-    assert log.endswith("the trainer ended with exit code 0\n")
+    assert log.endswith("the trainer is done\n")
     assert log == "".join(shared.client.logs(number))
 
 
@@ -153,6 +153,7 @@ def test_a_running_job_is_cancelled_without_a_checkpoint(shared: House) -> None:
     shared.client.cancel(number)
     job = shared.wait_for(number, "cancelled", "done")
     assert (job["state"], job["last_checkpoint_step"], job["stop_reason"]) == ("cancelled", None, "cancel")
+    assert "".join(shared.client.logs(number)).endswith(" cancelled\n")
     assert shared.living_trainers(number) == []
 
 
@@ -194,6 +195,31 @@ def test_a_killed_trainer_goes_on_from_its_last_checkpoint(shared: House) -> Non
     assert resumed_from(shared, number)[1] in (10, 20)
     shared.client.cancel(number)
     shared.wait_for(number, "cancelled")
+
+
+def test_a_cancelled_job_that_is_tried_again_goes_on_from_its_checkpoint_under_its_plan(shared: House) -> None:
+    number = shared.submit("second thoughts", steps=60, save_steps=10)
+    shared.wait_for_step(number, 15)
+    shared.client.cancel(number)
+    step = shared.wait_for(number, "cancelled")["last_checkpoint_step"]
+    assert shared.client.retry(number)["state"] in ("waiting", "running")
+    job = shared.wait_for(number, "done", "failed")
+    assert (job["state"], job["attempts"], job["stop_reason"]) == ("done", 2, None)
+    assert resumed_from(shared, number) == [None, step]
+    assert [attempt["ending"] for attempt in job["history"]] == ["cancelled", "the trainer is done"]
+    assert "".join(shared.client.logs(number)).count("planner here") == 2, "an estimate and a measurement, at first"
+    with pytest.raises(UserError, match=f"Job {number} is done; only a job that failed"):
+        shared.client.retry(number)
+
+
+def test_a_job_that_is_tried_again_under_another_budget_is_planned_anew(shared: House) -> None:
+    number = shared.submit("wrong", steps=5)
+    shared.wait_for(number, "failed")
+    shared.client.retry(number, gpu_budget=2**30)
+    job = shared.wait_for(number, "failed", "done")
+    assert job["attempts"] == 2
+    assert "gpu_budget: 1073741824\n" in (shared.paths.run_folder(number) / "resolved.yaml").read_text()
+    assert "".join(shared.client.logs(number)).count("planner here") == 4
 
 
 def test_a_job_that_dies_three_times_at_one_place_has_failed(shared: House) -> None:

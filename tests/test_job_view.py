@@ -16,7 +16,12 @@ from planner.runfolder import RunFolder
 
 def row(number: int, state: JobState, run_dir: Path = Path("/nowhere"), **values: Any) -> JobRow:
     return JobRow(
-        id=number, name="job", state=state, priority=values.pop("priority", 0), run_dir=str(run_dir), **values
+        id=number,
+        name="job",
+        state=state,
+        priority=values.pop("priority", 0),
+        run_dir=str(run_dir),
+        **{"history": [], "attempts": 0, **values},
     )
 
 
@@ -38,6 +43,25 @@ def test_a_job_that_is_being_stopped_says_why() -> None:
     assert reason(row(1, JobState.RUNNING)) == ""
     assert reason(row(1, JobState.RUNNING, stop_reason=StopReason.CANCEL)) == "is being cancelled"
     assert reason(row(1, JobState.RUNNING, stop_reason=StopReason.SHUTDOWN)) == "saves a checkpoint to stop"
+
+
+def test_a_job_in_a_later_attempt_says_from_where_and_why() -> None:
+    killed = {"number": 1, "from_step": None, "ended_at": 2.0, "ending": "the trainer was killed by SIGKILL (signal 9)"}
+    now = {"number": 2, "from_step": 40, "ended_at": None}
+    waiting = row(1, JobState.WAITING, history=[killed], attempts=1, last_checkpoint_step=40)
+    running = row(1, JobState.RUNNING, history=[killed, now], attempts=2, last_checkpoint_step=40)
+    words = f"attempt 2, from step 40; before: {killed['ending']}"
+    assert reason(waiting) == f"goes to the GPU next; {words}"
+    assert reason(running) == words
+    assert reason(row(1, JobState.RUNNING, history=[now], attempts=1)) == ""
+
+
+def test_progress_is_that_of_the_attempt_that_runs(tmp_path: Path) -> None:
+    start = {"event": "start", "step": 0, "total_steps": 9}
+    events = [start, *(step(n, 1.0, 1) for n in range(1, 6)), start | {"step": 2, "resumed_from": 2}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    progress = job_view(row(1, JobState.RUNNING, tmp_path), [])["progress"]
+    assert (progress["step"], progress["loss"], progress["eta_s"]) == (2, None, None)
 
 
 def test_a_job_before_its_first_plan_has_no_figures() -> None:

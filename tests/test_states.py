@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from offmated.states import CRASH_LIMIT, FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, judge
+from offmated.states import AGAIN, CRASH_LIMIT, FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, account, judge
 
 trainer = partial(Ending, process="trainer")
 PLANNING, RUNNING = JobState.PLANNING, JobState.RUNNING
@@ -18,6 +18,37 @@ def test_the_table_covers_every_state() -> None:
 
 def test_done_failed_and_cancelled_are_final() -> None:
     assert {JobState.DONE, JobState.FAILED, JobState.CANCELLED} == FINAL
+
+
+def test_a_failed_and_a_cancelled_job_may_be_tried_again_and_a_done_one_not() -> None:
+    assert {JobState.FAILED, JobState.CANCELLED} == AGAIN
+    assert all(NEXT[state] == frozenset(TAKEN_FROM.values()) for state in AGAIN)
+    assert NEXT[JobState.DONE] == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "words"),
+    [
+        (None, 0, "the trainer is done"),
+        (StopReason.CANCEL, 0, "the trainer is done"),
+        (StopReason.CANCEL, -15, "cancelled"),
+        (StopReason.CANCEL, 75, "cancelled"),
+        (StopReason.SHUTDOWN, 75, "stopped with the daemon"),
+        (None, -9, "the trainer was killed by SIGKILL (signal 9)"),
+        (None, 75, "the trainer was stopped from outside"),
+        (None, None, "went down with its worker"),
+        (None, 1, "the trainer failed with exit code 1"),
+    ],
+)
+def test_an_ending_is_told_in_words(stop: StopReason | None, code: int | None, words: str) -> None:
+    assert account(stop, trainer(exit_code=code)) == words
+
+
+def test_an_ending_with_a_reason_is_told_with_it() -> None:
+    assert (
+        account(None, trainer(exit_code=2, error={"what": "No such column."})) == "the trainer failed: No such column."
+    )
+    assert account(None, trainer(exit_code=None, blameless=True)) == "went down with the daemon or the machine"
 
 
 def test_every_state_is_reached_from_submitted() -> None:

@@ -84,18 +84,18 @@ def test_a_database_is_copied_before_an_upgrade(
     (scripts / "versions").mkdir()
     for real in (*scripts_folder().glob("*.*"), *scripts_folder().glob("versions/*.py")):
         (scripts / real.relative_to(scripts_folder())).symlink_to(real)
-    (scripts / "versions" / "0002_more.py").write_text(
-        "import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '0002', '0001'\n"
+    (scripts / "versions" / "0003_more.py").write_text(
+        "import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '0003', '0002'\n"
         "def upgrade():\n    op.add_column('jobs', sa.Column('colour', sa.String(8)))\n"
     )
     monkeypatch.setattr("offmated.migrate.scripts_folder", lambda: scripts)
     upgrade(store.engine, paths)
     with store.engine.connect() as connection:
         assert connection.execute(text("SELECT name, colour FROM jobs")).all() == [("before", None)]
-    (copy,) = paths.backups.glob("offmate-0001-*.db")
+    (copy,) = paths.backups.glob("offmate-0002-*.db")
     with sqlite3.connect(copy) as old:
         assert old.execute("SELECT name FROM jobs").fetchall() == [("before",)]
-        assert old.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+        assert old.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
 
 
 def test_a_database_of_a_newer_offmate_is_refused(store: Store, paths: Paths) -> None:
@@ -105,7 +105,7 @@ def test_a_database_of_a_newer_offmate_is_refused(store: Store, paths: Paths) ->
         upgrade(store.engine, paths)
     assert str(caught.value) == (
         "The database was made by a newer offmate.\n"
-        "  its revision is 9999, this offmate knows 0001\n"
+        "  its revision is 9999, this offmate knows 0002\n"
         f"  hint: install the newer offmate again, or go back to a copy in {paths.backups}   [database-too-new]"
     )
 
@@ -117,8 +117,8 @@ def test_a_failing_migration_leaves_the_database_as_it_was(
     (scripts / "versions").mkdir(parents=True)
     for real in (*scripts_folder().glob("*.*"), *scripts_folder().glob("versions/*.py")):
         (scripts / real.relative_to(scripts_folder())).symlink_to(real)
-    (scripts / "versions" / "0002_bad.py").write_text(
-        "from alembic import op\nrevision, down_revision = '0002', '0001'\n"
+    (scripts / "versions" / "0003_bad.py").write_text(
+        "from alembic import op\nrevision, down_revision = '0003', '0002'\n"
         "def upgrade():\n    op.execute('CREATE TABLE half (id INTEGER)')\n    op.execute('no such statement')\n"
     )
     monkeypatch.setattr("offmated.migrate.scripts_folder", lambda: scripts)
@@ -126,7 +126,7 @@ def test_a_failing_migration_leaves_the_database_as_it_was(
         upgrade(store.engine, paths)
     with store.engine.connect() as connection:
         assert connection.execute(text("SELECT name FROM sqlite_master WHERE name = 'half'")).all() == []
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "0001"
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "0002"
 
 
 def test_sqlite_keeps_its_rollback_journal_unless_its_log_is_sound(store: Store) -> None:
@@ -219,6 +219,39 @@ def test_a_run_counts_its_attempts_and_keeps_its_figures(store: Store, paths: Pa
     row = store.job(number)
     assert (row.attempts, row.exit_code, row.owner, row.result) == (2, 0, None, end)
     assert row.ended_at is not None
+
+
+def test_the_first_start_stays_and_each_attempt_is_told(store: Store, paths: Paths) -> None:
+    number = waiting(store, paths)
+    first = store.take(number, JobState.RUNNING, ME)
+    assert first is not None
+    (RunFolder(paths.run_folder(number)).checkpoints / "step-40").mkdir(parents=True)
+    store.end(first, -9)
+    second = store.take(number, JobState.RUNNING, ME)
+    assert second is not None
+    store.stop(number, StopReason.CANCEL)
+    store.end(second, -15)
+    row = store.job(number)
+    assert row.started_at == first.started_at == row.history[0]["started_at"] < row.history[1]["started_at"]
+    assert [(a["number"], a["from_step"], a["step"], a["ending"]) for a in row.history] == [
+        (1, None, 40, "the trainer was killed by SIGKILL (signal 9)"), (2, 40, 40, "cancelled"),
+    ]  # fmt: skip
+    assert all(attempt["started_at"] <= attempt["ended_at"] for attempt in row.history)
+
+
+@pytest.mark.parametrize("due", [JobState.SUBMITTED, JobState.WAITING])
+def test_a_failed_job_comes_back_without_its_crashes_and_with_its_history(
+    store: Store, paths: Paths, due: JobState
+) -> None:
+    number = waiting(store, paths)
+    row = store.take(number, JobState.RUNNING, ME)
+    assert row is not None
+    assert store.end(row, 1) is JobState.FAILED
+    row = store.retry(number, due)
+    assert (row.state, row.crashes, row.error, row.ended_at, row.attempts) == (due, 0, None, None, 1)
+    assert row.history[0]["ending"] == "the trainer failed with exit code 1"
+    with pytest.raises(UserError, match=f"Job {number} is {due}; only a job that failed or was cancelled"):
+        store.retry(number, due)
 
 
 def test_who_lost_a_job_cannot_end_it(store: Store, paths: Paths) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from offmated.models import JobRow
-from offmated.states import JobState
+from offmated.states import Ending, JobState, account
 from offmated.store import Store
 from planner.cache import Cache
 from planner.chain import Chain
@@ -32,7 +32,8 @@ def run_job(job_id: int) -> None:
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
             process, code = _train(row, run, store.url, watch)
-            say(run, f"the {process} " + (f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"))
+            ending = Ending(process=process, exit_code=code, error=run.read_error())
+            say(run, account(store.job(job_id).stop_reason, ending))
             store.end(row, code, process=process)
             if process == "trainer" and code == Exit.DONE:  # last: the job is done, whatever becomes of this
                 forget_if_wrong(run, store.url)

@@ -25,6 +25,7 @@ from offmated.launcher import start_in_background
 from offmated.paths import Paths
 from offmated.states import LARGEST_ID, JobState
 from planner.errors import Exit, UserError
+from planner.units import parse_bytes
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 ID = click.argument("job_id", metavar="ID", type=click.IntRange(1, LARGEST_ID))
@@ -133,6 +134,19 @@ def cancel(job_id: int, as_json: bool) -> None:
     """End a job for good; a running one at once and without a checkpoint."""
     job = Client(Paths.from_environment()).cancel(job_id)
     print_json(job) if as_json else console().print(views.cancelled(job))
+
+
+@main.command()
+@ID
+@budget_options
+@json_option
+def retry(job_id: int, gpu_budget: str | None, cpu_budget: str | None, as_json: bool) -> None:
+    """Try a failed or cancelled job again, from its last checkpoint if it has one."""
+    budgets = {"gpu_budget": gpu_budget, "cpu_budget": cpu_budget}
+    client = Client(Paths.from_environment())
+    job = client.retry(job_id, **{name: parse_bytes(size) for name, size in budgets.items() if size is not None})
+    place = views.place(job, client.jobs())
+    print_json(job | {"place": place}) if as_json else click.echo(views.retried(job, place))
 
 
 @main.command()

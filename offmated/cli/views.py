@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,7 @@ def job(found: Json, plan: Json | None) -> RenderableType:
         ("left", remaining(found)),
         ("submitted", moment(found["created_at"])),
         ("started", moment(found["started_at"])),
+        *_attempts(found),
         ("ended", moment(found["ended_at"])),
         ("run folder", found["run_dir"]),
         ("model folder", found["output"] or ""),
@@ -113,6 +114,25 @@ def job(found: Json, plan: Json | None) -> RenderableType:
     if found["error"]:
         lines += [Text(), Text(str(UserError.from_json(found["error"])))]
     return Group(*lines)
+
+
+def retried(job: Json, place: int) -> str:
+    """After `retry`."""
+    step = job["last_checkpoint_step"]
+    origin = "starts again from the start: it has no checkpoint" if step is None else f"goes on from step {step}"
+    return f"Job {job['id']} {origin}; place {place} in the queue."
+
+
+def _attempts(job: Json) -> Iterator[tuple[str, str]]:
+    """A line for each, where there was more than one, or one that did not end well."""
+    history = job["history"]
+    if len(history) == 1 and job["state"] in (JobState.RUNNING, JobState.DONE):
+        return
+    for attempt in history:
+        name = "" if attempt["number"] > 1 else "attempts"
+        origin = "from the start" if attempt["from_step"] is None else f"from step {attempt['from_step']}"
+        ending = "" if attempt["ended_at"] is None else f", {moment(attempt['ended_at'])}: {attempt['ending']}"
+        yield name, f"{attempt['number']}  {moment(attempt['started_at'])}, {origin}{ending}"
 
 
 def _asked(run: RunFolder) -> list[tuple[str, str | Text]]:

@@ -1,0 +1,14 @@
+"""What became of each attempt of a job."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade() -> None:
+    """Add it."""
+    op.add_column("jobs", sa.Column("history", sa.JSON(), nullable=False, server_default="[]"))
