@@ -60,7 +60,7 @@ class Option:
     """One way to treat a block's internal activations; all figures are per slice.
 
     `saved_bytes` stays on the device from forward to backward, the block's own input not counted.
-    `offloaded_bytes` travels to the host after forward and back before backward.
+    `offloaded_bytes` travels to the host after forward and back before backward, the input included where it does.
     `forward_peak_bytes` is the most that exists while forward runs, above what existed before it (outputs and saved
     tensors included); `backward_peak_bytes` likewise for backward, above the saved tensors and the existing sums of
     weight gradients; `backward_first_peak_bytes` for the slice that makes these sums, the sums included (None: the
@@ -77,7 +77,7 @@ class Option:
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
     backward_first_peak_bytes: int | None = None
-    reads_input: bool = True  # backward reads the block's input, which then stays on the device from F to B
+    reads_input: bool = True  # the block's input stays on the device from F to B: backward reads it
     reads_weights: tuple[str, ...] | None = None  # tensors backward reads; None: all of the block's
     recipe: str = "keep"
     chunk_rows: int = 0  # of the head: it computes its loss in chunks of so many rows; 0: in one piece

@@ -102,7 +102,7 @@ def measure_frame(
 ) -> FrameBytes:
     """The frame's bytes, when blocks of a kind run under any of its `pairs`: where pairs differ in what they keep of
     the frame, the most. `chunk_rows`: the head computes its loss in chunks of so many rows; 0: in one piece."""
-    reading = {pair.reads_interface for kind in names.kinds for pair in pairs[kind] if pair.interface is not None}
+    reading = {pair.keeps_interface for kind in names.kinds for pair in pairs[kind] if pair.interface is not None}
     runs = []
     for keep_input in sorted(reading) or [False]:  # nothing below the head is trained
         run = _Run(model, names, pairs, device, keep_input=keep_input, chunk_rows=chunk_rows)

@@ -15,7 +15,16 @@ from torch.overrides import TorchFunctionMode
 from planner.chain import Block, Chain, Option, Tensor
 from planner.errors import Exit, UserError
 from planner.frame import FrameBytes, measure_frame, trace_blocks
-from planner.graph import RECIPES, BlockCode, BlockNames, EagerPair, Pair, check_chunked, find_blocks, refuse_autocast
+from planner.graph import (
+    RECIPES,
+    BlockCode,
+    BlockNames,
+    EagerPair,
+    check_chunked,
+    find_blocks,
+    make_pairs,
+    refuse_autocast,
+)
 from planner.graph import chunk_rows as rows_of_a_chunk
 from planner.hardware import Hardware
 from planner.job import Job
@@ -105,16 +114,17 @@ class Analysis:
         taken = times.of(kind, name)
         is_head = index == len(self.names.all) - 1
         names = dict(zip(self.local_names[index], (t.name for t in self.tensors[index]), strict=True))
+        saved = pair.saved_bytes * pair.recipe.offloads
         return Option(
             name=name,
-            saved_bytes=0 if pair.recipe.offloads else pair.saved_bytes,
-            offloaded_bytes=pair.saved_bytes if pair.recipe.offloads else 0,
+            saved_bytes=pair.saved_bytes - saved,
+            offloaded_bytes=saved + pair.interface_bytes * pair.recipe.offloads_input,
             forward_s=taken.forward_s,
             backward_s=taken.backward_s,
             forward_peak_bytes=self.frame.head_peak if is_head else pair.forward_peak,
             backward_peak_bytes=pair.backward_peak[False],
             backward_first_peak_bytes=pair.backward_peak[True],
-            reads_input=pair.reads_interface,
+            reads_input=pair.keeps_interface,
             reads_weights=tuple(names[local] for local in pair.backward_weights),
             recipe=pair.recipe.name,
             chunk_rows=self.chunk_rows if is_head else 0,
@@ -160,7 +170,7 @@ def analyse_model(
         elif kind not in pairs:
             # Embedding and head keep everything: what they save is small, or used at once.
             recipes = RECIPES.values() if 0 < index < len(names.kinds) - 1 else (RECIPES["keep"],)
-            pairs[kind] = {recipe.name: Pair(joint, recipe) for recipe in recipes}
+            pairs[kind] = {**make_pairs(joint, recipes)}
     with watch:
         by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
         frame = measure_frame(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)

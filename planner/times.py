@@ -82,8 +82,8 @@ def _loss_work(pair: BlockCode) -> tuple[Work, ...]:
 
 def measure_pairs(pairs: Pairs, head: str, device: torch.device, estimate: Times, *, chunk_rows: int = 0) -> Times:
     """Run every pair on random data: the median of a few runs after a warm-up. The options of a kind take turns,
-    so that what else the machine does in between touches all alike. `chunk_rows`: the head has its loss in chunks of so
-    many rows, forward and backward in one.
+    so that what else the machine does in between touches all alike; those with the same code share its time.
+    `chunk_rows`: the head has its loss in chunks of so many rows, forward and backward in one.
 
     An option that does not fit the device's memory by itself gets the time of `estimate`; a plan cannot use it anyhow.
     """
@@ -92,7 +92,9 @@ def measure_pairs(pairs: Pairs, head: str, device: torch.device, estimate: Times
         if kind == head and chunk_rows:
             runs = {option: _measure_chunks(code, chunk_rows, device) for option, code in by_option.items()}
         else:
-            runs = _measure_kind(by_option, device, with_loss=kind == head)
+            codes = {code.recipe.saves: code for code in by_option.values()}
+            by_code = _measure_kind(codes, device, with_loss=kind == head)
+            runs = {option: by_code[code.recipe.saves] for option, code in by_option.items()}
         for option, seconds in runs.items():
             if not seconds:
                 log.warning(
@@ -112,8 +114,8 @@ def measure_pairs(pairs: Pairs, head: str, device: torch.device, estimate: Times
 def _measure_kind(
     pairs: Mapping[str, BlockCode], device: torch.device, *, with_loss: bool
 ) -> dict[str, list[tuple[float, float]]]:
-    """Option -> (forward, backward) seconds of each run, the warm-up first; nothing for an option that does not fit."""
-    runs: dict[str, list[tuple[float, float]]] = {option: [] for option in pairs}
+    """Per pair (forward, backward) seconds of each run, the warm-up first; nothing for one that does not fit."""
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
     pair = next(iter(pairs.values()))  # what goes in and what comes back is the same for all
     try:
         primals = [random_data(t, device) if t is not None else torch.empty(0) for t in pair.primal_values]

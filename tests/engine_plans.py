@@ -100,7 +100,7 @@ def streaming_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan
             stage = f"H{last}" if used == (last,) else f"B{used[0]}"
             add(lines[stage], gpu_update=[name], evict=[f"g:{name}"])
     kept = [f"{c}:{name}" for name in users if name not in moved for c in "ws"]
-    options = [b.options[i % 3].name if len(b.options) == 3 else b.options[0].name for i, b in enumerate(chain.blocks)]
+    options = [b.options[i % len(b.options)].name for i, b in enumerate(chain.blocks)]
     return make_plan(chain, lines, options=tuple(options), resident=kept, slices=slices, rounds=1, clip=clip)
 
 

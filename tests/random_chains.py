@@ -29,12 +29,12 @@ def tensors(draw: st.DrawFn, name: str) -> Tensor:
 
 @st.composite
 def layers(draw: st.DrawFn, index: int, in_frame: bool) -> Block:
-    """A block in the middle: up to three tensors, one to three options."""
+    """A block in the middle: up to three tensors, one to four options."""
     own = tuple(draw(tensors(f"l{index}.{letter}")) for letter in "abc"[: draw(st.integers(0, 3))])
     saved, first = draw(sizes), draw(st.booleans())
     forward_s, backward_s = draw(times), draw(times)
     gradients = sum(t.gradient_bytes for t in own)
-    peak = draw(sizes)
+    peak, in_bytes = draw(sizes), draw(sizes) // 4
     options = [
         Option(
             name="keep", saved_bytes=saved, forward_s=forward_s, backward_s=backward_s, forward_peak_bytes=saved + 50,
@@ -49,10 +49,14 @@ def layers(draw: st.DrawFn, index: int, in_frame: bool) -> Block:
             name="offload", offloaded_bytes=saved // 2, forward_s=forward_s, backward_s=backward_s * 1.1,
             forward_peak_bytes=saved, backward_peak_bytes=peak, recipe="offload",
         ),
+        Option(
+            name="offload-input", offloaded_bytes=in_bytes, forward_s=forward_s, backward_s=backward_s + forward_s,
+            forward_peak_bytes=saved, backward_peak_bytes=saved + peak, recipe="offload-input", reads_input=False,
+        ),
     ]  # fmt: skip
     return Block(
-        name=f"layer{index}", kind=f"layer{index}", tensors=own, options=tuple(options[: draw(st.integers(1, 3))]),
-        input_bytes=draw(sizes) // 4, output_bytes=50, forward_held_bytes=draw(sizes) // 4,
+        name=f"layer{index}", kind=f"layer{index}", tensors=own, options=tuple(options[: draw(st.integers(1, 4))]),
+        input_bytes=in_bytes, output_bytes=50, forward_held_bytes=draw(sizes) // 4,
         forward_frame_bytes=draw(sizes) // 4, backward_held_bytes=draw(sizes) // 4,
         backward_frame_bytes=draw(sizes) // 4, frame_gradient_bytes=draw(sizes) // 4 * in_frame,
     )  # fmt: skip

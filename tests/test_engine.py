@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from planner.errors import UserError
-from planner.graph import Pair
+from planner.graph import RECIPES, Pair
 from planner.memory import gpu_peak_bytes
 from planner.plan import Direction
 from planner.program import compile_program
@@ -50,7 +50,7 @@ def test_bf16_weights_with_fp32_masters_equal_plain_pytorch_bitwise(make, name, 
     assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), plain.model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("option", ["keep", "recompute", "offload"])
+@pytest.mark.parametrize("option", RECIPES)
 @pytest.mark.parametrize("name", ["qwen2", "bloom"])
 def test_each_option_alone_equals_plain_pytorch_bitwise(make, name, option):
     engine, plain = make(name, resident_plan, slices=2, option=option)
@@ -200,7 +200,7 @@ def with_auxiliary_loss(model):
     return model
 
 
-@pytest.mark.parametrize("option", ["keep", "recompute", "offload"])
+@pytest.mark.parametrize("option", RECIPES)
 def test_gradients_that_reach_a_block_from_the_loss_and_from_the_next_block_are_both_there(option):
     model, plain = (with_auxiliary_loss(make_model("llama")) for _ in range(2))
     chain = chain_of(model)

@@ -96,15 +96,19 @@ class Call(BlockCall):
         super().__init__(pair, tensors, given)
         self.block, self.k = block, k
         self._items, self._device_type = device.items, device.type
-        self._item = f"a:{block.index}.{k}" if pair.recipe.offloads else None
+        recipe = pair.recipe
+        self._item = f"a:{block.index}.{k}" if recipe.offloads or recipe.offloads_input else None
+        self._input: int | None = None  # among the primals, where it is in the item
+        if recipe.offloads_input and pair.interface is not None:
+            self._input = pair.n_params + pair.n_buffers + pair.interface
         self._primals: dict[int, Tensor] = {}
         self._saved: list[Tensor] = []
         self._moved: list[bool] = []
         self._states: list[Tensor] = []
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The block's outputs. Weights come again for backward; the block's input, masks and rotary tables of the frame
-        are kept by reference."""
+        """The block's outputs. Weights come again for backward; the block's input (where it is not offloaded), masks
+        and rotary tables of the frame are kept by reference."""
         pair = self.pair
         values = [*(self._items[item][0] for item in self.block.items), *self.block.buffers(), *tensors]
         tensors.clear()
@@ -117,6 +121,8 @@ class Call(BlockCall):
             self._moved = [t.device.type == self._device_type for t in self._saved]
             self._items[self._item] = [t for t, moved in zip(self._saved, self._moved, strict=True) if moved]
             self._saved = [t for t, moved in zip(self._saved, self._moved, strict=True) if not moved]
+            if self._input is not None:
+                self._items[self._item].append(self._primals.pop(self._input))
         return results[: pair.n_outputs]
 
     def backward(self, sums: Gradients) -> list[Tensor | None]:
@@ -125,6 +131,8 @@ class Call(BlockCall):
         if self._item:
             there, here = iter(self._items.pop(self._item)), iter(self._saved)
             self._saved = [next(there if moved else here) for moved in self._moved]
+            if self._input is not None:
+                self._primals[self._input] = next(there)
             del there, here
         values = [*self._saved, *(self._primal(i) for i in pair.backward_primals), *self.take_tangents()]
         self._saved = []

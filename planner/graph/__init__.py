@@ -7,7 +7,7 @@ from planner.graph.detect import BlockNames, find_blocks
 from planner.graph.eager import EagerPair
 from planner.graph.joint import Joint, trace_block
 from planner.graph.label import label
-from planner.graph.pair import Pair
+from planner.graph.pair import Pair, make_pairs
 from planner.graph.recipes import EAGER, RECIPES, Recipe
 from planner.graph.result import Result
 from planner.graph.signature import CallShape, flatten_call
@@ -33,6 +33,7 @@ __all__ = [
     "flatten_call",
     "label",
     "loss_only",
+    "make_pairs",
     "refuse_autocast",
     "run_slice",
     "take_turns",

@@ -60,6 +60,11 @@ class BlockCode(ABC):
     adoptable: Mapping[str, bool]
 
     @property
+    def keeps_interface(self) -> bool:
+        """The block's input stays on the device from forward to backward."""
+        return self.reads_interface and not self.recipe.offloads_input
+
+    @property
     def n_outputs(self) -> int:
         """How many tensors the block makes for its result."""
         return len(self.output_values)

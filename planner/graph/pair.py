@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
@@ -107,6 +108,19 @@ class Pair(BlockCode):
     ) -> list[torch.Tensor | None]:
         results, _ = self._backward(values, states, sink)
         return list(results)
+
+
+def make_pairs(joint: Joint, recipes: Iterable[Recipe]) -> dict[str, Pair]:
+    """A pair per recipe, by its name: those that save alike share their code. Without those that would send an input
+    which backward does not read."""
+    codes: dict[str, Pair] = {}
+    made: dict[str, Pair] = {}
+    for recipe in recipes:
+        code = codes.get(recipe.saves) or codes.setdefault(recipe.saves, Pair(joint, recipe))
+        if code.reads_interface or not recipe.offloads_input:
+            made[recipe.name] = pair = copy.copy(code)
+            pair.recipe = recipe
+    return made
 
 
 def _forward_nodes(joint: Joint, body: Sequence[fx.Node]) -> set[fx.Node]:

@@ -15,11 +15,13 @@ _MATMULS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """`saves`: which results forward hands to backward ("all", "matmul" or "none"); the rest is computed again.
-    `offloads`: what is saved travels to the host in between."""
+    `offloads`: what is saved travels to the host in between; `offloads_input`: so does the block's input, for backward
+    reads it."""
 
     name: str
     saves: str
     offloads: bool = False
+    offloads_input: bool = False
 
     def may_save(self, node: fx.Node) -> bool:
         """Whether the value of `node` may be among the saved tensors."""
@@ -36,6 +38,8 @@ RECIPES = {
         Recipe(name="keep", saves="all"),
         Recipe(name="recompute", saves="none"),
         Recipe(name="offload", saves="matmul", offloads=True),
+        Recipe(name="offload-input", saves="none", offloads_input=True),
+        Recipe(name="offload-all", saves="matmul", offloads=True, offloads_input=True),
     )
 }
 
