@@ -12,6 +12,7 @@ from offmated.models import JobRow
 from offmated.paths import Paths
 from offmated.states import AGAIN, FINAL, JobState
 from offmated.store import Store
+from planner.datafiles import check_data
 from planner.errors import Exit, UserError
 from planner.job import Job
 from planner.place import check_place
@@ -29,6 +30,7 @@ def submit(
     """
     job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
     _check_output(job, store)
+    unseen = check_data(job)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f".new-{uuid.uuid4().hex}"
     kept: list[str] = []
@@ -48,6 +50,10 @@ def submit(
         _write(run.resolved, job.resolved_yaml())
         _flush(draft)
         row = store.add(name, make_folder)
+        for entry in unseen:
+            RunFolder(Path(row.run_dir)).say(
+                f"{entry} is of the Hugging Face hub: it is read when the job has its turn"
+            )
         return row, (*notes, *kept)
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # still there only when something went wrong
@@ -64,6 +70,8 @@ def retry(store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budge
     if row.state in AGAIN:
         job = Job.from_resolved(run.resolved)
         _check_output(job, store, run)
+        if run.last_checkpoint_step() is None:
+            check_data(job)
         budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
         if budgets:
             run.write_resolved(job.model_copy(update=budgets).resolved_yaml())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,11 @@ class RunFolder:
                 lines = lines[1:]  # the piece began in the middle of one
                 lines.insert(0, _last_line(file, b'{"event": "eval"', end=start))
         return _events([head, *lines] if head.endswith(b"\n") else [])
+
+    def say(self, text: str) -> None:
+        """Add a line of the daemon's own to log.txt."""
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"[offmate] {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def tail_of_log(self, lines: int) -> tuple[str, ...]:
         """The last lines of log.txt."""

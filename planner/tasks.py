@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -38,13 +37,7 @@ def cancelled(store: Store, job_id: int) -> bool:
 def run_planner(run: RunFolder, database_url: str, watch: Watch, *, measure: bool = False) -> int:
     """Run the planner process on a run folder; see `Watch.run`. What it prints is the plan for programs, which is in
     plan.json too; what it says to people, on stderr, goes to the job's log."""
-    say(run, "planning with measurements of the blocks" if measure else "planning")
+    run.say("planning with measurements of the blocks" if measure else "planning")
     options = ["--measure"] if measure else []
     command = [sys.executable, "-P", "-m", "planner", "plan", str(run.path), "--database", database_url, *options]
     return watch.run(command, run, keep_output=False)
-
-
-def say(run: RunFolder, text: str) -> None:
-    """Add a line of our own to the job's log."""
-    with run.log.open("a", encoding="utf-8") as log:
-        log.write(f"[offmate] {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")

@@ -12,6 +12,7 @@ from offmated.states import StopReason
 from offmated.store import Store
 from offmated.submission import submit
 from planner.errors import Exit, UserError
+from planner.runfolder import RunFolder
 
 JOB = "model: ./model\ndataset: text.jsonl\n"
 
@@ -54,6 +55,20 @@ def test_what_a_submission_that_was_cut_short_left_gives_way(store: Store, paths
     assert [folder.name for folder in paths.runs.iterdir()] == ["1"]
     assert (paths.runs / "1" / "job.yaml").read_text() == JOB
     assert not any("lost" in note for note in notes)
+
+
+def test_data_that_cannot_be_trained_on_leave_nothing_behind(store: Store, paths: Paths) -> None:
+    (paths.state.parent / "text.jsonl").write_text('{"body": "one"}\n')
+    with pytest.raises(UserError, match="found: body") as caught:
+        submit(store, paths, JOB, paths.state.parent)
+    assert caught.value.exit_code is Exit.USAGE
+    assert (store.jobs(), list(paths.runs.iterdir())) == ([], [])
+
+
+def test_the_log_says_which_data_nobody_has_looked_at(store: Store, paths: Paths) -> None:
+    row, _ = submit(store, paths, JOB.replace("text.jsonl", "[owner/set, text.jsonl]"), paths.state.parent)
+    (line,) = RunFolder(Path(row.run_dir)).tail_of_log(9)
+    assert line.endswith("owner/set is of the Hugging Face hub: it is read when the job has its turn")
 
 
 def refusal(store: Store, paths: Paths, output_dir: str) -> UserError:

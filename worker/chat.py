@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from planner.errors import Exit, UserError
+from planner.records import Message
 
-Message = dict[str, str]
 Spans = tuple[tuple[int, int], ...]
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -94,33 +94,3 @@ class ChatTemplate:
         """Templates write a newline after the end mark; the model never gets to say it, so it is not trained."""
         turn = text[start:end].rstrip()
         return start + len(turn) if self._end and turn.endswith(self._end) else end
-
-
-def conversation(value: object, roles: Callable[[str], str | None]) -> list[Message]:
-    """Messages with `role` and `content` from a record's list, in either spelling (role/content, from/value).
-
-    `roles` maps a role's name to ours, None when unknown. Raises ValueError saying what is wrong.
-    """
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"a conversation is a list of messages, this is {str(value)[:80]!r}")
-    messages = []
-    for entry in value:
-        if not isinstance(entry, dict):
-            raise ValueError(f"a message is an object with role and content, this is {str(entry)[:80]!r}")
-        named = entry.get("role") or entry.get("from")
-        role = roles(str(named))
-        if role is None:
-            raise ValueError(f"unknown role {named!r}")
-        content = entry["content"] if entry.get("content") is not None else entry.get("value")
-        messages.append({"role": role, "content": _content(content)})
-    return messages
-
-
-def _content(content: object) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
-        return "".join(part["text"] for part in content)
-    raise ValueError(f"a message's content is text, this is {str(content)[:80]!r}")

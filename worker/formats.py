@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from planner.errors import Exit, UserError
-from worker.chat import ChatTemplate, Spans, conversation
-
-Record = Mapping[str, object]
-
-_ROLES = {
-    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
-    "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-    "tool": "tool", "observation": "tool", "function": "tool",
-}  # fmt: skip
+from planner.records import ALPACA, Record, conversation, kind_of, text_of
+from worker.chat import ChatTemplate, Spans
 
 _ALPACA = (
     "Below is an instruction that describes a task{more}. "
@@ -48,37 +40,18 @@ class Format:
 
 def detect(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, name: str) -> Format:
     """The format that the columns of the dataset `name` show. Raises UserError listing what was found."""
-    has = set(columns)
-    for column in ("messages", "conversations"):
-        if column in has:
-            return _chat(column, tokenizer, system="system" in has and column == "conversations")
-    if {"prompt", "completion"} <= has:
+    kind = kind_of(columns, name)
+    if kind in ("messages", "conversations"):
+        return _chat(kind, tokenizer, system="system" in columns and kind == "conversations")
+    if kind == "prompt":
         return _prompt_completion(tokenizer)
-    if {"instruction", "output"} <= has:
-        return _alpaca(tokenizer, tuple(c for c in ("system", "instruction", "input", "output") if c in has))
-    if "text" in has:
-        return Format(name="text", uses=("text",), document=_text)
-    raise UserError(
-        f"The columns of {name} are not a format that is known.", code="unknown-columns", exit_code=Exit.USAGE,
-        numbers=(
-            f"found: {', '.join(columns)}",
-            "known: text | messages | conversations | prompt, completion | instruction, (input,) output",
-        ),
-        hint="rename the columns of the data to one of these sets",
-    )  # fmt: skip
-
-
-def _string(record: Record, column: str) -> str:
-    value = record.get(column)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise ValueError(f"column {column} is text, this is {str(value)[:80]!r}")
-    return value
+    if kind == "alpaca":
+        return _alpaca(tokenizer, tuple(column for column in ALPACA if column in columns))
+    return Format(name="text", uses=("text",), document=_text)
 
 
 def _text(record: Record) -> Document | None:
-    text = _string(record, "text")
+    text = text_of(record, "text")
     return Document(text=text, trained=((0, len(text)),)) if text else None
 
 
@@ -94,11 +67,11 @@ def _prompt_completion(tokenizer: PreTrainedTokenizerBase) -> Format:
 
     def document(record: Record) -> Document | None:
         if not isinstance(record.get("prompt"), list):
-            return _completion(_string(record, "prompt"), _string(record, "completion"))
+            return _completion(text_of(record, "prompt"), text_of(record, "completion"))
         if not template:
             template.append(ChatTemplate(tokenizer))
-        prompt = conversation(record["prompt"], _ROLES.get)
-        text, spans = template[0].render([*prompt, *conversation(record.get("completion"), _ROLES.get)])
+        prompt = conversation(record["prompt"])
+        text, spans = template[0].render([*prompt, *conversation(record.get("completion"))])
         past = sum(message["role"] == "assistant" for message in prompt)
         return Document(text=text, trained=spans[past:], special=False, ended=False)
 
@@ -111,8 +84,8 @@ def _chat(column: str, tokenizer: PreTrainedTokenizerBase, *, system: bool) -> F
     def document(record: Record) -> Document | None:
         if not record.get(column):
             return None
-        messages = conversation(record[column], _ROLES.get)
-        if system and (first := _string(record, "system")) and messages[0]["role"] != "system":
+        messages = conversation(record[column])
+        if system and (first := text_of(record, "system")) and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": first})
         text, spans = template.render(messages)
         return Document(text=text, trained=spans, special=False, ended=False)
@@ -126,14 +99,14 @@ def _alpaca(tokenizer: PreTrainedTokenizerBase, uses: tuple[str, ...]) -> Format
         template = ChatTemplate(tokenizer)
 
         def chat(record: Record) -> Document | None:
-            instruction, more, output = (_string(record, c) for c in ("instruction", "input", "output"))
+            instruction, more, output = (text_of(record, c) for c in ("instruction", "input", "output"))
             if not output:
                 return None
             messages = [
                 {"role": "user", "content": f"{instruction}\n{more}" if more else instruction},
                 {"role": "assistant", "content": output},
             ]
-            if system := _string(record, "system"):
+            if system := text_of(record, "system"):
                 messages.insert(0, {"role": "system", "content": system})
             text, spans = template.render(messages)
             return Document(text=text, trained=spans, special=False, ended=False)
@@ -141,12 +114,12 @@ def _alpaca(tokenizer: PreTrainedTokenizerBase, uses: tuple[str, ...]) -> Format
         return Format(name="instructions (alpaca) under the chat template", uses=uses, document=chat)
 
     def plain(record: Record) -> Document | None:
-        more = _string(record, "input")
+        more = text_of(record, "input")
         pair = ", paired with an input that provides further context" if more else ""
-        prompt = _ALPACA.format(more=pair, instruction=_string(record, "instruction"))
+        prompt = _ALPACA.format(more=pair, instruction=text_of(record, "instruction"))
         prompt += f"### Input:\n{more}\n\n" if more else ""
-        if system := _string(record, "system"):
+        if system := text_of(record, "system"):
             prompt = f"{system}\n\n{prompt}"
-        return _completion(f"{prompt}### Response:\n", _string(record, "output"))
+        return _completion(f"{prompt}### Response:\n", text_of(record, "output"))
 
     return Format(name="instructions (alpaca) under the alpaca prompt", uses=uses, document=plain)

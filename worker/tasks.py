@@ -15,7 +15,7 @@ from planner.errors import Exit
 from planner.job import Job
 from planner.processes import Process
 from planner.runfolder import RunFolder
-from planner.tasks import cancelled, run_planner, say
+from planner.tasks import cancelled, run_planner
 from planner.units import format_seconds
 from planner.watch import Watch
 from worker.metrics import free_step_s, read_metrics
@@ -33,7 +33,7 @@ def run_job(job_id: int) -> None:
             run.error.unlink(missing_ok=True)
             process, code = _train(row, run, store.url, watch)
             ending = Ending(process=process, exit_code=code, error=run.read_error())
-            say(run, account(store.job(job_id).stop_reason, ending))
+            run.say(account(store.job(job_id).stop_reason, ending))
             store.end(row, code, process=process)
             if process == "trainer" and code == Exit.DONE:  # last: the job is done, whatever becomes of this
                 forget_if_wrong(run, store.url)
@@ -49,8 +49,7 @@ def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
     predicted_s = plan["plan"]["step_s"]
     if 1 / _OFF <= step_s / predicted_s <= _OFF:
         return False
-    say(
-        run,
+    run.say(
         f"a step took {format_seconds(step_s)}, predicted were {format_seconds(predicted_s)}: what was measured for "
         "this plan is dropped; the next job like this one is measured again",
     )
@@ -67,7 +66,7 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
         several = job.gradient_accumulation_steps > 1 or not job.is_split
         matters = several and (plan is None or from_json(Chain, plan["chain"]).adds_by_rows)
         if matters and not run.tokens.exists():
-            say(run, "counting the data's tokens")
+            run.say("counting the data's tokens")
             code = watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run)
             if code != Exit.DONE:
                 return "data", code
@@ -75,5 +74,5 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
         if code != Exit.DONE:
             return "planner", code
     step = run.last_checkpoint_step()
-    say(run, f"training, attempt {row.attempts}, " + ("from the start" if step is None else f"from step {step}"))
+    run.say(f"training, attempt {row.attempts}, " + ("from the start" if step is None else f"from step {step}"))
     return "trainer", watch.run([sys.executable, "-P", "-m", "worker.trainer", str(run.path)], run)

@@ -1,0 +1,158 @@
+"""Data that cannot be trained on is told when a job is handed in; what the trainer can read is never refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner import datafiles
+from planner.datafiles import check_data
+from planner.errors import Exit, UserError
+from planner.job import Job
+from tests.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
+from worker.data import Batches
+
+TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def job_of(model: Path, tmp_path: Path, name: str, content: str | bytes, **keys: object) -> Job:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return make_job(model, path, **{"max_length": 64, **keys})
+
+
+def lines(*records: object) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+WRONG = [
+    ("a.jsonl", "", "empty-dataset", "The dataset "),
+    ("a.jsonl", "\n\n", "empty-dataset", "0 records"),
+    ("a.csv", "text\n", "empty-dataset", "0 records"),
+    ("a.txt", "", "nothing-to-train", "1 records, all of them empty"),
+    ("a.jsonl", lines({"text": ""}, {"text": None}), "nothing-to-train", "2 records, all of them empty"),
+    ("a.jsonl", lines({"body": "a"}), "unknown-columns", "found: body"),
+    ("a.csv", "question,answer\na,b\n", "unknown-columns", "found: question, answer"),
+    ("a.jsonl", '{"text": "a"}\n{"text": \n', "dataset-unreadable", "line 2 of a.jsonl is no JSON: Expecting value"),
+    ("a.jsonl", '{"text": "a"},\n{"text": "b"},\n', "dataset-unreadable", "line 1 of a.jsonl is no JSON"),
+    ("a.jsonl", "{'text': 'a'}\n", "dataset-unreadable", "line 1 of a.jsonl is no JSON: Expecting property name"),
+    ("a.jsonl", '{"text": "a"}\n[1, 2]\n', "dataset-unreadable", "line 2 of a.jsonl is no object with columns: [1, 2]"),
+    ("a.json", '[{"text": "a"}, {"text"]', "dataset-unreadable", "Expecting ':' delimiter"),
+    ("a.txt", b"\xff\xfe abc", "dataset-unreadable", "a.txt is not UTF-8: byte 0 is 0xff"),
+    ("a.parquet", "no parquet", "dataset-unreadable", "Parquet magic bytes not found"),
+    (
+        "a.jsonl",
+        lines({"text": "a"}, {"text": 4}),
+        "broken-record",
+        "line 2 of a.jsonl: column text is text, this is '4'",
+    ),
+    ("a.jsonl", lines({"messages": TALK}), "no-chat-template", "line 1 of a.jsonl"),
+    ("a.jsonl", lines({"messages": "hi"}), "broken-record", "a conversation is a list of messages, this is 'hi'"),
+    (
+        "a.jsonl",
+        lines({"messages": [{"role": "narrator", "content": "x"}]}),
+        "broken-record",
+        "unknown role 'narrator'",
+    ),
+    ("a.jsonl", lines({"prompt": "a", "completion": ["b"]}), "broken-record", "column completion is text"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "code", "words"), WRONG)
+def test_wrong_data_is_refused_with_its_place(
+    name: str, content: str | bytes, code: str, words: str, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        check_data(job_of(model, tmp_path, name, content))
+    error = caught.value
+    assert (error.code, error.exit_code, words in str(error)) == (code, Exit.USAGE, True), str(error)
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name, content, *_ in WRONG if b"\xff" not in
+                                              (content if isinstance(content, bytes) else b"")])  # fmt: skip
+def test_what_is_refused_at_once_the_trainer_would_refuse(
+    name: str, content: str | bytes, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError):
+        Batches(job_of(model, tmp_path, name, content), byte_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\n'),
+        ("a.jsonl", '\n{"text": "a"}{"text": "b"}\n\nnull\n'),
+        ("a.json", '{\n"text": "a"\n}\n'),
+        ("a.json", ' [{"text": "a"}]'),
+        ("a.json", '["a", "b"]'),
+        ("a.jsonl", lines({"prompt": "a"}, {"prompt": "a", "completion": "b"})),
+        ("a.jsonl", lines({"text": "a\u2028b", "score": float("nan")}, {"text": ""})),
+        ("a.csv", 'text,n\n"a\nb",1\n'),
+        ("a.txt", " "),
+    ],
+)
+def test_what_the_trainer_reads_is_not_refused(name: str, content: str | bytes, model: Path, tmp_path: Path) -> None:
+    job = job_of(model, tmp_path, name, content, train_on="all")
+    assert check_data(job) == ()
+    assert Batches(job, byte_tokenizer()).total_steps > 0
+
+
+def test_conversations_pass_with_a_template_of_the_job_or_of_the_tokenizer(model: Path, tmp_path: Path) -> None:
+    assert check_data(job_of(model, tmp_path, "a.jsonl", lines({"messages": TALK}), chat_template=CHATML)) == ()
+    own = tiny_llama_folder(tmp_path / "own", chat_template=CHATML)
+    assert check_data(job_of(own, tmp_path, "a.jsonl", lines({"messages": TALK}))) == ()
+
+
+def test_a_parquet_file_is_looked_at_by_its_columns(model: Path, tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    for column, code in (("text", None), ("body", "unknown-columns")):
+        path = tmp_path / f"{column}.parquet"
+        parquet.write_table(pyarrow.table({column: ["a"]}), path)
+        if code is None:
+            assert check_data(make_job(model, path)) == ()
+        else:
+            with pytest.raises(UserError, match="found: body"):
+                check_data(make_job(model, path))
+
+
+def test_a_folder_of_mixed_types_is_refused_and_each_of_its_files_read(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", [{"text": "a"}])
+    (folder / "b.jsonl").write_text('{"text": }\n')
+    with pytest.raises(UserError, match=r"line 1 of b\.jsonl is no JSON"):
+        check_data(make_job(model, folder))
+    (folder / "b.jsonl").rename(folder / "b.txt")
+    with pytest.raises(UserError, match="the folder mixes file types: 1 json, 1 txt"):
+        check_data(make_job(model, folder))
+
+
+def test_of_a_large_file_the_beginning_is_read(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = lines(*({"text": f"{n}"} for n in range(100)))
+    job = job_of(model, tmp_path, "a.jsonl", good + '{"text": }\n')
+    with pytest.raises(UserError, match="line 101"):
+        check_data(job)
+    monkeypatch.setattr(datafiles, "MOST_BYTES", len(good) - 5)
+    assert check_data(job) == ()
+
+
+def test_the_data_to_evaluate_on_is_looked_at_too_and_the_hubs_is_named(model: Path, tmp_path: Path) -> None:
+    job = job_of(model, tmp_path, "a.jsonl", lines({"text": "a"}))
+    assert check_data(job.model_copy(update={"dataset": (*job.dataset, "owner/set")})) == ("owner/set",)
+    (tmp_path / "b.jsonl").write_text(lines({"body": "a"}))
+    with pytest.raises(UserError, match="found: body"):
+        check_data(job.model_copy(update={"eval_dataset": (str(tmp_path / "b.jsonl"),)}))
