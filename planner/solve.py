@@ -74,7 +74,8 @@ def make_plan(
     ways = [setting for setting, least in drafts.items() if _peak_bytes(least, setting) <= gpu_budget_bytes]
     # There is a schedule of these: a proof that there is none comes from the solver's tolerances.
     bounds_s |= {s.rounds: 0.0 for s in ways if bounds_s[s.rounds] == math.inf}
-    for setting in _most_promising(ways, time_limit_s, gap):
+    promising = _most_promising(ways, time_limit_s, gap)
+    for setting in (way.setting for way in promising):
         if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
             continue
         until = deadline if best is not None else max(deadline, time.monotonic() + time_limit_s * _FIRST)
@@ -83,7 +84,10 @@ def make_plan(
             best, beat_s = found, found.step_s * (1 - gap)
     if best is None:
         raise _too_small(step)
-    return replace(best, bound_s=min(bounds_s.values()))
+    others_s = (max(w.least_s, bounds_s[w.setting.rounds]) for w in promising if w.setting.rounds != best.rounds)
+    to_others = 1 - min(others_s, default=math.inf) / best.lp_step_s if best.lp_step_s else 0.0
+    solver_gap = max(best.solver_gap, to_others)  # another number of rounds might be faster
+    return replace(best, bound_s=min(bounds_s.values()), solver_gap=solver_gap)
 
 
 def least_budget(
@@ -115,17 +119,29 @@ def in_rounds(step: Setting) -> Iterator[Setting]:
             yield replace(step, rounds=rounds, slices=step.slices // rounds)
 
 
-def _most_promising(ways: list[Setting], time_limit_s: float, gap: float) -> list[Setting]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """A number of rounds: the step that the solver hopes for, and one that it proves to be out of reach."""
+
+    setting: Setting
+    hope_s: float = 0.0
+    least_s: float = 0.0
+
+
+def _most_promising(ways: list[Setting], time_limit_s: float, gap: float) -> list[_Way]:
     """The ways in order of what the solver hopes for: the time may not be enough to look into all of them. A round more
     must be worth the gap."""
     if len(ways) < 2:
-        return ways
-    hopes_s: dict[int, float] = {}
+        return [_Way(setting=setting) for setting in ways]
+    found = []
     for number, s in enumerate(ways):
-        p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
+        budgets = replace(s.budgets, barrier=False)  # as the search asks first
+        p = make_instance(s.chain, s.hardware, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
         solution = solve_oilp(p, time_limit_s=time_limit_s * _HOPING / len(ways), gap=gap)
-        hopes_s[s.rounds] = math.inf if solution is None else solution.step_s * (1 + gap) ** number
-    return sorted(ways, key=lambda way: (hopes_s[way.rounds], way.rounds))
+        hope_s = math.inf if solution is None else solution.step_s * (1 + gap) ** number
+        least_s = 0.0 if solution is None else solution.step_s * (1 - solution.gap)
+        found.append(_Way(setting=s, hope_s=hope_s, least_s=least_s))
+    return sorted(found, key=lambda way: (way.hope_s, way.setting.rounds))
 
 
 def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:

@@ -11,8 +11,9 @@ from planner.bound import lower_bound_s
 from planner.chain import Chain
 from planner.errors import UserError
 from planner.greedy import Setting
-from planner.instance import Budgets
+from planner.instance import Budgets, make_instance
 from planner.memory import gpu_peak_bytes
+from planner.oilp import solve_oilp
 from planner.plan import Plan
 from planner.program import OpKind, compile_program
 from planner.solve import in_rounds, least_budget, make_plan, predicted_step_s
@@ -87,6 +88,19 @@ def test_the_bound_holds_for_each_number_of_rounds():
         assert plan.bound_s <= bound_s
         if plan.rounds == setting.rounds:
             assert bound_s <= plan.step_s
+
+
+@pytest.mark.parametrize("budget", [25_000, 30_000])
+def test_the_solvers_gap_is_to_the_best_number_of_rounds(budget):
+    plan = planned(budget, clip=False, time_limit_s=2.0)
+    for setting in in_rounds(step_of(budget)):
+        budgets = replace(setting.budgets, barrier=False)
+        p = make_instance(
+            setting.chain, HARDWARE, budgets=budgets, slices=setting.slices, rounds=setting.rounds, clip=False
+        )
+        solution = solve_oilp(p, time_limit_s=20.0, gap=1e-4)
+        if solution is not None:
+            assert plan.lp_step_s * (1 - plan.solver_gap) <= solution.step_s * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(("name", "clip"), [("llama", None), ("gpt2", 0.5)])
