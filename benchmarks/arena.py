@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.cases import Case, llama2_case, llama3_case
 from benchmarks.chains import GB
-from benchmarks.solver import Case, llama2_case, llama3_case
 from planner.memory import Parts, gpu_breakdown
 from planner.program import compile_program
 from planner.solve import make_plan

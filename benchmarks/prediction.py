@@ -33,13 +33,14 @@ from planner.hardware import Hardware
 from planner.instance import Budgets
 from planner.itinerary import Draft, assemble
 from planner.job import Job
+from planner.judge import predicted_step_s
 from planner.memory import gpu_peak_bytes
 from planner.model import model_config, working_dtype
 from planner.plan import Plan
 from planner.probe import measure_hardware
 from planner.profile import analyse, measure_times
 from planner.program import compile_program
-from planner.solve import make_plan, predicted_step_s
+from planner.solve import make_plan
 from planner.units import parse_bytes
 from planner.verify import verify
 from worker.engine import Engine

@@ -18,13 +18,24 @@ AHEAD_TRAFFIC_BYTES = 40  # of one ahead of the norm, which writes master and mo
 CLIPPED_SHARE = 0.5  # of steps, as long as nothing is known: where the norm clips, and such an update is done twice
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The share of each queue's rate that the solver counts on, as whole tensors waste some."""
+
+    h2d: float = 1.0
+    d2h: float = 1.0
+    cpu: float = 1.0
+
+
+FULL_PACE = Pace()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
     """Bytes the job may use, and the freedoms the solver has.
 
     `barrier`: an update's weight comes back from the stage after the update's on (the papers' stages); without it, both
-    may share a stage. `pace`: the share of the links' and the CPU's rates the solver counts on, as whole tensors waste
-    some.
+    may share a stage.
     """
 
     gpu_bytes: int
@@ -32,7 +43,7 @@ class Budgets:
     cpu_updates: bool = True
     activation_offload: bool = True
     barrier: bool = True
-    pace: float = 1.0
+    pace: Pace = FULL_PACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +166,11 @@ def make_instance(
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
         stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
         moments=list(moments(chain, slices, clip, rounds)),
-        d2h=hardware.d2h_bytes_per_s * rate * budgets.pace,
-        h2d=hardware.h2d_bytes_per_s * rate * budgets.pace,
+        d2h=hardware.d2h_bytes_per_s * rate * budgets.pace.d2h,
+        h2d=hardware.h2d_bytes_per_s * rate * budgets.pace.h2d,
         host=hardware.cpu_memory_bytes_per_s * rate,
         gpu_update=hardware.gpu_update_parameters_per_s * rate,
-        cpu_update=hardware.cpu_update_parameters_per_s * rate * budgets.pace,
+        cpu_update=hardware.cpu_update_parameters_per_s * rate * budgets.pace.cpu,
         launch=hardware.launch_s * slices * (2 * last + 1) / unit_s,
         gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
         cpu_budget=min(budgets.cpu_bytes, need) / unit_bytes,

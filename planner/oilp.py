@@ -240,7 +240,7 @@ def host_memory_fits(v: Columns) -> None:
     v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget)
 
 
-def _build(p: Instance) -> Columns:
+def build(p: Instance) -> Columns:
     v = Columns(Rows("oilp"), p)
     one_option_per_block(v)
     totals_are_parts_of_blocks(v)
@@ -270,7 +270,7 @@ def solve_oilp(
     that send and update early and fetch late are taken. Stages in which whole tensors do not fit go over the budget, by
     as little as possible: their tensors must come or leave in other stages than the flows say (`planner.tighten`).
     """
-    v = _build(p)
+    v = build(p)
     total_time = v.step_time()
     if options is not None:
         for i, chosen in enumerate(options):
@@ -287,7 +287,7 @@ def solve_oilp(
         total_time += _regular(v) + _EXCESS_PRICE / p.h2d * pulp.lpSum(v.excess)
     v.rows.problem.setObjective(total_time)
     outcome = solve(v.rows.problem, time_limit_s=time_limit_s, gap=gap)
-    return _solution(v, outcome) if outcome.found else None
+    return solution_of(v, outcome) if outcome.found else None
 
 
 def _regular(v: Columns) -> Term:
@@ -299,7 +299,7 @@ def _regular(v: Columns) -> Term:
     return price * (pulp.lpSum(early) - pulp.lpSum(late))
 
 
-def _solution(v: Columns, outcome: Outcome) -> Solution:
+def solution_of(v: Columns, outcome: Outcome) -> Solution:
     p = v.p
 
     def bytes_of(variables: list[pulp.LpVariable]) -> list[float]:

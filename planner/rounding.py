@@ -112,10 +112,15 @@ def choose_fates(
         # Away after forward, whenever its copy was made.
         away = totals.of["E"][i] + (totals.of["D"][i] + totals.of["K"][i] - sent if tight else 0.0)
         kinds["E"] = carry.take("E", current, away, _weight, away if tight else 0.0)
+    return fates_of(chain, hardware, chosen)
+
+
+def fates_of(chain: Chain, hardware: Hardware, chosen: Sequence[dict[str, list[Tensor]]]) -> list[Fate]:
+    """The fates of all tensors that may leave; per block, `chosen` has the tensors of each kind."""
+    trainable, frozen = tensor_lists(chain, hardware)
+    staying = settled(chain, hardware)
     return [
-        _fate(i, tensor, chosen[i])
-        for i in range(len(chain.blocks))
-        for tensor in (*trainable[i], *frozen[i], *staying[i])
+        _fate(i, tensor, kinds) for i, kinds in enumerate(chosen) for tensor in (*trainable[i], *frozen[i], *staying[i])
     ]
 
 
@@ -188,18 +193,31 @@ def rounded_draft(
             if fractions is None or time.monotonic() > deadline:
                 break
             fates = choose_fates(chain, hardware, fractions.totals, limits, up=up, tight=tight)
-            gpu_excess = cpu_excess = 0
-            for draft in _drafts(chain, instance, fates, fractions.options, source, along_flows=along_flows):
-                draft = tightened(chain, draft, look(draft).room_bytes)
-                seen = look(draft)
-                if seen.fits:
-                    return draft
-                gpu_excess, cpu_excess = -min(0, *seen.room_bytes), -min(0, seen.host_bytes)
+            draft, (gpu_excess, cpu_excess) = fitting(
+                chain, instance, fates, fractions.options, look=look, source=source, along_flows=along_flows
+            )
+            if draft is not None:
+                return draft
             # What is a little too much may need a whole tensor less: ever more.
             smaller = _less(smaller, gpu_excess << attempt, cpu_excess << attempt)
             less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip, rounds=rounds)
             fractions = _solve_near(less, solution, gap=gap, time_limit_s=deadline - time.monotonic())
     return None
+
+
+def fitting(
+    chain: Chain, instance: Instance, fates: Sequence[Fate], options: Sequence[int], *, look: Callable[[Draft], Look],
+    source: str, along_flows: bool,
+) -> tuple[Draft | None, tuple[int, int]]:  # fmt: skip
+    """The first of the fates' drafts that fits; else None and the bytes that are too many on device and host."""
+    excess = (0, 0)
+    for draft in _drafts(chain, instance, fates, options, source, along_flows=along_flows):
+        draft = tightened(chain, draft, look(draft).room_bytes)
+        seen = look(draft)
+        if seen.fits:
+            return draft, (0, 0)
+        excess = -min(0, *seen.room_bytes), -min(0, seen.host_bytes)
+    return None, excess
 
 
 def _less(budgets: Budgets, gpu_bytes: int, cpu_bytes: int) -> Budgets:

@@ -17,11 +17,12 @@ from planner.chain import Chain
 from planner.errors import UserError
 from planner.hardware import Hardware
 from planner.instance import Budgets
+from planner.judge import predicted_step_s
 from planner.plan import Plan
 from planner.presets import usable_cpu_bytes
 from planner.program import compile_program
 from planner.receipt import Change
-from planner.solve import make_plan, predicted_step_s
+from planner.solve import make_plan
 
 _GIB = 2**30
 _SOLVER_S = 2.0

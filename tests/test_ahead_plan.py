@@ -11,9 +11,10 @@ from planner.ahead import ahead_bytes, ahead_of_norm
 from planner.greedy import Setting, profile, streamed
 from planner.instance import Budgets
 from planner.itinerary import assemble
+from planner.judge import predicted_step_s
 from planner.memory import cpu_parts, cpu_peak_bytes
 from planner.program import compile_program
-from planner.solve import make_plan, predicted_step_s
+from planner.solve import make_plan
 from planner.verify import verify
 from tests.chains import HARDWARE, chain
 

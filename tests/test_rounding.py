@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.solver import UNLIMITED, llama3_case, random_case
+from benchmarks.cases import UNLIMITED, llama3_case, random_case
 from planner.chain import Chain, Tensor
 from planner.hardware import Hardware
 from planner.rounding import _subset
@@ -15,7 +15,7 @@ from tests.llama import GB, RTX_3060, llama
 from tests.random_chains import chains, machines
 
 
-@pytest.mark.parametrize("seed", [5, 7, 8, 9, 12, 13, 14, 22])
+@pytest.mark.parametrize("seed", [2, 5, 7, 8, 9, 12, 13, 14, 22])
 def test_whole_tensors_cost_at_most_3_percent_on_these_irregular_chains(seed: int) -> None:
     case = random_case(seed)
     plan = make_plan(

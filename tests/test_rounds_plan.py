@@ -12,11 +12,12 @@ from planner.chain import Chain
 from planner.errors import UserError
 from planner.greedy import Setting
 from planner.instance import Budgets, make_instance
+from planner.judge import predicted_step_s
 from planner.memory import gpu_peak_bytes
 from planner.oilp import solve_oilp
 from planner.plan import Plan
 from planner.program import OpKind, compile_program
-from planner.solve import in_rounds, least_budget, make_plan, predicted_step_s
+from planner.solve import in_rounds, least_budget, make_plan
 from planner.verify import verify
 from tests.chains import HARDWARE, chain
 from tests.engine_plans import adamw, chain_of

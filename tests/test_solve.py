@@ -107,7 +107,7 @@ def test_when_the_solver_runs_out_of_time_there_is_still_a_plan(monkeypatch: pyt
     def out_of_time(*_arguments: object, **_keywords: object) -> Solution | None:
         return None
 
-    monkeypatch.setattr("planner.solve.solve_oilp", out_of_time)
+    monkeypatch.setattr("planner.search.solve_oilp", out_of_time)
     chain = llama(6)
     plan = make_plan(chain, RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False)
     assert not plan.source.startswith("o-ilp")

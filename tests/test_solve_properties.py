@@ -13,9 +13,10 @@ from planner.hardware import Hardware
 from planner.instance import Budgets
 from planner.instant import instant
 from planner.itinerary import Draft, assemble
+from planner.judge import predicted_step_s
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes
 from planner.program import Program, compile_program
-from planner.solve import least_budget, make_plan, predicted_step_s
+from planner.solve import least_budget, make_plan
 from planner.verify import verify
 from tests.random_chains import chains, machines
 

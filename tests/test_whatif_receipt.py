@@ -10,12 +10,13 @@ import pytest
 from offmated.cli.receiptview import proof
 from planner.chain import Chain
 from planner.hardware import Hardware
+from planner.judge import predicted_step_s
 from planner.memory import cpu_parts, cpu_peak_bytes, gpu_peak_bytes
 from planner.plan import Plan
 from planner.program import compile_program
 from planner.receipt import Asked
 from planner.reckon import disk_shares, gpu_shares, host_shares, loads, receipt, solved, status_of
-from planner.solve import make_plan, predicted_step_s
+from planner.solve import make_plan
 from planner.variations import Problem, Variations, variations
 from tests.chains import HARDWARE, chain, mixed_plan, resident_plan
 

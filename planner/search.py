@@ -1,0 +1,211 @@
+"""The search for one problem's plan: candidates from the greedy algorithms and the O-ILP, each verified and simulated;
+the fastest wins."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+
+from planner.ahead import ahead_of_norm
+from planner.exchange import exchanged
+from planner.greedy import Setting
+from planner.improve import improved
+from planner.instance import FULL_PACE, Instance, Pace, make_instance
+from planner.instant import instant
+from planner.itinerary import Draft, movable
+from planner.judge import Judge, host_bytes
+from planner.oilp import Solution, solve_oilp
+from planner.plan import Plan
+from planner.polish import polished
+from planner.rounding import fitting, rounded_draft
+from planner.whole import solve_whole
+
+_TRIES = 2  # moves that hardly gain before the next candidate's turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """One way to ask the solver: see `Budgets`; `whole`: of whole tensors (`planner.whole`)."""
+
+    barrier: bool = False
+    pace: Pace = FULL_PACE
+    whole: bool = False
+    source: str
+
+
+def _at(share: float) -> Pace:
+    return Pace(h2d=share, d2h=share, cpu=share)
+
+
+_VARIANTS = (
+    _Variant(source="o-ilp"),
+    _Variant(pace=_at(0.94), source="o-ilp with time to spare"),
+)
+# Few tensors round badly, and few blocks are solved at once: more attempts.
+_SHORT_BLOCKS = 24
+_ATTEMPTS, _SHORT_ATTEMPTS = 8, 30  # to play a draft
+_EXCHANGES = 300  # of fates in a short chain
+_NEAR = 0.02  # to the goal, where long chains get no other candidate
+_SHORT_VARIANTS = (
+    _Variant(barrier=True, source="o-ilp with barriers"),
+    _Variant(barrier=True, pace=_at(0.94), source="o-ilp with time to spare, with barriers"),
+    _Variant(pace=_at(0.85), source="o-ilp with much time to spare"),
+    _Variant(whole=True, source="o-ilp of whole tensors"),
+    _Variant(whole=True, pace=_at(0.94), source="o-ilp of whole tensors with time to spare"),
+)
+_WHOLE_TENSORS = 100  # more have too many binaries
+_WHOLE_SHARE = 0.1  # of the time left
+_PACES, _IDLE_PACES = 30, 10  # in all, and without gain
+_PACES_SHARE = 0.4  # of the time left
+_GOOD = 0.01  # above the solver's step, where other paces are not tried
+_FIRST_PACE, _PACE_SPREAD, _LEAST_PACE = 0.94, 0.06, 0.5
+
+
+class Search:
+    """The candidates of one problem and the best so far. Little is tried where the solver gets no step below
+    `beat_s`; nothing gets one below `bound_s`."""
+
+    def __init__(self, setting: Setting, deadline: float, gap: float, beat_s: float, bound_s: float) -> None:
+        self.setting, self.gap, self.deadline, self.beat_s, self.bound_s = setting, gap, deadline, beat_s, bound_s
+        self.short = len(setting.chain.blocks) <= _SHORT_BLOCKS
+        self.judge = Judge(setting)
+        self.solutions: list[Solution] = []
+        self.known_s = math.inf
+
+    def best(self, least: Draft) -> Plan:
+        """The fastest of all candidates; `least` fits."""
+        quick = sorted(instant(self.setting, self.judge.fits), key=lambda draft: self.judge.look(draft).step_s)
+        chosen = quick[0] if quick else least
+        best = min((self.judge.proven(draft) for draft in (least, chosen)), key=lambda plan: plan.step_s)
+        self.known_s = best.step_s
+        for draft in self._candidates(quick):
+            if draft.source.startswith("o-ilp"):
+                known_s = min(best.step_s, self.judge.look(draft).step_s)
+                draft = self._improved(draft, self._goal_s(known_s))
+            found = self.judge.proven(self._ahead(draft))
+            if found.step_s < best.step_s:
+                best, chosen = found, draft
+                self.known_s = best.step_s
+            if best.step_s <= self._goal_s(best.step_s) * (1 + (0.0 if self.short else _NEAR)):
+                break  # another candidate could hardly be better by more than that
+        if self.short and self.solutions and self.setting.rounds == 1:
+            found = self.judge.proven(self._ahead(self._exchanged(chosen, self._goal_s(best.step_s))))
+            best = found if found.step_s < best.step_s else best
+        solved = min(self.solutions, key=lambda solution: solution.step_s, default=None)
+        return replace(
+            best,
+            lp_step_s=solved.step_s if solved else 0.0,
+            solver_gap=min(1.0, solved.gap) if solved else 1.0,
+        )
+
+    def _goal_s(self, best_s: float) -> float:
+        """A step that another candidate could hardly beat by more than the gap; 0 while the solver knows nothing. Where
+        a plan has beaten the solver's stages, as happens with clipping, only the bound tells."""
+        if not self.solutions:
+            return 0.0
+        hope_s = max(solution.step_s for solution in self.solutions)
+        beaten = best_s < hope_s * (1 - self.gap)
+        return (1 + self.gap) * (self.bound_s if beaten else max(self.bound_s, hope_s))
+
+    def _candidates(self, quick: Sequence[Draft]) -> Iterator[Draft]:
+        """The solver's; then, with clipping, the `quick` ones once more, for what running ahead of the norm makes of
+        them: that takes longer than the solver needs."""
+        for variant in (*_VARIANTS, *(_SHORT_VARIANTS if self.short else ())):
+            left_s = self.deadline - time.monotonic()
+            if left_s > 0 and (draft := self._solved(variant, left_s)) is not None:
+                yield draft
+        if self.short and self.setting.rounds == 1:
+            yield from self._at_other_paces()
+        for draft in quick if self._may_run_ahead() else ():
+            if time.monotonic() >= self.deadline:
+                return
+            yield draft
+
+    def _may_run_ahead(self) -> bool:
+        return self.setting.clip and self.setting.budgets.cpu_updates
+
+    def _ahead(self, draft: Draft) -> Draft:
+        """With clipping, the draft with as many updates ahead of the norm as make it fastest."""
+        s = self.setting
+        if not self._may_run_ahead():
+            return draft
+        ways = ahead_of_norm(s.chain, draft, rounds=s.rounds, host_bytes=s.budgets.cpu_bytes - host_bytes(draft, s))
+        return min([draft, *ways], key=lambda way: self.judge.look(way).step_s)
+
+    def _solved(self, variant: _Variant, time_limit_s: float) -> Draft | None:
+        s = self.setting
+        budgets = replace(s.budgets, barrier=variant.barrier, pace=variant.pace)
+        instance = make_instance(
+            s.chain, s.hardware, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds
+        )  # fmt: skip
+        if variant.whole:
+            return self._whole(instance, variant, time_limit_s)
+        solution = solve_oilp(instance, time_limit_s=time_limit_s, gap=self.gap)
+        if solution is None:
+            return None
+        if variant.pace == FULL_PACE and not variant.barrier:  # the others prove nothing
+            self.solutions.append(solution)
+        if solution.step_s >= self.beat_s:
+            self.deadline = time.monotonic()
+            return None
+        return rounded_draft(
+            s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds, gap=self.gap,
+            time_limit_s=time_limit_s, look=self.judge.look, source=variant.source,
+            along_flows=self.short or s.rounds > 1,
+        )  # fmt: skip
+
+    def _whole(self, instance: Instance, variant: _Variant, time_limit_s: float) -> Draft | None:
+        """A draft of the tensors' fates that the solver chose one by one."""
+        s = self.setting
+        if not self.solutions or sum(map(len, movable(s.chain, s.hardware))) > _WHOLE_TENSORS:
+            return None
+        whole = solve_whole(instance, s.chain, s.hardware, time_limit_s=time_limit_s * _WHOLE_SHARE, gap=self.gap)
+        if whole is None:
+            return None
+        draft, _ = fitting(
+            s.chain, instance, whole.fates, whole.solution.options, look=self.judge.look, source=variant.source,
+            along_flows=True,
+        )  # fmt: skip
+        return draft
+
+    def _at_other_paces(self) -> Iterator[Draft]:
+        """Ever faster drafts: the solver counts on a little less of a link or of the CPU, by chance (the same every
+        time) around what was best, and other fractions round to other whole tensors.
+        """
+        chance, centre, idle = random.Random(0), _at(_FIRST_PACE), 0
+        end = time.monotonic() + (self.deadline - time.monotonic()) * _PACES_SHARE
+        for _ in range(_PACES):
+            left_s = end - time.monotonic()
+            hope_s = max((solution.step_s for solution in self.solutions), default=math.inf)
+            if left_s <= 0 or idle == _IDLE_PACES or self.known_s <= hope_s * (1 + _GOOD):
+                return
+            pace = Pace(*(min(1.0, max(_LEAST_PACE, chance.gauss(x, _PACE_SPREAD))) for x in astuple(centre)))
+            variant = _Variant(barrier=chance.random() < 0.5, pace=pace, source="o-ilp at another pace")
+            draft, idle = self._solved(variant, left_s), idle + 1
+            if draft is None:
+                continue
+            go_on = self._until(self._goal_s(self.known_s))
+            draft = improved(self.setting, draft, self.judge.look, attempts=_SHORT_ATTEMPTS, go_on=go_on)
+            if self.judge.look(draft).step_s < self.known_s:
+                centre, idle = pace, 0
+                yield draft
+
+    def _improved(self, draft: Draft, goal_s: float) -> Draft:
+        """What playing the draft, and then a look at its timeline, make of it until it is as fast as `goal_s`."""
+        s, go_on = self.setting, self._until(goal_s)
+        if s.rounds == 1:
+            attempts = _SHORT_ATTEMPTS if self.short else _ATTEMPTS
+            draft = improved(s, draft, self.judge.look, attempts=attempts, go_on=go_on)
+        *_, draft = (draft, *polished(s.chain, s.hardware, draft, self.judge.rating, tries=_TRIES, go_on=go_on))
+        return draft
+
+    def _exchanged(self, draft: Draft, goal_s: float) -> Draft:
+        """The draft with other fates of single tensors."""
+        return exchanged(self.setting, draft, self.judge.look, attempts=_EXCHANGES, go_on=self._until(goal_s))
+
+    def _until(self, goal_s: float) -> Callable[[float], bool]:
+        """Whether to go on from a step: until it is as fast as `goal_s`, or time is up."""
+        return lambda step_s: step_s > goal_s and time.monotonic() < self.deadline
