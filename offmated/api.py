@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
@@ -76,6 +76,7 @@ def make_app(services: Services) -> FastAPI:
     app.get("/jobs/{job_id}/plan")(show_plan)
     app.get("/jobs/{job_id}/logs")(show_log)
     app.get("/jobs/{job_id}/metrics")(show_metrics)
+    app.get("/jobs/{job_id}/events")(show_events)
     app.post("/jobs/{job_id}/cancel")(cancel_job)
     app.post("/jobs/{job_id}/retry")(retry_job)
     app.post("/shutdown", status_code=202)(shut_down)
@@ -132,6 +133,12 @@ def retry_job(job_id: JobId, use: Use, budgets: Budgets | None = None) -> Json:
 def show_metrics(job_id: JobId, use: Use, skip: int = 0) -> list[Json]:
     """The trainer's events from number `skip`."""
     return RunFolder(Path(use.store.job(job_id).run_dir)).read_metrics(skip)
+
+
+def show_events(job_id: JobId, use: Use, position: Annotated[int, Query(ge=0)] = 0) -> Json:
+    """The trainer's events after what was read before, and the position to ask from next time."""
+    events, following = RunFolder(Path(use.store.job(job_id).run_dir)).metrics_after(position)
+    return {"events": events, "position": following}
 
 
 def show_log(job_id: JobId, use: Use, follow: bool = False) -> StreamingResponse:

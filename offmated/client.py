@@ -78,6 +78,11 @@ class Client:
         answer: list[Json] = self._send("GET", f"/jobs/{job_id}/metrics", params={"skip": skip}).json()
         return answer
 
+    def events(self, job_id: int, position: int = 0) -> tuple[list[Json], int]:
+        """The trainer's events after what was read before, and the position to ask from next time."""
+        answer = self._send("GET", f"/jobs/{job_id}/events", params={"position": position}).json()
+        return answer["events"], answer["position"]
+
     def logs(self, job_id: int, follow: bool = False) -> Iterator[str]:
         """The job's log in pieces; with `follow` until the job is over (or the daemon goes)."""
         timeout = httpx.Timeout(PATIENCE_S, read=None)

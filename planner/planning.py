@@ -32,10 +32,12 @@ FORMAT = 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time.
-    `measurement`: the key of the measurement it rests on; None for an estimate. `rows`: of a slice; `splits`: where the
+    `measurement`: the key of the measurement it rests on; None for an estimate. `rows`: of a slice, of
+    `length` tokens at most; `splits`: where the
     planner decided them, what it compared, the best estimate first."""
 
     rows: int
+    length: int
     plan: Plan
     chain: Chain
     hardware: Hardware
@@ -48,7 +50,12 @@ class Answer:
 
     def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
         """The object of plan.json."""
-        parts: dict[str, Json] = {"format": FORMAT, "plan": to_json(self.plan), "rows": self.rows}
+        parts: dict[str, Json] = {
+            "format": FORMAT,
+            "plan": to_json(self.plan),
+            "rows": self.rows,
+            "length": self.length,
+        }
         if with_chain:
             parts["chain"] = to_json(self.chain)
         return parts | {
@@ -166,7 +173,8 @@ class _Planning:
         if found is None:
             return None
         return Answer(
-            rows=self.job.slice_rows, plan=found.plan, chain=found.chain, hardware=found.hardware,
+            rows=self.job.slice_rows, length=self.job.max_length, plan=found.plan, chain=found.chain,
+            hardware=found.hardware,
             measured=question.measured, cached=True, solve_s=0.0, key=key, measurement=found.measurement,
         )  # fmt: skip
 
@@ -183,7 +191,8 @@ class _Planning:
             cached = CachedPlan(plan=plan, chain=chain, hardware=hardware, solve_s=solve_s, measurement=measurement)
             self.cache.keep_plan(key, cached, model=self.job.model)
         return Answer(
-            rows=self.job.slice_rows, plan=plan, chain=chain, hardware=hardware, measured=question.measured,
+            rows=self.job.slice_rows, length=self.job.max_length, plan=plan, chain=chain, hardware=hardware,
+            measured=question.measured,
             cached=False, solve_s=solve_s, key=key, measurement=measurement,
         )  # fmt: skip
 

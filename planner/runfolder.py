@@ -110,6 +110,15 @@ class RunFolder:
             return []
         return _events(self.metrics.read_bytes().split(b"\n")[:-1])[skip:]
 
+    def metrics_after(self, position: int) -> tuple[list[dict[str, Any]], int]:
+        """The events whose lines begin at byte `position` or later, and the position to go on from."""
+        if not self.metrics.exists():
+            return [], position
+        with self.metrics.open("rb") as file:
+            file.seek(position)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        return _events(whole.split(b"\n")), position + len(whole) + len(newline)
+
     def recent_metrics(self) -> list[dict[str, Any]]:
         """The first event, the last evaluation, and the events near the end of metrics.jsonl: a bounded piece, so that
         listing stays quick."""

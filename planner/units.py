@@ -1,4 +1,4 @@
-"""Sizes and durations as people write and read them. Sizes round up, budgets round down."""
+"""Sizes, durations and foreign text as people write and read them. Sizes round up, budgets round down."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ _FACTORS = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*")
+
+
+def printable(text: str) -> str:
+    """`text` without what would steer a terminal: a model may say anything."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def parse_bytes(text: str | int) -> int:

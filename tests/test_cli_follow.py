@@ -47,6 +47,16 @@ def test_run_tells_states_plan_and_loss_and_ends_with_the_model_folder(home: Hou
     assert lines[-1].startswith("Job ") and lines[-1].endswith("/output")
 
 
+def test_run_tells_evaluations_and_samples(home: House) -> None:
+    process = offmate(home, "run", str(job_file(home, "evaluated", 5)))
+    lines = process.communicate(timeout=60)[0].splitlines()
+    told = [line for line in lines if "eval loss" in line or "sample" in line]
+    assert told == [
+        "step 2 of 5, eval loss 2.000", "step 2 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
+        "step 4 of 5, eval loss 1.000", "step 4 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
+    ]  # fmt: skip
+
+
 def test_run_as_json_keeps_stdout_for_the_job(home: House) -> None:
     process = offmate(home, "run", str(job_file(home, "short", 3)), "--json")
     said, told = process.communicate(timeout=60)
@@ -112,11 +122,22 @@ def test_a_closed_pipe_ends_a_command_quietly(home: House) -> None:
     assert "Traceback" not in errors
 
 
-def test_down_says_for_which_job_it_waits() -> None:
+def test_down_says_for_which_job_it_waits_and_who_follows_is_told() -> None:
     with house() as home:
-        number = home.submit("long", steps=100_000)
+        before = len(home.client.jobs())
+        followers = [offmate(home, "run", str(job_file(home, "long", 100_000)))]
+        until(lambda: len(home.client.jobs()) > before, "the job is submitted")
+        number = home.client.jobs()[-1]["id"]
+        followers += [offmate(home, "logs", "-f", *more, str(number)) for more in ((), ("--json",))]
         home.wait_for_step(number, 1)
+        assert all(follower.stdout is not None and follower.stdout.readline() for follower in followers), "all follow"
         down = offmate(home, "down", "--json")
         said, told = down.communicate(timeout=60)
         assert (down.returncode, told) == (0, f"Job {number} saves a checkpoint first.\n")
         assert json.loads(said) == {"ended": True}
+        for follower in followers:
+            _, told = follower.communicate(timeout=30)
+            assert (follower.returncode, told) == (
+                69, f"The daemon has ended; job {number} goes on at its next start.\n"
+                f"  hint: offmate up, then offmate logs -f {number}   [daemon-ended]\n",
+            )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ PLAN = Plan(
     gpu_peak_bytes=90 * 2**20, gpu_budget_bytes=97 * 2**20, cpu_peak_bytes=2**30, cpu_budget_bytes=2**34,
     source="oilp",
 )  # fmt: skip
-DOCUMENT = {"plan": to_json(PLAN), "measured": True, "cached": False, "solve_s": 1.5}
+DOCUMENT = {"plan": to_json(PLAN), "rows": 4, "length": 256, "measured": True, "cached": False, "solve_s": 1.5}
 JOB: dict[str, Any] = {
     "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
     "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"], "history": [],
@@ -51,16 +52,32 @@ def printed(what: RenderableType) -> list[str]:
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-def test_a_plan_is_told_in_seven_lines() -> None:
+def test_a_plan_is_told_in_eight_lines() -> None:
     assert printed(views.plan(DOCUMENT)) == [
         "plan         oilp, made in 1.5 s; measured on this machine",
-        "step         500.0 ms predicted; no schedule takes less than 400.0 ms; 2 slices",
+        "batch        2 micro-batches × 4 rows × 256 tokens = 2048 tokens a step at most; "
+        "through each block in 1 round of all 2 slices",
+        "step         500.0 ms predicted; no schedule takes less than 400.0 ms",
         "GPU memory   peak 90.0 MiB of 97.0 MiB",
         "host memory  peak 1.0 GiB of 16.0 GiB",
         "blocks       0 keep · 1–2 recompute · 3 keep",
         "updates      1 tensors on the CPU, 2 on the GPU",
         "transfers    up 1 weights; down 1 gradients, 1 optimizer states",
     ]
+
+
+def test_a_batch_is_told_in_rows_tokens_and_rounds() -> None:
+    def batch(rounds: int, slices: int, **rest: Any) -> list[str]:
+        plan = to_json(replace(PLAN, rounds=rounds, slices=slices))
+        lines = printed(views.plan(DOCUMENT | {"plan": plan} | rest))
+        return [line.removeprefix("batch").strip() for line in lines[1:3] if line.startswith(("batch", " "))]
+
+    assert batch(1, 1) == ["1 micro-batch × 4 rows × 256 tokens = 1024 tokens a step at most"]
+    assert batch(2, 3, rows=1) == [
+        "6 micro-batches × 1 row × 256 tokens = 1536 tokens a step at most; through each block in 2 rounds of 3 slices"
+    ]
+    splits = [{"rows": 4, "slices": 1, "step_s": 0.5}, {"rows": 2, "slices": 2, "step_s": 0.75}]
+    assert batch(1, 1, splits=splits)[1] == "the split is the planner's choice; compared by estimate: 2 × 2 (750.0 ms)"
 
 
 def test_neighbours_treated_alike_are_told_together() -> None:

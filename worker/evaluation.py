@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from planner.job import Job
-from planner.units import format_seconds
+from planner.units import format_seconds, printable
 from worker.data import Batches
 from worker.metrics import Metrics
 from worker.rows import EvalBatches
@@ -125,9 +125,6 @@ class Evaluations:
         answers = self.engine.generate(samples.tokens, new_tokens=samples.new_tokens, pad=samples.pad)
         for prompt, answer in zip(samples.texts, map(samples.text, answers), strict=True):
             self.metrics.write("sample", step=step, prompt=prompt, text=answer)
-            log.info("step %d/%d  sample: %s ⟦%s⟧", step, self.batches.total_steps, _plain(prompt), _plain(answer))
-
-
-def _plain(text: str) -> str:
-    """`text` without what would steer a terminal: a model may say anything."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+            log.info(
+                "step %d/%d  sample: %s ⟦%s⟧", step, self.batches.total_steps, printable(prompt), printable(answer)
+            )

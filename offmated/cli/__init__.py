@@ -15,7 +15,7 @@ import click
 
 from offmated.cli import views
 from offmated.cli.certify import certify
-from offmated.cli.follow import events, follow
+from offmated.cli.follow import events, follow, log
 from offmated.cli.jobtext import read_job
 from offmated.cli.output import budget_options, console, json_option, print_json
 from offmated.cli.pictures import draw_plan, drawn, picture_options
@@ -123,7 +123,7 @@ def logs(job_id: int, following: bool, as_json: bool) -> None:
         for event in events(client, job_id, following):
             click.echo(json.dumps(event, ensure_ascii=False))
         return
-    for piece in client.logs(job_id, following):
+    for piece in log(client, job_id, following):
         click.echo(piece, nl=False)
 
 

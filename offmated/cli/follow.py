@@ -11,7 +11,8 @@ from rich.console import Console
 from offmated.cli import views
 from offmated.client import Client
 from offmated.states import FINAL
-from planner.errors import UserError
+from planner.errors import Exit, UserError
+from planner.units import printable
 
 POLL_S = 0.5
 LINE_EVERY_S = 10.0
@@ -30,6 +31,8 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
                     job = client.job(job_id)
                     news.tell(job)
                 except UserError as error:
+                    if error.code == "daemon-not-running":
+                        raise left_alone(job_id) from None
                     if error.code != "daemon-silent":
                         raise
                     line.update("the daemon does not answer; the job may go on meanwhile")
@@ -45,15 +48,42 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
 
 def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, Any]]:
     """The trainer's events of a job; with `following` as they come, until it is over."""
-    told = 0
+    position = 0
     while True:
-        last = not following or client.job(job_id)["state"] in FINAL  # asked before reading, so that none is missed
-        new = client.metrics(job_id, told)
+        try:
+            last = not following or client.job(job_id)["state"] in FINAL  # asked before reading, so that none is missed
+            new, position = client.events(job_id, position)
+        except UserError as error:
+            if error.code == "daemon-not-running" and position:
+                raise left_alone(job_id) from None
+            raise
         yield from new
-        told += len(new)
         if last:
             return
         time.sleep(POLL_S)
+
+
+def log(client: Client, job_id: int, following: bool) -> Iterator[str]:
+    """The log of a job in pieces; with `following` as it grows, until the job is over. Raises UserError
+    `daemon-ended` when the daemon goes before."""
+    client.job(job_id)
+    try:
+        yield from client.logs(job_id, following)
+        over = not following or client.job(job_id)["state"] in FINAL
+    except UserError as error:
+        if error.code != "daemon-not-running":
+            raise
+        over = False
+    if not over:
+        raise left_alone(job_id)
+
+
+def left_alone(job_id: int) -> UserError:
+    """The error of who follows a job whose daemon ends."""
+    return UserError(
+        f"The daemon has ended; job {job_id} goes on at its next start.", code="daemon-ended",
+        hint=f"offmate up, then offmate logs -f {job_id}", exit_code=Exit.DAEMON_NOT_RUNNING,
+    )  # fmt: skip
 
 
 class News:
@@ -66,6 +96,7 @@ class News:
         self._plan: dict[str, Any] | None = None
         self._step = 0
         self._line_due = 0.0
+        self._position = 0
 
     def tell(self, job: dict[str, Any]) -> None:
         """Say what is new, an ending last."""
@@ -77,6 +108,7 @@ class News:
             answer = self._client.plan(job["id"])
             if answer is not None:
                 self._screen.print(views.plan(answer))
+        self._tell_evaluations(job)
         self._tell_loss(job)
         if over:
             self._tell_state(job)
@@ -85,6 +117,17 @@ class News:
         if job["state"] != self._state:
             self._state = job["state"]
             self._screen.print(f"{self._state}  {job['reason']}".rstrip())
+
+    def _tell_evaluations(self, job: dict[str, Any]) -> None:
+        if job["progress"] is None:
+            return
+        events, self._position = self._client.events(job["id"], self._position)
+        for event in events:
+            where = f"step {event.get('step')} of {job['progress']['total_steps']}"
+            if event["event"] == "eval":
+                self._screen.print(f"{where}, eval loss {event['eval_loss']:.3f}")
+            if event["event"] == "sample":
+                self._screen.print(f"{where}, sample: {printable(event['prompt'])} ⟦{printable(event['text'])}⟧")
 
     def _tell_loss(self, job: dict[str, Any]) -> None:
         found, over = job["progress"], job["state"] in FINAL

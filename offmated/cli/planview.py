@@ -17,10 +17,10 @@ from planner.units import format_bytes, format_seconds
 def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
     """Names and values for `pairs()`; `answer` is plan.json, its chain not needed."""
     plan = from_json(Plan, answer["plan"])
-    splits = [("batch", _split(answer))] if answer.get("splits") else []
     return [
         ("plan", _origin(plan, answer)),
-        *splits,
+        ("batch", _batch(plan, answer)),
+        *(("", text) for text in _compared(answer)),
         ("step", _time(plan)),
         ("GPU memory", f"peak {format_bytes(plan.gpu_peak_bytes)} of {format_bytes(plan.gpu_budget_bytes)}"),
         ("host memory", f"peak {format_bytes(plan.cpu_peak_bytes)} of {format_bytes(plan.cpu_budget_bytes)}"),
@@ -44,21 +44,36 @@ def _origin(plan: Plan, answer: dict[str, Any]) -> str:
     return f"{plan.source}, {made}; {known}"
 
 
-def _split(answer: dict[str, Any]) -> str:
-    """What was chosen, and what else was compared, with the estimates of their steps."""
-    plan, rows = answer["plan"], answer["rows"]
-    text = f"{plan['slices'] * plan['rounds']} × {rows} rows, chosen by the planner"
-    others = [s for s in answer["splits"] if s["rows"] != rows]
-    shown = ", ".join(f"{s['slices']} × {s['rows']} ({format_seconds(s['step_s'])})" for s in others)
-    return f"{text}; compared by estimate: {shown}" if others else text
+def _batch(plan: Plan, answer: dict[str, Any]) -> str:
+    """What a step is of, and how it goes through the model. Kept plans do not say how large their slices are."""
+    count = plan.slices * plan.rounds
+    text = f"{count} micro-batch" + ("es" if count > 1 else "")
+    if (rows := answer.get("rows")) is not None:
+        length = answer["length"]
+        text += (
+            f" × {rows} row{'s' if rows > 1 else ''} × {length} tokens = {count * rows * length} tokens a step at most"
+        )
+    if count > 1:
+        together = f"{plan.rounds} rounds of {plan.slices}" if plan.rounds > 1 else f"1 round of all {plan.slices}"
+        text += f"; through each block in {together} slices"
+    return text
+
+
+def _compared(answer: dict[str, Any]) -> Iterator[str]:
+    """Where the planner decided the split: what it compared, with the estimates of their steps."""
+    if splits := answer.get("splits"):
+        others = (
+            f"{s['slices']} × {s['rows']} ({format_seconds(s['step_s'])})"
+            for s in splits
+            if s["rows"] != answer["rows"]
+        )
+        shown = ", ".join(others)
+        yield "the split is the planner's choice" + (f"; compared by estimate: {shown}" if shown else "")
 
 
 def _time(plan: Plan) -> str:
     text = f"{format_seconds(plan.step_s)} predicted"
-    if plan.bound_s > 0:
-        text += f"; no schedule takes less than {format_seconds(plan.bound_s)}"
-    pieces = f"{plan.slices} slice" + ("s" if plan.slices > 1 else "")
-    return f"{text}; {pieces}" + (f" × {plan.rounds} rounds" if plan.rounds > 1 else "")
+    return text + (f"; no schedule takes less than {format_seconds(plan.bound_s)}" if plan.bound_s > 0 else "")
 
 
 def _updates(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 nothing. A step takes 20 ms; a checkpoint is a folder with the step in its name.
 
 The job's `run_name` says what happens: "wrong" fails, "mortal" dies of SIGKILL at its third step, each time, "stubborn"
-ignores SIGTERM but for the second.
+ignores SIGTERM but for the second, "evaluated" evaluates at every second step.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ for step in range(first + 1, total + 1):
     time.sleep(STEP_S)
     tell(event="step", step=step, loss=5.0 / step, learning_rate=1e-4, grad_norm=None, step_s=STEP_S, tokens=64,
          gpu_peak_bytes=800)  # fmt: skip
+    if job["run_name"] == "evaluated" and step % 2 == 0:
+        tell(event="eval", step=step, eval_loss=4.0 / step)
+        tell(event="sample", step=step, prompt="Why?", text="So \x1b[31mit is")
     if job["run_name"] == "wrong":
         print("Traceback: it went wrong", flush=True)
         end("failed", step)
