@@ -12,6 +12,7 @@ from offmated.models import JobRow
 from offmated.paths import Paths
 from offmated.states import AGAIN, FINAL, JobState
 from offmated.store import Store
+from planner.budgets import check_budgets_here
 from planner.datafiles import check_data
 from planner.errors import Exit, UserError
 from planner.job import Job
@@ -30,6 +31,7 @@ def submit(
     """
     job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
     _check_output(job, store)
+    check_budgets_here(job.gpu_budget, job.cpu_budget)
     unseen = check_data(job)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f".new-{uuid.uuid4().hex}"
@@ -74,6 +76,7 @@ def retry(store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budge
             check_data(job)
         budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
         if budgets:
+            check_budgets_here(gpu_budget, cpu_budget)
             run.write_resolved(job.model_copy(update=budgets).resolved_yaml())
         plan = run.read_plan()
         if not budgets and plan is not None and plan["measured"] and run.last_checkpoint_step() is not None:

@@ -10,6 +10,7 @@ import torch
 
 from planner import cache as kept
 from planner.batch import WANTED, Candidate, ranked
+from planner.budgets import check_budgets
 from planner.cache import Cache, CachedPlan, Question
 from planner.chain import Chain
 from planner.codec import Json, from_json, to_json
@@ -20,7 +21,7 @@ from planner.model import working_dtype
 from planner.plan import Plan
 from planner.probe import measure_hardware
 from planner.profile import Analysis, analyse, estimate_times, measure_times
-from planner.site import check_budgets, find_site
+from planner.site import find_site
 from planner.solve import make_plan
 from planner.times import Times
 
@@ -89,7 +90,7 @@ def plan_job(
     if job.is_split:
         return planning(job).answer()
     site = find_site(device, working_dtype(job), measure=measure)
-    check_budgets(job.gpu_budget, job.cpu_budget, site)
+    check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=site.gpu_bytes, ram_bytes=site.ram_bytes)
     splits = tuple(ranked(job, site.device, site.machine, distinct_tokens=distinct_tokens))
     answers: list[Answer] = []
     for split in splits:
@@ -119,7 +120,8 @@ class _Planning:
     ) -> None:
         self.job, self.cache, self.measure = job, cache, measure
         self.site = find_site(device, working_dtype(job), measure=measure)
-        check_budgets(job.gpu_budget, job.cpu_budget, self.site)
+        there = self.site
+        check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=there.gpu_bytes, ram_bytes=there.ram_bytes)
         self.machine = self.site.machine
         self.analysis: Analysis = analyse(job, self.site.device)
         several = job.gradient_accumulation_steps > 1

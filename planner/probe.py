@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 
+from planner.budgets import ram_bytes
 from planner.hardware import Hardware
 from planner.kernel.adamw import Step, Target, cpu_kernel
 from planner.times import Stopwatch, device_name
@@ -99,15 +99,6 @@ def cpu_bytes(device: torch.device) -> int:
     ram = ram_bytes()
     usable = ram - max(2**30, ram // 10) - (0 if device.type == "cuda" else ram // 4)
     return max(_MIB, usable // _MIB * _MIB)
-
-
-def ram_bytes() -> int:
-    """The host's memory, or what this process's control group may use of it."""
-    total = int(psutil.virtual_memory().total)
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
-            return min(total, int(Path(path).read_text("ascii")))
-    return total
 
 
 def _processor() -> str:

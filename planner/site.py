@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from planner.budgets import ram_bytes
 from planner.card import ask_card, estimate_card
-from planner.errors import Exit, UserError
 from planner.hardware import Hardware
-from planner.probe import estimate_hardware, ram_bytes
-from planner.units import format_bytes
+from planner.probe import estimate_hardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +44,3 @@ def find_site(device: torch.device, dtype: torch.dtype, *, measure: bool) -> Sit
         device=torch.device("cpu"), machine=estimate_card(card, dtype), gpu_bytes=card.memory_bytes,
         ram_bytes=ram_bytes(), final=False,
     )  # fmt: skip
-
-
-def check_budgets(gpu_budget: int | None, cpu_budget: int | None, site: Site) -> None:
-    """Raise UserError when a budget is more than the machine has."""
-    for key, budget, there, of in (
-        ("gpu_budget", gpu_budget, site.gpu_bytes, "the device"),
-        ("cpu_budget", cpu_budget, site.ram_bytes, "the host"),
-    ):
-        if budget is not None and budget > there:
-            raise UserError(
-                f"{key} is more than {of} has.", code="budget-too-large", exit_code=Exit.USAGE,
-                numbers=(f"{key} {format_bytes(budget)}, {of} has {format_bytes(there)}",),
-                hint=f"give a smaller {key}, or leave it out",
-            )  # fmt: skip

@@ -9,13 +9,13 @@ import pytest
 import torch
 from sqlalchemy import create_engine
 
+from planner.budgets import Card, check_budgets, device_bytes, parse_card, ram_bytes
 from planner.cache import Cache, metadata
-from planner.card import Card, ask_card, estimate_card, parse_card
+from planner.card import ask_card, estimate_card
 from planner.errors import Exit, UserError
 from planner.planning import plan_job
 from planner.presets import preset, usable_gpu_bytes
-from planner.probe import ram_bytes
-from planner.site import Site, check_budgets, find_site
+from planner.site import find_site
 from tests.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
 GIB = 2**30
@@ -51,7 +51,7 @@ def test_the_drivers_tool_is_asked_for_the_card_that_cuda_would_take(monkeypatch
         asked.append(command)
         return subprocess.CompletedProcess(command, 0, "12288, NVIDIA GeForce RTX 3060\n", "")
 
-    monkeypatch.setattr("planner.card.subprocess.run", run)
+    monkeypatch.setattr("planner.budgets.subprocess.run", run)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     assert ask_card() == CARD
     assert asked[0][0] == "nvidia-smi"
@@ -102,9 +102,6 @@ def test_on_a_gpu_a_plan_at_submission_is_an_estimate_and_makes_no_context(
     assert torch.cuda.is_initialized() == touched
 
 
-SITE = Site(device=CPU, machine=estimate_card(CARD, torch.float32), gpu_bytes=12 * GIB, ram_bytes=32 * GIB, final=True)
-
-
 @pytest.mark.parametrize(
     ("gpu", "cpu", "number"),
     [
@@ -114,14 +111,30 @@ SITE = Site(device=CPU, machine=estimate_card(CARD, torch.float32), gpu_bytes=12
 )
 def test_a_budget_beyond_the_machine_is_refused_with_both_numbers(gpu: int, cpu: int | None, number: str) -> None:
     with pytest.raises(UserError) as refused:
-        check_budgets(gpu, cpu, SITE)
+        check_budgets(gpu, cpu, gpu_bytes=12 * GIB, ram_bytes=32 * GIB)
     assert (refused.value.code, refused.value.exit_code) == ("budget-too-large", Exit.USAGE)
     assert refused.value.numbers == (number,)
 
 
 @pytest.mark.parametrize(("gpu", "cpu"), [(None, None), (12 * GIB, 32 * GIB)])
 def test_a_budget_of_all_there_is_is_taken(gpu: int | None, cpu: int | None) -> None:
-    check_budgets(gpu, cpu, SITE)
+    check_budgets(gpu, cpu, gpu_bytes=12 * GIB, ram_bytes=32 * GIB)
+
+
+def test_the_devices_memory_is_known_without_torch_where_the_driver_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("planner.budgets.driver_card", lambda: CARD)
+    assert device_bytes() == 12 * GIB
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_bytes() == ram_bytes()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("planner.budgets.driver_card", lambda: parse_card("no devices"))
+    monkeypatch.setattr("planner.budgets._GPU_DEVICES", (str(tmp_path),))
+    assert device_bytes() is None
+    monkeypatch.setattr("planner.budgets._GPU_DEVICES", (str(tmp_path / "none"),))
+    assert device_bytes() == ram_bytes()
 
 
 def test_a_job_with_a_budget_beyond_the_hosts_memory_is_not_planned(tmp_path: Path) -> None:

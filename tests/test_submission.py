@@ -11,6 +11,7 @@ from offmated.paths import Paths
 from offmated.states import StopReason
 from offmated.store import Store
 from offmated.submission import submit
+from planner.budgets import ram_bytes
 from planner.errors import Exit, UserError
 from planner.runfolder import RunFolder
 
@@ -69,6 +70,13 @@ def test_the_log_says_which_data_nobody_has_looked_at(store: Store, paths: Paths
     row, _ = submit(store, paths, JOB.replace("text.jsonl", "[owner/set, text.jsonl]"), paths.state.parent)
     (line,) = RunFolder(Path(row.run_dir)).tail_of_log(9)
     assert line.endswith("owner/set is of the Hugging Face hub: it is read when the job has its turn")
+
+
+def test_a_budget_beyond_the_machine_is_refused_before_anything_is_kept(store: Store, paths: Paths) -> None:
+    with pytest.raises(UserError, match="cpu_budget is more than the host has") as caught:
+        submit(store, paths, JOB + f"cpu_budget: {ram_bytes() + 1}\n", paths.state.parent)
+    assert (caught.value.code, caught.value.exit_code) == ("budget-too-large", Exit.USAGE)
+    assert (store.jobs(), list(paths.runs.iterdir())) == ([], [])
 
 
 def refusal(store: Store, paths: Paths, output_dir: str) -> UserError:

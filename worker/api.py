@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.budgets import check_budgets
 from planner.chain import Chain
 from planner.errors import Exit, UserError
 from planner.graph import take_turns
 from planner.plan import Plan
 from planner.probe import measure_hardware
 from planner.profile import Analysis, analyse_model, estimate_times, measure_times
-from planner.site import check_budgets, find_site
+from planner.site import find_site
 from planner.solve import make_plan
 from planner.units import format_bytes, format_seconds, parse_bytes
 from worker.checkpoint import Checkpoints, Origin
@@ -300,7 +301,7 @@ def _plan(
 ) -> tuple[Plan, Chain]:  # fmt: skip
     site = find_site(device, dtype, measure=True)
     gpu, cpu = (None if size is None else parse_bytes(size) for size in (gpu_budget, cpu_budget))
-    check_budgets(gpu, cpu, site)
+    check_budgets(gpu, cpu, gpu_bytes=site.gpu_bytes, ram_bytes=site.ram_bytes)
     hardware = measure_hardware(device, dtype) if measure else site.machine
     times = measure_times(analysis, device, hardware) if measure else estimate_times(analysis, hardware)
     chain = analysis.chain(times)

@@ -1,0 +1,84 @@
+"""How much memory there is at all, as far as that can be told without torch, and budgets above it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from planner.errors import Exit, UserError
+from planner.units import format_bytes
+
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's, WSL's, AMD's
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """Name and built-in memory of a card."""
+
+    name: str
+    memory_bytes: int
+
+
+def driver_card() -> Card:
+    """The card that a process which uses CUDA would take, by its driver's tool. Raises OSError, SubprocessError or
+    ValueError when it does not say."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits", f"--id={visible or 0}"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
+    return parse_card(said)
+
+
+def parse_card(text: str) -> Card:
+    """The card of a line "12288, NVIDIA GeForce RTX 3060" (MiB). Raises ValueError."""
+    size, comma, name = text.strip().partition("\n")[0].partition(",")
+    if not (comma and size.strip().isdigit() and name.strip()):
+        raise ValueError(f"not a card: {text[:80]!r}")
+    return Card(name=name.strip(), memory_bytes=int(size) * 2**20)
+
+
+def ram_bytes() -> int:
+    """The host's memory, or what this process's control group may use of it."""
+    total = int(psutil.virtual_memory().total)
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+            return min(total, int(Path(path).read_text("ascii")))
+    return total
+
+
+def device_bytes() -> int | None:
+    """The memory of the device that jobs run on: a card's, the host's where there is no GPU; None when it is not sure
+    what there is."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return ram_bytes()
+    try:
+        return driver_card().memory_bytes
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None if any(Path(device).exists() for device in _GPU_DEVICES) else ram_bytes()
+
+
+def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
+    """`check_budgets` for this machine, as far as it is known without torch."""
+    there = None if gpu_budget is None else device_bytes()
+    check_budgets(gpu_budget, cpu_budget, gpu_bytes=there, ram_bytes=ram_bytes())
+
+
+def check_budgets(
+    gpu_budget: int | None, cpu_budget: int | None, *, gpu_bytes: int | None, ram_bytes: int
+) -> None:  # fmt: skip
+    """Raise UserError when a budget is more than the device or the host has (None: not known)."""
+    for key, budget, there, of in (
+        ("gpu_budget", gpu_budget, gpu_bytes, "the device"),
+        ("cpu_budget", cpu_budget, ram_bytes, "the host"),
+    ):
+        if budget is not None and there is not None and budget > there:
+            raise UserError(
+                f"{key} is more than {of} has.", code="budget-too-large", exit_code=Exit.USAGE,
+                numbers=(f"{key} {format_bytes(budget)}, {of} has {format_bytes(there)}",),
+                hint=f"give a smaller {key}, or leave it out",
+            )  # fmt: skip
