@@ -11,48 +11,26 @@ from pathlib import Path
 
 import torch
 
-from planner.batch import ranked
-from planner.chain import Chain
+from planner.batch import WANTED, Candidate, best_first, hopeful
 from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.job import Job
-from planner.jobpaths import looks_local, resolve
-from planner.model import sample_batch, skeleton_model
 from planner.picture.files import NO_PICTURES, Pictures
+from planner.plan import Plan
 from planner.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
-from planner.profile import analyse_model, estimate_times
+from planner.problem import Problem
 from planner.receipt import Asked, Receipt
 from planner.reckon import no_fit, receipt
-from planner.solve import GAP, least_budget, round_up
-from planner.variations import Problem, Variations
+from planner.remedies import problem_of, ways_to_fit
+from planner.solve import GAP, round_up
+from planner.variations import Variations, carried_over
 
 PATIENCE_S = 17.0
-"""When to answer, counted from the process's start: variations that are not planned by then are left out."""
+"""When to answer, in seconds of a quiet machine since the process's start: what is not planned by then is left out."""
+_DEVICE = torch.device("cpu")  # blocks are traced there
 _PLAN_S = 5.0  # of the solver for the plan itself
-_SPLIT_S = 5.0  # for comparing micro-batches where the job leaves them to the planner
-_SHORTEST = 256  # tokens; below that nobody trains
+_NEAR = 0.03  # between splits that are planned before one is chosen: what whole tensors may cost
 _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
-
-
-def question_job(
-    model: str, *, length: int, rows: int, slices: int, bf16: bool, clip: bool, folder: Path
-) -> Job:  # fmt: skip
-    """The job that a question without a job file is about; it has no data.
-
-    `model` is a hub id, a folder or a config.json. Raises UserError (exit 2) when there is no such file.
-    """
-    if looks_local(model, folder) or model.endswith(".json"):
-        path = Path(resolve(model, folder))
-        if not (path if path.is_file() else path / "config.json").is_file():
-            raise UserError(
-                f"There is no model config at {path}.", code="missing-file", exit_code=Exit.USAGE,
-                hint="give a folder with config.json, the file itself, or a Hugging Face id",
-            )  # fmt: skip
-        model = str(path)
-    return Job(
-        model=model, tokenizer=model, dataset=("none",), max_length=length, per_device_train_batch_size=rows,
-        gradient_accumulation_steps=slices, bf16=bf16, max_grad_norm=1.0 if clip else None,
-    )  # fmt: skip
 
 
 def ask(job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = NO_PICTURES) -> Receipt:
@@ -60,30 +38,68 @@ def ask(job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = 
 
     Raises UserError for a model that cannot be used.
     """
-    deadline = started_s + PATIENCE_S
-    job = _split(job, hardware)
     with Variations() as others:
-        problem = _problem(job, hardware)
+        clock, plan = _Clock(started_s), None
+        if job.is_split:
+            problem = problem_of(job, hardware, _DEVICE)
+            clock.look()
+        else:
+            job, problem, plan = _chosen(job, hardware, others, clock)
         others.start(problem)
         try:
-            plan = problem.plan(min(_PLAN_S, max(1.0, (deadline - time.monotonic()) / 2)))
+            plan = plan or problem.plan(clock.stretched_s(_PLAN_S))
         except UserError as error:
             if error.exit_code is not Exit.DOES_NOT_FIT:
                 raise
         else:
             found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
-            pictures.write(plan, problem.chain, hardware, title=Path(job.model.removesuffix("/config.json")).name)
-            changes = others.changes(problem, plan, deadline)
+            pictures.write(plan, problem.chain, hardware, title=Path(job.model).stem)
+            changes = others.changes(problem, plan, clock.deadline)
             return replace(found, changes=changes, answer_s=time.monotonic() - started_s)
-    return replace(_too_large(job, problem, deadline), answer_s=time.monotonic() - started_s)
+    return replace(_too_large(job, problem, clock.deadline), answer_s=time.monotonic() - started_s)
 
 
-def _split(job: Job, hardware: Hardware) -> Job:
-    """The job with the micro-batches that are the fastest; where none fits, with the smallest."""
-    if job.is_split:
-        return job
-    best = ranked(job, torch.device("cpu"), hardware, patience_s=_SPLIT_S)
-    return job.with_slices(best[0].rows if best else 1)
+class _Clock:
+    """Time as a quiet machine's clock would show it: where others compute too, a limit by the wall's clock would make
+    the answer another one. How many times slower all is, is seen while the model is traced."""
+
+    def __init__(self, started_s: float) -> None:
+        self._started_s, self._began_s, self._worked_s = started_s, time.monotonic(), time.process_time()
+        self.slower = 1.0
+
+    def look(self) -> None:
+        """The machine has worked for this process alone since the beginning."""
+        worked_s = time.process_time() - self._worked_s
+        self.slower = max(1.0, (time.monotonic() - self._began_s) / max(worked_s, 1e-3))
+
+    def stretched_s(self, limit_s: float) -> float:
+        """A limit by the wall's clock."""
+        return limit_s * self.slower
+
+    @property
+    def deadline(self) -> float:
+        """When to answer, by the monotonic clock."""
+        return self._started_s + self.stretched_s(PATIENCE_S)
+
+
+def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> tuple[Job, Problem, Plan | None]:
+    """The job with the micro-batches that are the fastest, its problem, and the plan if it was made on the way; where
+    none fits, with the smallest.
+
+    Those for which the solver hopes for nearly the same are all planned.
+    """
+    splits = hopeful(job, _DEVICE, hardware)
+    clock.look()
+    near = [split for split in splits if split.hope_s <= splits[0].hope_s * (1 + _NEAR)][:WANTED]
+    plans = others.plans([split.problem for split in near], clock.stretched_s(_PLAN_S))
+    known = {split.rows: (split, plan) for split, plan in zip(near, plans, strict=True) if plan is not None}
+    candidates = [Candidate(rows=r, slices=s.problem.slices, step_s=p.step_s) for r, (s, p) in known.items()]
+    rows = best_first(candidates)[0].rows if candidates else min(split.rows for split in splits)
+    job = job.with_slices(rows)
+    if rows in known and known[rows][0].traced:
+        return job, known[rows][0].problem, known[rows][1]
+    problem = problem_of(job, hardware, _DEVICE)
+    return job, problem, known[rows][1] and carried_over(known[rows][1], problem) if rows in known else None
 
 
 def _asked(job: Job) -> Asked:
@@ -98,53 +114,21 @@ def _asked(job: Job) -> Asked:
     )
 
 
-def _problem(job: Job, hardware: Hardware) -> Problem:
-    return Problem(
-        chain=_chain(job, hardware),
-        hardware=hardware,
-        gpu_budget_bytes=job.gpu_budget or hardware.gpu_bytes,
-        cpu_budget_bytes=job.cpu_budget or hardware.cpu_bytes,
-        slices=job.gradient_accumulation_steps,
-        clip=job.max_grad_norm is not None,
+def _too_large(job: Job, problem: Problem, deadline: float) -> Receipt:
+    least = problem.least_bytes()
+    least_cpu = _least_cpu_budget(problem)
+    fits_with = (*_more_machine(problem, least, least_cpu), *ways_to_fit(job, problem, _DEVICE, deadline))
+    budgets = (problem.gpu_budget_bytes, problem.cpu_budget_bytes)
+    return no_fit(
+        problem.chain, problem.hardware, _asked(job), budgets=budgets, least=(least, least_cpu), fits_with=fits_with
     )
 
 
-def _chain(job: Job, hardware: Hardware) -> Chain:
-    device = torch.device("cpu")
-    analysis = analyse_model(skeleton_model(job, device), sample_batch(job), device=device)
-    return analysis.chain(estimate_times(analysis, hardware))
-
-
-def _least(problem: Problem) -> int | None:
-    """The least device budget beside the host's; None where the host is too small for any."""
-    try:
-        return least_budget(
-            problem.chain, problem.hardware, cpu_budget_bytes=problem.cpu_budget_bytes, slices=problem.slices,
-            clip=problem.clip,
-        ).gpu_bytes  # fmt: skip
-    except UserError:
-        return None
-
-
-def _too_large(job: Job, problem: Problem, deadline: float) -> Receipt:
-    least = _least(problem)
-    least_cpu = _least_cpu_budget(problem, deadline)
-    fits_with = list(_more_machine(problem, least, least_cpu))
-    fits_with += _other_job(job, problem, deadline)
-    if least_cpu is None or least_cpu <= problem.cpu_budget_bytes:  # shorter slices are no help to a host that is full
-        fits_with += _shorter_slices(job, problem, deadline)
-    budgets = (problem.gpu_budget_bytes, problem.cpu_budget_bytes)
-    return no_fit(
-        problem.chain, problem.hardware, _asked(job), budgets=budgets, least=(least, least_cpu),
-        fits_with=tuple(fits_with),
-    )  # fmt: skip
-
-
-def _least_cpu_budget(problem: Problem, deadline: float) -> int | None:
+def _least_cpu_budget(problem: Problem) -> int | None:
     """About the least host budget beside the device's budget, by bisection; None where no host is large enough."""
 
     def fits(size: int) -> bool:
-        return _fits(replace(problem, cpu_budget_bytes=size))
+        return replace(problem, cpu_budget_bytes=size).fits()
 
     tensors = list(problem.chain.tensors())
     standing = sum(t.bytes + t.state_bytes for t in tensors)
@@ -155,7 +139,7 @@ def _least_cpu_budget(problem: Problem, deadline: float) -> int | None:
         low, high = high, high + problem.slices * offloaded
         if not fits(high):
             return None
-    while high - low > _NEAR_BYTES and time.monotonic() < deadline:
+    while high - low > _NEAR_BYTES:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
@@ -176,31 +160,3 @@ def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) ->
             if usable_gpu_bytes(card.memory_bytes) >= least:
                 yield f"a GPU with {card.memory_bytes // 2**30} GiB (--hardware {name})"
                 return
-
-
-def _other_job(job: Job, problem: Problem, deadline: float) -> Iterator[str]:
-    """Ways to train that fit on the machine as it is."""
-    if problem.clip and time.monotonic() < deadline and _fits(replace(problem, clip=False)):
-        yield "no clipping (--clip none, max_grad_norm: 0)"
-    if not job.bf16 and time.monotonic() < deadline:
-        narrow = job.model_copy(update={"bf16": True})
-        if _fits(_problem(narrow, problem.hardware)):
-            yield "bf16 with fp32 masters (without --fp32, bf16: true)"
-
-
-def _shorter_slices(job: Job, problem: Problem, deadline: float) -> Iterator[str]:
-    """The largest slices that fit, halved from one row on."""
-    rows, length = job.slice_rows, job.max_length
-    while rows > 1 or length // 2 >= _SHORTEST:
-        rows, length = (1, length) if rows > 1 else (1, length // 2)
-        shorter = job.model_copy(update={"per_device_train_batch_size": rows, "max_length": length})
-        if _fits(_problem(shorter, problem.hardware)):
-            yield f"slices of {rows} × {length} tokens (--batch-size {rows} --max-length {length})"
-            return
-        if time.monotonic() > deadline:  # after one that was tried
-            return
-
-
-def _fits(problem: Problem) -> bool:
-    least = _least(problem)
-    return least is not None and least <= problem.gpu_budget_bytes

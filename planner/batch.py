@@ -3,7 +3,8 @@
 The rows of a step are the job's, so learning stays as it is, and the best split is the one with the shortest step. The
 thesis makes 1/b a variable of its program, takes all times for proportional to b, and rounds the answer. Here every
 divisor of the rows is a candidate. A block's bytes and estimated times are affine in the rows, so two traces give the
-chains of all candidates; the bound of each says in which order to plan them, and when no other can be better.
+chains of all candidates; the solver's step of each says in which order to plan them, and when no other is likely to be
+better.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ from typing import TypeVar, cast
 
 import torch
 
-from planner.bound import lower_bound_s
 from planner.errors import Exit, UserError
-from planner.greedy import Setting
 from planner.hardware import Hardware
-from planner.instance import Budgets
 from planner.job import Job
+from planner.problem import Problem
 from planner.profile import Analysis, analyse, estimate_times
-from planner.solve import GAP, in_rounds, make_plan
+from planner.solve import GAP
 
 _MOST = 16  # candidates
 _MOST_ROWS = 1024  # of a micro-batch, unless the model wants all in one: far beyond, nothing is gained
@@ -43,48 +42,67 @@ class Candidate:
     step_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A split with its problem, and what the solver hopes for: see `Problem.hope_s`. `traced`: its chain is one of
+    those that others are read off."""
+
+    rows: int
+    problem: Problem
+    hope_s: float
+    traced: bool
+
+
+def hopeful(
+    job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = ()
+) -> list[Split]:
+    """All splits of the job's `train_batch_size`, those first for which the solver hopes for the shortest step.
+
+    Raises UserError for a model that cannot be used.
+    """
+    chains = _Chains(job, device, hardware, distinct_tokens)
+    splits = []
+    for rows in chains.candidates:
+        problem = chains.problem(rows)
+        splits.append(
+            Split(rows=rows, problem=problem, hope_s=problem.hope_s(), traced=rows in (chains.few, chains.many))
+        )
+    # The larger first where hopes are equal: fewer slices are less to launch.
+    return sorted(splits, key=lambda split: (split.hope_s, -split.rows))
+
+
 def ranked(
     job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = (),
     patience_s: float = PATIENCE_S,
 ) -> list[Candidate]:  # fmt: skip
     """Splits of the job's `train_batch_size` that fit the budgets, the fastest first by an estimate, the largest of
-    those that are equal but for the gap; empty: none fits. Once there are `WANTED`, those are missing that could hardly
-    be faster by their bounds; and once one was found, those that `patience_s` left no time for.
+    those that are equal but for the gap; empty: none fits. Once there are `WANTED`, those are missing for which the
+    solver hopes for no more; and once one was found, those that `patience_s` left no time for.
 
     Raises UserError for a model that cannot be used.
     """
     deadline = time.monotonic() + patience_s
-    chains = _Chains(job, device, hardware, distinct_tokens)
-    settings = {rows: chains.setting(rows) for rows in chains.candidates}
-    bounds_s = {rows: _bound_s(setting) for rows, setting in settings.items()}
     found: list[Candidate] = []
-    # The larger first where bounds are equal: fewer slices are less to launch.
-    for rows in sorted(settings, key=lambda rows: (bounds_s[rows], -rows)):
+    for split in hopeful(job, device, hardware, distinct_tokens=distinct_tokens):
         best_s = min((c.step_s for c in found), default=math.inf)
-        if (found and time.monotonic() > deadline) or (len(found) >= WANTED and bounds_s[rows] >= best_s * (1 - GAP)):
+        if (found and time.monotonic() > deadline) or (len(found) >= WANTED and split.hope_s >= best_s):
             break
-        s = settings[rows]
         try:
-            plan = make_plan(
-                s.chain, hardware, gpu_budget_bytes=s.budgets.gpu_bytes, cpu_budget_bytes=s.budgets.cpu_bytes,
-                slices=s.slices, clip=s.clip, time_limit_s=_PLAN_S,
-            )  # fmt: skip
+            plan = split.problem.plan(_PLAN_S)
         except UserError as error:
             if error.exit_code is not Exit.DOES_NOT_FIT:
                 raise
             continue
-        found.append(Candidate(rows=rows, slices=s.slices, step_s=plan.step_s))
+        found.append(Candidate(rows=split.rows, slices=split.problem.slices, step_s=plan.step_s))
+    return best_first(found)
+
+
+def best_first(found: list[Candidate]) -> list[Candidate]:
+    """By step; of those that are equal but for the gap the largest first."""
     best_s = min((c.step_s for c in found), default=math.inf)
     equal = [c for c in found if c.step_s <= best_s * (1 + GAP)]
     slower = [c for c in found if c not in equal]
     return [*sorted(equal, key=lambda c: -c.rows), *sorted(slower, key=lambda c: c.step_s)]
-
-
-def _bound_s(step: Setting) -> float:
-    return min(
-        lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
-        for s in in_rounds(step)
-    )
 
 
 class _Chains:
@@ -109,15 +127,13 @@ class _Chains:
     def _traced(self, rows: int, device: torch.device) -> Analysis:
         return analyse(self.job.model_copy(update={"per_device_train_batch_size": rows}), device)
 
-    def setting(self, rows: int) -> Setting:
+    def problem(self, rows: int) -> Problem:
         """The problem of this split."""
         job, machine = self.job, self.hardware
         share = (rows - self.few) / (self.many - self.few) if self.many > self.few else 1.0
-        return Setting(
+        return Problem(
             chain=between(self.low, self.high, share), hardware=machine, slices=self.total // rows,
-            budgets=Budgets(
-                gpu_bytes=job.gpu_budget or machine.gpu_bytes, cpu_bytes=job.cpu_budget or machine.cpu_bytes
-            ),
+            gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes, cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
             clip=job.max_grad_norm is not None,
         )  # fmt: skip
 

@@ -7,6 +7,8 @@ by `planner/jobfile.py`, which finds the lines and the mistakes; this module say
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,10 +18,26 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from planner.jobbatch import AUTO, DEFAULT_ROWS, check_batch
 from planner.jobevaluation import check_evaluation
 from planner.jobfile import SWITCHED_OFF, Mistake, Source, read_text, read_yaml, shown, to_user_error
-from planner.joblora import check_lora, has_no_weights
+from planner.joblora import check_lora, check_weights, has_no_weights
 from planner.jobnames import ALIASES, canonical
-from planner.jobpaths import local_dataset, local_file_or_template, local_model, local_tokenizer, resolve
+from planner.jobpaths import (
+    local_config,
+    local_dataset,
+    local_file_or_template,
+    local_model,
+    local_tokenizer,
+    resolve,
+)
 from planner.units import parse_bytes
+
+NOT_PLANNED = frozenset({
+    "tokenizer", "dataset", "chat_template", "packing", "train_on", "learning_rate", "lr_scheduler_type",
+    "warmup_steps", "num_train_epochs", "max_steps", "seed", "optim", "weight_decay", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "gradient_checkpointing", "run_name", "report_to", "eval_dataset", "val_size", "eval_strategy",
+    "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens", "per_device_eval_batch_size", "save_steps",
+    "save_minutes", "output_dir",
+})  # fmt: skip
+"""Keys that no estimate of a plan depends on."""
 
 
 def _size(value: object) -> object:
@@ -196,14 +214,32 @@ class Job(BaseModel):
         return job, (*notes, *job.notes)
 
     @classmethod
-    def _checked(cls, source: Source, folder: Path | None) -> tuple[Job, tuple[str, ...]]:
+    def question(cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True) -> Job:
+        """As `parse`, for planning only: the model's config is enough, weights, tokenizer and data need not be there.
+
+        Keys of `NOT_PLANNED` are as if they had not been given, so that jobs with the same plan are equal. `in_lines`:
+        there is a file, whose lines errors may name.
+        """
+        source = read_yaml(text, name)
+        source = source if in_lines else replace(source, lines={})
+        return cls._checked(source, Path(folder).absolute(), only_planned=True)[0]
+
+    @classmethod
+    def _checked(
+        cls, source: Source, folder: Path | None, *, only_planned: bool = False
+    ) -> tuple[Job, tuple[str, ...]]:  # fmt: skip
         """The job of a file's values, and notes on its keys; `folder` is that of relative paths, None where there are
         none."""
         values, mistakes, notes = canonical(source, CANONICAL)
-        mistakes += _resolve_paths(values, folder, source)
+        if only_planned:
+            values = {key: value for key, value in values.items() if key not in NOT_PLANNED}
+        mistakes += _resolve_paths(values, folder, source, _CONFIG if only_planned else _FINDERS)
+        if only_planned:
+            values |= {"tokenizer": _NOTHING, "dataset": (_NOTHING,)}
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source) + check_lora(values, names, source)
         mistakes += check_batch(values, names, source)
+        mistakes += [] if only_planned else check_weights(values, names, source)
         broken = {mistake.key for mistake in mistakes}
         try:
             job = cls.model_validate(values)
@@ -273,16 +309,23 @@ CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases
 _PATH_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}
 
 
-def _resolve_paths(values: dict[str, Any], folder: Path | None, source: Source) -> list[Mistake]:
+_FINDERS: dict[str, Callable[[object, Path | None], object]] = {
+    "model": local_model,
+    "tokenizer": local_tokenizer,
+    "dataset": local_dataset,
+    "eval_dataset": local_dataset,
+    "chat_template": local_file_or_template,
+    "output_dir": resolve,
+}
+_CONFIG: dict[str, Callable[[object, Path | None], object]] = {"model": local_config}
+_NOTHING = "none"  # the tokenizer and the data of a question
+
+
+def _resolve_paths(
+    values: dict[str, Any], folder: Path | None, source: Source,
+    finders: Mapping[str, Callable[[object, Path | None], object]],
+) -> list[Mistake]:  # fmt: skip
     """Make the paths in `values` absolute, in place; the mistakes are those of missing or unfit files."""
-    finders = {
-        "model": local_model,
-        "tokenizer": local_tokenizer,
-        "dataset": local_dataset,
-        "eval_dataset": local_dataset,
-        "chat_template": local_file_or_template,
-        "output_dir": resolve,
-    }
     mistakes: list[Mistake] = []
     for key, find in finders.items():
         if key == "tokenizer" and values.get(key) is None:  # it follows the model, whose own mistake says enough

@@ -33,10 +33,15 @@ def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) ->
     if values["lora_target_modules"] == ():
         text = f"it is {shown(targets)}; it must be {ALL_LINEAR}, or a list of modules' names"
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", text))
-    if isinstance(model := values.get("model"), str) and has_no_weights(model):
-        text = f"lora needs a model with weights, and {model} has none"
-        mistakes.append(source.mistake(names["method"], "bad-value", text))
     return mistakes
+
+
+def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
+    """The mistake of training adapters beside weights that are not there."""
+    if values.get("method") == "lora" and isinstance(model := values.get("model"), str) and has_no_weights(model):
+        text = f"lora needs a model with weights, and {model} has none"
+        return [source.mistake(names["method"], "bad-value", text)]
+    return []
 
 
 def has_no_weights(model: str) -> bool:

@@ -64,6 +64,14 @@ def local_model(text: object, folder: Path | None) -> str:
     return str(path)
 
 
+def local_config(text: object, folder: Path | None) -> str:
+    """A folder with config.json, a config's file itself, or a hub id: enough to plan a model, not to train it."""
+    path = _path_or_id(text, folder, "model config")
+    if not isinstance(path, Path) or (path.is_file() and path.name != "config.json"):
+        return str(path)
+    return local_model(str(path.parent if path.is_file() else path), folder)
+
+
 def local_tokenizer(text: object, folder: Path | None) -> str:
     """A folder with a tokenizer's files, or a hub id."""
     path = _path_or_id(text, folder, "tokenizer folder")

@@ -1,7 +1,7 @@
 """What the planner process answers beside planning a job: chains from files, other machines, and the kept plans.
 
     solve   a chain and a machine from files
-    ask     a model's config, or a job, on a machine by name
+    ask     a job on a machine by name, from its model's config
     plans   list, show and forget what the plan cache has
     picture draw a plan.json
 
@@ -24,6 +24,7 @@ from planner.errors import Exit, UserError
 from planner.files import load_chain, load_hardware
 from planner.hardware import Hardware
 from planner.job import Job
+from planner.jobfile import read_text
 from planner.picture.basis import Basis
 from planner.picture.files import Pictures, add_options, redraw
 from planner.presets import is_preset, preset
@@ -35,6 +36,8 @@ def add_parsers(commands: Any) -> None:
     solve = commands.add_parser("solve", help="plan a chain on a machine, both from files")
     solve.add_argument("--chain", type=Path, required=True, metavar="FILE")
     _machine(solve)
+    solve.add_argument("--gpu-budget", type=parse_bytes, metavar="SIZE")
+    solve.add_argument("--cpu-budget", type=parse_bytes, metavar="SIZE")
     solve.add_argument("--slices", type=_count, default=1)
     solve.add_argument("--clip", choices=("none", "exact"), default="none")
     solve.add_argument("--time-limit", type=_seconds, default=60.0, metavar="SECONDS")
@@ -42,16 +45,9 @@ def add_parsers(commands: Any) -> None:
     solve.add_argument("--no-cpu-updates", action="store_true")
     solve.add_argument("--no-activation-offload", action="store_true")
     add_options(solve)
-    ask = commands.add_parser("ask", help="a model or a job on some machine")
-    what = ask.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="ID_OR_PATH")
-    what.add_argument("--job", type=Path, metavar="FILE")
+    ask = commands.add_parser("ask", help="a job on some machine")
+    ask.add_argument("--job", type=Path, required=True, metavar="FILE", help="only what a plan depends on is read")
     _machine(ask)
-    ask.add_argument("--max-length", type=_count, default=1024)
-    ask.add_argument("--batch-size", type=_count, default=1)
-    ask.add_argument("--slices", type=_count, default=8)
-    ask.add_argument("--clip", choices=("none", "exact"), default="exact")
-    ask.add_argument("--fp32", action="store_true")
     add_options(ask)
     plans = commands.add_parser("plans", help="the kept plans")
     plans.add_argument("verb", choices=("list", "show", "forget"))
@@ -67,8 +63,6 @@ def _machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", required=True, metavar="NAME_OR_FILE")
     parser.add_argument("--cpu-memory", type=parse_bytes, metavar="SIZE")
     parser.add_argument("--link", metavar="NAME_OR_RATE")
-    parser.add_argument("--gpu-budget", type=parse_bytes, metavar="SIZE")
-    parser.add_argument("--cpu-budget", type=parse_bytes, metavar="SIZE")
 
 
 def answer(options: argparse.Namespace, started_s: float) -> int:
@@ -129,26 +123,17 @@ def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, e
 
 def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
     pictures = Pictures.wanted(options)
-    if options.job is not None:
-        job = Job.load(options.job)
-        hardware = _hardware(options, bf16=job.bf16)
-    else:
-        job, hardware = None, _hardware(options, bf16=not options.fp32)
+    job = Job.question(read_text(options.job), options.job.absolute().parent)
+    hardware = _hardware(options, bf16=job.bf16)
     if not hardware.flops_per_s:
         raise UserError(
             "Times of a model are estimated from the machine's arithmetic.", code="bad-file", exit_code=Exit.USAGE,
             numbers=(f"{options.hardware} has no flops_per_s",), hint="docs/planning.md has the fields",
         )  # fmt: skip
     # torch takes seconds to import: what is wrong with the words is told before that.
-    from planner.ask import ask, question_job
+    from planner.ask import ask
 
-    if job is None:
-        job = question_job(
-            options.model, length=options.max_length, rows=options.batch_size, slices=options.slices,
-            bf16=not options.fp32, clip=options.clip == "exact", folder=Path.cwd(),
-        )  # fmt: skip
-    budgets = {key: value for key in ("gpu_budget", "cpu_budget") if (value := getattr(options, key)) is not None}
-    found = ask(job.model_copy(update=budgets), hardware, started_s=started_s, pictures=pictures)
+    found = ask(job, hardware, started_s=started_s, pictures=pictures)
     return Exit.DOES_NOT_FIT if found.status == "infeasible" else Exit.DONE, to_json(found)
 
 

@@ -97,10 +97,19 @@ def least_budget(
         budgets = Budgets(
             gpu_bytes=0, cpu_bytes=cpu_bytes, cpu_updates=cpu_updates, activation_offload=activation_offload
         )
-        step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
-        return min(device_bytes(_frugal(setting), setting) for setting in in_rounds(step))
+        return least_gpu_bytes(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip))
 
     return LeastBudget(gpu_bytes=least(cpu_budget_bytes), any_host_bytes=least(2**62))
+
+
+def least_gpu_bytes(step: Setting, *, enough: int = 0) -> int:
+    """The smallest device budget beside the host's, or one that is at most `enough`. Raises UserError as above."""
+    least = 2**63
+    for setting in in_rounds(step):
+        least = min(least, device_bytes(_frugal(setting), setting))
+        if least <= enough:
+            break
+    return least
 
 
 def in_rounds(step: Setting) -> Iterator[Setting]:

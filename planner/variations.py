@@ -1,6 +1,7 @@
 """Other machines and jobs, planned anew beside the question's own plan: what would help, and by how much.
 
-Processes of their own do it, because one thread solves one program; whoever has not answered in time is left out.
+Processes of their own do it, because one thread solves one program; whoever has not answered in time is left out. They
+stand back where the question's own plan wants the processor, so that it does not depend on them.
 """
 
 from __future__ import annotations
@@ -8,55 +9,26 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.pool import AsyncResult, Pool
 
-from planner.bound import lower_bound_s
 from planner.chain import Chain
 from planner.errors import UserError
-from planner.hardware import Hardware
-from planner.instance import Budgets
 from planner.judge import predicted_step_s
+from planner.memory import cpu_peak_bytes, gpu_peak_bytes
 from planner.plan import Plan
 from planner.presets import usable_cpu_bytes
+from planner.problem import Problem
 from planner.program import compile_program
 from planner.receipt import Change
-from planner.solve import make_plan
+from planner.verify import verify
 
 _GIB = 2**30
 _SOLVER_S = 2.0
+_NICE = 10
 _WORTH = 1.02  # less is no help
 _USED = 0.8  # of a budget: more of what is not used up is no help, whatever a luckier search finds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One question for the planner."""
-
-    chain: Chain
-    hardware: Hardware
-    gpu_budget_bytes: int
-    cpu_budget_bytes: int
-    slices: int
-    clip: bool
-
-    @property
-    def tokens(self) -> int:
-        """Of a step."""
-        return self.slices * self.chain.slice_tokens
-
-    def plan(self, time_limit_s: float) -> Plan:
-        """The plan. Raises UserError."""
-        return make_plan(
-            self.chain, self.hardware, gpu_budget_bytes=self.gpu_budget_bytes, cpu_budget_bytes=self.cpu_budget_bytes,
-            slices=self.slices, clip=self.clip, time_limit_s=time_limit_s,
-        )  # fmt: skip
-
-    def bound_s(self) -> float:
-        """Seconds that no plan of it beats."""
-        budgets = Budgets(gpu_bytes=self.gpu_budget_bytes, cpu_bytes=self.cpu_budget_bytes)
-        return lower_bound_s(self.chain, self.hardware, budgets=budgets, slices=self.slices, clip=self.clip)
 
 
 def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -97,8 +69,9 @@ class Variations:
 
     def __init__(self) -> None:
         # Not forked: this process has threads by now.
-        self._pool: Pool = multiprocessing.get_context("spawn").Pool(max(2, min(4, (os.cpu_count() or 1) - 1)))
-        self._running: list[tuple[str, Problem, AsyncResult[float | None]]] = []
+        count = max(2, min(4, (os.cpu_count() or 1) - 1))
+        self._pool: Pool = multiprocessing.get_context("spawn").Pool(count, os.nice, (_NICE,))
+        self._running: list[tuple[str, Problem, AsyncResult[Plan | None]]] = []
 
     def __enter__(self) -> Variations:
         return self
@@ -106,12 +79,16 @@ class Variations:
     def __exit__(self, *_: object) -> None:
         self._pool.terminate()
 
+    def plans(self, problems: Sequence[Problem], time_limit_s: float) -> list[Plan | None]:
+        """The plans of several problems at once; None where nothing fits."""
+        return self._pool.starmap(_plan, [(problem, time_limit_s) for problem in problems], chunksize=1)
+
     def start(self, problem: Problem) -> None:
         """Begin with those that promise most."""
         found = [(text, other, other.bound_s()) for text, other in variations(problem)]
         found.sort(key=lambda each: each[2] / each[1].tokens)
         for text, other, _ in found:
-            self._running.append((text, other, self._pool.apply_async(_step_s, (other,))))
+            self._running.append((text, other, self._pool.apply_async(_plan, (other, _SOLVER_S))))
 
     def changes(self, problem: Problem, plan: Plan, deadline: float) -> tuple[Change, ...]:
         """Those that help, the best first; `deadline` by the monotonic clock."""
@@ -120,10 +97,11 @@ class Variations:
             if _is_idle(problem, plan, other):
                 continue
             try:
-                planned_s = result.get(max(0.0, deadline - time.monotonic()))
+                planned = result.get(max(0.0, deadline - time.monotonic()))
             except multiprocessing.TimeoutError:
                 continue
-            known = [s for s in (planned_s, _carried_over_s(problem, plan, other)) if s is not None]
+            carried_s = _carried_over_s(problem, plan, other)
+            known = [s for s in (planned.step_s if planned else None, carried_s) if s is not None]
             if not known:
                 continue
             step_s = min(known)
@@ -147,9 +125,23 @@ def _carried_over_s(problem: Problem, plan: Plan, other: Problem) -> float | Non
     return predicted_step_s(compile_program(plan, other.chain), other.chain, other.hardware)
 
 
-def _step_s(problem: Problem) -> float | None:
-    """In another process: the step of the problem's plan, None where there is none."""
+def carried_over(plan: Plan, other: Problem) -> Plan | None:
+    """A plan of a chain alike in form as one of the other problem, None where it does not fit there. What the solver
+    proved was of that chain."""
+    program = compile_program(plan, other.chain)
+    device, host = gpu_peak_bytes(program, other.chain), cpu_peak_bytes(plan, other.chain)
+    if device > other.gpu_budget_bytes or host > other.cpu_budget_bytes:
+        return None
+    verify(program, other.chain, gpu_budget_bytes=other.gpu_budget_bytes)
+    return replace(
+        plan, step_s=predicted_step_s(program, other.chain, other.hardware), gpu_peak_bytes=device,
+        cpu_peak_bytes=host, lp_step_s=0.0, solver_gap=1.0, bound_s=other.bound_s(),
+    )  # fmt: skip
+
+
+def _plan(problem: Problem, time_limit_s: float) -> Plan | None:
+    """In another process: the problem's plan, None where there is none."""
     try:
-        return problem.plan(_SOLVER_S).step_s
+        return problem.plan(time_limit_s)
     except UserError:
         return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import time
 from pathlib import Path
 
@@ -9,11 +12,12 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from planner.ask import PATIENCE_S, ask, question_job
+from planner.ask import PATIENCE_S, ask
 from planner.errors import UserError
 from planner.job import Job
 from planner.presets import preset
 from planner.receipt import Receipt
+from planner.solve import GAP
 
 GIB = 2**30
 # meta-llama/Llama-3.1-8B
@@ -47,9 +51,11 @@ def small(tmp_path: Path) -> Path:
 
 
 def job_of(model: Path | str, *, slices: int = 8, bf16: bool = True, clip: bool = True, length: int = 1024) -> Job:
-    return question_job(
-        str(model), length=length, rows=1, slices=slices, bf16=bf16, clip=clip, folder=Path(str(model)).parent
-    )
+    keys = {
+        "model": str(model), "max_length": length, "per_device_train_batch_size": 1, "bf16": bf16,
+        "gradient_accumulation_steps": slices, "max_grad_norm": float(clip),
+    }  # fmt: skip
+    return Job.question(json.dumps(keys), Path(str(model)).parent)
 
 
 def asked(job: Job, name: str, ram: int, *, patience_s: float = PATIENCE_S) -> Receipt:
@@ -66,7 +72,9 @@ def test_llama_8b_does_not_fit_a_3060_with_64_gib_and_why(llama_8b: Path) -> Non
     assert found.least_cpu_budget_bytes is not None
     assert 12 * found.parameters < found.least_cpu_budget_bytes <= 16 * found.parameters
     assert found.cpu_budget_bytes < found.least_cpu_budget_bytes
-    assert "192 GiB of RAM" in found.fits_with
+    assert "128 GiB of RAM" in found.fits_with
+    assert any(text.startswith("LoRA (method: lora): at least ") for text in found.fits_with)
+    assert not any("max_length" in text for text in found.fits_with), "shorter rows are no help to a full host"
     assert {share.name: share.bytes for share in found.disk}["a checkpoint being written"] == 12 * found.parameters
 
 
@@ -101,7 +109,7 @@ def test_a_model_is_a_folder_or_its_config(small: Path) -> None:
         for model in (small, small / "config.json")
     ]
     assert answers[0].gpu == answers[1].gpu
-    with pytest.raises(UserError, match="There is no model config at"):
+    with pytest.raises(UserError, match="there is no model config at"):
         job_of(small.parent / "nowhere")
 
 
@@ -112,6 +120,49 @@ def test_what_fits_on_the_same_machine_is_tried(small: Path) -> None:
     assert found.least_gpu_budget_bytes is not None
     assert found.least_gpu_budget_bytes > 6 * 2**20
     assert found.least_cpu_budget_bytes is None, "no host helps a card that is too small for one turn"
-    assert any(text.startswith("slices of 1 × ") for text in found.fits_with)
+    assert any(text.startswith("shorter rows (max_length: ") for text in found.fits_with)
     again = job.model_copy(update={"gpu_budget": found.least_gpu_budget_bytes})
     assert ask(again, preset("rtx3060", bf16=False), started_s=time.monotonic()).status != "infeasible"
+
+
+def test_the_same_step_in_smaller_slices_is_offered_and_fits(small: Path) -> None:
+    rtx3060 = preset("rtx3060", bf16=True)
+    keys = {"model": str(small), "max_length": 256, "per_device_train_batch_size": 8, "bf16": True}
+    wide = Job.question(json.dumps(keys), small.parent)
+    one = Job.question(json.dumps(keys | {"per_device_train_batch_size": 1}), small.parent)
+    budget = 2 * ask(one, rtx3060, started_s=0.0).gpu_peak_bytes
+    found = ask(wide.model_copy(update={"gpu_budget": budget}), rtx3060, started_s=time.monotonic())
+    assert found.status == "infeasible"
+    (text,) = (text for text in found.fits_with if text.startswith("the same step in smaller slices ("))
+    rows, slices = (int(number) for number in re.findall(r"_(?:size|steps): (\d+)", text)[:2])
+    assert rows * slices == 8
+    keys |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": slices, "gpu_budget": budget}
+    assert ask(Job.question(json.dumps(keys), small.parent), rtx3060, started_s=0.0).status != "infeasible"
+
+
+def test_lora_and_loss_in_chunks_are_asked_about_without_weights(small: Path) -> None:
+    rtx3060 = preset("rtx3060", bf16=True)
+    keys = {"model": str(small), "max_length": 512, "per_device_train_batch_size": 4, "bf16": True}
+    exact, chunks, lora = (
+        ask(Job.question(json.dumps(keys | more), small.parent), rtx3060, started_s=0.0)
+        for more in ({}, {"exact": False}, {"method": "lora", "lora_r": 4, "lora_target_modules": "q_proj,v_proj"})
+    )
+    assert chunks.gpu_peak_bytes < exact.gpu_peak_bytes
+    # two layers, rank 4: q and v of width 64 (two of four heads in v), to and from the rank
+    assert lora.trained_parameters == 2 * 4 * ((64 + 64) + (64 + 32))
+    assert exact.trained_parameters == exact.parameters == lora.parameters - lora.trained_parameters
+
+
+def test_auto_takes_the_split_with_the_shortest_step_of_those_asked_about_one_by_one(small: Path) -> None:
+    rtx3060 = preset("rtx3060", bf16=True)
+    keys = {"model": str(small), "max_length": 128, "bf16": True, "gpu_budget": 8 * 2**20}
+    steps = {}
+    for rows in (1, 2, 4, 8):
+        split = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows}
+        found = ask(Job.question(json.dumps(keys | split), small.parent), rtx3060, started_s=0.0)
+        steps[rows] = found.step_s or math.inf
+    auto = Job.question(json.dumps(keys | {"train_batch_size": 8}), small.parent)
+    chosen = ask(auto, rtx3060, started_s=0.0)
+    assert chosen.asked.rows * chosen.asked.slices == 8
+    assert chosen.step_s <= min(steps.values()) * (1 + 2 * GAP)
+    assert min(steps.values()) < 0.9 * max(step for step in steps.values() if step < math.inf), "else nothing is chosen"

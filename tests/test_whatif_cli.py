@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from transformers import LlamaConfig
 
+from offmated.cli.jobtext import with_settings
+from offmated.cli.planning import question
 from offmated.config import Config
 from offmated.database import open_engine
 from offmated.migrate import upgrade
@@ -55,6 +58,7 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
+MISTAKE = "The question has one mistake.\n  "
 CHAIN = ["plan", "--chain", "chain.json", "--hardware", "hardware.json"]
 
 
@@ -127,7 +131,16 @@ def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
         (["--chain", "chain.json"], "--chain needs a machine."),
         ([*CHAIN[1:], "--max-length", "8"], "--max-length does not go with offmate plan --chain --hardware."),
         (["job.yaml", "--cpu-memory", "8GiB"], "--cpu-memory does not go with offmate plan FILE."),
-        (["--model", "./m", "--hardware", "rtx3060"], "There is no model config at "),
+        (
+            ["--model", "./m", "--hardware", "rtx3060"],
+            "The question has one mistake.\n  model: there is no model config at ",
+        ),
+        (
+            ["--model", "m", "--hardware", "rtx3060", "--set", "lora_r=4"],
+            "The question has one mistake.\n  lora_r: it is for",
+        ),
+        (["--model", "m", "--hardware", "rtx3060", "--set", "max_length"], "--set takes KEY=VALUE, not max_length."),
+        ([*CHAIN[1:], "--set", "max_length=8"], "--set does not go with offmate plan --chain --hardware."),
         (["--model", "me/none", "--hardware", "rtx9"], "There is no hardware called rtx9."),
         ([*CHAIN[1:], "--cpu-memory", "8GiB"], "--cpu-memory and --link change a machine known by its name."),
         (["--model", "m", "--hardware", "hardware.json"], "Times of a model are estimated from the machine's"),
@@ -168,8 +181,40 @@ def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would(shell: Shell
     assert lines[1] == "It does not fit."
     assert lines[3].startswith("GPU        4.0 MiB for the job; at least ")
     assert any("more of this GPU (--gpu-budget " in line for line in lines)
-    assert any("--max-length 256" in line for line in lines)
+    assert any("shorter rows (max_length: 256, " in line for line in lines)
     assert json.loads(shell.run(*words, "--json").stdout)["status"] == "infeasible"
+
+
+@pytest.mark.parametrize(
+    ("short", "lines"),
+    [
+        ({}, "gradient_accumulation_steps: 8\nper_device_train_batch_size: 1\nbf16: true\n"),
+        ({"fp32": True, "batch_size": "4", "slices": 2, "max_length": 512, "clip": "none"},
+         "gradient_accumulation_steps: 2\nmicro_batch_size: 4\nmax_length: 512\nmax_grad_norm: 0\n"),
+        ({"batch_size": "auto", "lora": 8}, "micro_batch_size: auto\nbf16: true\nadapter: lora\nlora_r: 8\n"),
+        ({"settings": ("train_batch_size=64", "exact=false")}, "train_batch_size: 64\nexact: false\nbf16: true\n"),
+        ({"gpu_budget": "8GiB", "settings": ("bf16=false",)},
+         "gpu_budget: 8GiB\ngradient_accumulation_steps: 8\nper_device_train_batch_size: 1\n"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_model_in_short_and_a_job_file_are_one_question(
+    short: dict[str, object], lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    SMALL.save_pretrained("small")
+    (tmp_path / "job.yaml").write_text(f"model: small\ndataset: not-there.jsonl\nlearning_rate: 3e-4\n{lines}")
+    asked = question(None, {"model": "small/config.json", **short})
+    assert asked == question(Path("job.yaml"), {})
+    assert asked.model == str(tmp_path / "small")
+
+
+def test_settings_stand_above_the_file_by_any_of_a_keys_names(tmp_path: Path) -> None:
+    text = "model: m\nlora_target:\n- q_proj\n- v_proj\nadapter: lora # why\n"
+    settings = ["lora_target_modules=[o_proj, up_proj]", "method=full", "max_length=512"]
+    assert yaml.safe_load(with_settings(text, settings)) == {
+        "model": "m", "lora_target_modules": ["o_proj", "up_proj"], "method": "full", "max_length": 512,
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def _compare(file: Path, options: dict[str, str | int | None]) -> tuple[int, obj
     """Exit code and certificate; without one the process has said why on stderr, and we leave with its exit code."""
     state = Paths.from_environment().state
     with (
-        planning.resolved(file, options) as job,
+        planning.resolved(planning.job_of(file, options)) as job,
         # Beside the runs: a passing copy of what is trained may be too large for /tmp.
         tempfile.TemporaryDirectory(prefix=".certify-", dir=state if state.is_dir() else None) as folder,
     ):

@@ -25,8 +25,10 @@ _COUNT = click.IntRange(min=1)
 @click.option("--link", metavar="NAME|RATE", help="With --hardware NAME: pcie3x8 … pcie5x16, or bytes per second.")
 @click.option("--model", metavar="ID|PATH", help="Ask about a model by its config: a hub id, a folder, a config.json.")
 @click.option("--max-length", type=_COUNT, metavar="N", help="With --model: tokens in a row (1024).")
-@click.option("--batch-size", type=_COUNT, metavar="N", help="With --model: rows in a slice (1).")
+@click.option("--batch-size", metavar="N|auto", help="With --model: rows in a slice (1); auto: as is fastest.")
+@click.option("--lora", type=_COUNT, metavar="RANK", help="With --model: LoRA on all linear layers.")
 @click.option("--fp32", is_flag=True, help="With --model: train in fp32, not in bf16 with fp32 masters.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of a job, with FILE or --model.")
 @click.option("--chain", type=click.Path(path_type=Path), metavar="FILE", help="Plan a chain in JSON.")
 @click.option("--slices", type=_COUNT, metavar="N", help="Slices in a step: 8 with --model, 1 with --chain.")
 @click.option("--clip", type=click.Choice(["none", "exact"]), help="exact with --model, none with --chain.")
@@ -43,11 +45,11 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
     \b
     offmate plan job.yaml
     offmate plan job.yaml --hardware rtx4090 --cpu-memory 128GiB
-    offmate plan --model meta-llama/Llama-3.1-8B --hardware rtx3060
+    offmate plan --model meta-llama/Llama-3.1-8B --hardware rtx3060 --lora 16 --set exact=false
     offmate plan --chain chain.json --hardware hardware.json --gpu-budget 10GiB --json
     offmate plan job.yaml --html plan.html --trace plan.json
     """
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    given = {name: value for name, value in options.items() if value not in (None, False, ())}
     kind = planning.kind_of_question(file, given)
     if kind == "FILE" and file is not None:
         code, answer = int(Exit.DONE), planning.make_plan(file, given)

@@ -6,25 +6,28 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from offmated.cli import pictures
-from offmated.cli.jobtext import read_job
+from offmated.cli.jobtext import read_job, with_budgets, with_settings
 from offmated.config import Config
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
-from planner.job import Job
+from planner.job import CANONICAL, Job
 
 _MACHINE = {"hardware", "cpu_memory", "link", "gpu_budget", "cpu_budget"}
+_JOB = {"gpu_budget", "cpu_budget", "settings"}
+_SHORT = {"model", "max_length", "batch_size", "slices", "clip", "fp32", "lora"}
 _KINDS = {
-    "FILE": {"gpu_budget", "cpu_budget", "measure", "device"},
-    "FILE --hardware": _MACHINE,
-    "--model --hardware": _MACHINE | {"model", "max_length", "batch_size", "slices", "clip", "fp32"},
+    "FILE": _JOB | {"measure", "device"},
+    "FILE --hardware": _JOB | _MACHINE,
+    "--model --hardware": _JOB | _MACHINE | _SHORT,
     "--chain --hardware": _MACHINE
     | {"chain", "slices", "clip", "time_limit", "gap", "no_cpu_updates", "no_activation_offload"},
 }
@@ -43,7 +46,8 @@ def kind_of_question(file: Path | None, given: Mapping[str, Any]) -> str:
         raise _usage(f"{subjects[0]} needs a machine.", f"offmate plan {subjects[0]} … --hardware rtx3060")
     for name in given:
         if name not in _KINDS[kind] | pictures.NAMES:
-            raise _usage(f"--{name.replace('_', '-')} does not go with offmate plan {kind}.", "offmate plan --help")
+            option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+            raise _usage(f"{option} does not go with offmate plan {kind}.", "offmate plan --help")
     return kind
 
 
@@ -53,10 +57,10 @@ def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises UserError for a file that is wrong, and `click.exceptions.Exit` with the planner's exit code when the planner
     refuses: it has said why on stderr by then.
     """
-    with resolved(file, given) as job:
+    with resolved(job_of(file, given)) as path:
         url = database()
         known = ["--database", url] if url else []
-        code, answer = _planner("plan", "--job", str(job), *known, *_words(_without_budgets(given)))
+        code, answer = _planner("plan", "--job", str(path), *known, *_words(given, _JOB))
     if code != Exit.DONE:
         raise click.exceptions.Exit(code)
     found: dict[str, Any] = answer
@@ -65,10 +69,51 @@ def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """Exit code and `planner.receipt.Receipt` of a job or a model on a machine by name, or `Solved` of a chain."""
-    if file is None:
-        return _planner("solve" if "chain" in given else "ask", *_words(given))
-    with resolved(file, given) as job:
-        return _planner("ask", "--job", str(job), *_words(_without_budgets(given)))
+    if "chain" in given:
+        return _planner("solve", *_words(given))
+    with resolved(question(file, given)) as path:
+        return _planner("ask", "--job", str(path), *_words(given, _JOB | _SHORT))
+
+
+def job_of(file: Path, given: Mapping[str, Any]) -> Job:
+    """The job in a file, with what the command line says of it. Raises UserError."""
+    text, folder = read_job(file, given.get("gpu_budget"), given.get("cpu_budget"))
+    return Job.parse(with_settings(text, given.get("settings", ())), folder, name=file.name)
+
+
+def question(file: Path | None, given: Mapping[str, Any]) -> Job:
+    """The job that is asked about: that of a file, or of a model in short. Raises UserError."""
+    budgets, settings = (given.get("gpu_budget"), given.get("cpu_budget")), given.get("settings", ())
+    if file is not None:
+        text, folder = read_job(file, *budgets)
+        return Job.question(with_settings(text, settings), folder, name=file.name)
+    text = with_settings(with_budgets(short_form(given), *budgets), settings)
+    try:
+        return Job.question(text, Path.cwd(), name="The question", in_lines=False)
+    except UserError as error:
+        hint = "offmate plan --help; docs/jobs.md lists the keys for --set"
+        raise UserError(
+            error.what, code=error.code, numbers=error.numbers, hint=hint, exit_code=error.exit_code
+        ) from None
+
+
+def short_form(given: Mapping[str, Any]) -> str:
+    """The job file behind `--model`: full fine-tuning in bf16, in steps of 8 slices of one row."""
+    values: dict[str, Any] = {"model": given["model"], "bf16": "fp32" not in given}
+    rows = yaml.safe_load(given.get("batch_size", "1"))
+    total = any(CANONICAL.get(text.partition("=")[0]) == "train_batch_size" for text in given.get("settings", ()))
+    if total or not isinstance(rows, int):  # auto, or a mistake that will be told
+        values |= {"gradient_accumulation_steps": given["slices"]} if "slices" in given else {}
+        values |= {"per_device_train_batch_size": rows} if "batch_size" in given else {}
+    else:
+        values |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": given.get("slices", 8)}
+    if given.get("clip") == "none":
+        values["max_grad_norm"] = 0
+    if "lora" in given:
+        values |= {"method": "lora", "lora_r": given["lora"]}
+    if "max_length" in given:
+        values["max_length"] = given["max_length"]
+    return yaml.safe_dump(values, sort_keys=False)
 
 
 def kept_plans(verb: str, *words: str) -> Any:
@@ -92,23 +137,19 @@ def database() -> str | None:
 
 
 @contextmanager
-def resolved(file: Path, given: Mapping[str, Any]) -> Iterator[Path]:
-    """The job in a file with the budgets given, all defaults and absolute paths. Raises UserError."""
-    text, folder = read_job(file, given.get("gpu_budget"), given.get("cpu_budget"))
-    job = Job.parse(text, folder, name=file.name)
+def resolved(job: Job) -> Iterator[Path]:
+    """The job in a file, with all defaults and absolute paths."""
     with tempfile.TemporaryDirectory(prefix="offmate-") as scratch:
         path = Path(scratch) / "job.yaml"
         path.write_text(job.resolved_yaml(), "utf-8")
         yield path
 
 
-def _without_budgets(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name not in ("gpu_budget", "cpu_budget")}
-
-
-def _words(given: Mapping[str, Any]) -> Iterator[str]:
+def _words(given: Mapping[str, Any], told: Collection[str] = ()) -> Iterator[str]:
+    """The options for the planner's process, but for those `told` in the job."""
     for name, value in given.items():
-        yield f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
+        if name not in told:
+            yield f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
 
 
 def _planner(*words: str) -> tuple[int, Any]:

@@ -1,0 +1,86 @@
+"""One question for the planner: a chain, a machine, budgets and a step, as a value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from planner.bound import lower_bound_s
+from planner.chain import Chain
+from planner.errors import UserError
+from planner.greedy import Setting
+from planner.hardware import Hardware
+from planner.instance import Budgets, make_instance
+from planner.oilp import solve_oilp
+from planner.plan import Plan
+from planner.solve import GAP, in_rounds, least_gpu_bytes, make_plan
+
+_AMPLE_S = 30.0  # 82 blocks take one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """`slices` are those of a step."""
+
+    chain: Chain
+    hardware: Hardware
+    gpu_budget_bytes: int
+    cpu_budget_bytes: int
+    slices: int
+    clip: bool
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.slices * self.chain.slice_tokens
+
+    @property
+    def setting(self) -> Setting:
+        """Its form for the searches, in one round."""
+        budgets = Budgets(gpu_bytes=self.gpu_budget_bytes, cpu_bytes=self.cpu_budget_bytes)
+        return Setting(
+            chain=self.chain, hardware=self.hardware, budgets=budgets, slices=self.slices, clip=self.clip
+        )  # fmt: skip
+
+    def plan(self, time_limit_s: float) -> Plan:
+        """The plan. Raises UserError."""
+        return make_plan(
+            self.chain, self.hardware, gpu_budget_bytes=self.gpu_budget_bytes, cpu_budget_bytes=self.cpu_budget_bytes,
+            slices=self.slices, clip=self.clip, time_limit_s=time_limit_s,
+        )  # fmt: skip
+
+    def bound_s(self) -> float:
+        """Seconds that no plan of it beats."""
+        return min(map(_bound_s, in_rounds(self.setting)))
+
+    def hope_s(self) -> float:
+        """Seconds of the solver's step, before rounding, in as many rounds as are best; infinity where it finds none.
+
+        It takes a fraction of a plan's time, and nothing in it depends on the time there is.
+        """
+        best_s = math.inf
+        for bound_s, s in sorted(((_bound_s(s), s) for s in in_rounds(self.setting)), key=lambda each: each[0]):
+            if bound_s >= best_s:
+                break
+            p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
+            solution = solve_oilp(p, time_limit_s=_AMPLE_S, gap=GAP)
+            best_s = best_s if solution is None else min(best_s, solution.step_s)
+        return best_s
+
+    def least_bytes(self) -> int | None:
+        """The least device budget beside the host's; None where the host is too small for any."""
+        try:
+            return least_gpu_bytes(self.setting)
+        except UserError:
+            return None
+
+    def fits(self) -> bool:
+        """Whether there is a plan."""
+        try:
+            return least_gpu_bytes(self.setting, enough=self.gpu_budget_bytes) <= self.gpu_budget_bytes
+        except UserError:
+            return False
+
+
+def _bound_s(s: Setting) -> float:
+    return lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)

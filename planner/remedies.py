@@ -1,0 +1,113 @@
+"""Changes of a job with which it fits where it did not: each was planned, none is guessed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from planner.batch import between
+from planner.errors import UserError
+from planner.hardware import Hardware
+from planner.job import Job
+from planner.joblora import DEFAULTS
+from planner.problem import Problem
+from planner.profile import analyse, estimate_times
+from planner.units import format_bytes
+
+_SHORTEST = 256  # tokens; below that nobody trains
+
+
+def problem_of(job: Job, hardware: Hardware, device: torch.device) -> Problem:
+    """The question that a job with known slices is on `hardware`, its blocks traced on `device`. Raises UserError."""
+    analysis = analyse(job, device)
+    return Problem(
+        chain=analysis.chain(estimate_times(analysis, hardware)),
+        hardware=hardware,
+        gpu_budget_bytes=job.gpu_budget or hardware.gpu_bytes,
+        cpu_budget_bytes=job.cpu_budget or hardware.cpu_bytes,
+        slices=job.gradient_accumulation_steps,
+        clip=job.max_grad_norm is not None,
+    )
+
+
+def ways_to_fit(job: Job, problem: Problem, device: torch.device, deadline: float) -> Iterator[str]:
+    """Ways to train that fit the budgets as they are, in the keys of a job; of rows and lengths the most that fit.
+
+    Each takes a trace of the model's blocks. Past the `deadline` (monotonic) no further one is begun.
+    """
+    if problem.clip and (least := _least(replace(problem, clip=False))):
+        yield f"no clipping (max_grad_norm: 0): {least}"
+    if not job.bf16 and (least := _least(_changed(job, problem, device, bf16=True))):
+        yield f"bf16 with fp32 masters (bf16: true): {least}"
+    host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()
+    if not host_is_full:  # shorter slices are no help to a host that is full
+        yield from _smaller_slices(job, problem, device, deadline)
+    if job.method == "full" and time.monotonic() < deadline:
+        lora = {**DEFAULTS, "method": "lora"}
+        if least := _least(_changed(job, problem, device, **lora)):
+            yield f"LoRA (method: lora): {least}"
+        elif job.slice_rows > 1 and (least := _least(_changed(job, problem, device, **lora, **_rows(job, 1)))):
+            yield f"LoRA (method: lora) in slices of one row (per_device_train_batch_size: 1): {least}"
+
+
+def _smaller_slices(job: Job, problem: Problem, device: torch.device, deadline: float) -> Iterator[str]:
+    """The same step in more slices; where not even slices of one row fit, head and loss in chunks, or shorter rows."""
+    if job.slice_rows > 1:
+        one = _changed(job, problem, device, **_rows(job, 1))
+        if one is not None and (least := _least(one)):
+            rows = _most_rows(job, problem, one)
+            more = _least(_changed(job, problem, device, **_rows(job, rows))) if rows > 1 else None
+            split = _rows(job, rows if more else 1)
+            keys = ", ".join(f"{key}: {value}" for key, value in split.items())
+            total = job.slice_rows * job.gradient_accumulation_steps
+            yield f"the same step in smaller slices ({keys}; train_batch_size: {total} alone is auto): {more or least}"
+            return
+        job = job.model_copy(update=_rows(job, 1))
+    if job.exact and time.monotonic() < deadline and (least := _least(_changed(job, problem, device, exact=False))):
+        yield f"head and loss in chunks, not bitwise (exact: false): {least}"
+    in_slices = f", per_device_train_batch_size: {job.slice_rows}"
+    length = job.max_length // 2
+    while length >= _SHORTEST and time.monotonic() < deadline:
+        if least := _least(_changed(job, problem, device, max_length=length)):
+            yield f"shorter rows (max_length: {length}{in_slices}): {least}"
+            return
+        length //= 2
+
+
+def _most_rows(job: Job, problem: Problem, one: Problem) -> int:
+    """Of the divisors of the step's rows the largest that fits, by chains read off those of one row and of all."""
+    total = job.slice_rows * job.gradient_accumulation_steps
+    for rows in range(job.slice_rows - 1, 1, -1):
+        if total % rows == 0:
+            chain = between(one.chain, problem.chain, (rows - 1) / (job.slice_rows - 1))
+            if replace(problem, chain=chain, slices=total // rows).fits():
+                return rows
+    return 1
+
+
+def _rows(job: Job, rows: int) -> dict[str, int]:
+    """The keys of a job for so many rows in a slice and the same rows in a step."""
+    total = job.slice_rows * job.gradient_accumulation_steps
+    return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": total // rows}
+
+
+def _changed(job: Job, problem: Problem, device: torch.device, **keys: object) -> Problem | None:
+    """The problem of the job with other keys; None for a job that cannot be: LoRA where peft is missing, say."""
+    try:
+        changed = problem_of(job.model_copy(update=keys), problem.hardware, device)
+    except UserError:
+        return None
+    return replace(
+        changed, gpu_budget_bytes=problem.gpu_budget_bytes, cpu_budget_bytes=problem.cpu_budget_bytes
+    )  # fmt: skip
+
+
+def _least(problem: Problem | None) -> str | None:
+    """What a problem needs at least, None where that is too much."""
+    least = problem.least_bytes() if problem is not None else None
+    if problem is None or least is None or least > problem.gpu_budget_bytes:
+        return None
+    return f"at least {format_bytes(least)} of GPU memory"
