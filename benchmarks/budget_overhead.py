@@ -115,7 +115,7 @@ def measure(width: int, slices: int, pairs: int, share: float) -> Measured:
     plain_bytes = plain_peak_bytes(width, batches)
     analysis = analyse_model(make_model(width), batches[0], device=CPU)
     hardware = measure_hardware(CPU)
-    chain = analysis.chain(measure_times(analysis, CPU, hardware))
+    chain = analysis.chain(measure_times(analysis, CPU, hardware, slices=slices))
     planned = make_plan(
         chain, hardware, gpu_budget_bytes=int(share * plain_bytes), cpu_budget_bytes=HOST, slices=slices, clip=False,
         time_limit_s=SECONDS,

@@ -156,7 +156,8 @@ class Bench:
 
     def _measured_chain(self) -> Chain:
         analysis = analyse_model(self.work.model(), self.work.batches()[0], device=self._device)
-        return analysis.chain(measure_times(analysis, self._device, self.hardware))
+        times = measure_times(analysis, self._device, self.hardware, slices=self.work.slices)
+        return analysis.chain(times)
 
     def heats(self) -> Iterator[Heat]:
         """Plain PyTorch's own figures, then every contender beside it."""

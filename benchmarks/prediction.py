@@ -145,7 +145,8 @@ def measure(job: Job, rounds: int) -> list[Measured]:
     """All five plans."""
     analysis = analyse(job, CPU)
     hardware = measure_hardware(CPU, working_dtype(job))
-    chain = analysis.chain(measure_times(analysis, CPU, hardware))
+    times = measure_times(analysis, CPU, hardware, slices=job.gradient_accumulation_steps)
+    chain = analysis.chain(times)
     plans, bench = list(subjects(job, chain, hardware)), Bench(job)
     metered = [bench.metered_bytes(engine_of(job, s.plan, chain, metered=True)) for s in plans]
     engines = [engine_of(job, s.plan, chain, metered=False) for s in plans]

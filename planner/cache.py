@@ -28,7 +28,7 @@ from planner.plan import Plan
 
 log = logging.getLogger(__name__)
 
-PLANNER = 2
+PLANNER = 3
 """The planner's version in the key: raise it when the same question gets another answer."""
 
 _BUSY_S = 30.0
@@ -114,9 +114,10 @@ def without_times(chain: Chain) -> Chain:
     return replace(chain, blocks=blocks)
 
 
-def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int) -> str:
-    """Digest of what is measured: option names per kind of block (which fixes shapes and dtypes), and on what."""
-    parts = {"kinds": kinds, "machine": machine, "threads": threads}
+def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int, slices: int) -> str:
+    """Digest of what is measured: option names per kind of block (which fixes shapes and dtypes), in a step of how many
+    slices, and on what."""
+    parts = {"kinds": kinds, "machine": machine, "threads": threads, "slices": slices}
     return _digest({"measurement": parts, "planner": PLANNER, "torch": version("torch")})
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,7 @@ def trace_blocks(
         made = [t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)]
         return joint.result.deliver(made, flatten_call(args, kwargs)[1])
 
-    with frame_alone(model, names, mode, device, enter):
+    with frame_alone(model, names, fake_weights(model, mode, device, buffers=False), enter):
         model(**{name: t.to(device) for name, t in batch.items()}, **model_kwargs)
     return joints
 
@@ -127,9 +128,9 @@ def measure_frame(
 
 @contextlib.contextmanager
 def frame_alone(
-    model: nn.Module, names: BlockNames, mode: FakeMode, device: torch.device, enter: Callable[..., Any]
+    model: nn.Module, names: BlockNames, weights: AbstractContextManager[None], enter: Callable[..., Any]
 ) -> Iterator[None]:
-    """Inside, the model's parameters are fake and its blocks call `enter(index, module, *args, **kwargs)`."""
+    """Inside, which is inside `weights` too, the model's blocks call `enter(index, module, *args, **kwargs)`."""
     modules = [model.get_submodule(name) for name in names.all]
 
     def stand_in(index: int, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -144,14 +145,14 @@ def frame_alone(
         module.forward = functools.partial(stand_in, index, module, module.forward)
     try:
         with (
-            fake_weights(model, mode, device, buffers=False),
+            weights,
             same_buffers(model),
             torch.autograd.set_multithreading_enabled(False),
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),
         ):
             yield
-    except UserError:
+    except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the model's own code failed; that is the cause to name
         raise not_profiled(f"{type(error).__name__}: {first_line(error)}") from error
@@ -193,7 +194,8 @@ class _Run:
         return len(self.names.all) - 1
 
     def run(self, batch: Mapping[str, Tensor], model_kwargs: Mapping[str, Any]) -> None:
-        with frame_alone(self.model, self.names, self.mode, self.device, self.enter):
+        weights = fake_weights(self.model, self.mode, self.device, buffers=False)
+        with frame_alone(self.model, self.names, weights, self.enter):
             with self.meter.host():
                 for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.values()):
                     self.meter.add(tensor)

@@ -14,7 +14,7 @@ from transformers import GenerationMixin
 from planner.forward import ForwardBytes
 from planner.frame import frame_alone
 from planner.graph import BlockNames, EagerPair, flatten_call
-from planner.graph.fake import FAKE_TYPES, FakeMode
+from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
 from planner.meter import Meter
 
 
@@ -55,7 +55,7 @@ def measure_forward(
             meter.add(tensor)
         return code.result.deliver(made, flatten_call(args, kwargs)[1])
 
-    with frame_alone(model, names, mode, device, enter), eval_mode(model):
+    with frame_alone(model, names, fake_weights(model, mode, device, buffers=False), enter), eval_mode(model):
         with meter.host():
             for tensor in (*model.parameters(), *model.buffers(), *tensors):
                 meter.add(tensor)

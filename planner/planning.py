@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -200,9 +201,13 @@ class _Planning:
 
     def _measurement_key(self) -> str:
         kinds = {kind: sorted(by_option) for kind, by_option in self.analysis.pairs.items()}
-        if self.analysis.chunk_rows:
-            kinds[self.analysis.names.kinds[-1]].append(f"chunks of {self.analysis.chunk_rows}")
-        return kept.measurement_key(kinds, machine=self.machine.name, threads=torch.get_num_threads())
+        # With the head all is measured that is not in the other blocks.
+        *blocks, head = self.analysis.names.kinds
+        kinds[head] += [f"{count} of {kind}" for kind, count in sorted(Counter(blocks).items())]
+        kinds[head] += [f"{t.name}: {t.bytes}" for t in self.analysis.frame_tensors]
+        kinds[head].append(f"chunks of {self.analysis.chunk_rows}")
+        slices = min(2, self.job.gradient_accumulation_steps)  # whether any is added to one before
+        return kept.measurement_key(kinds, machine=self.machine.name, threads=torch.get_num_threads(), slices=slices)
 
     def _kept_measurement(self) -> tuple[Times, Hardware] | None:
         key = self._measurement_key()
@@ -217,7 +222,8 @@ class _Planning:
 
     def _measure(self) -> tuple[Times, Hardware]:
         hardware = measure_hardware(self.site.device, working_dtype(self.job))
-        times = measure_times(self.analysis, self.site.device, hardware)
+        slices = self.job.gradient_accumulation_steps
+        times = measure_times(self.analysis, self.site.device, hardware, slices=slices)
         if self.cache is not None:
             document = {"times": to_json(times), "hardware": to_json(hardware)}
             self.cache.keep_measurement(self._measurement_key(), document, device=hardware.name)

@@ -29,7 +29,8 @@ from planner.graph import chunk_rows as rows_of_a_chunk
 from planner.hardware import Hardware
 from planner.job import Job
 from planner.model import sample_batch, skeleton_model
-from planner.times import Times, estimate_pairs, measure_pairs
+from planner.rehearsal import rehearsal
+from planner.times import Times, device_name, estimate_pairs, forget, measure_pairs, measure_rest, sums
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ class Analysis:
 
     `tensors` has the parameters of each block; `pairs` kind -> option -> code; `resident_bytes` is what stays on the
     device all the time beside the frame's tensors: buffers and some scalars. `sums_slices`: the model's loss is divided
-    by the number of tokens of the whole step, so that the losses of slices add up to the step's.
+    by the number of tokens of the whole step, so that the losses of slices add up to the step's. `model` and `batch`
+    are what was analysed.
     """
 
     names: BlockNames
@@ -55,6 +57,8 @@ class Analysis:
     resident_bytes: int
     slice_tokens: int
     sums_slices: bool
+    model: nn.Module = field(repr=False)
+    batch: Mapping[str, torch.Tensor] = field(repr=False)
     chunk_rows: int = 0
 
     def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
@@ -201,6 +205,8 @@ def analyse_model(
         resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES,
         slice_tokens=batch["input_ids"].numel(),
         sums_slices=watch.seen,
+        model=model,
+        batch=batch,
         chunk_rows=chunk_rows,
     )
     if analysis.eager:
@@ -215,12 +221,19 @@ def analyse_model(
     return analysis
 
 
-def measure_times(analysis: Analysis, device: torch.device, hardware: Hardware) -> Times:
-    """Seconds of each kind and option, measured on `device`."""
-    return measure_pairs(
-        analysis.pairs, analysis.names.kinds[-1], device, estimate_times(analysis, hardware),
-        chunk_rows=analysis.chunk_rows,
+def measure_times(analysis: Analysis, device: torch.device, hardware: Hardware, *, slices: int) -> Times:
+    """Seconds of each kind and option, measured on `device`, where a step has so many `slices` in all."""
+    estimate, names = estimate_times(analysis, hardware), analysis.names
+    *_, head = names.kinds
+    adds, pairs = slices > 1, analysis.pairs
+    blocks = measure_pairs({k: v for k, v in pairs.items() if k != head}, device, estimate, adds=adds)
+    first = {kind: next(iter(by_option.values())) for kind, by_option in pairs.items()}
+    alone = rehearsal(
+        analysis.model, names, first, analysis.batch, device, chunk_rows=analysis.chunk_rows,
+        sink=sums() if adds else forget,
     )  # fmt: skip
+    rest = measure_rest(estimate.of(head, first[head].recipe.name), alone, device, names.head)
+    return Times(options=(*blocks, rest), device=device_name(device), measured=True)
 
 
 def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:

@@ -6,13 +6,13 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from planner.graph import BlockCode, ChunkedHead
+from planner.graph import BlockCode, Sink
 from planner.graph.sample import random_data
 from planner.graph.work import Work
 from planner.hardware import Hardware
@@ -26,7 +26,8 @@ _UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionTimes:
-    """Seconds of one slice of a block of `kind` under `option`. The head's loss counts in its forward."""
+    """Seconds of one slice of a block of `kind` under `option`. In the head's forward the loss counts; where it was
+    measured, its backward and the frame too."""
 
     kind: str
     option: str
@@ -80,39 +81,51 @@ def _loss_work(pair: BlockCode) -> tuple[Work, ...]:
     return tuple(Work(0, logits.numel() * (4 + size)) for size in (logits.element_size(), 4, 4, logits.element_size()))
 
 
-def measure_pairs(pairs: Pairs, head: str, device: torch.device, estimate: Times, *, chunk_rows: int = 0) -> Times:
+def measure_pairs(pairs: Pairs, device: torch.device, estimate: Times, *, adds: bool) -> tuple[OptionTimes, ...]:
     """Run every pair on random data: the median of a few runs after a warm-up. The options of a kind take turns,
-    so that what else the machine does in between touches all alike; those with the same code share its time.
-    `chunk_rows`: the head has its loss in chunks of so many rows, forward and backward in one.
+    so that what else the machine does in between touches all alike; those with the same code share its time. `adds`:
+    gradients are added to those of a slice before.
 
     An option that does not fit the device's memory by itself gets the time of `estimate`; a plan cannot use it anyhow.
     """
     options = []
     for kind, by_option in pairs.items():
-        if kind == head and chunk_rows:
-            runs = {option: _measure_chunks(code, chunk_rows, device) for option, code in by_option.items()}
-        else:
-            codes = {code.recipe.saves: code for code in by_option.values()}
-            by_code = _measure_kind(codes, device, with_loss=kind == head)
-            runs = {option: by_code[code.recipe.saves] for option, code in by_option.items()}
-        for option, seconds in runs.items():
+        codes = {code.recipe.saves: code for code in by_option.values()}
+        by_code = _measure_kind(codes, device, adds=adds)
+        for option, code in by_option.items():
+            seconds = by_code[code.recipe.saves]
             if not seconds:
-                log.warning(
-                    "option %s of %s does not fit the device: its time is estimated",
-                    option,
-                    by_option[option].name,
-                )
-                options.append(estimate.of(kind, option))
+                options.append(_estimated(estimate.of(kind, option), code.name))
                 continue
             counted = seconds[1:] or seconds
             forward_s, backward_s = (statistics.median(each) for each in zip(*counted, strict=True))
             options.append(OptionTimes(kind=kind, option=option, forward_s=forward_s, backward_s=backward_s))
-    return Times(options=tuple(options), device=device_name(device), measured=True)
+    return tuple(options)
+
+
+def measure_rest(
+    estimate: OptionTimes, rehearsal: AbstractContextManager[Callable[[], None]], device: torch.device, name: str
+) -> OptionTimes:
+    """The times of the head `name` with all that is not in the other blocks: see `planner.rehearsal`. Those of
+    `estimate` where it does not fit the device."""
+    watch, runs = Stopwatch(device), list[float]()
+    try:
+        with rehearsal as once:
+            while len(runs) <= _REPEATS and sum(runs) < _LONG_S:
+                runs.append(watch.seconds(once))
+    except torch.OutOfMemoryError:
+        return _estimated(estimate, name)
+    return replace(estimate, forward_s=statistics.median(runs[1:] or runs), backward_s=0.0)
+
+
+def _estimated(times: OptionTimes, name: str) -> OptionTimes:
+    log.warning("option %s of %s does not fit the device: its time is estimated", times.option, name)
+    return times
 
 
 @torch.no_grad()
 def _measure_kind(
-    pairs: Mapping[str, BlockCode], device: torch.device, *, with_loss: bool
+    pairs: Mapping[str, BlockCode], device: torch.device, *, adds: bool
 ) -> dict[str, list[tuple[float, float]]]:
     """Per pair (forward, backward) seconds of each run, the warm-up first; nothing for one that does not fit."""
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
@@ -122,12 +135,12 @@ def _measure_kind(
         tangents = [random_data(t, device) for t in pair.tangent_values]
     except torch.OutOfMemoryError:
         return runs
-    fitting = dict(pairs)
+    fitting, sink = dict(pairs), sums() if adds else forget
     started = time.perf_counter()
     for _ in range(1 + _REPEATS):
         for option, pair in tuple(fitting.items()):
             try:
-                runs[option].append(_run(pair, primals, tangents, device, with_loss=with_loss))
+                runs[option].append(_run(pair, primals, tangents, device, sink))
             except torch.OutOfMemoryError:
                 del fitting[option]
         if time.perf_counter() - started > _LONG_S:
@@ -136,51 +149,32 @@ def _measure_kind(
 
 
 def _run(
-    pair: BlockCode, primals: Sequence[Tensor], tangents: Sequence[Tensor], device: torch.device, *, with_loss: bool
+    pair: BlockCode, primals: Sequence[Tensor], tangents: Sequence[Tensor], device: torch.device, sink: Sink
 ) -> tuple[float, float]:
     watch = Stopwatch(device)
     made: list[tuple[list[Tensor], list[Tensor]]] = []
     forward_s = watch.seconds(lambda: made.append(pair.forward(list(primals))))
     results, states = made.pop()
-    if with_loss:
-        forward_s += watch.seconds(lambda: _loss(results[0]))
     values = [*results[pair.n_outputs :], *(primals[i] for i in pair.backward_primals), *tangents]
     results.clear()
-    return forward_s, watch.seconds(lambda: pair.backward(values, states, _forget))
+    return forward_s, watch.seconds(lambda: pair.backward(values, states, sink))
 
 
-def _measure_chunks(code: BlockCode, chunk_rows: int, device: torch.device) -> list[tuple[float, float]]:
-    """Seconds of the head and its loss in chunks, the warm-up first; nothing when it does not fit."""
-    watch, vocabulary = Stopwatch(device), code.output_values[0].shape[-1]
-    runs: list[tuple[float, float]] = []
-    try:
-        *weights, hidden = [random_data(t, device) for t in code.primal_values if t is not None]
-        anchor = torch.zeros((), device=device, requires_grad=True)
-        target = torch.zeros(hidden.numel() // hidden.shape[-1], dtype=torch.int64, device=device)
+def sums() -> Sink:
+    """Adds up gradients, as the slices of a step do."""
+    so_far: dict[str, Tensor] = {}
 
-        def run() -> None:
-            call = _TimedHead(code, [hidden.detach().requires_grad_()], chunk_rows, weights)
-            logits = call.enter([hidden], anchor)
-            F.cross_entropy(logits.float().view(-1, vocabulary), target, reduction="sum").backward()  # type: ignore[no-untyped-call]
-            call.finish(_forget)
-            call.clear()
+    def add(name: str, gradient: Tensor) -> None:
+        if name in so_far:
+            so_far[name].add_(gradient)
+        else:
+            so_far[name] = gradient.clone()
 
-        for _ in range(1 + _REPEATS):
-            runs.append((watch.seconds(run), 0.0))
-            if sum(seconds for seconds, _ in runs) > _LONG_S:
-                break
-    except torch.OutOfMemoryError:
-        return []
-    return runs
+    return add
 
 
-class _TimedHead(ChunkedHead):
-    def __init__(self, code: BlockCode, tensors: Sequence[Tensor], chunk_rows: int, given: Sequence[Tensor]) -> None:
-        super().__init__(code, tensors, chunk_rows)
-        self.given = dict(zip(("weight", "bias"), given, strict=False))
-
-    def weights(self) -> dict[str, Tensor]:
-        return self.given
+def forget(name: str, gradient: Tensor) -> None:
+    """Keeps no gradient, as a single slice has nothing to add to."""
 
 
 def device_name(device: torch.device) -> str:
@@ -208,15 +202,3 @@ class Stopwatch:
         after.record(torch.cuda.current_stream(self.device))
         after.synchronize()
         return float(before.elapsed_time(after)) / 1e3
-
-
-def _forget(name: str, gradient: Tensor) -> None:
-    pass
-
-
-def _loss(logits: Tensor) -> None:
-    """Cross entropy as transformers computes it, and its gradient."""
-    with torch.enable_grad():
-        leaf = logits.detach().requires_grad_()
-        rows = leaf.float().view(-1, leaf.shape[-1])
-        F.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.int64, device=leaf.device)).backward()  # type: ignore[no-untyped-call]

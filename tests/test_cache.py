@@ -129,11 +129,12 @@ def test_the_key_depends_on_all_that_the_answer_depends_on(change: dict[str, obj
 
 
 def test_measurements_are_found_by_kinds_options_machine_and_threads() -> None:
-    key = measurement_key({"a": ["keep"]}, machine="test", threads=2)
-    assert key == measurement_key({"a": ["keep"]}, machine="test", threads=2)
-    assert key != measurement_key({"a": ["keep", "offload"]}, machine="test", threads=2)
-    assert key != measurement_key({"b": ["keep"]}, machine="test", threads=2)
-    assert key != measurement_key({"a": ["keep"]}, machine="test", threads=1)
+    key = measurement_key({"a": ["keep"]}, machine="test", threads=2, slices=1)
+    assert key == measurement_key({"a": ["keep"]}, machine="test", threads=2, slices=1)
+    assert key != measurement_key({"a": ["keep", "offload"]}, machine="test", threads=2, slices=1)
+    assert key != measurement_key({"b": ["keep"]}, machine="test", threads=2, slices=1)
+    assert key != measurement_key({"a": ["keep"]}, machine="test", threads=1, slices=1)
+    assert key != measurement_key({"a": ["keep"]}, machine="test", threads=2, slices=2)
 
 
 @pytest.mark.parametrize("document", [{}, {"plan": [], "hardware": {}}], ids=str)

@@ -14,9 +14,10 @@ from planner.errors import UserError
 from planner.forward import forward_peak_bytes
 from planner.graph.chunks import ChunkedLogits, chunk_rows
 from planner.memory import gpu_peak_bytes
-from planner.profile import analyse_model
+from planner.probe import estimate_hardware
+from planner.profile import analyse_model, measure_times
 from planner.program import compile_program
-from planner.times import OptionTimes, Times, measure_pairs
+from planner.times import OptionTimes, Times
 from tests.engine_plans import adamw, mixed_plan, resident_plan
 from tests.plain import PlainEngine
 from tests.tiny_models import NAMES, batch_of, make_model
@@ -173,7 +174,6 @@ def test_the_time_measured_is_that_of_chunks():
     )
     head = analysis.names.kinds[-1]
     made = []
-    estimate = Times(options=(), device="none", measured=False)
 
     class Watched(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -182,7 +182,7 @@ def test_the_time_measured_is_that_of_chunks():
             return result
 
     with Watched():
-        times = measure_pairs({head: analysis.pairs[head]}, head, CPU, estimate, chunk_rows=16)
+        times = measure_times(analysis, CPU, estimate_hardware(CPU), slices=1)
     assert times.of(head, "keep").forward_s > 0 == times.of(head, "keep").backward_s
     assert {shape for shape in made if shape[1] == 4096} == {(16, 4096), (32, 4096)}  # a chunk; the weight, turned
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from planner.memory import gpu_peak_bytes
 from planner.probe import estimate_hardware, measure_hardware
 from planner.profile import analyse, analyse_model, estimate_times, measure_times
 from planner.program import compile_program
+from planner.rehearsal import rehearsal
 from planner.times import Times
 from tests.engine_plans import adamw, mixed_plan, resident_plan
 from tests.tiny_models import NAMES, batch_of, config_of, make_model
@@ -175,7 +177,7 @@ def test_a_large_model_is_analysed_in_little_memory(tmp_path):
 
 def test_times_are_measured_or_estimated_and_go_through_json():
     analysis = analyse_model(make_model("llama"), batch_of(), device=CPU)
-    estimate, measured = estimate_times(analysis, HARDWARE), measure_times(analysis, CPU, HARDWARE)
+    estimate, measured = estimate_times(analysis, HARDWARE), measure_times(analysis, CPU, HARDWARE, slices=1)
     for times in (estimate, measured):
         assert {(t.kind, t.option) for t in times.options} == {(k, o) for k, p in analysis.pairs.items() for o in p}
         assert all(t.forward_s > 0 for t in times.options)
@@ -247,7 +249,7 @@ def test_a_model_with_a_mean_per_slice_is_refused_for_several_slices(monkeypatch
 def test_a_kind_whose_inputs_alone_do_not_fit_the_device_has_estimated_times(monkeypatch):
     analysis = analyse_model(make_model("llama"), batch_of(), device=CPU)
     estimate = estimate_times(analysis, HARDWARE)
-    large, own = analysis.names.kinds[-1], times_module.random_data
+    large, own = analysis.names.kinds[1], times_module.random_data
     values = {id(value) for value in analysis.pairs[large]["keep"].tangent_values}
 
     def make(value, device):
@@ -256,6 +258,46 @@ def test_a_kind_whose_inputs_alone_do_not_fit_the_device_has_estimated_times(mon
         return own(value, device)
 
     monkeypatch.setattr(times_module, "random_data", make)
-    measured = measure_times(analysis, CPU, HARDWARE)
+    measured = measure_times(analysis, CPU, HARDWARE, slices=1)
+    first, last = analysis.names.kinds[0], analysis.names.kinds[-1]
     assert measured.of(large, "keep") == estimate.of(large, "keep")
-    assert measured.of(analysis.names.kinds[1], "keep") != estimate.of(analysis.names.kinds[1], "keep")
+    assert measured.of(first, "keep") != estimate.of(first, "keep")
+    assert measured.of(last, "keep") != estimate.of(last, "keep")
+
+
+def test_a_head_that_does_not_fit_the_device_has_estimated_times():
+    model = make_model("llama")
+    analysis = analyse_model(model, batch_of(), device=CPU)
+
+    def no_room(*args, **kwargs):
+        raise torch.OutOfMemoryError("injected")
+
+    model.loss_function = no_room
+    estimate, measured = estimate_times(analysis, HARDWARE), measure_times(analysis, CPU, HARDWARE, slices=1)
+    first, last = analysis.names.kinds[0], analysis.names.kinds[-1]
+    assert measured.of(last, "keep") == estimate.of(last, "keep")
+    assert measured.of(first, "keep") != estimate.of(first, "keep")
+
+
+@pytest.mark.parametrize("chunk_rows", [0, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rehearsal_runs_the_frame_and_the_head_and_no_other_block(name, chunk_rows):
+    model = make_model(name)
+    analysis = analyse_model(model, batch_of(), device=CPU, chunk_rows=chunk_rows)
+    first = {kind: next(iter(by_option.values())) for kind, by_option in analysis.pairs.items()}
+    ran, gradients = Counter(), {}
+    for where, part in model.named_modules():
+        part.register_forward_hook(lambda *_, where=where: ran.update([where]))
+    before = {n: (id(p), p.clone()) for n, p in model.named_parameters()}
+    with rehearsal(
+        model, analysis.names, first, batch_of(), CPU, chunk_rows=chunk_rows, sink=gradients.__setitem__
+    ) as once:
+        once()
+        once()
+    blocks = analysis.names.all
+    assert not [where for where in ran if any(where.startswith(f"{block}.") for block in blocks)]
+    assert set(ran.values()) == {2} and {*blocks, ""} < set(ran)
+    head = model.get_submodule(analysis.names.head)
+    assert {n: g.shape for n, g in gradients.items()} == {n: p.shape for n, p in head.named_parameters()}
+    for n, p in model.named_parameters():
+        assert id(p) == before[n][0] and torch.equal(p, before[n][1]) and p.grad is None

@@ -303,7 +303,7 @@ def _plan(
     gpu, cpu = (None if size is None else parse_bytes(size) for size in (gpu_budget, cpu_budget))
     check_budgets(gpu, cpu, gpu_bytes=site.gpu_bytes, ram_bytes=site.ram_bytes)
     hardware = measure_hardware(device, dtype) if measure else site.machine
-    times = measure_times(analysis, device, hardware) if measure else estimate_times(analysis, hardware)
+    times = measure_times(analysis, device, hardware, slices=slices) if measure else estimate_times(analysis, hardware)
     chain = analysis.chain(times)
     plan = make_plan(
         chain, hardware, gpu_budget_bytes=gpu or hardware.gpu_bytes, cpu_budget_bytes=cpu or hardware.cpu_bytes,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -61,11 +62,18 @@ class FakeMode:
         return made
 
 
-@contextlib.contextmanager
-def fake_weights(module: nn.Module, mode: FakeMode, device: torch.device, *, buffers: bool = True) -> Iterator[None]:
+def fake_weights(
+    module: nn.Module, mode: FakeMode, device: torch.device, *, buffers: bool = True
+) -> AbstractContextManager[None]:
     """Inside, all parameters of `module` (and buffers, if asked) are fake. Whether they were real, on meta, or
     one-element expands does not matter: weights are contiguous when the block runs."""
-    fakes: dict[int, Tensor] = {}
+    return other_weights(module, lambda tensor: mode.empty(tensor, device), buffers=buffers)
+
+
+@contextlib.contextmanager
+def other_weights(module: nn.Module, make: Callable[[Tensor], Tensor], *, buffers: bool = False) -> Iterator[None]:
+    """Inside, all parameters of `module` (and buffers, if asked) are what `make` makes of them, tied ones once."""
+    made: dict[int, Tensor] = {}
     replaced: list[tuple[dict[str, Any], str, Tensor]] = []
     for part in module.modules():
         tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers) if buffers else (part._parameters,)
@@ -73,14 +81,14 @@ def fake_weights(module: nn.Module, mode: FakeMode, device: torch.device, *, buf
             for name, tensor in table.items():
                 if tensor is None:
                     continue
-                if id(tensor) not in fakes:
-                    fake = mode.empty(tensor, device)
+                if id(tensor) not in made:
+                    other = make(tensor)
                     is_parameter = isinstance(tensor, nn.Parameter)
-                    fakes[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+                    made[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if is_parameter else other
                 replaced.append((table, name, tensor))
     try:
         for table, name, tensor in replaced:
-            table[name] = fakes[id(tensor)]
+            table[name] = made[id(tensor)]
         yield
     finally:
         for table, name, tensor in replaced:
