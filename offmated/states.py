@@ -135,18 +135,11 @@ def _unexplained(ending: Ending) -> dict[str, Any]:
 
 
 def _crashed(ending: Ending, crashes: int) -> dict[str, Any]:
-    code = ending.exit_code
-    if code is None:
-        how = "with its worker"
-    elif code < 0:
-        how = f"signal {-code}"
-    else:
-        how = f"exit code {code}, a stop that nobody asked for"
     killed = "signal 9 is often the system's out-of-memory killer: lower cpu_budget"
     return {
         "what": f"The {ending.process} died {crashes} times without a new checkpoint.",
-        "numbers": [f"the last time: {how}", *ending.log],
-        "hint": killed if code == -9 else "see the job's log",
+        "numbers": [f"the last time: {account(None, ending)}", *ending.log],
+        "hint": killed if ending.exit_code == -signal.SIGKILL else "see the job's log",
         "code": "crashed",
         "exit_code": int(Exit.FAILED),
     }

@@ -15,6 +15,7 @@ from offmated.cli import views
 from offmated.cli.jobtext import with_value
 from offmated.cli.planview import option_runs
 from planner.codec import to_json
+from planner.errors import UserError
 from planner.plan import Plan, Stage, stage_order
 
 PLAN = Plan(
@@ -149,6 +150,16 @@ def test_show_tells_attempts_where_there_was_more_than_one() -> None:
 def test_a_job_that_is_tried_again_says_from_where() -> None:
     assert views.retried(JOB | {"last_checkpoint_step": 40}, 1) == "Job 3 goes on from step 40; place 1 in the queue."
     assert "starts again from the start" in views.retried(JOB, 1)
+
+
+def test_an_ending_that_is_not_the_last_word_says_how_to_go_on() -> None:
+    hint = "offmate retry 3 tries it again, from its last checkpoint if there is one."
+    assert printed(views.ended(JOB | {"state": "failed", "error": ERROR})) == [
+        "Job 3 has failed.", *str(UserError.from_json(ERROR)).splitlines(), hint,
+    ]  # fmt: skip
+    assert printed(views.ended(JOB | {"state": "cancelled"})) == ["Job 3 is cancelled.", hint]
+    assert views.cancelled(JOB | {"state": "cancelled"}) == f"Job 3 is cancelled.  {hint}"
+    assert views.cancelled(JOB) == f"Job 3 is being cancelled.  {hint}"
 
 
 def test_show_tells_an_error_as_it_was_raised() -> None:

@@ -125,7 +125,7 @@ def test_a_death_sends_the_job_back_until_the_limit() -> None:
     assert states == [JobState.WAITING, JobState.WAITING, JobState.FAILED]
     assert verdict.error is not None
     assert verdict.error["what"] == "The trainer died 3 times without a new checkpoint."
-    assert verdict.error["numbers"] == ["the last time: signal 9"]
+    assert verdict.error["numbers"] == ["the last time: the trainer was killed by SIGKILL (signal 9)"]
 
 
 def test_a_new_checkpoint_forgets_earlier_deaths() -> None:

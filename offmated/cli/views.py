@@ -46,7 +46,8 @@ def place(job: Json, jobs: list[Json]) -> int:
 def cancelled(job: Json) -> str:
     """After `cancel`."""
     over = job["state"] == JobState.CANCELLED
-    return f"Job {job['id']} is cancelled." if over else f"Job {job['id']} {job['reason'] or 'is being cancelled'}."
+    done = "is cancelled" if over else job["reason"] or "is being cancelled"
+    return f"Job {job['id']} {done}.  {_again(job)}"
 
 
 def ended(job: Json) -> RenderableType:
@@ -54,7 +55,12 @@ def ended(job: Json) -> RenderableType:
     if job["state"] == JobState.DONE:
         return Text(f"Job {job['id']} is done; the model is in {job['output']}")
     error = f"\n{UserError.from_json(job['error'])}" if job["error"] else ""
-    return Text(f"Job {job['id']} is {job['state']}.{error}")
+    how = "has failed" if job["state"] == JobState.FAILED else "is cancelled"
+    return Text(f"Job {job['id']} {how}.{error}\n{_again(job)}")
+
+
+def _again(job: Json) -> str:
+    return f"offmate retry {job['id']} tries it again, from its last checkpoint if there is one."
 
 
 def jobs(rows: list[Json]) -> RenderableType:
