@@ -4,17 +4,21 @@ measured. Times come from operations and bytes against the machine's rates.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
+from planner.answers import title_of
 from planner.batch import WANTED, Candidate, best_first, hopeful
+from planner.cache import Cache, CachedPlan, Question
+from planner.codec import to_json
 from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.job import Job
+from planner.model import working_dtype
 from planner.picture.files import NO_PICTURES, Pictures
 from planner.plan import Plan
 from planner.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
@@ -33,8 +37,11 @@ _NEAR = 0.03  # between splits that are planned before one is chosen: what whole
 _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
 
 
-def ask(job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = NO_PICTURES) -> Receipt:
+def ask(
+    job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = NO_PICTURES, cache: Cache | None = None
+) -> Receipt:
     """The receipt of `job` on `hardware`, within `PATIENCE_S` of `started_s` (monotonic) where the model's size allows.
+    Its plan is found in the cache, or goes there.
 
     Raises UserError for a model that cannot be used.
     """
@@ -47,16 +54,42 @@ def ask(job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = 
             job, problem, plan = _chosen(job, hardware, others, clock)
         others.start(problem)
         try:
-            plan = plan or problem.plan(clock.stretched_s(_PLAN_S))
+            plan, key = _kept(job, problem, plan, clock.stretched_s(_PLAN_S), cache)
         except UserError as error:
             if error.exit_code is not Exit.DOES_NOT_FIT:
                 raise
         else:
             found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
-            pictures.write(plan, problem.chain, hardware, title=Path(job.model).stem)
+            pictures.write(plan, problem.chain, hardware, title=title_of(job))
             changes = others.changes(problem, plan, clock.deadline)
-            return replace(found, changes=changes, answer_s=time.monotonic() - started_s)
+            return replace(found, changes=changes, plan_key=key, answer_s=time.monotonic() - started_s)
     return replace(_too_large(job, problem, clock.deadline), answer_s=time.monotonic() - started_s)
+
+
+def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: Cache | None) -> tuple[Plan, str]:
+    """The plan and the key it is kept under: what the cache has, or else `plan`, or else one made now."""
+    if cache is None:
+        return plan or problem.plan(limit_s), ""
+    question = Question(
+        chain=problem.chain,
+        # A machine that is asked about is nothing but its figures.
+        machine=json.dumps(to_json(problem.hardware), sort_keys=True),
+        gpu_budget_bytes=problem.gpu_budget_bytes,
+        cpu_budget_bytes=problem.cpu_budget_bytes,
+        slices=problem.slices,
+        clip=problem.clip,
+        measured=False,
+        dtype=str(working_dtype(job)),
+        exact=job.exact,
+    )
+    key = question.key()
+    if (found := cache.find_plan(key)) is not None:
+        return found.plan, key
+    start = time.monotonic()
+    plan = plan or problem.plan(limit_s)
+    made = CachedPlan(plan=plan, chain=problem.chain, hardware=problem.hardware, solve_s=time.monotonic() - start)
+    cache.keep_plan(key, made, model=job.model)
+    return plan, key
 
 
 class _Clock:

@@ -69,6 +69,20 @@ class MeasurementRow(Base):
     used_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
 
 
+class AnswerRow(Base):
+    """One receipt: `document` is a `planner.receipt.Receipt` in JSON, `key` the digest of the question as it was asked.
+    It is found before the model is traced, which is how its plan is found."""
+
+    __tablename__ = "answers"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), unique=True)
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+    hits: Mapped[int] = mapped_column(Integer, default=0)
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    used_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+
+
 metadata = Base.metadata
 
 
@@ -119,6 +133,14 @@ def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int, 
     slices, and on what."""
     parts = {"kinds": kinds, "machine": machine, "threads": threads, "slices": slices}
     return _digest({"measurement": parts, "planner": PLANNER, "torch": version("torch")})
+
+
+def answer_key(job: str, config: str, hardware: Hardware) -> str:
+    """Digest of a question as it is asked: the job's keys, the text of the model's config, the machine's figures, and
+    the versions of all that makes an answer."""
+    versions = {name: version(name) for name in ("offmate", "torch", "transformers")}
+    parts = {"job": job, "config": config, "hardware": to_json(hardware)}
+    return _digest({"answer": parts, "planner": PLANNER, "versions": versions})
 
 
 def _digest(parts: dict[str, Any]) -> str:
@@ -173,11 +195,11 @@ def _unix(moment: datetime) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-_Row = TypeVar("_Row", PlanRow, MeasurementRow)
+_Row = TypeVar("_Row", PlanRow, MeasurementRow, AnswerRow)
 
 
 class Cache:
-    """The two tables of one database. Every method raises UserError when the tables are not there."""
+    """The three tables of one database. Every method raises UserError when the tables are not there."""
 
     def __init__(self, database: str | Engine) -> None:
         """`database`: a SQLAlchemy URL or engine; the daemon's, whose migrations made the tables."""
@@ -218,6 +240,15 @@ class Cache:
         """Keep a measurement under `key`, in place of what was there."""
         self._keep(MeasurementRow, key, {"device": device[:255], "document": document})
 
+    def find_answer(self, key: str) -> dict[str, Any] | None:
+        """The receipt kept under `key`, one hit more."""
+        found = self._find(AnswerRow, key)
+        return None if found is None else found.document
+
+    def keep_answer(self, key: str, document: dict[str, Any]) -> None:
+        """Keep a receipt under `key`, in place of what was there."""
+        self._keep(AnswerRow, key, {"document": document})
+
     def plans(self) -> list[KeptPlan]:
         """What plans there are, the one used last first. Those in the form of another version are left out."""
         with self._transaction() as session:
@@ -232,17 +263,21 @@ class Cache:
             return {**cast(dict[str, Any], to_json(_kept(row))), **row.document}
 
     def forget_plan(self, key: str) -> None:
-        """Delete the one plan whose key begins with `key`, and what it was measured by: the next job that needs it is
-        measured and planned anew. Raises UserError."""
+        """Delete the one plan whose key begins with `key`, what it was measured by, and the receipts made of it: the
+        next job that needs it is measured and planned anew. Raises UserError."""
         with self._transaction() as session:
             row = self._one(session, key)
+            for answer in session.scalars(select(AnswerRow)).all():
+                if answer.document.get("plan_key") == row.key:
+                    session.delete(answer)
             session.execute(delete(MeasurementRow).where(MeasurementRow.key == row.document.get("measurement")))
             session.delete(row)
 
     def forget_plans(self) -> int:
-        """Delete all plans and measurements; how many plans there were."""
+        """Delete all plans, measurements and receipts; how many plans there were."""
         with self._transaction() as session:
             session.execute(delete(MeasurementRow))
+            session.execute(delete(AnswerRow))
             return len(session.scalars(delete(PlanRow).returning(PlanRow.id)).all())
 
     def forget_measurement(self, key: str) -> None:
@@ -278,7 +313,7 @@ class Cache:
                 session.expunge(row)
             return row
 
-    def _keep(self, table: type[PlanRow] | type[MeasurementRow], key: str, values: dict[str, Any]) -> None:
+    def _keep(self, table: type[PlanRow | MeasurementRow | AnswerRow], key: str, values: dict[str, Any]) -> None:
         now = datetime.now(UTC)
         for _ in range(2):  # a second time when another process kept the same key in between
             try:

@@ -222,7 +222,8 @@ class Job(BaseModel):
         """
         source = read_yaml(text, name)
         source = source if in_lines else replace(source, lines={})
-        return cls._checked(source, Path(folder).absolute(), only_planned=True)[0]
+        job, _ = cls._checked(source, Path(folder).absolute(), only_planned=True)
+        return job.model_copy(update={"train_batch_size": None}) if job.is_split else job
 
     @classmethod
     def _checked(

@@ -15,9 +15,10 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from planner.cache import Cache
+from planner.answers import config_text, title_of
+from planner.cache import Cache, answer_key
 from planner.chain import Chain
 from planner.codec import Json, to_json
 from planner.errors import Exit, UserError
@@ -26,7 +27,7 @@ from planner.hardware import Hardware
 from planner.job import Job
 from planner.jobfile import read_text
 from planner.picture.basis import Basis
-from planner.picture.files import Pictures, add_options, redraw
+from planner.picture.files import NO_PICTURES, Pictures, add_options, redraw
 from planner.presets import is_preset, preset
 from planner.units import parse_bytes
 
@@ -48,6 +49,7 @@ def add_parsers(commands: Any) -> None:
     ask = commands.add_parser("ask", help="a job on some machine")
     ask.add_argument("--job", type=Path, required=True, metavar="FILE", help="only what a plan depends on is read")
     _machine(ask)
+    ask.add_argument("--database", metavar="URL", help="where plans and answers are kept")
     add_options(ask)
     plans = commands.add_parser("plans", help="the kept plans")
     plans.add_argument("verb", choices=("list", "show", "forget"))
@@ -130,11 +132,43 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
             "Times of a model are estimated from the machine's arithmetic.", code="bad-file", exit_code=Exit.USAGE,
             numbers=(f"{options.hardware} has no flops_per_s",), hint="docs/planning.md has the fields",
         )  # fmt: skip
-    # torch takes seconds to import: what is wrong with the words is told before that.
-    from planner.ask import ask
+    cache = _cache(options.database)
+    config = config_text(job.model) if cache is not None else None
+    key = answer_key(job.resolved_yaml(), config, hardware) if config is not None else None
+    said = cache.find_answer(key) if cache is not None and key is not None else None
+    if said is None or not _drawn_again(said, pictures, cache, title=title_of(job)):
+        # torch takes seconds to import: what is known, and what is wrong with the words, is told before that.
+        from planner.ask import ask
 
-    found = ask(job, hardware, started_s=started_s, pictures=pictures)
-    return Exit.DOES_NOT_FIT if found.status == "infeasible" else Exit.DONE, to_json(found)
+        found = ask(job, hardware, started_s=started_s, pictures=pictures, cache=cache)
+        said = cast(dict[str, Any], to_json(found))
+        if cache is not None and key is not None:
+            cache.keep_answer(key, said)
+    return Exit.DOES_NOT_FIT if said["status"] == "infeasible" else Exit.DONE, said
+
+
+def _cache(database: str | None) -> Cache | None:
+    """The cache of a database that this version has made ready; without one an answer is not kept."""
+    if database is None:
+        return None
+    cache = Cache(database)
+    try:
+        cache.find_answer("")
+    except UserError as error:
+        print(f"This answer is not kept: {error}", file=sys.stderr)
+        return None
+    return cache
+
+
+def _drawn_again(said: dict[str, Any], pictures: Pictures, cache: Cache | None, *, title: str) -> bool:
+    """Draw the plan of a kept receipt, where that is wanted; False where the plan is not kept any more."""
+    if pictures == NO_PICTURES or said["status"] == "infeasible":
+        return True
+    found = cache.find_plan(said["plan_key"]) if cache is not None else None
+    if found is None:
+        return False
+    pictures.write(found.plan, found.chain, found.hardware, title=title)
+    return True
 
 
 def _hardware(options: argparse.Namespace, *, bf16: bool) -> Hardware:

@@ -56,6 +56,7 @@ class Receipt:
 
     `gpu` is what the device holds at its peak, `host` what the host holds all the time, `disk` what the run leaves on
     it at most. `loads` begins with the resource that limits, `changes` with the one that helps most.
+    `plan_key` is that of the kept plan, empty where none is kept.
     `least_gpu_budget_bytes` is for the host budget there is, `least_cpu_budget_bytes` for the GPU budget; None: none
     is enough.
     """
@@ -85,6 +86,7 @@ class Receipt:
     least_gpu_budget_bytes: int | None = None
     least_cpu_budget_bytes: int | None = None
     fits_with: tuple[str, ...] = ()
+    plan_key: str = ""
     answer_s: float = 0.0
 
 

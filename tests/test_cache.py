@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from planner.cache import Cache, CachedPlan, MeasurementRow, PlanRow, Question, measurement_key, metadata
+from planner.cache import Cache, CachedPlan, MeasurementRow, PlanRow, Question, answer_key, measurement_key, metadata
 from planner.errors import UserError
 from tests import chains as small
 
@@ -64,6 +64,28 @@ def test_measurements_are_kept_beside_plans(url: str) -> None:
     assert cache.find_plan("key") is None
     with Session(create_engine(url)) as session:
         assert session.scalars(select(MeasurementRow.hits)).one() == 1
+
+
+def test_receipts_go_with_the_plan_they_are_of(url: str) -> None:
+    cache = Cache(url)
+    for key in ("one", "two"):
+        cache.keep_plan(key, CACHED, model="tiny")
+        cache.keep_answer(f"about {key}", {"plan_key": key, "step_s": 1.5})
+    assert cache.find_answer("about one") == {"plan_key": "one", "step_s": 1.5}
+    assert cache.find_answer("about three") is None
+    cache.forget_plan("one")
+    assert cache.find_answer("about one") is None
+    assert cache.find_answer("about two") is not None
+    cache.forget_plans()
+    assert cache.find_answer("about two") is None
+
+
+def test_a_question_is_the_jobs_keys_the_models_config_and_the_machines_figures() -> None:
+    key = answer_key("max_length: 8", "{}", small.HARDWARE)
+    assert key == answer_key("max_length: 8", "{}", small.HARDWARE)
+    faster = replace(small.HARDWARE, h2d_bytes_per_s=2 * small.HARDWARE.h2d_bytes_per_s)
+    others = [("max_length: 9", "{}", small.HARDWARE), ("max_length: 8", "{ }", small.HARDWARE)]
+    assert key not in {answer_key(*other) for other in (*others, ("max_length: 8", "{}", faster))}
 
 
 def test_several_planners_may_keep_the_same_plan_at_once(url: str) -> None:

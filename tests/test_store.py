@@ -85,17 +85,17 @@ def test_a_database_is_copied_before_an_upgrade(
     for real in (*scripts_folder().glob("*.*"), *scripts_folder().glob("versions/*.py")):
         (scripts / real.relative_to(scripts_folder())).symlink_to(real)
     (scripts / "versions" / "0003_more.py").write_text(
-        "import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '0003', '0002'\n"
+        "import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '0004', '0003'\n"
         "def upgrade():\n    op.add_column('jobs', sa.Column('colour', sa.String(8)))\n"
     )
     monkeypatch.setattr("offmated.migrate.scripts_folder", lambda: scripts)
     upgrade(store.engine, paths)
     with store.engine.connect() as connection:
         assert connection.execute(text("SELECT name, colour FROM jobs")).all() == [("before", None)]
-    (copy,) = paths.backups.glob("offmate-0002-*.db")
+    (copy,) = paths.backups.glob("offmate-0003-*.db")
     with sqlite3.connect(copy) as old:
         assert old.execute("SELECT name FROM jobs").fetchall() == [("before",)]
-        assert old.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
+        assert old.execute("SELECT version_num FROM alembic_version").fetchall() == [("0003",)]
 
 
 def test_a_database_of_a_newer_offmate_is_refused(store: Store, paths: Paths) -> None:

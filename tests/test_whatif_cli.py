@@ -274,3 +274,28 @@ def test_without_a_database_no_plans_are_kept_and_none_is_made(shell: Shell) -> 
     assert shell.run("plans", "list").stdout == "No plans are kept yet.\n"
     assert shell.run("plans", "show", "a").returncode == 4
     assert not (shell.folder / "state").exists()
+
+
+def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept: Shell) -> None:
+    SMALL.save_pretrained(kept.folder / "small")
+    (kept.folder / "job.yaml").write_text("model: small\nmax_length: 64\nbf16: true\ntrain_batch_size: 8\n"
+                                          "per_device_train_batch_size: 1\n")  # fmt: skip
+    first = kept.json("plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "64")
+    again = kept.json("plan", "job.yaml", "--hardware", "rtx3060", "--html", "plan.html")
+    assert again == first, "answer_s too: nothing was computed"
+    assert "<html" in (kept.folder / "plan.html").read_text()
+    (plan,) = (row for row in kept.json("plans", "list") if row["key"] == first["plan_key"])
+    assert (plan["machine"], plan["step_s"], plan["hits"]) == ("GeForce RTX 3060 12 GB", first["step_s"], 1)
+    # Another link is another machine, whatever its name.
+    other = kept.json("plan", "job.yaml", "--hardware", "rtx3060", "--link", "1GB")
+    assert other["plan_key"] != first["plan_key"]
+    assert kept.json("plans", "forget", first["plan_key"]) == {"forgotten": 1}
+    assert kept.json("plan", "job.yaml", "--hardware", "rtx3060")["answer_s"] != first["answer_s"]
+
+
+def test_what_does_not_fit_is_kept_too(kept: Shell) -> None:
+    SMALL.save_pretrained(kept.folder / "small")
+    words = ("plan", "--model", "small", "--hardware", "rtx3060", "--gpu-budget", "1MiB", "--json")
+    first, again = (kept.run(*words) for _ in range(2))
+    assert (first.returncode, again.returncode) == (3, 3)
+    assert again.stdout == first.stdout

@@ -72,7 +72,9 @@ def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any
     if "chain" in given:
         return _planner("solve", *_words(given))
     with resolved(question(file, given)) as path:
-        return _planner("ask", "--job", str(path), *_words(given, _JOB | _SHORT))
+        url = database()
+        known = [f"--database={url}"] if url else []
+        return _planner("ask", "--job", str(path), *known, *_words(given, _JOB | _SHORT))
 
 
 def job_of(file: Path, given: Mapping[str, Any]) -> Job:
