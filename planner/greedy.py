@@ -161,19 +161,21 @@ def frugal(setting: Setting, peak_bytes: Callable[[Draft], int], cpu_bytes: Call
     Weights come in the stage that reads them. Of the options those are taken that keep the least among the ones whose
     own peak allows the budget, for the least budget at which this works out.
     """
+    least = _least_options(setting)
     plans = [
         streamed(setting, options, ahead=False, source="frugal")
-        for options in (_least_options(setting), profile(setting, "recompute"), profile(setting, "offload"))
+        for options in (least, profile(setting, "recompute"), profile(setting, "offload"))
     ]
-    plans.append(resident(setting, _least_options(setting), "frugal, resident"))
-    plans += _less_on_host(setting, cpu_bytes)
+    plans.append(resident(setting, least, "frugal, resident"))
+    plans += _less_on_host(setting, least, cpu_bytes)
     fitting = [plan for plan in plans if cpu_bytes(plan) <= setting.budgets.cpu_bytes]
     return min(fitting, key=peak_bytes, default=None)
 
 
-def _less_on_host(setting: Setting, cpu_bytes: Callable[[Draft], int]) -> list[Draft]:
-    """Streamed, without offloaded activations, with as few tensors at home as make the host's memory suffice; or, as
-    an update on the device needs no gradient on the host, with as few of these updates."""
+def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[Draft], int]) -> list[Draft]:
+    """Streamed, with the options `least` but for as few blocks without offloaded activations as make the host's memory
+    suffice. Or all without, with as few tensors at home; or, as an update on the device needs no gradient on the host,
+    with as few of these updates."""
     options = profile(setting, "recompute")
     order = [t for block in movable(setting.chain, setting.hardware) for t in block]
 
@@ -185,9 +187,15 @@ def _less_on_host(setting: Setting, cpu_bytes: Callable[[Draft], int]) -> list[D
         names = frozenset(t.name for t in order[:count])  # the head last: its states would be there with its loss
         return streamed(setting, options, ahead=False, gpu_updated=names, source="frugal, host full, GPU updates")
 
+    def recomputed_plan(count: int) -> Draft:
+        first = len(least) - count  # these leave while there is room, before the others add up
+        mixed = [*least[:first], *options[first:]]
+        return streamed(setting, mixed, ahead=False, source="frugal, host full, fewer offloads")
+
     # With clipping an update on the device waits for the norm there, with all its data: nothing is gained.
-    ways = [at_home_plan] if setting.clip else [at_home_plan, gpu_updated_plan]
-    drafts = (_fewest(way, len(order), lambda d: cpu_bytes(d) <= setting.budgets.cpu_bytes) for way in ways)
+    ways = [(at_home_plan, len(order)), (recomputed_plan, len(least))]
+    ways += [] if setting.clip else [(gpu_updated_plan, len(order))]
+    drafts = (_fewest(way, most, lambda d: cpu_bytes(d) <= setting.budgets.cpu_bytes) for way, most in ways)
     return [draft for draft in drafts if draft is not None]
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from planner.bound import lower_bound_s
+from planner.chain import Option
 from planner.errors import Exit, UserError
 from planner.instance import Budgets
 from planner.memory import gpu_peak_bytes
@@ -153,3 +154,20 @@ def test_the_bound_holds_where_the_hosts_memory_is_full_and_gradients_overwrite_
     assert len(plan.cpu_updated()) > 10
     budgets = Budgets(gpu_bytes=least, cpu_bytes=plan.cpu_peak_bytes)
     assert 0 < lower_bound_s(chain, machine, budgets=budgets, **problem) <= plan.step_s
+
+
+def test_a_host_too_small_for_all_inputs_takes_as_many_as_fit() -> None:
+    plain = small.chain(6)
+    sent = Option(
+        name="offload-input", offloaded_bytes=4000, forward_s=1.0, backward_s=3.0, forward_peak_bytes=500,
+        backward_peak_bytes=1100, reads_input=False,
+    )  # fmt: skip
+    layers = (replace(b, input_bytes=4000, options=(*b.options, sent)) for b in plain.blocks[1:-1])
+    chain = replace(plain, blocks=(plain.blocks[0], *layers, plain.blocks[-1]))
+
+    def least(host: int) -> int:
+        return least_budget(chain, small.HARDWARE, cpu_budget_bytes=host, slices=1, clip=False).gpu_bytes
+
+    weights = 16 * sum(t.elements for t in chain.tensors())
+    assert least(weights) - least(weights + 3 * 4000) == 3 * 4000
+    assert least(weights + 6 * 4000) < least(weights + 3 * 4000) < least(weights)
