@@ -171,7 +171,7 @@ VARIANTS: dict[str, Callable[[Chain], Chain]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One variant of one case; `step_s` is infinite where nothing fits."""
+    """One variant of one case; `step_s` is infinite where nothing fits, or where the solver knows no step that does."""
 
     case: str
     variant: str
@@ -229,7 +229,7 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
 def line(seen: Seen, before: Seen) -> str:
     """One row."""
     gain = 1 - seen.step_s / before.step_s if math.isfinite(before.step_s) else math.nan
-    step = f"{seen.step_s:8.2f} s" if math.isfinite(seen.step_s) else "  no fit  "
+    step = f"{seen.step_s:8.2f} s" if math.isfinite(seen.step_s) else "  none    "
     over = "" if seen.bound_s <= seen.step_s * (1 + 1e-6) else "  BOUND ABOVE THE STEP"
     return (
         f"  {seen.variant:15} {step}  rounds {seen.rounds:2d}  least {seen.least_gpu_bytes / GB:6.2f} GB  "

@@ -166,7 +166,7 @@ def frugal(setting: Setting, peak_bytes: Callable[[Draft], int], cpu_bytes: Call
         streamed(setting, options, ahead=False, source="frugal")
         for options in (least, profile(setting, "recompute"), profile(setting, "offload"))
     ]
-    plans.append(resident(setting, least, "frugal, resident"))
+    plans += [resident(setting, options, "frugal, resident") for options in (least, profile(setting, "recompute"))]
     plans += _less_on_host(setting, least, cpu_bytes)
     fitting = [plan for plan in plans if cpu_bytes(plan) <= setting.budgets.cpu_bytes]
     return min(fitting, key=peak_bytes, default=None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
+from benchmarks import interface
 from planner.chain import Chain
 from planner.solve import least_budget, make_plan
 from tests.chains import HARDWARE
@@ -96,3 +98,13 @@ def test_where_no_gradient_leads_to_the_block_before_there_is_no_input_to_send()
         parameter.requires_grad_(False)
     names = [{option.name for option in block.options} for block in chain_of(model).blocks[1:4]]
     assert [set(SENT) & found for found in names] == [set(), set(), set(SENT)]
+
+
+def test_16k_tokens_of_an_8b_model_under_lora_fit_8_gib_with_the_inputs_on_the_host() -> None:
+    case = next(case for case in interface.cases() if (case.group, case.length) == ("long-lora", 16384))
+    before, now = (interface.solve(case, variant, plans=False) for variant in ("before", "built"))
+    assert case.gpu_gib == 8
+    assert now.least_gpu_bytes < 0.6 * before.least_gpu_bytes
+    assert now.least_gpu_bytes < case.hardware().gpu_bytes < before.least_gpu_bytes
+    assert now.bound_s <= now.step_s < 1.01 * now.bound_s
+    assert math.isinf(before.step_s)

@@ -171,3 +171,12 @@ def test_a_host_too_small_for_all_inputs_takes_as_many_as_fit() -> None:
     weights = 16 * sum(t.elements for t in chain.tensors())
     assert least(weights) - least(weights + 3 * 4000) == 3 * 4000
     assert least(weights + 6 * 4000) < least(weights + 3 * 4000) < least(weights)
+
+
+def test_without_host_memory_everything_stays_though_offloading_would_need_less_on_the_device() -> None:
+    tied = small.chain(1, tied=True)
+    first, layer, head = tied.blocks
+    costly = tuple(replace(o, backward_peak_bytes=5000 * (not o.offloaded_bytes)) for o in layer.options)
+    chain = replace(tied, blocks=(first, replace(layer, tensors=(), options=costly), head))
+    plan = make_plan(chain, small.HARDWARE, gpu_budget_bytes=10**6, cpu_budget_bytes=0, slices=1, clip=False)
+    assert plan.cpu_peak_bytes == 0
