@@ -13,6 +13,7 @@ from offmated.models import JobRow
 from offmated.states import FINAL, TAKEN_FROM, JobState, StopReason
 from offmated.trouble import Troubles
 from planner.runfolder import RunFolder
+from planner.steptimes import StepTimes, step_times
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
@@ -34,7 +35,8 @@ _ROW_FIELDS = (
 def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
     """One job as `GET /jobs/{id}` answers it. `all_rows`: all jobs, to say what this one waits for.
 
-    predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known
+    predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; `step_s` is the median of the same
+                         steps, of which measured["steps"] says how many (see `planner.steptimes`)
     progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
     output               the model folder, when there is one
@@ -52,8 +54,7 @@ def _figures(row: JobRow, events: list[Json], plan: Json | None) -> Json:
     return {
         "plan": plan,
         "progress": _progress(row, events),
-        "predicted": _predicted(row, plan),
-        "measured": _measured(row, events),
+        **_compared(row, plan, step_times(events)),
     }
 
 
@@ -131,24 +132,23 @@ def _progress(row: JobRow, events: list[Json]) -> Json | None:
     }
 
 
-def _predicted(row: JobRow, plan: Json | None) -> Json:
-    if row.result is not None:  # the plan the job ran under, in its own words
+def _compared(row: JobRow, plan: Json | None, found: StepTimes) -> Json:
+    """What was predicted and what was measured of the same steps; before there are any, what the plan says."""
+    if (end := row.result) is not None:  # of the whole run, and the plan it ran under in its own words
         return {
-            "step_s": row.result.get("predicted_step_s"),
-            "gpu_peak_bytes": row.result.get("predicted_gpu_peak_bytes"),
-        }
-    return {name: plan[name] if plan else None for name in ("step_s", "gpu_peak_bytes")}
-
-
-def _measured(row: JobRow, events: list[Json]) -> Json:
-    if row.result is not None:
-        return {"step_s": row.result.get("step_s"), "gpu_peak_bytes": row.result.get("gpu_peak_bytes")}
-    steps = [event for event in events if event["event"] == "step"]
-    peaks = [event["gpu_peak_bytes"] for event in steps if event["gpu_peak_bytes"] is not None]
+            "predicted": {"step_s": end.get("predicted_step_s"), "gpu_peak_bytes": end.get("predicted_gpu_peak_bytes")},
+            "measured": {
+                "step_s": end.get("step_s"), "steps": end.get("measured_steps", 0),
+                "gpu_peak_bytes": end.get("gpu_peak_bytes"),
+            },
+        }  # fmt: skip
+    planned = plan or {"step_s": None, "gpu_peak_bytes": None}
     return {
-        "step_s": statistics.median(event["step_s"] for event in steps) if steps else None,
-        "gpu_peak_bytes": max(peaks, default=None),
-    }
+        "predicted": {
+            "step_s": found.predicted_step_s or planned["step_s"], "gpu_peak_bytes": planned["gpu_peak_bytes"],
+        },
+        "measured": {"step_s": found.step_s, "steps": found.steps, "gpu_peak_bytes": found.gpu_peak_bytes},
+    }  # fmt: skip
 
 
 def _reason(row: JobRow, all_rows: Sequence[JobRow]) -> str:

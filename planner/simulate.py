@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.chain import Chain
@@ -39,16 +40,17 @@ class Timeline:
     busy_s: tuple[tuple[Queue, float], ...]
 
 
-def durations_s(program: Program, chain: Chain, hardware: Hardware) -> list[float]:
-    """How long each operation takes on its queue when nothing makes it wait."""
+def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> list[float]:
+    """How long each operation takes on its queue when nothing makes it wait. `shares`: of each slice of the step, which
+    part of a full slice's tokens it has; computing and activations are taken for proportional to them."""
     elements = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
 
     def duration(op: Op) -> float:
         match op.kind:
             case OpKind.FETCH:
-                return op.bytes / hardware.h2d_bytes_per_s
+                return _share(op, program, shares) * op.bytes / hardware.h2d_bytes_per_s
             case OpKind.SEND:
-                return op.bytes / hardware.d2h_bytes_per_s
+                return _share(op, program, shares) * op.bytes / hardware.d2h_bytes_per_s
             case OpKind.UPDATE:
                 return sum(elements[name] for name in op.names) / hardware.gpu_update_parameters_per_s
             case OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
@@ -59,23 +61,32 @@ def durations_s(program: Program, chain: Chain, hardware: Hardware) -> list[floa
                 option = chain.blocks[index].option(program.options[index])
                 forward = option.forward_s if direction is not Direction.BACKWARD else 0.0
                 backward = option.backward_s if direction is not Direction.FORWARD else 0.0
-                return max(forward + backward, hardware.launch_s)
+                return max(_share(op, program, shares) * (forward + backward), hardware.launch_s)
         return 0.0
 
     return [duration(op) for op in program.ops]
 
 
-def host_traffic_bytes(program: Program, chain: Chain) -> float:
-    """What a step moves through the host's memory: copies and CPU updates, replays by their share of steps."""
+def _share(op: Op, program: Program, shares: Sequence[float]) -> float:
+    if not shares or not (op.kind is OpKind.RUN or op.subject.startswith("a:")):
+        return 1.0
+    return shares[op.round * program.slices + op.turn[2]]
+
+
+def host_traffic_bytes(program: Program, chain: Chain, shares: Sequence[float] = ()) -> float:
+    """What a step moves through the host's memory: copies and CPU updates, replays by their share of steps. `shares`:
+    see `durations_s`."""
     elements = {t.name: t.elements for t in chain.tensors()}
-    copies = sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND))
+    moved = (op for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND))
+    copies = sum(_share(op, program, shares) * op.bytes for op in moved)
     updates = (_UPDATE_BYTES[op.kind] * elements[n] for op in program.queue(Queue.CPU) for n in op.names)
     return copies + sum(updates)
 
 
-def simulate(program: Program, chain: Chain, hardware: Hardware) -> Timeline:
-    """Run the program on queues that each do one operation at a time, in order, after what it waits for."""
-    durations = durations_s(program, chain, hardware)
+def simulate(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> Timeline:
+    """Run the program on queues that each do one operation at a time, in order, after what it waits for. `shares`: see
+    `durations_s`."""
+    durations = durations_s(program, chain, hardware, shares)
     *_, before, last = _run(program, durations, _STEPS)
     busy = {queue: sum(d for d, op in zip(durations, program.ops, strict=True) if op.queue is queue) for queue in Queue}
     return Timeline(

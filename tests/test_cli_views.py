@@ -38,8 +38,9 @@ JOB: dict[str, Any] = {
     "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"], "history": [],
     "last_checkpoint_step": None,
     "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eval_loss": 2.4567, "eta_s": 80.0},
+    "plan": {"step_s": 0.5},
     "predicted": {"step_s": 0.5, "gpu_peak_bytes": 90 * 2**20},
-    "measured": {"step_s": 0.55, "gpu_peak_bytes": 89 * 2**20},
+    "measured": {"step_s": 0.55, "steps": 118, "gpu_peak_bytes": 89 * 2**20},
 }  # fmt: skip
 ERROR = {"what": "No schedule fits.", "numbers": ["budget 1.0 GiB"], "hint": "gpu_budget: 8GiB",
          "code": "budget-too-small", "exit_code": 3}  # fmt: skip
@@ -58,7 +59,7 @@ def test_a_plan_is_told_in_eight_lines() -> None:
         "plan         oilp, made in 1.5 s; measured on this machine",
         "batch        2 micro-batches × 4 rows × 256 tokens = 2048 tokens a step at most; "
         "through each block in 1 round of all 2 slices",
-        "step         500.0 ms predicted; no schedule takes less than 400.0 ms",
+        "step         500.0 ms predicted for full rows; no schedule takes less than 400.0 ms",
         "GPU memory   peak 90.0 MiB of 97.0 MiB",
         "host memory  peak 1.0 GiB of 16.0 GiB",
         "blocks       0 keep · 1–2 recompute · 3 keep",
@@ -113,10 +114,21 @@ def test_status_tells_progress_loss_time_left_and_reason() -> None:
 
 def test_show_tells_predicted_against_measured() -> None:
     lines = printed(views.job(JOB, DOCUMENT))
-    assert "step time    500.0 ms predicted, 550.0 ms measured (+10.0%)" in lines
+    assert "step time    500.0 ms predicted, 550.0 ms measured (+10.0%), median of 118 steps" in lines
     assert "GPU peak     90.0 MiB predicted, 89.0 MiB measured (-1.1%)" in lines
     assert "blocks       0 keep · 1–2 recompute · 3 keep" in lines
     assert not any(line.startswith(("ended", "model folder")) for line in lines), "what is not known is left out"
+
+
+def test_show_tells_that_rows_are_shorter_than_the_plan_is_for() -> None:
+    short = {
+        "predicted": {"step_s": 0.2, "gpu_peak_bytes": 2**20},
+        "measured": {"step_s": 0.19, "steps": 9, "gpu_peak_bytes": None},
+    }
+    (line,) = (line for line in printed(views.job(JOB | short, DOCUMENT)) if line.startswith("step time"))
+    assert line.removeprefix("step time    ") == (
+        "200.0 ms predicted for rows as short as here (500.0 ms if full), 190.0 ms measured (-5.0%), median of 9 steps"
+    )
 
 
 def test_show_tells_what_is_predicted_before_it_is_measured() -> None:

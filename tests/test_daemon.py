@@ -63,7 +63,7 @@ def test_a_submitted_job_is_planned_measured_trained_and_done(shared: House) -> 
     assert job["plan"]["measured"] is True
     assert job["progress"]["step"] == job["progress"]["total_steps"] == 3
     assert job["predicted"] == {"step_s": 0.1, "gpu_peak_bytes": 900}
-    assert job["measured"] == {"step_s": 0.02, "gpu_peak_bytes": 800}
+    assert job["measured"] == {"step_s": 0.02, "steps": 3, "gpu_peak_bytes": 800}
     assert job["output"] == str(shared.paths.run_folder(number) / "output")
 
 

@@ -67,7 +67,8 @@ def test_progress_is_that_of_the_attempt_that_runs(tmp_path: Path) -> None:
 def test_a_job_before_its_first_plan_has_no_figures() -> None:
     view = job_view(row(1, JobState.SUBMITTED), [])
     nothing = {"step_s": None, "gpu_peak_bytes": None}
-    assert (view["plan"], view["progress"], view["predicted"], view["measured"]) == (None, None, nothing, nothing)
+    assert (view["plan"], view["progress"], view["predicted"]) == (None, None, nothing)
+    assert view["measured"] == nothing | {"steps": 0}
 
 
 def step(number: int, step_s: float, peak: int | None) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def test_time_left_is_the_median_step_times_the_steps_left(tmp_path: Path) -> No
         "step_s": 2.0,
         "eta_s": 20.0,
     }
-    assert view["measured"] == {"step_s": 2.0, "gpu_peak_bytes": 100}
+    assert view["measured"] == {"step_s": 2.0, "steps": 1, "gpu_peak_bytes": 100}
 
 
 def test_a_long_metrics_file_is_read_at_its_ends_only(tmp_path: Path) -> None:

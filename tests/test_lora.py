@@ -211,7 +211,12 @@ def test_a_run_of_lora_that_was_stopped_and_resumed_equals_plain_peft_in_every_b
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     run.resolved.write_text(job.resolved_yaml(), "utf-8")
-    run.plan.write_text(json.dumps({"format": 1, "plan": to_json(plan), "chain": to_json(chain)}))
+    parts = {
+        "plan": to_json(plan),
+        "chain": to_json(chain),
+        "hardware": to_json(estimate_hardware(torch.device("cpu"))),
+    }
+    run.plan.write_text(json.dumps({"format": 1, **parts}))
     assert not run_job(run, _After(2))
     saved = sum(file.stat().st_size for file in (run.checkpoints / "step-2").glob("*.safetensors"))
     losses, trained = plain_peft(job, 4)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.metrics import Event, Metrics, free_step_s, measured, read_metrics
+from worker.metrics import Metrics, read_metrics
 
 
 def write(path: Path, *events: tuple[str, int], resumed_from: int | None = None) -> None:
@@ -70,41 +70,3 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 def test_no_file_is_an_empty_series(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "m.jsonl") == []
-
-
-def test_the_first_two_steps_after_a_start_do_not_count_for_the_median(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    with Metrics(path) as metrics:
-        for resumed, times in ((None, (9.0, 8.0, 1.0, 2.0, 3.0)), (5, (7.0, 6.0, 4.0))):
-            metrics.write("start", step=resumed or 0, resumed_from=resumed)
-            for step, step_s in enumerate(times, start=1 + (resumed or 0)):
-                metrics.write("step", step=step, step_s=step_s, gpu_peak_bytes=int(10 * step_s) if step < 3 else None)
-    assert measured(read_metrics(path)) == (2.5, 90)
-
-
-def steps_of(path: Path, *steps: tuple[float, bool]) -> list[Event]:
-    """A run's events with these step times, metered or not."""
-    with Metrics(path) as metrics:
-        metrics.write("start", step=0, resumed_from=None)
-        for step, (step_s, metered) in enumerate(steps, start=1):
-            metrics.write("step", step=step, step_s=step_s, gpu_peak_bytes=None, metered=metered)
-    return read_metrics(path)
-
-
-def test_metered_steps_do_not_count_for_the_median(tmp_path: Path) -> None:
-    cold, metered, free = [(9.0, True)] * 2, [(5.0, True)] * 9, [(2.0, False), (1.0, False), (1.5, False)]
-    assert measured(steps_of(tmp_path / "m.jsonl", *cold, *metered, *free))[0] == 1.5
-
-
-def test_metered_steps_are_better_than_none(tmp_path: Path) -> None:
-    events = steps_of(tmp_path / "m.jsonl", (9.0, True), (9.0, True), (5.0, True), (4.0, True))
-    assert measured(events)[0] == 4.5
-    assert free_step_s(events) is None
-
-
-def test_few_steps_are_better_than_none(tmp_path: Path) -> None:
-    with Metrics(tmp_path / "m.jsonl") as metrics:
-        metrics.write("start", step=0, resumed_from=None)
-        assert measured(read_metrics(tmp_path / "m.jsonl")) == (None, None)
-        metrics.write("step", step=1, step_s=0.5, gpu_peak_bytes=None)
-    assert measured(read_metrics(tmp_path / "m.jsonl")) == (0.5, None)

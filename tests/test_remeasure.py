@@ -28,11 +28,15 @@ def url(tmp_path: Path) -> str:
 def finished(folder: Path, step_s: float, *, steps: int = 10, measurement: str | None = "m") -> RunFolder:
     """A run whose steps took that long, after two cold ones."""
     run = RunFolder(folder)
-    run.plan.write_text(json.dumps({"plan": {"step_s": PREDICTED_S}, "measurement": measurement}))
+    # The plan is for full rows, and these are shorter: that alone drops no measurement.
+    run.plan.write_text(json.dumps({"plan": {"step_s": 3 * PREDICTED_S}, "measurement": measurement}))
     with Metrics(run.metrics) as metrics:
         metrics.write("start", step=0, resumed_from=None)
         for step in range(1, steps + 1):
-            metrics.write("step", step=step, step_s=99.0 if step <= 2 else step_s, gpu_peak_bytes=None)
+            metrics.write(
+                "step", step=step, step_s=99.0 if step <= 2 else step_s, gpu_peak_bytes=None,
+                predicted_step_s=PREDICTED_S,
+            )  # fmt: skip
     return run
 
 

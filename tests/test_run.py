@@ -13,6 +13,7 @@ from planner.codec import to_json
 from planner.errors import UserError
 from planner.job import Job
 from planner.model import sample_batch
+from planner.probe import estimate_hardware
 from planner.runfolder import RunFolder
 from tests.engine_plans import chain_of, mixed_plan
 from tests.plain import PlainEngine
@@ -51,7 +52,12 @@ def make_run(tmp_path: Path, model: str, **keys: object) -> tuple[Job, RunFolder
     run.resolved.write_text(job.resolved_yaml(), "utf-8")
     chain = chain_of(load_model(job), sample_batch(job))
     plan = mixed_plan(chain, slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None)
-    run.plan.write_text(json.dumps({"format": 1, "plan": to_json(plan), "chain": to_json(chain)}))
+    parts = {
+        "plan": to_json(plan),
+        "chain": to_json(chain),
+        "hardware": to_json(estimate_hardware(torch.device("cpu"))),
+    }
+    run.plan.write_text(json.dumps({"format": 1, **parts}))
     return job, run
 
 

@@ -68,6 +68,7 @@ class Run:
         self.training = Training(
             job=job, engine=self.engine, batches=self.batches, checkpoints=checkpoints, metrics=self.metrics,
             stop=self.stop, state_bytes=1000, evaluations=evaluations,
+            predicted_s=lambda batches: float(sum(batch["input_ids"].shape[1] for batch in batches)),
         )  # fmt: skip
 
     def before_each_step(self, act: Callable[[int], None]) -> None:
@@ -217,9 +218,11 @@ def test_every_step_is_written_down(tmp_path: Path) -> None:
     assert [event["learning_rate"] for event in steps] == [learning_rate(job, n, 3) for n in range(3)]
     assert [event["tokens"] for event in steps] == [run.batches.num_tokens(n) for n in range(3)]
     assert all(event["step_s"] > 0 and event["grad_norm"] > 0 and event["gpu_peak_bytes"] is None for event in steps)
+    lengths = [[batch["input_ids"].shape[1] for batch in run.batches.step(n)] for n in range(3)]
+    assert [event["predicted_step_s"] for event in steps] == [float(sum(of_step)) for of_step in lengths]
     assert set(steps[0]) == {
         "event", "time", "step", "loss", "learning_rate", "grad_norm", "step_s", "tokens", "gpu_peak_bytes",
-        "waited_s", "metered",
+        "waited_s", "metered", "predicted_step_s",
     }  # fmt: skip
 
 

@@ -13,15 +13,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_COLD_STEPS = 2
-_FEW = 3
 Event = dict[str, str | int | float | None]
 
 
@@ -65,42 +62,6 @@ def read_metrics(path: Path) -> list[Event]:
             events = [e for e in events if e["event"] == "start" or _step(e) <= last]
         events.append(event)
     return events
-
-
-def measured(events: list[Event]) -> tuple[float | None, int | None]:
-    """Median step time in seconds and largest device peak in bytes of a series; None where nothing was measured.
-
-    Left out of the median are the first two steps after a start, in which blocks are traced, and steps that were
-    metered, which takes time. Metered ones count where there are no others, the first two where there are only they.
-    """
-    free, warm, cold, peaks = _measured(events)
-    times = free or warm or cold
-    return statistics.median(times) if times else None, max(peaks, default=None)
-
-
-def free_step_s(events: list[Event]) -> float | None:
-    """Median time of the steps that nothing but training took time of; None when there are fewer than three."""
-    free = _measured(events)[0]
-    return statistics.median(free) if len(free) >= _FEW else None
-
-
-def _measured(events: list[Event]) -> tuple[list[float], list[float], list[float], list[int]]:
-    """Times of steps that were neither metered nor cold, that were metered, that were cold; and peaks."""
-    free: list[float] = []
-    warm: list[float] = []
-    cold: list[float] = []
-    peaks: list[int] = []
-    since_start = 0
-    for event in events:
-        since_start = 0 if event["event"] == "start" else since_start
-        if event["event"] == "step":
-            since_start += 1
-            step_s, peak = event.get("step_s"), event.get("gpu_peak_bytes")
-            if isinstance(step_s, float):
-                (cold if since_start <= _COLD_STEPS else warm if event.get("metered") else free).append(step_s)
-            if isinstance(peak, int):
-                peaks.append(peak)
-    return free, warm, cold, peaks
 
 
 def _step(event: Event) -> int:

@@ -15,19 +15,22 @@ from planner.chain import Chain
 from planner.codec import from_json
 from planner.errors import UserError, first_line
 from planner.graph import EAGER
+from planner.hardware import Hardware
 from planner.job import Job
 from planner.model import working_dtype
 from planner.place import check_place
 from planner.plan import Plan
 from planner.program import compile_program
 from planner.runfolder import RunFolder
+from planner.steptimes import step_times
 from planner.units import format_bytes, format_seconds
 from planner.verify import verify
 from worker.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.data import Batches
 from worker.engine import Engine
 from worker.evaluation import Evaluations
-from worker.metrics import Metrics, measured, read_metrics
+from worker.forecast import Forecast
+from worker.metrics import Metrics, read_metrics
 from worker.model import check_reach, load_model, load_tokenizer
 from worker.output import Output
 from worker.samples import Samples
@@ -65,7 +68,8 @@ class _Run:
             log.warning("lr_scheduler_type constant has no warm-up, warmup_steps is not used; constant_with_warmup has")
         place = Path(job.output_dir) if job.output_dir else folder.path / "output"
         check_place(place, str(folder.path))
-        self.plan, self.chain = read_plan(folder)
+        self.plan, self.chain, hardware = read_plan(folder)
+        self.forecast = Forecast(self.plan, self.chain, hardware, job.max_length)
         if eager := self.plan.options.count(EAGER.name):
             log.info("plan: %d of %d blocks run by their own code, recomputed", eager, len(self.chain.blocks))
         self.tokenizer = load_tokenizer(job)
@@ -120,6 +124,7 @@ class _Run:
                 job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop,
                 samples=self.samples, done=written,
             ),
+            predicted_s=self.forecast.step_s,
         )  # fmt: skip
         path = None
         try:
@@ -142,11 +147,13 @@ class _Run:
         return done
 
 
-def read_plan(folder: RunFolder) -> tuple[Plan, Chain]:
-    """The plan of a run folder and its chain, proved right. Raises UserError when there is none, or none to use."""
+def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
+    """The plan of a run folder, proved right, its chain and the machine it counts on. Raises UserError when there is
+    none, or none to use."""
     try:
         found = json.loads(folder.plan.read_text("utf-8"))
         plan, chain = from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
+        hardware = from_json(Hardware, found["hardware"])
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         reason = "there is none" if isinstance(error, FileNotFoundError) else str(error)
         raise UserError(
@@ -161,7 +168,7 @@ def read_plan(folder: RunFolder) -> tuple[Plan, Chain]:
             numbers=(f"{folder.plan}: {first_line(error)}",),
             hint=f"offmate plans forget {str(found.get('key'))[:12]}, then submit the job again",
         ) from error  # fmt: skip
-    return plan, chain
+    return plan, chain, hardware
 
 
 def resume(engine: Trains, last: Checkpoint | None, origin: Origin) -> None:
@@ -189,12 +196,15 @@ def _tell_checkpoints(job: Job, state_bytes: int, free_bytes: int) -> None:
 
 def _write_end(metrics: Metrics, folder: RunFolder, plan: Plan, step: int, status: str, output: Path | None) -> None:
     """The last line of this process: how it ended, and what was measured against what was planned."""
-    step_s, peak = measured(read_metrics(folder.metrics))
+    found = step_times(read_metrics(folder.metrics))
+    peak, predicted_s = found.gpu_peak_bytes, found.predicted_step_s or plan.step_s
     metrics.write(
-        "end", step=step, status=status, output=str(output) if output else None, step_s=step_s, gpu_peak_bytes=peak,
-        predicted_step_s=plan.step_s, predicted_gpu_peak_bytes=plan.gpu_peak_bytes,
+        "end", step=step, status=status, output=str(output) if output else None, step_s=found.step_s,
+        measured_steps=found.steps, gpu_peak_bytes=peak, predicted_step_s=predicted_s,
+        predicted_gpu_peak_bytes=plan.gpu_peak_bytes,
     )  # fmt: skip
-    if step_s is not None:
-        log.info("a step took %s, planned %s", format_seconds(step_s), format_seconds(plan.step_s))
+    if found.step_s is not None:
+        took, planned = format_seconds(found.step_s), format_seconds(predicted_s)
+        log.info("a step took %s, the median of %d; planned %s for such steps", took, found.steps, planned)
     if peak is not None:
         log.info("the device held %s at most, planned %s", format_bytes(peak), format_bytes(plan.gpu_peak_bytes))

@@ -15,10 +15,11 @@ from planner.errors import Exit
 from planner.job import Job
 from planner.processes import Process
 from planner.runfolder import RunFolder
+from planner.steptimes import step_times
 from planner.tasks import cancelled, run_planner
 from planner.units import format_seconds
 from planner.watch import Watch
-from worker.metrics import free_step_s, read_metrics
+from worker.metrics import read_metrics
 
 _OFF = 1.5
 
@@ -43,10 +44,10 @@ def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
     """Drop the measurement behind a finished run's plan, and the plans that rest on it, when steps took a time that is
     far from the prediction: the machine was busy when it was measured. Whether it was dropped."""
     plan = run.read_plan()
-    step_s = free_step_s(read_metrics(run.metrics))
-    if plan is None or step_s is None or plan.get("measurement") is None:
+    found = step_times(read_metrics(run.metrics))
+    step_s, predicted_s = found.step_s, found.predicted_step_s
+    if plan is None or step_s is None or predicted_s is None or not found.steady or plan.get("measurement") is None:
         return False
-    predicted_s = plan["plan"]["step_s"]
     if 1 / _OFF <= step_s / predicted_s <= _OFF:
         return False
     run.say(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,6 +110,8 @@ class Training:
     stop: StopRequest
     state_bytes: int
     evaluations: Evaluations
+    predicted_s: Callable[[Sequence[Mapping[str, Tensor]]], float]
+    """How long a step on these batches should take."""
 
     def run(self) -> bool:
         """Train until the last step, then drain: True. Or until a stop is asked for, then checkpoint: False. A stop
@@ -176,6 +178,7 @@ class Training:
         self.metrics.write(
             "step", step=step + 1, loss=loss, learning_rate=rate, grad_norm=norm, step_s=step_s, tokens=tokens,
             gpu_peak_bytes=result.peak_bytes, waited_s=self.engine.waited_s - waited_s, metered=metered,
+            predicted_step_s=self.predicted_s(batches),
         )  # fmt: skip
         for what, value in (("the loss", loss), ("the gradients' norm", norm)):
             if value is not None and not math.isfinite(value):

@@ -72,7 +72,7 @@ def _compared(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _time(plan: Plan) -> str:
-    text = f"{format_seconds(plan.step_s)} predicted"
+    text = f"{format_seconds(plan.step_s)} predicted for full rows"
     return text + (f"; no schedule takes less than {format_seconds(plan.bound_s)}" if plan.bound_s > 0 else "")
 
 

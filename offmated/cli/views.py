@@ -158,8 +158,12 @@ def moment(unix: float | None) -> str:
 
 
 def step_time(job: Json) -> str:
-    """Predicted against measured."""
-    return _against(job, "step_s", format_seconds)
+    """Predicted against measured; shorter rows than the plan's are said to be the reason for another prediction."""
+    full_s, predicted_s = (job["plan"] or {}).get("step_s"), job["predicted"]["step_s"]
+    short = full_s and predicted_s and abs(predicted_s - full_s) > 0.01 * full_s
+    rows = f" for rows as short as here ({format_seconds(full_s)} if full)" if short else ""
+    steps = job["measured"].get("steps", 0)
+    return _against(job, "step_s", format_seconds, rows) + (f", median of {steps} steps" if steps > 1 else "")
 
 
 def gpu_peak(job: Json) -> str:
@@ -167,11 +171,11 @@ def gpu_peak(job: Json) -> str:
     return _against(job, "gpu_peak_bytes", format_bytes)
 
 
-def _against(job: Json, figure: str, shown: Callable[[Any], str]) -> str:
+def _against(job: Json, figure: str, shown: Callable[[Any], str], of: str = "") -> str:
     predicted, measured = job["predicted"][figure], job["measured"][figure]
     if predicted is None:
         return ""
     if measured is None:
-        return f"{shown(predicted)} predicted, not measured" + ("" if job["state"] in FINAL else " yet")
+        return f"{shown(predicted)} predicted{of}, not measured" + ("" if job["state"] in FINAL else " yet")
     off = f" ({100 * (measured - predicted) / predicted:+.1f}%)" if predicted else ""
-    return f"{shown(predicted)} predicted, {shown(measured)} measured{off}"
+    return f"{shown(predicted)} predicted{of}, {shown(measured)} measured{off}"

@@ -36,7 +36,7 @@ def save(step: int) -> None:
 
 
 def end(status: str, step: int, output: str | None = None) -> None:
-    tell(event="end", step=step, status=status, output=output, step_s=STEP_S, gpu_peak_bytes=800,
+    tell(event="end", step=step, status=status, output=output, step_s=STEP_S, measured_steps=step, gpu_peak_bytes=800,
          predicted_step_s=0.1, predicted_gpu_peak_bytes=900)  # fmt: skip
 
 

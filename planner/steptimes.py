@@ -1,0 +1,60 @@
+"""What a run's events say of its steps: how long they took, beside what was predicted for them. Light: no torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_COLD_STEPS = 2
+_FEW = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Medians over the same `steps` steps, and the largest device peak of any; None where nothing is known.
+
+    A step's time is that of its forward, backward and updates: evaluations, samples and checkpoints are between steps.
+    Left out are the first two steps after a start, in which blocks are traced, and steps that were metered, which takes
+    time. Metered ones count where there are no others, the first two where there are only they. `free`: of these, too.
+    """
+
+    step_s: float | None
+    predicted_step_s: float | None
+    steps: int
+    gpu_peak_bytes: int | None
+    free: bool
+
+    @property
+    def steady(self) -> bool:
+        """Nothing but training took time of these steps, and there are enough of them to rest on."""
+        return self.free and self.steps >= _FEW
+
+
+def step_times(events: Iterable[Mapping[str, Any]]) -> StepTimes:
+    """Of a series of events of `metrics.jsonl`, or of its first one and some later ones."""
+    free: list[Mapping[str, Any]] = []
+    metered: list[Mapping[str, Any]] = []
+    cold: list[Mapping[str, Any]] = []
+    peaks: list[int] = []
+    start = 0
+    for event in events:
+        if event["event"] == "start":
+            start = event["step"]
+        elif event["event"] == "step":
+            (cold if event["step"] <= start + _COLD_STEPS else metered if event.get("metered") else free).append(event)
+            peaks += [event["gpu_peak_bytes"]] if event.get("gpu_peak_bytes") is not None else []
+    steps = free or metered or cold
+    return StepTimes(
+        step_s=_median(steps, "step_s"),
+        predicted_step_s=_median(steps, "predicted_step_s"),
+        steps=len(steps),
+        gpu_peak_bytes=max(peaks, default=None),
+        free=bool(free),
+    )
+
+
+def _median(steps: list[Mapping[str, Any]], name: str) -> float | None:
+    found = [step[name] for step in steps if step.get(name) is not None]
+    return statistics.median(found) if found else None
