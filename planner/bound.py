@@ -99,6 +99,8 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     h2d = p.rounds * (updated_there + offloaded + fetched) + states + gradients_between
     compute = p.rounds * pulp.lpSum(_chosen(p, c, "forward") + _chosen(p, c, "backward") for c in classes)
     updates = (1 / p.gpu_update) * (sum(p.parameters) - on_cpu(p.parameter_spread, "most"))
+    if p.shared_compute:
+        compute = compute + p.shared_compute * ((1 / p.h2d) * h2d + (1 / p.d2h) * d2h + (1 / p.cpu_update) * updated)
     rows.at_most("compute", compute + sum(p.stage_update) + updates, time)
     rows.at_most("compute_alone", compute + sum(p.stage_update), time)
     rows.at_most("h2d", h2d, p.h2d * time)

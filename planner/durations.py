@@ -32,6 +32,9 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
         compute, h2d, d2h = compute + more, h2d + fetched, d2h + sent
         updated = p.parameter_ratio * v.flow["update"].moved(u)
         v.rows.at_most(f"eq4_23_cpu_s{s}", updated, p.cpu_update * time)
+    if p.shared_compute:
+        others = (1 / p.h2d) * pulp.lpSum(h2d) + (1 / p.d2h) * pulp.lpSum(d2h) + (1 / p.cpu_update) * updated
+        compute.append(p.shared_compute * others)
     kind = "eq4_20_backward" if backward else "eq4_19_forward"
     v.rows.at_most(f"{name}{kind}_s{s}", pulp.lpSum(compute), time)
     v.rows.at_most(f"{name}eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)

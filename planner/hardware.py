@@ -13,7 +13,8 @@ class Hardware:
 
     Rates are those reached while the others work too (updates under transfer traffic). `launch_s` is the time of the
     issuing thread per block and slice. `cpu_memory_bytes_per_s` is shared by transfers and CPU updates (28 bytes per
-    parameter). Tensors below `min_transfer_bytes` never move.
+    parameter). Tensors below `min_transfer_bytes` never move. `shared_compute`: which part of its speed computing loses
+    while a copy or a CPU update runs beside it; 0 but where the CPU is the device and they share its cores.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Hardware:
     launch_s: float = 0.0
     min_transfer_bytes: int = 0
     flops_per_s: float = 0.0
+    shared_compute: float = 0.0
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -103,6 +103,7 @@ class Instance:
     gpu_update: float
     cpu_update: float
     launch: float
+    shared_compute: float
     gpu_budget: float
     cpu_budget: float
 
@@ -172,6 +173,7 @@ def make_instance(
         gpu_update=hardware.gpu_update_parameters_per_s * rate,
         cpu_update=hardware.cpu_update_parameters_per_s * rate * budgets.pace.cpu,
         launch=hardware.launch_s * slices * (2 * last + 1) / unit_s,
+        shared_compute=hardware.shared_compute,
         gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
         cpu_budget=min(budgets.cpu_bytes, need) / unit_bytes,
     )

@@ -53,6 +53,7 @@ def measure_hardware(device: torch.device, dtype: torch.dtype = torch.float32) -
             launch_s=_launch_s(device),
             min_transfer_bytes=int(latency_s * max(up, down)),
             flops_per_s=_flops_per_s(device, dtype, watch),
+            shared_compute=_shared_compute(device),
         )
 
 
@@ -73,6 +74,7 @@ def estimate_hardware(device: torch.device, dtype: torch.dtype = torch.float32) 
         launch_s=_BLOCK_OPERATIONS * 5e-6 if device.type == "cuda" else 0.0,
         min_transfer_bytes=int(20e-6 * copies),
         flops_per_s=flops,
+        shared_compute=_shared_compute(device),
     )
 
 
@@ -183,6 +185,13 @@ def _flops_per_s(device: torch.device, dtype: torch.dtype, watch: Stopwatch) -> 
     size = 4096 if device.type == "cuda" else 1024
     a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     return 2 * size**3 / _median_s(watch, lambda: a @ b)
+
+
+def _shared_compute(device: torch.device) -> float:
+    """What computing loses to one that computes or copies beside it with as many threads, on the cores there are."""
+    if device.type == "cuda":
+        return 0.0
+    return max(0.0, 1 - len(os.sched_getaffinity(0)) / (2 * torch.get_num_threads()))
 
 
 def _device_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:

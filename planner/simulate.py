@@ -64,7 +64,23 @@ def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequ
                 return max(_share(op, program, shares) * (forward + backward), hardware.launch_s)
         return 0.0
 
-    return [duration(op) for op in program.ops]
+    alone = [duration(op) for op in program.ops]
+    return _sharing(program, alone, hardware.shared_compute) if hardware.shared_compute else alone
+
+
+def _sharing(program: Program, durations: list[float], part: float) -> list[float]:
+    """Where computing shares its cores, a turn takes longer by a part of what other queues do about then: of what is
+    issued after the turn before. What follows the last turn meets the first of the next step."""
+    turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
+    shared, pending = list(durations), 0.0
+    for number in (*range(turns[-1] + 1, len(durations)), *range(turns[-1] + 1)):
+        op = program.ops[number]
+        if op.queue is not Queue.COMPUTE:
+            pending += part * durations[number]
+        elif op.kind is OpKind.RUN:
+            shared[number] += pending
+            pending = 0.0
+    return shared
 
 
 def _share(op: Op, program: Program, shares: Sequence[float]) -> float:
