@@ -160,8 +160,9 @@ def moment(unix: float | None) -> str:
 def step_time(job: Json) -> str:
     """Predicted against measured; shorter rows than the plan's are said to be the reason for another prediction."""
     full_s, predicted_s = (job["plan"] or {}).get("step_s"), job["predicted"]["step_s"]
-    short = full_s and predicted_s and abs(predicted_s - full_s) > 0.01 * full_s
-    rows = f" for rows as short as here ({format_seconds(full_s)} if full)" if short else ""
+    rows = ""
+    if full_s and predicted_s and abs(predicted_s - full_s) > 0.01 * full_s:
+        rows = f" for rows as short as here ({format_seconds(full_s)} if full)"
     steps = job["measured"].get("steps", 0)
     return _against(job, "step_s", format_seconds, rows) + (f", median of {steps} steps" if steps > 1 else "")
 
