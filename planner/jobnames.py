@@ -20,7 +20,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "warmup_steps": ("warmup_ratio",),
     "num_train_epochs": ("num_epochs", "epochs"),
     "optim": ("optimizer",),
-    "method": ("adapter", "finetuning_type"),
+    "method": ("adapter", "finetuning_type", "use_peft"),
     "lora_r": ("lora_rank",),
     "lora_target_modules": ("lora_target", "lora_target_linear"),
     "eval_dataset": ("test_datasets",),
@@ -41,6 +41,8 @@ NOT_THERE: dict[str, str] = {
     "label_smoothing_factor": "label smoothing",
     "neftune_noise_alpha": "noise on embeddings",
     **dict.fromkeys(("lr_scheduler_kwargs", "cosine_min_lr_ratio"), "another shape of the learning rate"),
+    "max_samples": "training on a part of the data",
+    **dict.fromkeys(("loraplus_lr_ratio", "peft_layers_to_transform"), "another kind of LoRA"),
     "special_tokens": "changing the tokenizer's special tokens (change them in its folder)",
 }
 """Keys people know from elsewhere -> what they ask for, which offmate does not do yet."""
@@ -72,6 +74,9 @@ NOT_USED: dict[str, tuple[str, ...]] = {
     ),
     "evaluations come by eval_strategy and eval_steps": ("evals_per_epoch", "do_eval"),
     "seed decides the order of the data, too": ("data_seed",),
+    "the planner's blocks bring their own code": (
+        "plugins", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "use_liger_kernel", "enable_liger_kernel",
+    ),
     "an output_dir must be empty": ("overwrite_output_dir",),
     "nothing is uploaded": ("push_to_hub", "hub_model_id", "hub_strategy", "hf_use_auth_token"),
     "a model's own code is never run; its config says what it is": (
@@ -86,6 +91,10 @@ REPORTING = ("wandb_", "mlflow_", "comet_", "swanlab_", "trackio_")
 
 _ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "stage": (("sft", "pt", *SWITCHED_OFF), "offmate trains on texts and conversations; leave this key out"),
+    **dict.fromkeys(
+        ("dtype", "torch_dtype"),
+        (SWITCHED_OFF, "bf16: true computes in bf16 with fp32 masters, without it all is fp32; leave this key out"),
+    ),
     "resume_from_checkpoint": ((True, *SWITCHED_OFF), "a job starts at its model; leave this key out"),
     "dataset_text_field": (
         ("text", *SWITCHED_OFF),
@@ -151,14 +160,16 @@ def _translated(key: str, value: object) -> object:
         return "full"
     if key == "train_on_inputs" and isinstance(value, bool):
         return _TRAIN_ON[value]
-    return value
+    if key == "use_peft" and isinstance(value, bool):
+        return "lora" if value else "full"
+    return None if key == "chat_template" and value == "tokenizer_default" else value
 
 
 def _checked(key: str, name: str, value: object, source: Source) -> list[Mistake]:
     """Mistakes in values whose meaning depends on the name they came under, or that we know by name."""
     if key == "warmup_ratio" and not (isinstance(value, (int, float)) and 0 <= value < 1):
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; it must be a share of all steps, below 1")]
-    if key == "train_on_inputs" and not isinstance(value, bool):
+    if key in ("train_on_inputs", "use_peft") and not isinstance(value, bool):
         return [source.mistake(key, "wrong-type", f"it is {shown(value)}; it must be true or false")]
     if name == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]

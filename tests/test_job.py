@@ -115,7 +115,8 @@ VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosi
 
 
 @pytest.mark.parametrize(
-    "alias", [alias for aliases in ALIASES.values() for alias in aliases if alias != "train_on_inputs"]
+    "alias",
+    [alias for aliases in ALIASES.values() for alias in aliases if alias not in ("train_on_inputs", "use_peft")],
 )
 def test_an_alias_means_its_canonical_key(alias: str, folder: Path) -> None:
     key = CANONICAL[alias]
@@ -145,6 +146,8 @@ def test_an_alias_means_its_canonical_key(alias: str, folder: Path) -> None:
         ("adapter: null", "method", "full"),
         ("train_on_inputs: true", "train_on", "all"),
         ("train_on_inputs: false", "train_on", "completions"),
+        ("use_peft: false", "method", "full"),
+        ("chat_template: tokenizer_default", "chat_template", None),
         ("report_to: wandb", "report_to", "none"),
         ("report_to: [tensorboard, wandb]", "report_to", "none"),
         ("run_name: 2024-02-30", "run_name", "2024-02-30"),
@@ -315,6 +318,8 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("stage: dpo", "not-there", 'stage: it is "dpo"; offmate trains on texts and conversations'),
         ("resume_from_checkpoint: ./old", "not-there", "a job starts at its model"),
         ("dataset_text_field: body", "not-there", "the column must be called text"),
+        ("torch_dtype: bfloat16", "not-there", "bf16: true computes in bf16 with fp32 masters"),
+        ("use_peft: 1", "wrong-type", "it is 1; it must be true or false"),
         ("fp16: true", "not-there", "fp16 training (bf16: true is) is not there yet"),
         ("train_on_inputs: maybe", "wrong-type", 'it is "maybe"; it must be true or false'),
         ("optimizer: adamw_8bit", "bad-value", "their states are fp32 and need no GPU memory"),
