@@ -23,7 +23,7 @@ from worker.data import Batches
 from worker.metrics import read_metrics
 from worker.model import load_model, load_tokenizer
 from worker.optimizer import AdamW
-from worker.run import run_job
+from worker.run import _tell_checkpoints, run_job
 from worker.schedule import decay_names, learning_rate
 from worker.seeds import micro_batch_seed
 from worker.stop import StopRequest
@@ -136,6 +136,15 @@ def test_a_full_output_folder_is_told_before_the_first_step(tmp_path: Path) -> N
     with pytest.raises(UserError, match="is not empty"):
         run_job(run, StopRequest())
     assert not run.metrics.exists()
+
+
+@pytest.mark.parametrize(("limit", "free_bytes", "warned"), [(2, 299, True), (2, 300, False), (None, 150, False)])
+def test_a_disk_without_room_for_the_checkpoints_wanted_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: int | None, free_bytes: int, warned: bool
+) -> None:
+    job, _ = make_run(tmp_path, "llama", save_total_limit=limit)
+    _tell_checkpoints(job, 100, free_bytes)
+    assert ("the disk has room for 2 beside the model, wanted are up to 3" in caplog.text) == warned
 
 
 def test_a_run_folder_without_a_plan_is_an_error(tmp_path: Path) -> None:
