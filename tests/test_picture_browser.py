@@ -16,7 +16,7 @@ from planner.picture.page import page
 from planner.plan import Direction, Plan
 from planner.solve import make_plan
 from tests.browser import Browser, browser, find_browser
-from tests.chains import resident_plan
+from tests.chains import HARDWARE, chain, resident_plan, rounds_plan
 from tests.llama import RTX_3060, llama
 
 FOUND = find_browser()
@@ -198,4 +198,24 @@ def test_fifteen_thousand_operations_stay_smooth(real: Browser, tmp_path: Path) 
         })()"""
     )
     assert middle_ms < 150, "a frame takes too long, even for a busy machine"
+    assert real.problems == []
+
+
+def test_each_round_has_its_own_phases_on_the_ruler(real: Browser, tmp_path: Path) -> None:
+    drawing = draw(rounds_plan(2), chain(2), HARDWARE, title="rounds", basis=Basis.GIVEN)
+    (tmp_path / "plan.html").write_text(page(drawing), "utf-8")
+    real.open(tmp_path / "plan.html")
+    written = real.ask(
+        """new Promise((done) => {
+            const found = [], write = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+                if (text === "forward" || text === "backward") found.push([text, x]);
+                return write.call(this, text, x, y);
+            };
+            document.getElementById("whole").click();
+            requestAnimationFrame(() => requestAnimationFrame(() => done(found)));
+        })"""
+    )
+    assert [name for name, _ in written] == 4 * ["forward", "backward"], "two steps of two rounds"
+    assert [x for _, x in written] == sorted(x for _, x in written)
     assert real.problems == []

@@ -64,6 +64,7 @@ def _operations(drawing: Drawing) -> dict[str, Json]:
         "sort": [sorts.index(sort_of(op)) for op in ops],
         "queue": [queues.index(op.queue) for op in ops],
         "stage": [stages[op.stage] for op in ops],
+        "round": [op.round for op in ops],
         "subject": [op.subject for op in ops],
         "bytes": [op.bytes for op in ops],
         "waits": [[position[name] for name in op.waits] for op in ops],

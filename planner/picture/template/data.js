@@ -83,17 +83,19 @@ function rank(values, value) {
   return low;
 }
 
-// The phases of each step, for the ruler.
+// The phases of each step, for the ruler: in every round the model goes forward and back.
 const phases = [];
 for (let step = FIRST; step < FIRST + doc.shown_steps; step++) {
-  for (const [direction, name, sort] of [["F", "forward", "forward"], ["H", "head and loss", "head"], ["B", "backward", "backward"]]) {
-    let start = Infinity;
-    let end = -Infinity;
-    for (let op = 0; op < COUNT; op++) {
-      if (SORTS[ops.sort[op]] !== sort) continue;
-      start = Math.min(start, ops.start_ns[step][op]);
-      end = Math.max(end, ops.end_ns[step][op]);
-    }
-    if (end > start) phases.push({ direction, name, sort, start, end });
+  const found = new Map();
+  for (let op = 0; op < COUNT; op++) {
+    const sort = SORTS[ops.sort[op]];
+    const [direction, name] = { forward: ["F", "forward"], head: ["H", "head and loss"], backward: ["B", "backward"] }[sort] ?? [];
+    if (!name || ops.end_ns[step][op] === ops.start_ns[step][op]) continue;
+    const key = `${sort} ${ops.round[op]}`;
+    if (!found.has(key)) found.set(key, { direction, name, sort, start: Infinity, end: -Infinity });
+    const phase = found.get(key);
+    phase.start = Math.min(phase.start, ops.start_ns[step][op]);
+    phase.end = Math.max(phase.end, ops.end_ns[step][op]);
   }
+  phases.push(...found.values());
 }
