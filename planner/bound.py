@@ -3,7 +3,9 @@
 Whatever the order of operations, in one step every queue does all its work, at the head every block's saved
 activations are there at once, and at block 0's backward the weights that never leave after their own. One linear
 program over classes of identical blocks, their options relaxed; valid for the asynchronous program, not only for
-the stages of `planner.oilp`. Letters are those of its legend; D stands for D and K together.
+the stages of `planner.oilp`. Letters are those of its legend; D stands for D and K together, and A, new here, for what
+of X is updated ahead of the norm. With clipping there is a window: what waits for the norm is updated between the end
+of one step's backward and the head's turn in the next, for every weight is read by then.
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ from planner.columns import limits_of
 from planner.flows import Rows, Term
 from planner.hardware import Hardware
 from planner.highs import solve
-from planner.instance import UPDATE_TRAFFIC_BYTES, Budgets, Instance, Spread, make_instance
+from planner.instance import (
+    AHEAD_TRAFFIC_BYTES,
+    CLIPPED_SHARE,
+    UPDATE_TRAFFIC_BYTES,
+    Budgets,
+    Instance,
+    Spread,
+    make_instance,
+)
+
+_AHEAD = AHEAD_TRAFFIC_BYTES / UPDATE_TRAFFIC_BYTES  # times the work of an update that waits
+_REPLAY = CLIPPED_SHARE * _AHEAD
 
 
 @dataclass(slots=True)
@@ -58,7 +71,7 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
         choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded) for c in p.choices[i])
         sizes = (p.weights[i], p.frozen[i], p.states[i], p.parameters[i])
         spreads = (p.gradient_spread[i], p.host_gradient_spread[i], p.parameter_spread[i], p.state_spread[i])
-        groups.setdefault((alone, sizes, spreads, choices), []).append(i)
+        groups.setdefault((alone, sizes, spreads, p.ahead_spread[i], choices), []).append(i)
     classes = []
     for number, blocks in enumerate(groups.values()):
         first, count = blocks[0], len(blocks)
@@ -69,10 +82,12 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
 
         total = {kind: variable(kind) for kind in ("X", "N", "R", "E", "D", "Y")}
         total["Z"] = rows.variable(f"Z_{number}", count * p.frozen[first])
+        total["A"] = rows.variable(f"A_{number}", count * limits["X"][first] if p.clip else 0.0)
         comp = [rows.variable(f"Comp_{number}_{c.index}") for c in p.choices[first]]
         weights, states = count * p.weights[first], count * p.states[first]
         rows.equal(f"options_{number}", pulp.lpSum(comp), count)
         rows.at_most(f"weights_{number}", total["X"] + total["N"] + total["D"], weights)
+        rows.at_most(f"ahead_{number}", total["A"], total["X"])
         rows.at_most(f"frozen_{number}", total["R"], total["Z"])
         rows.at_most(f"current_{number}", total["E"], total["X"] + total["N"] + total["Z"])
         rows.at_most(f"states_{number}", total["Y"] + p.state_spread[first].least * total["X"], states)
@@ -85,14 +100,16 @@ def _chosen(p: Instance, c: _Class, what: str) -> Term:
 
 
 def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Term, time: Term) -> None:
-    def on_cpu(spreads: list[Spread], which: str) -> Term:
-        return pulp.lpSum(getattr(spreads[c.blocks[0]], which) * c.total["X"] for c in classes)
+    def on_cpu(spreads: list[Spread], which: str, kind: str = "X") -> Term:
+        return pulp.lpSum(getattr(spreads[c.blocks[0]], which) * c.total[kind] for c in classes)
 
     updated_there = pulp.lpSum(c.total["N"] + c.total["D"] for c in classes)  # it changes, and is copied, once a step
     states = pulp.lpSum(c.total["Y"] for c in classes)
     offloaded = pulp.lpSum(_chosen(p, c, "offloaded") for c in classes)
     fetched = pulp.lpSum(c.total["X"] + c.total["R"] + c.total["E"] for c in classes)
-    updated = on_cpu(p.parameter_spread, "least")
+    ahead = on_cpu(p.parameter_spread, "least", "A")
+    waiting = on_cpu(p.parameter_spread, "least") - ahead + _REPLAY * ahead  # for the norm
+    updated = waiting + _AHEAD * ahead
     gradients = on_cpu(p.gradient_spread, "least")
     gradients_between = (p.rounds - 1) * between
     d2h = updated_there + states + p.rounds * offloaded + gradients + gradients_between
@@ -103,6 +120,10 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
         compute = compute + p.shared_compute * ((1 / p.h2d) * h2d + (1 / p.d2h) * d2h + (1 / p.cpu_update) * updated)
     rows.at_most("compute", compute + sum(p.stage_update) + updates, time)
     rows.at_most("compute_alone", compute + sum(p.stage_update), time)
+    if p.clip:
+        of_head = p.blocks - 1
+        before = pulp.lpSum(_chosen(p, c, "forward") for c in classes if of_head not in c.blocks)
+        rows.at_most("window", compute - before + (1 / p.cpu_update) * waiting, time)
     rows.at_most("h2d", h2d, p.h2d * time)
     rows.at_most("d2h", d2h, p.d2h * time)
     rows.at_most("cpu", updated, p.cpu_update * time)
@@ -111,7 +132,7 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     host = [c.total["X"] + c.total["Z"] for c in classes]
     beside = on_cpu(p.host_gradient_spread, "least") + on_cpu(p.state_spread, "least")
     copies = updated_there + states + offloaded + pulp.lpSum(host) + beside
-    rows.at_most("cpu_memory", copies, p.cpu_budget)
+    rows.at_most("cpu_memory", copies + on_cpu(p.ahead_spread, "least", "A"), p.cpu_budget)
 
 
 def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class], between: Term) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.ahead import ahead_bytes
 from planner.chain import Chain, Tensor
 from planner.hardware import Hardware
 from planner.itinerary import movable, settled
@@ -94,6 +95,7 @@ class Instance:
     host_gradient_spread: list[Spread]
     parameter_spread: list[Spread]
     state_spread: list[Spread]
+    ahead_spread: list[Spread]
     stage_update: list[float]  # time of updates that are always on the device
     stage_standing: list[float]  # bytes always there in a stage: frame, pinned weights and states, tied gradients
     moments: list[Moment]
@@ -164,6 +166,7 @@ def make_instance(
         ],
         parameter_spread=[_spread([t.elements / t.bytes for t in tensors]) for tensors in trainable],
         state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
+        ahead_spread=[_spread([ahead_bytes(t, rounds) / t.bytes for t in tensors]) for tensors in trainable],
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
         stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
         moments=list(moments(chain, slices, clip, rounds)),

@@ -65,11 +65,14 @@ _FIRST_PACE, _PACE_SPREAD, _LEAST_PACE = 0.94, 0.06, 0.5
 
 
 class Search:
-    """The candidates of one problem and the best so far. Little is tried where the solver gets no step below
-    `beat_s`; nothing gets one below `bound_s`."""
+    """The candidates of one problem and the best so far. The solver has `least_s` in any case, however late it is.
+    Little is tried where it gets no step below `beat_s`; nothing gets one below `bound_s`."""
 
-    def __init__(self, setting: Setting, deadline: float, gap: float, beat_s: float, bound_s: float) -> None:
+    def __init__(
+        self, setting: Setting, deadline: float, least_s: float, gap: float, beat_s: float, bound_s: float
+    ) -> None:
         self.setting, self.gap, self.deadline, self.beat_s, self.bound_s = setting, gap, deadline, beat_s, bound_s
+        self.least_s = least_s
         self.short = len(setting.chain.blocks) <= _SHORT_BLOCKS
         self.judge = Judge(setting)
         self.solutions: list[Solution] = []
@@ -82,6 +85,7 @@ class Search:
         # Of plans that take the same time the quick one: the frugal one moves what need not move.
         best = min((self.judge.proven(draft) for draft in (chosen, least)), key=lambda plan: plan.step_s)
         self.known_s = best.step_s
+        self.deadline = max(self.deadline, time.monotonic() + self.least_s)
         for draft in self._candidates(quick):
             if draft.source.startswith("o-ilp"):
                 known_s = min(best.step_s, self.judge.look(draft).step_s)

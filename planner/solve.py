@@ -23,7 +23,7 @@ from planner.units import format_bytes
 TIME_LIMIT_S = 30.0
 GAP = 0.01
 _HOPING = 1 / 3  # of the time, to see how many rounds promise most
-_FIRST = 1 / 4  # of the time, at least, for the way that promises most
+_FIRST = 1 / 4  # of the time, at least, for the solver where it promises most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,9 @@ def make_plan(
     for setting in (way.setting for way in promising):
         if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
             continue
-        until = deadline if best is not None else max(deadline, time.monotonic() + time_limit_s * _FIRST)
-        found = Search(setting, until, gap, beat_s, bounds_s[setting.rounds]).best(drafts[setting])
+        least_s = time_limit_s * _FIRST if best is None else 0.0
+        search = Search(setting, deadline, least_s, gap, beat_s, bounds_s[setting.rounds])
+        found = search.best(drafts[setting])
         if found.step_s < beat_s:
             best, beat_s = found, found.step_s * (1 - gap)
     if best is None:
