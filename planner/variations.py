@@ -49,6 +49,8 @@ def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield "a GPU that computes twice as fast", replace(problem, chain=_quicker(chain, 0.5))
     text = f"{2 * problem.slices} slices a step in place of {problem.slices}"
     yield text, replace(problem, slices=2 * problem.slices)
+    if problem.clip:
+        yield "no clipping (--clip none, max_grad_norm: 0)", replace(problem, clip=False)
 
 
 def _quicker(chain: Chain, factor: float) -> Chain:

@@ -20,6 +20,7 @@ from planner.solve import make_plan
 from planner.variations import Problem, Variations, variations
 from tests.chains import HARDWARE, chain, mixed_plan, resident_plan
 
+NO_CLIPPING = "no clipping (--clip none, max_grad_norm: 0)"
 ASKED = Asked(model="m", dtype="fp32", length=10, rows=1, slices=2, clip=False)
 
 
@@ -137,6 +138,7 @@ def test_each_variation_changes_one_thing_for_the_better() -> None:
     problem = problem_of(chain(2))
     found = dict(variations(problem))
     assert len(found) == 6
+    assert set(dict(variations(replace(problem, clip=True)))) - set(found) == {NO_CLIPPING}
     for other in found.values():
         assert other != problem
         if other.slices == problem.slices:
@@ -158,6 +160,17 @@ def test_the_change_that_helps_most_comes_first() -> None:
     assert "64 GiB more RAM" not in factors, "the host has more than enough: it helps nothing"
     for change in changes:
         assert change.tokens_per_s / (10 / plan.step_s) == pytest.approx(change.factor)
+
+
+def test_what_clipping_costs_is_among_the_changes() -> None:
+    """The CPU has as much to do as the device, and must not begin before the norm is known."""
+    busy = replace(HARDWARE, h2d_bytes_per_s=10**5, d2h_bytes_per_s=10**5, cpu_update_parameters_per_s=80.0)
+    problem = replace(problem_of(replace(chain(4), slice_tokens=10), busy, gpu=7000), clip=True)
+    with Variations() as others:
+        others.start(problem)
+        plan = problem.plan(2.0)
+        changes = others.changes(problem, plan, time.monotonic() + 120)
+    assert {change.text: change.factor for change in changes}[NO_CLIPPING] > 1.1
 
 
 def test_who_has_not_answered_in_time_is_left_out() -> None:
