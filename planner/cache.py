@@ -112,6 +112,7 @@ class Question:
     dtype: str
     optimizer: str = "adamw"
     exact: bool = True
+    compiling: bool = False
 
     def key(self) -> str:
         """Digest of the question, the planner's and torch's versions included."""

@@ -81,6 +81,7 @@ class Option:
     reads_weights: tuple[str, ...] | None = None  # tensors backward reads; None: all of the block's
     recipe: str = "keep"
     chunk_rows: int = 0  # of the head: it computes its loss in chunks of so many rows; 0: in one piece
+    compiled: bool = False  # slices of the largest shape run compiled; the peaks are enough for generated code, too
 
     def __post_init__(self) -> None:
         check_numbers(self)

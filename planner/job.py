@@ -64,6 +64,10 @@ def _nothing(value: object) -> object:
     return None if value in SWITCHED_OFF else value
 
 
+def _off(value: object) -> object:
+    return "off" if value is False else value  # YAML reads the bare word so
+
+
 def _no_report(value: object) -> object:
     return "none" if value in (*SWITCHED_OFF, ["none"]) else value
 
@@ -161,6 +165,7 @@ class Job(BaseModel):
     bf16: Switch = False
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
     exact: Switch = True
+    compile: Annotated[Literal["auto", "off"], BeforeValidator(_off), Field(description="auto or off")] = "auto"
     gradient_checkpointing: Annotated[bool | None, Field(description="true, false or null")] = None
     gpu_budget: Size = None
     cpu_budget: Size = None

@@ -15,6 +15,7 @@ from planner.budgets import check_budgets
 from planner.cache import Cache, CachedPlan, Question
 from planner.chain import Chain
 from planner.codec import Json, from_json, to_json
+from planner.compiled import why_off
 from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.job import Job
@@ -88,6 +89,8 @@ def plan_job(
     def planning(of: Job) -> _Planning:
         return _Planning(of, device, cache, measure=measure, distinct_tokens=distinct_tokens)
 
+    if measure and (reason := why_off(job.compile, device, exact=job.exact)):
+        log.info("compile: off, because %s", reason)
     if job.is_split:
         return planning(job).answer()
     site = find_site(device, working_dtype(job), measure=measure)
@@ -129,6 +132,7 @@ class _Planning:
         self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)
         self.distinct_tokens = distinct_tokens if self.asks_for_data else ()
         self.estimate = estimate_times(self.analysis, self.machine)
+        self.compiling = self.site.final and why_off(job.compile, self.site.device, exact=job.exact) is None
 
     def answer(self) -> Answer:
         """A final plan where there may be one, or else an estimate."""
@@ -166,6 +170,7 @@ class _Planning:
             measured=measured,
             dtype=str(working_dtype(job)),
             exact=job.exact,
+            compiling=self.compiling,
         )
 
     def _found(self, question: Question) -> Answer | None:
@@ -206,6 +211,8 @@ class _Planning:
         kinds[head] += [f"{count} of {kind}" for kind, count in sorted(Counter(blocks).items())]
         kinds[head] += [f"{t.name}: {t.bytes}" for t in self.analysis.frame_tensors]
         kinds[head].append(f"chunks of {self.analysis.chunk_rows}")
+        if self.compiling:
+            kinds["compiled where faster"] = []
         slices = min(2, self.job.gradient_accumulation_steps)  # whether any is added to one before
         return kept.measurement_key(kinds, machine=self.machine.name, threads=torch.get_num_threads(), slices=slices)
 
@@ -222,8 +229,10 @@ class _Planning:
 
     def _measure(self) -> tuple[Times, Hardware]:
         hardware = measure_hardware(self.site.device, working_dtype(self.job))
-        slices = self.job.gradient_accumulation_steps
-        times = measure_times(self.analysis, self.site.device, hardware, slices=slices)
+        times = measure_times(
+            self.analysis, self.site.device, hardware, slices=self.job.gradient_accumulation_steps,
+            compiling=self.compiling,
+        )  # fmt: skip
         if self.cache is not None:
             document = {"times": to_json(times), "hardware": to_json(hardware)}
             self.cache.keep_measurement(self._measurement_key(), document, device=hardware.name)

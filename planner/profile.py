@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from planner.chain import Block, Chain, Option, Tensor
+from planner.compiled import with_compiled
 from planner.errors import Exit, UserError
 from planner.frame import FrameBytes, measure_frame, trace_blocks
 from planner.graph import (
@@ -30,7 +31,7 @@ from planner.hardware import Hardware
 from planner.job import Job
 from planner.model import sample_batch, skeleton_model
 from planner.rehearsal import rehearsal
-from planner.times import Times, device_name, estimate_pairs, forget, measure_pairs, measure_rest, sums
+from planner.times import CompiledBytes, Times, device_name, estimate_pairs, forget, measure_pairs, measure_rest, sums
 
 log = logging.getLogger(__name__)
 
@@ -119,19 +120,21 @@ class Analysis:
         is_head = index == len(self.names.all) - 1
         names = dict(zip(self.local_names[index], (t.name for t in self.tensors[index]), strict=True))
         saved = pair.saved_bytes * pair.recipe.offloads
+        own = taken.compiled or CompiledBytes(forward=0, backward=0, backward_first=0)
         return Option(
             name=name,
             saved_bytes=pair.saved_bytes - saved,
             offloaded_bytes=saved + pair.interface_bytes * pair.recipe.offloads_input,
             forward_s=taken.forward_s,
             backward_s=taken.backward_s,
-            forward_peak_bytes=self.frame.head_peak if is_head else pair.forward_peak,
-            backward_peak_bytes=pair.backward_peak[False],
-            backward_first_peak_bytes=pair.backward_peak[True],
+            forward_peak_bytes=self.frame.head_peak if is_head else max(pair.forward_peak, own.forward),
+            backward_peak_bytes=max(pair.backward_peak[False], own.backward),
+            backward_first_peak_bytes=max(pair.backward_peak[True], own.backward_first),
             reads_input=pair.keeps_interface,
             reads_weights=tuple(names[local] for local in pair.backward_weights),
             recipe=pair.recipe.name,
             chunk_rows=self.chunk_rows if is_head else 0,
+            compiled=taken.compiled is not None,
         )
 
 
@@ -221,8 +224,11 @@ def analyse_model(
     return analysis
 
 
-def measure_times(analysis: Analysis, device: torch.device, hardware: Hardware, *, slices: int) -> Times:
-    """Seconds of each kind and option, measured on `device`, where a step has so many `slices` in all."""
+def measure_times(
+    analysis: Analysis, device: torch.device, hardware: Hardware, *, slices: int, compiling: bool = False
+) -> Times:
+    """Seconds of each kind and option, measured on `device`, where a step has so many `slices` in all. `compiling`: of
+    compiled layers where they are faster."""
     estimate, names = estimate_times(analysis, hardware), analysis.names
     *_, head = names.kinds
     adds, pairs = slices > 1, analysis.pairs
@@ -233,7 +239,9 @@ def measure_times(analysis: Analysis, device: torch.device, hardware: Hardware, 
         sink=sums() if adds else forget,
     )  # fmt: skip
     rest = measure_rest(estimate.of(head, first[head].recipe.name), alone, device, names.head)
-    return Times(options=(*blocks, rest), device=device_name(device), measured=True)
+    times = Times(options=(*blocks, rest), device=device_name(device), measured=True)
+    layers = dict.fromkeys(kind for kind in names.kinds[1:-1] if kind not in (names.kinds[0], head))
+    return with_compiled(pairs, layers, times, device, adds=adds) if compiling else times
 
 
 def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:

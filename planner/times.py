@@ -25,14 +25,24 @@ _UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledBytes:
+    """The most that compiled code has alive above what there was before; as in `planner.graph.BlockCode`."""
+
+    forward: int
+    backward: int
+    backward_first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptionTimes:
     """Seconds of one slice of a block of `kind` under `option`. In the head's forward the loss counts; where it was
-    measured, its backward and the frame too."""
+    measured, its backward and the frame too. `compiled`: they are of compiled code, which has these bytes."""
 
     kind: str
     option: str
     forward_s: float
     backward_s: float
+    compiled: CompiledBytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +101,7 @@ def measure_pairs(pairs: Pairs, device: torch.device, estimate: Times, *, adds: 
     options = []
     for kind, by_option in pairs.items():
         codes = {code.recipe.saves: code for code in by_option.values()}
-        by_code = _measure_kind(codes, device, adds=adds)
+        by_code = measure_kind(codes, device, adds=adds)
         for option, code in by_option.items():
             seconds = by_code[code.recipe.saves]
             if not seconds:
@@ -124,7 +134,7 @@ def _estimated(times: OptionTimes, name: str) -> OptionTimes:
 
 
 @torch.no_grad()
-def _measure_kind(
+def measure_kind(
     pairs: Mapping[str, BlockCode], device: torch.device, *, adds: bool
 ) -> dict[str, list[tuple[float, float]]]:
     """Per pair (forward, backward) seconds of each run, the warm-up first; nothing for one that does not fit."""

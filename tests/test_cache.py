@@ -141,6 +141,7 @@ def test_the_key_does_not_depend_on_measured_times() -> None:
         {"machine": "another"},
         {"dtype": "torch.bfloat16"},
         {"exact": False},
+        {"compiling": True},
         {"chain": small.chain(3)},
         {"chain": small.chain(2, tied=True)},
     ],

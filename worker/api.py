@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from planner.budgets import check_budgets
 from planner.chain import Chain
+from planner.compiled import why_off
 from planner.errors import Exit, UserError
 from planner.graph import take_turns
 from planner.plan import Plan
@@ -54,6 +55,7 @@ def prepare(
     device: torch.device | str | None = None,
     seed: int = 0,
     measure: bool = True,
+    compile: str = "off",
 ) -> LoopEngine:
     """An engine that trains `model` within the budgets, with the numbers of plain PyTorch.
 
@@ -63,13 +65,19 @@ def prepare(
     do; its groups' learning rates are read at every step, so schedulers of torch work on it. Budgets are bytes or
     like "6GiB"; by default what is free. Micro-batch k of step n runs under
     `torch.manual_seed(worker.seeds.micro_batch_seed(seed, n, k))`. `measure`: time the model's blocks on the device
-    first, which takes seconds; otherwise the plan rests on an estimate.
+    first, which takes seconds; otherwise the plan rests on an estimate. `compile`: "auto" has inductor compile the
+    layers (measuring then takes minutes) and takes what is faster; losses and gradients differ in the last bits.
 
     Raises UserError for what cannot be trained, and where no plan fits.
     """
     batches = _listed(batch)
     _check_model(model)
     _check_sample(batches, "prepare()")
+    if compile not in ("auto", "off"):
+        raise UserError(
+            f"compile is {compile!r}; it must be auto or off.", code="compile-not-usable", exit_code=Exit.USAGE,
+            hint='prepare(..., compile="auto")',
+        )  # fmt: skip
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with contextlib.ExitStack() as undo:
         _switch_cache_off(model, undo)
@@ -89,7 +97,11 @@ def prepare(
         if analysis.inexact:
             log.info("model: results equal plain PyTorch's within rounding, because %s", "; ".join(analysis.inexact))
         dtype, clip = next(model.parameters()).dtype, max_grad_norm is not None
-        plan, chain = _plan(analysis, place, dtype, gpu_budget, cpu_budget, len(batches), clip=clip, measure=measure)
+        compiling = compile == "auto" and _compiles(place, measure=measure)
+        plan, chain = _plan(
+            analysis, place, dtype, gpu_budget, cpu_budget, len(batches), clip=clip, measure=measure,
+            compiling=compiling,
+        )  # fmt: skip
         log.info(
             "plan: a step takes %s, the device holds %s at most", format_seconds(plan.step_s),
             format_bytes(plan.gpu_peak_bytes),
@@ -295,15 +307,25 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
             setattr(module, name, moved[buffer])
 
 
+def _compiles(device: torch.device, *, measure: bool) -> bool:
+    reason = why_off("auto", device, exact=False) if measure else "nothing is measured"
+    if reason:
+        log.info("compile: off, because %s", reason)
+    return reason is None
+
+
 def _plan(
     analysis: Analysis, device: torch.device, dtype: torch.dtype, gpu_budget: str | int | None,
-    cpu_budget: str | int | None, slices: int, *, clip: bool, measure: bool,
+    cpu_budget: str | int | None, slices: int, *, clip: bool, measure: bool, compiling: bool,
 ) -> tuple[Plan, Chain]:  # fmt: skip
     site = find_site(device, dtype, measure=True)
     gpu, cpu = (None if size is None else parse_bytes(size) for size in (gpu_budget, cpu_budget))
     check_budgets(gpu, cpu, gpu_bytes=site.gpu_bytes, ram_bytes=site.ram_bytes)
     hardware = measure_hardware(device, dtype) if measure else site.machine
-    times = measure_times(analysis, device, hardware, slices=slices) if measure else estimate_times(analysis, hardware)
+    if measure:
+        times = measure_times(analysis, device, hardware, slices=slices, compiling=compiling)
+    else:
+        times = estimate_times(analysis, hardware)
     chain = analysis.chain(times)
     plan = make_plan(
         chain, hardware, gpu_budget_bytes=gpu or hardware.gpu_bytes, cpu_budget_bytes=cpu or hardware.cpu_bytes,

@@ -20,11 +20,12 @@ class ModelBlock:
 
     def __init__(
         self, index: int, module: nn.Module, *, name: str, kind: str, recipe: str, names: Mapping[int, str], last: bool,
-        chunk_rows: int = 0,
+        chunk_rows: int = 0, compiled_bytes: int = 0,
     ) -> None:  # fmt: skip
         """`names`: id of a parameter -> its first name in `named_parameters()`; `last`: this is the head, which has
-        its loss in chunks of `chunk_rows` rows (0: in one piece)."""
-        self.chunk_rows = chunk_rows
+        its loss in chunks of `chunk_rows` rows (0: in one piece); `compiled_bytes`: of the results of slices that run
+        compiled (0: none does)."""
+        self.chunk_rows, self.compiled_bytes = chunk_rows, compiled_bytes
         self.index, self.module, self.name, self.recipe = index, module, name, recipe
         self.kind, self.last = kind, last
         self.weights = {local: names[id(p)] for local, p in module.named_parameters()}

@@ -58,15 +58,16 @@ def certify(
         there_bytes=room.there_bytes, gpu_budget_bytes=plan.gpu_budget_bytes, gpu_peak_bytes=plan.gpu_peak_bytes,
         moved_bytes=sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND)),
         cpu_updated=len(plan.cpu_updated()), options=plan.options, findings=outcome.findings,
-        parameters=outcome.parameters, reasons=_reasons(job, device), first=outcome.first,
+        parameters=outcome.parameters, reasons=_reasons(job, device, chain), first=outcome.first,
         allowed=_ALLOWED[working_dtype(job)],
     )  # fmt: skip
 
 
-def _reasons(job: Job, device: torch.device) -> tuple[str, ...]:
+def _reasons(job: Job, device: torch.device, chain: Chain) -> tuple[str, ...]:
     """Why results may differ from plain PyTorch's within rounding."""
     chunks = () if job.exact else ("exact: false has the loss in chunks",)
-    return (*chunks, *analyse(job, device).inexact)
+    compiled = ("layers run compiled",) if any(o.compiled for b in chain.blocks for o in b.options) else ()
+    return (*chunks, *compiled, *analyse(job, device).inexact)
 
 
 def _shorter_plan(answer: Answer, chain: Chain) -> Plan:

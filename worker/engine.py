@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from planner.graph import (
     EAGER,
     RECIPES,
     BlockCode,
+    CannotCompileError,
+    CompiledPair,
     EagerPair,
     Pair,
     flatten_call,
@@ -38,6 +41,8 @@ from worker.lockstep import Lockstep
 from worker.machine import Machine
 from worker.optimizer import AdamW, StepValues
 from worker.weights import Weights
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +125,7 @@ class Engine:
                     names=names,
                     last=index == len(chain.blocks) - 1,
                     chunk_rows=option.chunk_rows,
+                    compiled_bytes=block.output_bytes if option.compiled else 0,
                 )
             )  # fmt: skip
             blocks[-1].replace_forward(functools.partial(self._enter, blocks[-1]))
@@ -265,7 +271,15 @@ class Engine:
         with self._machine.on_host(), block.own_forward():
             if block.recipe == EAGER.name:
                 return EagerPair(block.module, args, kwargs, name=block.name)
-            return Pair(trace_block(block.module, args, kwargs, name=block.name), RECIPES[block.recipe])
+            joint, recipe = trace_block(block.module, args, kwargs, name=block.name), RECIPES[block.recipe]
+            pair = Pair(joint, recipe)
+            # The plan has room for compiled code of its own shape; for that of a shorter slice nobody has measured it.
+            if pair.output_bytes == block.compiled_bytes:
+                try:
+                    return CompiledPair(joint, recipe)
+                except CannotCompileError as error:
+                    log.warning("compile: %s runs as generated: %s", block.name, error)
+            return pair
 
     def _usable(self, *, computes: bool = False) -> None:
         """Raise unless the engine can be used; `computes`: to run the model."""

@@ -3,6 +3,7 @@
 from planner.graph.call import BlockCall, refuse_autocast, run_slice
 from planner.graph.chunks import ChunkedHead, check_chunked, chunk_rows, loss_only
 from planner.graph.code import BlockCode, Sink
+from planner.graph.compiled import CannotCompileError, CompiledPair, why_not_compilable
 from planner.graph.detect import BlockNames, find_blocks
 from planner.graph.eager import EagerPair
 from planner.graph.joint import Joint, trace_block
@@ -20,7 +21,9 @@ __all__ = [
     "BlockCode",
     "BlockNames",
     "CallShape",
+    "CannotCompileError",
     "ChunkedHead",
+    "CompiledPair",
     "EagerPair",
     "Joint",
     "Pair",
@@ -38,4 +41,5 @@ __all__ = [
     "run_slice",
     "take_turns",
     "trace_block",
+    "why_not_compilable",
 ]

@@ -1,0 +1,181 @@
+"""A block's forward and backward compiled by inductor: fewer passes over memory, and other last bits."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import types
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+from torch._functorch import config as functorch_config
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._triton import has_triton
+
+from planner.errors import first_line
+from planner.graph.code import Sink
+from planner.graph.joint import Joint
+from planner.graph.nodes import is_random
+from planner.graph.pair import Pair
+from planner.graph.recipes import Recipe
+from planner.kernel.build import cache_folder
+
+
+class CannotCompileError(Exception):
+    """Why a block stays as it is, in words for the log."""
+
+
+def why_not_compilable(device: torch.device) -> str | None:
+    """What `device` lacks; None when blocks can be compiled for it."""
+    if device.type == "cuda":
+        return None if has_triton() else "there is no triton for this GPU"
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        return f"there is no C++ compiler ({type(error).__name__})"
+    return None
+
+
+class CompiledPair(Pair):
+    """A `Pair` whose functions are inductor's; what backward needs is the same list of tensors.
+
+    Its peaks are those of the generated functions. What the compiled ones need is measured: all of a block's weight
+    gradients exist when backward ends.
+    """
+
+    def __init__(self, joint: Joint, recipe: Recipe) -> None:
+        """Raises CannotCompileError."""
+        super().__init__(joint, recipe)
+        if any(_draws(node) for node in (*self.forward_nodes, *self.backward_nodes)):
+            # Inductor draws other numbers, and where a block is computed again it would draw them anew.
+            raise CannotCompileError("it draws random numbers")
+        self._input_grads = [joint.grads.get(i) for i in range(len(joint.inputs))]
+        grads = [*self._input_grads, *(joint.grads[name] for name in self.param_grads)]
+        owned = [*self.saved, *(self.primals[i] for i in self.backward_primals), *joint.tangents]
+        self._compiled = (
+            _Function(joint, self.primals, self.forward_nodes, [*joint.outputs, *self.saved]),
+            _Function(joint, owned, self.backward_nodes, grads),
+        )
+
+    def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        return self._compiled[0](values), []
+
+    def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[Tensor | None]:
+        made = self._compiled[1](values)
+        storages = Counter(t.untyped_storage().data_ptr() for t in made)
+        made.reverse()
+        results = [made.pop() if grad is not None else None for grad in self._input_grads]
+        for name in self.param_grads:
+            gradient = made.pop()
+            sink(name, _own(gradient, shared=storages[gradient.untyped_storage().data_ptr()] > 1))
+        return results
+
+
+def _draws(node: fx.Node) -> bool:
+    """Draws random numbers. Attention is marked so, but without dropout it draws none."""
+    if not is_random(node):
+        return False
+    for i, argument in enumerate(cast(Any, node.target)._schema.arguments):
+        if argument.name == "dropout_p":
+            default = node.kwargs.get("dropout_p", argument.default_value)
+            return bool(node.args[i] if i < len(node.args) else default)
+    return True
+
+
+def _own(tensor: Tensor, *, shared: bool) -> Tensor:
+    """The tensor in a storage of its own, of exactly its size: it may become a sum. Inductor makes one buffer of two
+    results that are always equal."""
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if whole and not shared else tensor.clone(memory_format=torch.contiguous_format)
+
+
+class _Function:
+    """`nodes` compiled: a list of values in, which is emptied, a list of the `outputs` that are not None out."""
+
+    def __init__(
+        self,
+        joint: Joint,
+        inputs: Sequence[fx.Node | None],
+        nodes: Sequence[fx.Node],
+        outputs: Sequence[fx.Node | None],
+    ) -> None:
+        self._absent = [i for i, node in enumerate(inputs) if node is None]
+        self._constants: list[Tensor] = []
+        wanted = [node for node in outputs if node is not None]
+        distinct = list(dict.fromkeys(wanted))
+        self._places = [distinct.index(node) for node in wanted]
+        graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        examples: list[Tensor] = []
+        constants = [node for node in nodes if node.op == "get_attr"]
+        for node in constants:
+            assert isinstance(node.target, str)
+            self._constants.append(operator.attrgetter(node.target)(joint.module))
+        for node in (*constants, *(n for n in inputs if n is not None)):
+            copies[node] = graph.placeholder(node.name)
+            examples.append(node.meta["val"])
+        for node in nodes:
+            if node.op != "get_attr":
+                copies[node] = graph.node_copy(node, lambda a: copies[a])
+        graph.output(tuple(copies[node] for node in distinct))
+        self._call = _compile(fx.GraphModule(torch.nn.Module(), graph), examples, joint.device)
+
+    def __call__(self, values: list[Tensor]) -> list[Tensor]:
+        for i in reversed(self._absent):
+            del values[i]
+        given = [*self._constants, *values]
+        values.clear()
+        made = self._call(given)
+        return [made[i] for i in self._places]
+
+
+def _compile(module: fx.GraphModule, examples: Sequence[Tensor], device: torch.device) -> Any:
+    """Inductor's function: a list of tensors, which it empties as it goes, in; a sequence of tensors out."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # half a second that others need not wait
+
+    found: list[Any] = []
+
+    def inner(graph: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        found.append(compile_fx_inner(graph, inputs, **settings))
+        return found[-1]
+
+    try:
+        # What leads to `inner` must run: the cache of what comes before it is off, inductor's own is not.
+        with (
+            functorch_config.patch(enable_autograd_cache=False),
+            _disable_current_modes(),
+            _inductor_cache(),
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+        ):
+            compile_fx(module, list(examples), inner_compile=inner, config_patches={"compile_threads": 1})
+    except Exception as error:  # of inductor, triton or a C++ compiler: the cause is for the log
+        raise CannotCompileError(f"{type(error).__name__}: {first_line(error)[:200]}") from error
+    if len(found) != 1:
+        raise CannotCompileError(f"it became {len(found)} functions")
+    if device.type == "cpu":
+        # Its buffers are made below the dispatcher, where nobody counts them.
+        names = cast(types.FunctionType, getattr(found[0].current_callable, "__func__", None)).__globals__
+        if "empty_strided_cpu" not in names:
+            raise CannotCompileError("this version of inductor makes its buffers in another way")
+        names["empty_strided_cpu"] = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+    return found[0]
+
+
+@contextlib.contextmanager
+def _inductor_cache() -> Iterator[None]:
+    """Inside, inductor keeps what it compiles beside the CPU kernel, unless the user says where."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = str(cache_folder() / "inductor")
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -1,0 +1,152 @@
+"""Layers compiled by inductor: their numbers, their bytes, and when they stay as they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch._inductor import config as inductor_config
+
+from planner import compiled
+from planner.chain import Chain
+from planner.codec import from_json, to_json
+from planner.compiled import tried, why_off, with_compiled
+from planner.graph import CannotCompileError, CompiledPair, why_not_compilable
+from planner.memory import gpu_peak_bytes
+from planner.probe import estimate_hardware
+from planner.profile import Analysis, analyse_model, estimate_times
+from planner.program import compile_program
+from planner.times import CompiledBytes, OptionTimes, Times
+from tests.engine_plans import adamw, mixed_plan
+from tests.plain import PlainEngine
+from worker.engine import Engine
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(why_not_compilable(CPU) is not None, reason=str(why_not_compilable(CPU)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+
+def make_model(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, use_cache=False, attention_dropout=dropout,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).train()
+
+
+def batches_of(length: int, slices: int = 2) -> list[dict[str, torch.Tensor]]:
+    ids = torch.randint(0, 64, (slices, 2, length), generator=torch.Generator().manual_seed(length))
+    return [{"input_ids": i, "labels": i.clone()} for i in ids]
+
+
+@pytest.fixture(scope="module")
+def analysis() -> Analysis:
+    return analyse_model(make_model(), batches_of(12)[0], device=CPU)
+
+
+@pytest.fixture(scope="module")
+def compiled_times(analysis) -> Times:
+    """Compiled code for two of the three options, as if it had been the faster."""
+    kind = analysis.names.kinds[1]
+    peaks = {
+        name: tried(pair, CompiledPair(pair.joint, pair.recipe), CPU)
+        for name, pair in analysis.pairs[kind].items() if name in ("keep", "recompute")
+    }  # fmt: skip
+    estimate = estimate_times(analysis, estimate_hardware(CPU))
+    return replace(
+        estimate,
+        options=tuple(
+            replace(t, compiled=peaks.get(t.option)) if t.kind == kind else t for t in estimate.options
+        ),
+    )  # fmt: skip
+
+
+@needs_compiler
+def test_compiled_layers_train_within_the_bound_and_the_plans_bytes(analysis, compiled_times, monkeypatch):
+    ran = []
+    forward = CompiledPair.forward
+    monkeypatch.setattr(CompiledPair, "forward", lambda self, values: ran.append(self.name) or forward(self, values))
+    chain: Chain = analysis.chain(compiled_times)
+    plan = mixed_plan(chain, slices=2)
+    model, plain_model = make_model(), make_model()
+    engine = Engine(model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=None, device=CPU, metered=True)
+    plain = PlainEngine(plain_model, optimizer=adamw(plain_model), max_grad_norm=None)
+    for length in (12, 12, 6):  # the last step's slices are too short for the compiled code
+        before = len(ran)
+        batches = batches_of(length)
+        its, wanted = (
+            e.step(batches, seeds=range(2), learning_rate=1e-3, num_items_in_batch=4 * (length - 1))
+            for e in (engine, plain)
+        )
+        assert its.peak_bytes <= gpu_peak_bytes(compile_program(plan, chain), chain)
+        for new, old in zip(its.losses, wanted.losses, strict=True):
+            assert torch.allclose(new, old, rtol=1e-5)
+        assert len(ran) - before == (4 if length == 12 else 0)  # two of three layers, two slices
+    weights = dict(engine.restore().named_parameters())
+    for name, parameter in plain_model.named_parameters():
+        assert torch.allclose(weights[name], parameter, rtol=1e-3, atol=1e-5), name
+
+
+@needs_compiler
+def test_what_is_slower_compiled_runs_as_generated(analysis, monkeypatch, caplog):
+    kind = analysis.names.kinds[1]
+    one = {kind: {"keep": analysis.pairs[kind]["keep"]}}
+    estimate = estimate_times(analysis, estimate_hardware(CPU))
+    caplog.set_level(logging.INFO)
+    for ratio in (0.5, 1.5):
+        monkeypatch.setattr(
+            compiled,
+            "measure_kind",
+            lambda pairs, device, adds, r=ratio: {"generated": [(1, 1)] * 3, "compiled": [(r, r)] * 3},
+        )
+        times = with_compiled(one, [kind], estimate, CPU, adds=False)
+        assert (times.of(kind, "keep").compiled is not None) == (ratio < 1)
+        assert f"{ratio:.2f} of the time" in caplog.text
+
+
+def test_a_layer_with_dropout_is_not_compiled(caplog):
+    caplog.set_level(logging.INFO)
+    analysis = analyse_model(make_model(dropout=0.1), batches_of(12)[0], device=CPU)
+    kind = analysis.names.kinds[1]
+    estimate = estimate_times(analysis, estimate_hardware(CPU))
+    assert with_compiled(analysis.pairs, [kind], estimate, CPU, adds=True) == estimate
+    assert "run as generated: it draws random numbers" in caplog.text
+
+
+@needs_compiler
+def test_results_beyond_the_bound_are_refused(analysis, monkeypatch):
+    pair = analysis.pairs[analysis.names.kinds[1]]["keep"]
+    code = CompiledPair(pair.joint, pair.recipe)
+    forward = code.forward
+    monkeypatch.setattr(code, "forward", lambda values: ([t * (1 + 1e-4) for t in forward(values)[0]], []))
+    with pytest.raises(CannotCompileError, match="off by"):
+        tried(pair, code, CPU)
+
+
+def test_exact_jobs_and_machines_without_a_compiler_do_not_compile(monkeypatch):
+    assert why_off("off", CPU, exact=False)
+    assert "exact: true" in (why_off("auto", CPU, exact=True) or "")
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setattr(inductor_config.cpp, "cxx", ("/nowhere/g++",))
+    assert "no C++ compiler" in (why_off("auto", CPU, exact=False) or "")
+
+
+def test_kept_measurements_say_what_is_compiled():
+    peaks = CompiledBytes(forward=1, backward=2, backward_first=3)
+    times = OptionTimes(kind="k", option="keep", forward_s=1.0, backward_s=2.0, compiled=peaks)
+    assert from_json(OptionTimes, to_json(times)) == times
