@@ -61,7 +61,7 @@ def analysis() -> Analysis:
 
 @pytest.fixture(scope="module")
 def compiled_times(analysis) -> Times:
-    """Compiled code for two of the three options, as if it had been the faster."""
+    """Compiled code for two of the options, as if it had been the faster."""
     kind = analysis.names.kinds[1]
     peaks = {
         name: tried(pair, CompiledPair(pair.joint, pair.recipe), CPU)
