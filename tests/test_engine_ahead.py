@@ -69,13 +69,17 @@ def renewed(monkeypatch):
 
 
 def assert_equal(engine, plain, steps, count=SLICES):
+    """Also the norms of the steps."""
+    found = []
     for batches, rest in (data(step, count) for step in steps):
         got, expected = engine.step(batches, **rest), plain.step(batches, **rest)
+        found.append(float(got.grad_norm))
         assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True))
         assert torch.equal(got.grad_norm, expected.grad_norm)
     wanted = dict(plain.state())
     for name, parts in engine.state():
         assert all(torch.equal(t, wanted[name][key]) for key, t in parts.items()), name
+    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -84,10 +88,18 @@ def test_updates_ahead_equal_plain_pytorch_whether_the_norm_clips_or_not(make, r
     found = sorted(norms(name, dtype))
     clip = (found[STEPS // 2 - 1] + found[STEPS // 2]) / 2  # clips about every other step
     engine, plain = make(name, slices=SLICES, clip=clip, dtype=dtype)
-    assert_equal(engine, plain, range(STEPS))
+    clipped = [norm > clip for norm in assert_equal(engine, plain, range(STEPS))]
+    turns = list(zip([False, *clipped], clipped, strict=False))  # did the last norm clip, does this one
     tensors = len(engine.plan.ahead())
-    assert renewed["ahead"] == STEPS * tensors
-    assert 0 < renewed["replays"] < STEPS * tensors
+    assert renewed["ahead"] == tensors * sum(not before for before, _ in turns) > 0
+    assert renewed["replays"] == tensors * turns.count((False, True)) > 0
+    assert (True, False) in turns or (True, True) in turns
+
+
+def test_where_the_norm_always_clips_nothing_is_done_twice_but_in_the_first_step(make, renewed):
+    engine, plain = make("llama", slices=SLICES, clip=1e-3, dtype=torch.bfloat16)
+    assert_equal(engine, plain, range(3))
+    assert renewed["ahead"] == renewed["replays"] == len(engine.plan.ahead())
 
 
 def test_where_the_norm_never_clips_nothing_is_done_twice(make, renewed):

@@ -28,6 +28,8 @@ class Actions:
         self._host, self._device, self._gradients = host, device, gradients
         self._groups = (optimizer,) if isinstance(optimizer, AdamW) else tuple(optimizer)
         self._frame = frame
+        self._clipped = False  # by the last norm
+        self._ahead: set[str] = set()  # updated in this step before its norm is known
 
     def perform(self, op: Op, values: StepValues) -> None:
         """Do `op`, or on a stream: issue it; in a profile under its name. The caller has switched autograd off."""
@@ -76,17 +78,27 @@ class Actions:
         self._apply(targets, values, values.host_count, values.host_coefficient)
 
     def _update_ahead(self, names: Sequence[str], values: StepValues) -> None:
-        """As if the norm did not clip, into other memory; what was before stays for `_replay`."""
+        """As if the norm did not clip, into other memory; what was before stays for `_replay`. Where the last norm
+        clipped, this one is likely to: then it is left to `_replay`."""
+        if self._clipped:
+            self._ahead.difference_update(names)
+            return
         for name in names:
             self._host.swap(f"s:{name}")
             if _is_master(self._host.items, name):
                 self._host.swap(f"w:{name}")
         self._renew(names, values, None)
+        self._ahead.update(names)
 
     def _replay(self, names: Sequence[str], values: StepValues) -> None:
-        """Once more, where the norm clips; a product with 1 would have changed nothing."""
-        if values.host_coefficient is None or float(values.host_coefficient) != 1.0:
-            self._renew(names, values, values.host_coefficient)
+        """What has not run ahead; and once more what has, where the norm clips: a product with 1 would have changed
+        nothing."""
+        assert values.host_coefficient is not None
+        self._clipped = float(values.host_coefficient) != 1.0
+        if waiting := [name for name in names if name not in self._ahead]:
+            self._update_on_cpu(waiting, values)
+        if self._clipped and (again := [name for name in names if name in self._ahead]):
+            self._renew(again, values, values.host_coefficient)
 
     def _renew(self, names: Sequence[str], values: StepValues, coefficient: Tensor | None) -> None:
         items, targets = self._host.items, []
