@@ -22,7 +22,9 @@ from planner.job import Job
 from planner.model import working_dtype
 from planner.plan import Plan
 from planner.probe import measure_hardware
+from planner.problem import Problem
 from planner.profile import Analysis, analyse, estimate_times, measure_times
+from planner.remedies import ways_to_fit
 from planner.site import find_site
 from planner.solve import make_plan
 from planner.times import Times
@@ -30,6 +32,7 @@ from planner.times import Times
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+_WAYS_S = 10.0  # for what would fit, where nothing does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,7 @@ class Answer:
 def plan_job(
     job: Job, device: torch.device, *, cache: Cache | None, measure: bool, distinct_tokens: tuple[int, ...] = ()
 ) -> Answer:
-    """The plan of a job on this machine. Raises UserError.
+    """The plan of a job on this machine. Raises UserError; where no plan fits, with changes of the job that do.
 
     A plan made from measurements is found first; else one is made from a kept measurement; else, with `measure`, the
     blocks are measured now, and without it the plan rests on an estimate. Without `measure` a GPU is not touched,
@@ -92,7 +95,7 @@ def plan_job(
     if measure and (reason := why_off(job.compile, device, exact=job.exact)):
         log.info("compile: off, because %s", reason)
     if job.is_split:
-        return planning(job).answer()
+        return planning(job).answer_or_ways()
     site = find_site(device, working_dtype(job), measure=measure)
     check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=site.gpu_bytes, ram_bytes=site.ram_bytes)
     splits = tuple(ranked(job, site.device, site.machine, distinct_tokens=distinct_tokens))
@@ -114,7 +117,7 @@ def plan_job(
             if error.code != "loss-per-slice":
                 raise
             smallest = planning(job.with_slices(job.train_batch_size))
-        return smallest.answer()
+        return smallest.answer_or_ways()
     return replace(min(answers, key=lambda answer: answer.plan.step_s), splits=splits)
 
 
@@ -139,6 +142,29 @@ class _Planning:
         knows_enough = self.measure or not self.asks_for_data or self.distinct_tokens
         final = self._final() if self.site.final and knows_enough else None
         return final or self.preview()
+
+    def answer_or_ways(self) -> Answer:
+        """As `answer`. Where nothing fits, the error names what would: more memory, if the machine has it, or changes
+        of the job, each planned by the estimate."""
+        try:
+            return self.answer()
+        except UserError as error:
+            if error.exit_code is not Exit.DOES_NOT_FIT:
+                raise
+            problem = Problem(
+                chain=self.analysis.chain(self.estimate, self.distinct_tokens), hardware=self.machine,
+                gpu_budget_bytes=self.job.gpu_budget or self.machine.gpu_bytes,
+                cpu_budget_bytes=self.job.cpu_budget or self.machine.cpu_bytes,
+                slices=self.job.gradient_accumulation_steps, clip=self.job.max_grad_norm is not None,
+            )  # fmt: skip
+            ways = ways_to_fit(self.job, problem, self.site.device, time.monotonic() + _WAYS_S)
+            numbers = (*error.numbers, *(f"fits with {way}" for way in ways))
+            least = problem.least_bytes()
+            larger = "offmate plan job.yaml --hardware rtx4090 asks about another machine"
+            hint = error.hint if least is None or least <= self.site.gpu_bytes else larger
+            raise UserError(
+                error.what, code=error.code, numbers=numbers, hint=hint, exit_code=error.exit_code
+            ) from None  # fmt: skip
 
     def preview(self) -> Answer:
         """A plan that rests on an estimate."""

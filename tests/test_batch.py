@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,3 +144,17 @@ def test_a_model_with_a_mean_per_slice_that_does_not_fit_is_refused_with_a_budge
     with pytest.raises(UserError) as refused:
         plan_job(auto_job(tmp_path, train_batch_size=2, gpu_budget="100kB"), CPU, cache=None, measure=False)
     assert (refused.value.code, refused.value.exit_code) == ("budget-too-small", Exit.DOES_NOT_FIT)
+
+
+def test_a_job_that_does_not_fit_is_told_what_would_with_its_numbers(tmp_path: Path) -> None:
+    job = auto_job(tmp_path, train_batch_size=None, per_device_train_batch_size=16, max_length=64)
+    one = plan_job(job.model_copy(update={"per_device_train_batch_size": 1}), CPU, cache=None, measure=False)
+    tight = job.model_copy(update={"gpu_budget": 2 * one.plan.gpu_peak_bytes})
+    with pytest.raises(UserError) as refused:
+        plan_job(tight, CPU, cache=None, measure=False)
+    assert (refused.value.code, refused.value.hint[:17]) == ("budget-too-small", "give --gpu-budget")
+    (way,) = (line for line in refused.value.numbers if line.startswith("fits with the same step in smaller slices ("))
+    rows, slices = (int(number) for number in re.findall(r"_(?:size|steps): (\d+)", way)[:2])
+    assert rows * slices == 16
+    smaller = tight.model_copy(update={"per_device_train_batch_size": rows, "gradient_accumulation_steps": slices})
+    assert plan_job(smaller, CPU, cache=None, measure=False).plan.gpu_peak_bytes <= (tight.gpu_budget or 0)
