@@ -129,7 +129,9 @@ def measure(folder: Path, *, width: int, layers: int) -> Footprint:
     run = folder / "run"
     run.mkdir()
     (run / "resolved.yaml").write_text(job.resolved_yaml(), "utf-8")
-    (run / "plan.json").write_text(json.dumps({"format": 1, "plan": to_json(plan), "chain": to_json(chain)}), "utf-8")
+    parts = {"plan": plan, "chain": chain, "hardware": _MACHINE}
+    made = {name: to_json(part) for name, part in parts.items()}
+    (run / "plan.json").write_text(json.dumps({"format": 1, **made}), "utf-8")
     samples: list[tuple[float, int]] = []
     with (folder / "log.txt").open("w") as log:
         environment = os.environ | {"PYTHONPATH": str(_ROOT), "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}

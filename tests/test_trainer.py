@@ -19,6 +19,7 @@ from planner.codec import to_json
 from planner.errors import Exit
 from planner.job import Job
 from planner.model import sample_batch
+from planner.probe import estimate_hardware
 from planner.runfolder import RunFolder
 from tests.engine_plans import chain_of, mixed_plan
 from tests.plain import PlainEngine
@@ -51,7 +52,9 @@ def make_run(folder: Path, job: Job) -> Path:
     (folder / "resolved.yaml").write_text(job.resolved_yaml(), "utf-8")
     chain = chain_of(load_model(job), sample_batch(job))
     plan = mixed_plan(chain, slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None)
-    (folder / "plan.json").write_text(json.dumps({"format": 1, "plan": to_json(plan), "chain": to_json(chain)}))
+    parts = {"plan": plan, "chain": chain, "hardware": estimate_hardware(torch.device("cpu"))}
+    found = {name: to_json(part) for name, part in parts.items()}
+    (folder / "plan.json").write_text(json.dumps({"format": 1, **found}))
     return folder
 
 
