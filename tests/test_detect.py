@@ -7,6 +7,7 @@ from torch import nn
 
 from planner.errors import UserError
 from planner.graph import find_blocks
+from planner.graph.fake import FakeMode
 from tests.families import t5
 from tests.tiny_models import VOCABULARY, batch_of, make_model
 
@@ -126,3 +127,11 @@ def test_a_weight_that_is_read_outside_its_block_is_refused_by_name():
         lambda m, args, out: out.to(model.lm_head.weight.dtype) + torch.zeros_like(model.lm_head.weight.T)[:, 0]
     )
     find_blocks(model, batch_of())  # shape and dtype may be read
+
+
+def test_a_count_without_data_is_as_long_as_the_model_says():
+    fake = FakeMode().like(torch.zeros(5, dtype=torch.int64))
+    counts = torch.bincount(fake, minlength=8)
+    assert (counts.shape, counts.dtype) == ((8,), torch.int64)
+    with pytest.raises(RuntimeError, match="bincount"):
+        torch.bincount(fake)

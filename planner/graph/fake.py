@@ -15,11 +15,24 @@ FAKE_TYPES: tuple[type, ...] = (Tensor, nn.Parameter, FakeTensor)
 """What a meter counts that is to count fake tensors too."""
 
 
+class _Counts(FakeTensorMode):
+    """Knows how long a count of whole numbers is. Where code says how many kinds there are, as a mixture's auxiliary loss
+    does of its experts, the count is as long; how many there are in truth depends on data, which a fake has not."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bincount.default:
+            given = dict(zip(("self", "weights", "minlength"), args, strict=False)) | (kwargs or {})
+            if given.get("minlength") and given.get("weights") is None:
+                with self:
+                    return torch.empty(given["minlength"], dtype=torch.int64, device=given["self"].device)
+        return super().dispatch(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
 class FakeMode:
     """Makes fake tensors. It is never entered: only what is made here, or computed from it, is fake."""
 
     def __init__(self, mode: FakeTensorMode | None = None) -> None:
-        self.mode = mode or FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = mode or _Counts(allow_non_fake_inputs=True)
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> FakeMode:
