@@ -16,8 +16,9 @@ FAKE_TYPES: tuple[type, ...] = (Tensor, nn.Parameter, FakeTensor)
 
 
 class _Counts(FakeTensorMode):
-    """Knows how long a count of whole numbers is. Where code says how many kinds there are, as a mixture's auxiliary loss
-    does of its experts, the count is as long; how many there are in truth depends on data, which a fake has not."""
+    """Knows how long a count of whole numbers is. Where code says how many kinds there are, as a mixture's auxiliary
+    loss does of its experts, the count is as long; how many there are in truth depends on data, which a fake has not.
+    """
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.bincount.default:
