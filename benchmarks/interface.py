@@ -70,6 +70,11 @@ class Case:
             f"{self.slices} × {self.rows} × {self.length}"
         )
 
+    @property
+    def clip(self) -> bool:
+        """With clipping, all that the device updates is there at the step's end: too much without CPU updates."""
+        return self.cpu_updates
+
     def hardware(self) -> Hardware:
         machine = preset(self.card, bf16=True, cpu_memory_bytes=self.host_gib * _GIB)
         return replace(machine, gpu_bytes=usable_gpu_bytes(self.gpu_gib * _GIB))
@@ -190,7 +195,7 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
     gpu, cpu = hardware.gpu_bytes, usable_cpu_bytes(case.host_gib * _GIB)
     try:
         least = least_budget(
-            chain, hardware, cpu_budget_bytes=cpu, slices=case.slices, clip=True, cpu_updates=case.cpu_updates
+            chain, hardware, cpu_budget_bytes=cpu, slices=case.slices, clip=case.clip, cpu_updates=case.cpu_updates
         ).gpu_bytes
     except UserError:
         return Seen(
@@ -200,19 +205,19 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
     started = time.process_time()
     if least <= gpu and plans:
         plan = make_plan(
-            chain, hardware, gpu_budget_bytes=gpu, cpu_budget_bytes=cpu, slices=case.slices, clip=True,
+            chain, hardware, gpu_budget_bytes=gpu, cpu_budget_bytes=cpu, slices=case.slices, clip=case.clip,
             time_limit_s=60.0, cpu_updates=case.cpu_updates,
         )  # fmt: skip
         step_s, bound_s, rounds, options = plan.step_s, plan.bound_s, plan.rounds, plan.options
     elif least <= gpu:
         budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, cpu_updates=case.cpu_updates, barrier=False)
-        step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=case.slices, clip=True)
+        step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=case.slices, clip=case.clip)
         bounds = []
         for way in in_rounds(step):
-            p = make_instance(chain, hardware, budgets=budgets, slices=way.slices, clip=True, rounds=way.rounds)
+            p = make_instance(chain, hardware, budgets=budgets, slices=way.slices, clip=case.clip, rounds=way.rounds)
             found = solve_oilp(p, time_limit_s=20.0, gap=GAP)
             bounds.append(
-                lower_bound_s(chain, hardware, budgets=budgets, slices=way.slices, clip=True, rounds=way.rounds)
+                lower_bound_s(chain, hardware, budgets=budgets, slices=way.slices, clip=case.clip, rounds=way.rounds)
             )
             if found is not None and found.step_s < step_s:
                 step_s, rounds = found.step_s, way.rounds
