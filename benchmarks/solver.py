@@ -278,7 +278,9 @@ def _write(
         "failures": [asdict(f) for f in failures], "time_limit_s": options.time_limit,
         "whole_limit_s": options.whole_limit, "load": os.getloadavg(),
     }  # fmt: skip
-    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    part = options.json.with_suffix(".part")  # a run that is stopped leaves a whole file
+    part.write_text(json.dumps(rows, indent=1) + "\n")
+    part.replace(options.json)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ class _Writer:
         self.dropped = {
             item: n for n, stage in reversed(stages) for item in stage.evict if n >= self.sent.get(item, len(stages))
         }
+        self.travelling = {item[2:] for _, stage in stages for item in stage.offload if item[0] in "ws"}
+        self.arrival = {item: (n, k) for n, stage in stages for k, item in enumerate(stage.prefetch)}
         self.ahead = plan.ahead()
         self.early = OpKind.CPU_AHEAD if plan.clip else OpKind.CPU_UPDATE
         self.turns = [(n, stage, k) for n, stage in stages for k in range(plan.slices)]
@@ -109,7 +111,7 @@ class _Writer:
 
     def _stage_end(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         if self._last(r):
-            yield from self._updates(stage, r, made)
+            yield from self._updates(n, stage, r, made)
         for item in stage.offload:
             if item in made and self._sends(item, n, r):
                 yield self._move(OpKind.SEND, stage, item, r)
@@ -120,7 +122,7 @@ class _Writer:
         yield from updates
         yield from (self._move(OpKind.FREE, stage, item, r) for item in evicted if item not in stale)
 
-    def _updates(self, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
+    def _updates(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         """Norms and the clip coefficient, then the updates on the device."""
         last = stage is self.plan.stages[-1]
         frame = tuple(t.name for t in self.chain.frame_tensors if t.trainable)
@@ -132,10 +134,22 @@ class _Writer:
                 if frame:
                     yield Op(kind=OpKind.NORM, stage=stage.name, subject=",".join(frame), round=r)
                 yield Op(kind=OpKind.CLIP, stage=stage.name, subject="all", round=r)
-        names = (*stage.gpu_update, *(frame if last else ()))
-        if names:
+        for names in self._apart((*stage.gpu_update, *(frame if last else ())), n):
             scratch = max(scratch_bytes(self.tensors[name]) for name in names)
             yield Op(kind=OpKind.UPDATE, stage=stage.name, subject=",".join(names), bytes=scratch, round=r)
+
+    def _apart(self, names: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
+        """Tensors updated in stage `n`: those that stay at once, then each that travels by itself, in order of arrival,
+        so that its update waits for its own states only, and its copies for its own update."""
+
+        def waits(name: str) -> tuple[int, int]:
+            fetched, place = self.arrival.get(f"s:{name}", (n + 1, 0))  # those at home longest of all
+            return -((n - fetched) % len(self.plan.stages)), place
+
+        if staying := tuple(name for name in names if name not in self.travelling):
+            yield staying
+        for name in sorted((name for name in names if name in self.travelling), key=waits):
+            yield (name,)
 
     def _cpu_updates(self, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         """Updates at the stage's end: of gradients it made, and with clipping after the last stage all that waited and

@@ -79,6 +79,28 @@ def test_the_whole_program_of_a_mixed_plan():
     ]
 
 
+def test_tensors_that_travel_are_updated_one_by_one_in_order_of_arrival_and_after_those_that_stay():
+    both = plan(
+        """
+        H3 gpu=h evict=g:h
+        B2 prefetch=s:l1.b,s:l1.a offload=s:l1.b,s:l1.a gpu=l1.a,l1.b evict=g:l1.a,g:l1.b,s:l1.b,s:l1.a
+        B1 gpu=l0.a,l0.b evict=g:l0.a,g:l0.b
+        B0 gpu=e evict=g:e
+        """,
+        options="keep keep keep keep", resident="w:e s:e w:h s:h w:l0.a s:l0.a w:l0.b s:l0.b w:l1.a w:l1.b",
+    )  # fmt: skip
+    program = compile_program(both, chain())
+    assert [str(op) for op in program.ops if op.kind is OpKind.UPDATE and op.stage in ("B2", "B1")] == [
+        "update@B2:l1.b 0B after fetch@B2:s:l1.b",
+        "update@B2:l1.a 0B after fetch@B2:s:l1.a",
+        "update@B1:l0.a,l0.b 0B",
+    ]
+    assert ops(program, Queue.D2H) == [
+        "send@B2:s:l1.b 1600B after update@B2:l1.b",
+        "send@B2:s:l1.a 800B after update@B2:l1.a",
+    ]
+
+
 def test_each_slice_has_a_turn_and_weights_travel_once_for_all():
     program = compile_program(mixed_plan(3), chain())
     turns = [op.subject for op in program.ops if op.kind is OpKind.RUN]
