@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -20,6 +21,7 @@ from planner.place import check_place
 from planner.runfolder import RunFolder
 
 NAME_LENGTH = 255
+_ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and each writes what it looked at before
 
 
 def submit(
@@ -67,21 +69,32 @@ def retry(store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budge
 
     Raises UserError when the job is neither, or cannot be run any more as it was written.
     """
-    row = store.job(job_id)
-    run = RunFolder(Path(row.run_dir))
-    if row.state in AGAIN:
-        job = Job.from_resolved(run.resolved)
-        _check_output(job, store, run)
-        if run.last_checkpoint_step() is None:
-            check_data(job)
-        budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
-        if budgets:
-            check_budgets_here(gpu_budget, cpu_budget)
-            run.write_resolved(job.model_copy(update=budgets).resolved_yaml())
-        plan = run.read_plan()
-        if not budgets and plan is not None and plan["measured"] and run.last_checkpoint_step() is not None:
-            return store.retry(job_id, JobState.WAITING)
-    return store.retry(job_id, JobState.SUBMITTED)
+    budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
+    with _ONE_AT_A_TIME:
+        row = store.job(job_id)
+        again = row.state in AGAIN
+        return store.retry(job_id, _make_ready(store, RunFolder(Path(row.run_dir)), budgets) if again else row.state)
+
+
+def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int]) -> JobState:
+    """Check the job of a run folder once more, and write what another try changes; returns what it is due for."""
+    before = job = Job.from_resolved(run.resolved)
+    _check_output(job, store, run)
+    goes_on = run.last_checkpoint_step() is not None
+    if not goes_on:
+        check_data(job)
+        if job.train_batch_size is not None:  # the planner may have split it, for the budgets of then
+            asked = Job.from_resolved(run.submitted)
+            keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
+            job = job.model_copy(update={key: getattr(asked, key) for key in keys})
+    if budgets:
+        check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))
+        job = job.model_copy(update=budgets)
+    if job != before:
+        run.plan.unlink(missing_ok=True)  # or a later retry, without budgets, would find it and go on under it
+        run.write_resolved(job.resolved_yaml())
+    plan = run.read_plan()
+    return JobState.WAITING if goes_on and plan is not None and plan["measured"] else JobState.SUBMITTED
 
 
 def _check_output(job: Job, store: Store, run: RunFolder | None = None) -> None:

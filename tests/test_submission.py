@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from offmated import submission
 from offmated.migrate import upgrade
 from offmated.paths import Paths
-from offmated.states import StopReason
+from offmated.states import JobState, StopReason
 from offmated.store import Store
-from offmated.submission import submit
+from offmated.submission import retry, submit
 from planner.budgets import ram_bytes
 from planner.errors import Exit, UserError
+from planner.job import Job
 from planner.runfolder import RunFolder
 
 JOB = "model: ./model\ndataset: text.jsonl\n"
@@ -102,3 +105,68 @@ def test_two_living_jobs_do_not_write_to_one_place(store: Store, paths: Paths) -
     assert (error.code, error.what.startswith(f"Job {row.id} writes its model to")) == ("output-taken", True)
     store.stop(row.id, StopReason.CANCEL)
     submit(store, paths, f"{JOB}output_dir: link/out\n", paths.state.parent)
+
+
+def a_cancelled_job(store: Store, paths: Paths, text: str = JOB, *, checkpoint: bool = False) -> tuple[int, RunFolder]:
+    """A job with a measured plan, of which a part may be trained."""
+    row, _ = submit(store, paths, text, paths.state.parent)
+    run = RunFolder(Path(row.run_dir))
+    run.write_plan({"measured": True})
+    if checkpoint:
+        (run.checkpoints / "step-3").mkdir(parents=True)
+    store.stop(row.id, StopReason.CANCEL)
+    return row.id, run
+
+
+def test_a_job_with_a_checkpoint_goes_on_under_its_plan(store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths, checkpoint=True)
+    assert retry(store, number).state is JobState.WAITING
+    assert run.read_plan() == {"measured": True}
+
+
+def test_budgets_that_one_retry_changed_hold_for_the_next(store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths, checkpoint=True)
+    assert retry(store, number, gpu_budget=2**25).state is JobState.SUBMITTED
+    store.stop(number, StopReason.CANCEL)
+    assert retry(store, number).state is JobState.SUBMITTED, "the old plan was for another budget"
+    assert Job.from_resolved(run.resolved).gpu_budget == 2**25
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_job_that_begins_again_leaves_its_split_to_the_planner_again(
+    checkpoint: bool, store: Store, paths: Paths
+) -> None:
+    number, run = a_cancelled_job(store, paths, f"{JOB}train_batch_size: 32\n", checkpoint=checkpoint)
+    run.write_resolved(Job.from_resolved(run.resolved).with_slices(16).resolved_yaml())
+    retry(store, number, gpu_budget=2**25)
+    job = Job.from_resolved(run.resolved)
+    assert (job.gpu_budget, job.train_batch_size, job.is_split) == (2**25, 32, checkpoint)
+    assert job.gradient_accumulation_steps == (2 if checkpoint else 1)
+
+
+def test_of_two_retries_at_once_one_counts_and_its_budget(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, run = a_cancelled_job(store, paths)
+    check = submission.check_data
+    taken: list[int] = []
+
+    def attempt(budget: int) -> None:
+        try:
+            retry(store, number, gpu_budget=budget)
+            taken.append(budget)
+        except UserError as error:
+            assert error.code == "not-to-retry"
+
+    second = threading.Thread(target=attempt, args=(2**26,))
+
+    def check_while_another_comes(job: Job) -> tuple[str, ...]:
+        monkeypatch.setattr(submission, "check_data", check)
+        second.start()
+        second.join(0.5)  # it ends within that, were it not held up
+        return check(job)
+
+    monkeypatch.setattr(submission, "check_data", check_while_another_comes)
+    attempt(2**25)
+    second.join(10)
+    assert taken == [Job.from_resolved(run.resolved).gpu_budget]
