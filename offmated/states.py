@@ -55,6 +55,9 @@ AGAIN = frozenset(state for state in FINAL if NEXT[state])
 TAKEN_FROM = {JobState.PLANNING: JobState.SUBMITTED, JobState.RUNNING: JobState.WAITING}
 """A state in which a process works on the job -> the state in which the job is due for it."""
 
+_STOPPED = (Exit.STOPPED, -signal.SIGTERM, -signal.SIGKILL, None)
+"""How a process ends that the daemon stops: it says so, or the second SIGTERM, or its worker's end, ends it."""
+
 _FINISHED = {JobState.PLANNING: JobState.WAITING, JobState.RUNNING: JobState.DONE}
 
 
@@ -113,7 +116,7 @@ def account(stop: StopReason | None, ending: Ending) -> str:
         return f"{who} is done"
     if stop is StopReason.CANCEL:
         return "cancelled"
-    if stop is StopReason.SHUTDOWN:
+    if stop is StopReason.SHUTDOWN and code in _STOPPED:
         return "stopped with the daemon"
     if code is None:
         return "went down with the daemon or the machine" if ending.blameless else "went down with its worker"
