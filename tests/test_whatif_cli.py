@@ -217,6 +217,13 @@ def test_settings_stand_above_the_file_by_any_of_a_keys_names(tmp_path: Path) ->
     }  # fmt: skip
 
 
+def test_settings_keep_every_character_in_one_line() -> None:
+    text = with_settings("model: m # 🦙\n", ['run_name="naïve 東 🦙: #1 [\\L\\x7f]"', "learning_rate=1e-7"])
+    name = "naïve 東 🦙: #1 [\u2028\x7f]"
+    assert yaml.safe_load(text) == {"model": "m", "run_name": name, "learning_rate": 1e-7}
+    assert len(text.splitlines()) == 3
+
+
 @pytest.fixture
 def kept(shell: Shell) -> Shell:
     """A shell whose database keeps two plans, the first found twice."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,9 +35,10 @@ def with_settings(text: str, settings: Iterable[str]) -> str:
                 f"--set takes KEY=VALUE, not {setting}.", code="usage", hint="--set max_length=512",
                 exit_code=Exit.USAGE,
             )  # fmt: skip
-        # As JSON, which is YAML, a list or a text with a colon stays one line.
-        value = json.dumps(read_yaml(f"{{{json.dumps(key)}: {value}}}", f"--set {key}").values[key], default=str)
-        text = _with_yaml(text, key.strip(), value)
+        found = read_yaml(f"{{value: {value}}}", f"--set {key}").values["value"]
+        # In brackets a list or a text with a colon stays one line.
+        value = yaml.safe_dump([found], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+        text = _with_yaml(text, key.strip(), value.strip()[1:-1])
     return text
 
 
