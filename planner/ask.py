@@ -15,7 +15,6 @@ from planner.answers import title_of
 from planner.batch import WANTED, Candidate, best_first, hopeful
 from planner.cache import Cache, CachedPlan, Question
 from planner.codec import to_json
-from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.job import Job
 from planner.model import working_dtype
@@ -52,13 +51,9 @@ def ask(
             clock.look()
         else:
             job, problem, plan = _chosen(job, hardware, others, clock)
-        others.start(problem)
-        try:
+        if problem.fits():
+            others.start(problem)
             plan, key = _kept(job, problem, plan, clock.stretched_s(_PLAN_S), cache)
-        except UserError as error:
-            if error.exit_code is not Exit.DOES_NOT_FIT:
-                raise
-        else:
             found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
             changes = others.changes(problem, plan, clock.deadline)

@@ -28,6 +28,7 @@ Sizes and times are in the units of `planner.instance`. Solver variables never l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pulp
@@ -240,6 +241,16 @@ def host_memory_fits(v: Columns) -> None:
     v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget)
 
 
+def update_of_first_on_device(v: Columns) -> None:
+    """The CPU updates nothing of the first block."""
+    v.rows.equal("side_of_b0", v.total["X"][0], 0)
+
+
+def update_of_first_on_cpu(v: Columns) -> None:
+    """The CPU updates all of the first block that may leave."""
+    v.rows.equal("side_of_b0", v.total["X"][0], v.p.weights[0])
+
+
 def build(p: Instance) -> Columns:
     v = Columns(Rows("oilp"), p)
     one_option_per_block(v)
@@ -263,14 +274,18 @@ def solve_oilp(
     gap: float,
     options: tuple[int, ...] | None = None,
     totals: Totals | None = None,
+    more: Callable[[Columns], object] | None = None,
 ) -> Solution | None:
-    """The best step of this instance within `gap`; None when there is none (or none was found in time).
+    """The best step of this instance within `gap`; None when there is none (or none was found in time). `more` adds
+    rows of its own.
 
     With `options` and `totals` given only the flows are left to decide: then, among flows of the best step, the ones
     that send and update early and fetch late are taken. Stages in which whole tensors do not fit go over the budget, by
     as little as possible: their tensors must come or leave in other stages than the flows say (`planner.tighten`).
     """
     v = build(p)
+    if more is not None:
+        more(v)
     total_time = v.step_time()
     if options is not None:
         for i, chosen in enumerate(options):

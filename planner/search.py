@@ -13,11 +13,11 @@ from planner.ahead import ahead_of_norm
 from planner.exchange import exchanged
 from planner.greedy import Setting
 from planner.improve import improved
-from planner.instance import FULL_PACE, Instance, Pace, make_instance
+from planner.instance import FULL_PACE, Budgets, Instance, Pace, make_instance
 from planner.instant import instant
 from planner.itinerary import Draft, movable
 from planner.judge import Judge, host_bytes
-from planner.oilp import Solution, solve_oilp
+from planner.oilp import Solution, solve_oilp, update_of_first_on_cpu, update_of_first_on_device
 from planner.plan import Plan
 from planner.polish import polished
 from planner.rounding import fitting, rounded_draft
@@ -103,7 +103,7 @@ class Search:
         return replace(
             best,
             lp_step_s=solved.step_s if solved else 0.0,
-            solver_gap=min(1.0, solved.gap) if solved else 1.0,
+            solver_gap=min(1.0, max(solution.gap for solution in self.solutions)) if solved else 1.0,
         )
 
     def _goal_s(self, best_s: float) -> float:
@@ -111,14 +111,16 @@ class Search:
         a plan has beaten the solver's stages, as happens with clipping, only the bound tells."""
         if not self.solutions:
             return 0.0
-        hope_s = max(solution.step_s for solution in self.solutions)
+        hope_s = min(solution.step_s for solution in self.solutions)
         beaten = best_s < hope_s * (1 - self.gap)
         return (1 + self.gap) * (self.bound_s if beaten else max(self.bound_s, hope_s))
 
     def _candidates(self, quick: Sequence[Draft]) -> Iterator[Draft]:
         """The solver's; then, with clipping, the `quick` ones once more, for what running ahead of the norm makes of
         them: that takes longer than the solver needs."""
-        for variant in (*_VARIANTS, *(_SHORT_VARIANTS if self.short else ())):
+        if self._parts_the_first():
+            yield from self._by_sides()
+        for variant in (*_VARIANTS[bool(self.solutions) :], *(_SHORT_VARIANTS if self.short else ())):
             left_s = self.deadline - time.monotonic()
             if left_s > 0 and (draft := self._solved(variant, left_s)) is not None:
                 yield draft
@@ -156,9 +158,35 @@ class Search:
         if solution.step_s >= self.beat_s:
             self.deadline = time.monotonic()
             return None
+        return self._rounded(solution, budgets, variant.source)
+
+    def _parts_the_first(self) -> bool:
+        """A long chain whose first block is one tensor that either side may update: the embedding, larger than a layer.
+        A solver that parts it has a step that whole tensors are far from."""
+        s = self.setting
+        first = movable(s.chain, s.hardware)[0]
+        return not self.short and s.budgets.cpu_updates and len(first) == 1 and first[0].trainable
+
+    def _by_sides(self) -> Iterator[Draft]:
+        """What the solver makes of it where the device updates the first block, and where the CPU does, the better one
+        first. One of the two it is: together they prove what the program proves that parts it."""
+        s, found = self.setting, []
+        instance = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
+        for side in (update_of_first_on_device, update_of_first_on_cpu):
+            left_s = self.deadline - time.monotonic()
+            if left_s > 0 and (solution := solve_oilp(instance, time_limit_s=left_s, gap=self.gap, more=side)):
+                found.append(solution)
+        if len(found) == 2:  # else who knows whether the other one has no answer, or had no time for it
+            self.solutions += found
+        for solution in sorted(found, key=lambda solution: solution.step_s):
+            if solution.step_s < self.beat_s and (draft := self._rounded(solution, s.budgets, "o-ilp")) is not None:
+                yield draft
+
+    def _rounded(self, solution: Solution, budgets: Budgets, source: str) -> Draft | None:
+        s = self.setting
         return rounded_draft(
             s.chain, s.hardware, solution, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds, gap=self.gap,
-            time_limit_s=time_limit_s, look=self.judge.look, source=variant.source,
+            time_limit_s=self.deadline - time.monotonic(), look=self.judge.look, source=source,
             along_flows=self.short or s.rounds > 1,
         )  # fmt: skip
 
@@ -184,7 +212,7 @@ class Search:
         end = time.monotonic() + (self.deadline - time.monotonic()) * _PACES_SHARE
         for _ in range(_PACES):
             left_s = end - time.monotonic()
-            hope_s = max((solution.step_s for solution in self.solutions), default=math.inf)
+            hope_s = min((solution.step_s for solution in self.solutions), default=math.inf)
             if left_s <= 0 or idle == _IDLE_PACES or self.known_s <= hope_s * (1 + _GOOD):
                 return
             pace = Pace(*(min(1.0, max(_LEAST_PACE, chance.gauss(x, _PACE_SPREAD))) for x in astuple(centre)))

@@ -84,7 +84,7 @@ def test_a_database_is_copied_before_an_upgrade(
     (scripts / "versions").mkdir()
     for real in (*scripts_folder().glob("*.*"), *scripts_folder().glob("versions/*.py")):
         (scripts / real.relative_to(scripts_folder())).symlink_to(real)
-    (scripts / "versions" / "0003_more.py").write_text(
+    (scripts / "versions" / "0004_more.py").write_text(
         "import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '0004', '0003'\n"
         "def upgrade():\n    op.add_column('jobs', sa.Column('colour', sa.String(8)))\n"
     )
@@ -105,7 +105,7 @@ def test_a_database_of_a_newer_offmate_is_refused(store: Store, paths: Paths) ->
         upgrade(store.engine, paths)
     assert str(caught.value) == (
         "The database was made by a newer offmate.\n"
-        "  its revision is 9999, this offmate knows 0002\n"
+        "  its revision is 9999, this offmate knows 0003\n"
         f"  hint: install the newer offmate again, or go back to a copy in {paths.backups}   [database-too-new]"
     )
 
@@ -117,8 +117,8 @@ def test_a_failing_migration_leaves_the_database_as_it_was(
     (scripts / "versions").mkdir(parents=True)
     for real in (*scripts_folder().glob("*.*"), *scripts_folder().glob("versions/*.py")):
         (scripts / real.relative_to(scripts_folder())).symlink_to(real)
-    (scripts / "versions" / "0003_bad.py").write_text(
-        "from alembic import op\nrevision, down_revision = '0003', '0002'\n"
+    (scripts / "versions" / "0004_bad.py").write_text(
+        "from alembic import op\nrevision, down_revision = '0004', '0003'\n"
         "def upgrade():\n    op.execute('CREATE TABLE half (id INTEGER)')\n    op.execute('no such statement')\n"
     )
     monkeypatch.setattr("offmated.migrate.scripts_folder", lambda: scripts)
@@ -126,7 +126,7 @@ def test_a_failing_migration_leaves_the_database_as_it_was(
         upgrade(store.engine, paths)
     with store.engine.connect() as connection:
         assert connection.execute(text("SELECT name FROM sqlite_master WHERE name = 'half'")).all() == []
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "0002"
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "0003"
 
 
 def test_sqlite_keeps_its_rollback_journal_unless_its_log_is_sound(store: Store) -> None:

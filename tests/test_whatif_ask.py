@@ -64,7 +64,7 @@ def asked(job: Job, name: str, ram: int, *, patience_s: float = PATIENCE_S) -> R
 
 
 def test_llama_8b_does_not_fit_a_3060_with_64_gib_and_why(llama_8b: Path) -> None:
-    found = asked(job_of(llama_8b), "rtx3060", 64, patience_s=8)
+    found = asked(job_of(llama_8b), "rtx3060", 64)
     assert found.status == "infeasible"
     assert found.parameters == found.trained_parameters == 8_030_261_248
     # Masters and moments are 12 bytes a parameter, working copies and gradients 2 each: 16 on the host, all but what
