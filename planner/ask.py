@@ -56,9 +56,11 @@ def ask(
             plan, key = _kept(job, problem, plan, clock.stretched_s(_PLAN_S), cache)
             found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
-            changes = others.changes(problem, plan, clock.deadline)
-            return replace(found, changes=changes, plan_key=key, answer_s=time.monotonic() - started_s)
-    return replace(_too_large(job, problem, clock.deadline), answer_s=time.monotonic() - started_s)
+            found = replace(found, changes=others.changes(problem, plan, clock.deadline), plan_key=key)
+        else:
+            found = _too_large(job, problem, clock.deadline)
+    now = time.monotonic()
+    return replace(found, answer_s=now - started_s, complete=now < clock.deadline)
 
 
 def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: Cache | None) -> tuple[Plan, str]:

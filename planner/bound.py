@@ -116,6 +116,7 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     h2d = p.rounds * (updated_there + offloaded + fetched) + states + gradients_between
     compute = p.rounds * pulp.lpSum(_chosen(p, c, "forward") + _chosen(p, c, "backward") for c in classes)
     updates = (1 / p.gpu_update) * (sum(p.parameters) - on_cpu(p.parameter_spread, "most"))
+    alone = compute
     if p.shared_compute:
         compute = compute + p.shared_compute * ((1 / p.h2d) * h2d + (1 / p.d2h) * d2h + (1 / p.cpu_update) * updated)
     rows.at_most("compute", compute + sum(p.stage_update) + updates, time)
@@ -123,7 +124,7 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     if p.clip:
         of_head = p.blocks - 1
         before = pulp.lpSum(_chosen(p, c, "forward") for c in classes if of_head not in c.blocks)
-        rows.at_most("window", compute - before + (1 / p.cpu_update) * waiting, time)
+        rows.at_most("window", alone - before + (1 / p.cpu_update) * waiting, time)
     rows.at_most("h2d", h2d, p.h2d * time)
     rows.at_most("d2h", d2h, p.d2h * time)
     rows.at_most("cpu", updated, p.cpu_update * time)

@@ -142,7 +142,7 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
 
         found = ask(job, hardware, started_s=started_s, pictures=pictures, cache=cache)
         said = cast(dict[str, Any], to_json(found))
-        if cache is not None and key is not None:
+        if cache is not None and key is not None and found.complete:
             cache.keep_answer(key, said)
     return Exit.DOES_NOT_FIT if said["status"] == "infeasible" else Exit.DONE, said
 

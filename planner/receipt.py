@@ -56,7 +56,7 @@ class Receipt:
 
     `gpu` is what the device holds at its peak, `host` what the host holds all the time, `disk` what the run leaves on
     it at most. `loads` begins with the resource that limits, `changes` with the one that helps most.
-    `plan_key` is that of the kept plan, empty where none is kept.
+    `plan_key` is that of the kept plan, empty where none is kept. `complete`: all that might help was planned in time.
     `least_gpu_budget_bytes` is for the host budget there is, `least_cpu_budget_bytes` for the GPU budget; None: none
     is enough.
     """
@@ -88,6 +88,7 @@ class Receipt:
     fits_with: tuple[str, ...] = ()
     plan_key: str = ""
     answer_s: float = 0.0
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,6 @@ def serial_order(plan: Plan, chain: Chain) -> Iterator[Op]:
         yield from writer.round(number)
 
 
-def updated_apart(plan: Plan) -> frozenset[str]:
-    """Tensors with a copy to the host other than of their gradient: where the device updates them, each by itself."""
-    return frozenset(item[2:] for stage in plan.stages for item in stage.offload if item[0] in "ws")
-
-
 class _Writer:
     def __init__(self, plan: Plan, chain: Chain) -> None:
         self.plan, self.chain = plan, chain
@@ -41,7 +36,7 @@ class _Writer:
         self.dropped = {
             item: n for n, stage in reversed(stages) for item in stage.evict if n >= self.sent.get(item, len(stages))
         }
-        self.travelling = updated_apart(plan)
+        self.travelling = {item[2:] for _, stage in stages for item in stage.offload if item[0] in "ws"}
         self.arrival = {item: (n, k) for n, stage in stages for k, item in enumerate(stage.prefetch)}
         self.ahead = plan.ahead()
         self.early = OpKind.CPU_AHEAD if plan.clip else OpKind.CPU_UPDATE

@@ -15,7 +15,7 @@ takes of the rest of the budget. Three steps are played, the second is taken.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.greedy import Setting
@@ -23,7 +23,7 @@ from planner.itinerary import Draft, Itinerary, Trip
 from planner.legs import Leg, legs_of
 from planner.plan import Direction, Plan
 from planner.program import reads
-from planner.serial import activation_turns, updated_apart
+from planner.serial import activation_turns
 
 _STEPS = 3
 
@@ -76,8 +76,7 @@ class _Play:
             {f"w:{name}" for name in reads(setting.chain, plan.options, stage.direction, stage.block)}
             for stage in plan.stages
         ]
-        self.update_s = self._gpu_updates()
-        self.updated_s: dict[str, float] = {}  # tensor that travels -> when the device had updated it
+        self.gpu_update_s = self._gpu_updates()
         self.back_s = self._activations_coming()
         self.coming: list[tuple[tuple[int, int], Leg]] = []  # away, the host's copy right or promised; by use
         self.here: list[Leg] = []  # came, not used yet
@@ -95,21 +94,13 @@ class _Play:
             for leg in moved:
                 self._begin(leg)
 
-    def _gpu_updates(self) -> list[dict[str, float]]:
-        """Per stage the seconds of the device's updates at its end: of each tensor that travels, and of the others ("")
-        at once."""
+    def _gpu_updates(self) -> list[float]:
+        """Seconds of the device's updates at the end of each stage."""
         chain = self.setting.chain
-        elements = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
-        travelling = updated_apart(self.plan)
-        frame = [t.name for t in chain.frame_tensors if t.trainable]
-        found: list[dict[str, float]] = []
-        for n, stage in enumerate(self.plan.stages):
-            seconds = {"": 0.0}
-            for name in (*stage.gpu_update, *(frame if n == self.stages - 1 else ())):
-                key = name if name in travelling else ""
-                seconds[key] = seconds.get(key, 0.0) + elements[name] / self.machine.gpu_update_parameters_per_s
-            found.append(seconds)
-        return found
+        elements = {t.name: t.elements for t in chain.tensors()}
+        parameters = [sum(elements[name] for name in stage.gpu_update) for stage in self.plan.stages]
+        parameters[-1] += sum(t.elements for t in chain.frame_tensors if t.trainable)
+        return [n / self.machine.gpu_update_parameters_per_s for n in parameters]
 
     def _activations_coming(self) -> list[float]:
         """Seconds of the link for activations that come back in each stage."""
@@ -177,18 +168,8 @@ class _Play:
                 clock.activations[own] = clock.d2h
             for item, _ in self.free_at.get(s * slices + k, ()):
                 clock.now = max(clock.now, clock.activations[item])
-        return self._updates(self.update_s[s], needed, clock.now)
-
-    def _updates(self, seconds: Mapping[str, float], needed: Sequence[Leg], now: float) -> float:
-        """When the device's updates of a stage end: the tensors that travel in order of arrival."""
-        ready: dict[str, float] = {}
-        for leg in needed:
-            name = leg.item[2:] if leg.item[2:] in seconds else ""
-            ready[name] = max(ready.get(name, 0.0), leg.ready_s)
-        for name in sorted(seconds, key=lambda name: (name != "", ready.get(name, 0.0))):
-            now = max(now, ready.get(name, 0.0)) + seconds[name]
-            self.updated_s[name] = now
-        return now
+        ready = max((leg.ready_s for leg in needed), default=0.0)
+        return max(clock.now, ready) + self.gpu_update_s[s]
 
     def _may_come(self, leg: Leg) -> None:
         insort(self.coming, (leg.order, leg), key=lambda entry: entry[0])
@@ -239,9 +220,7 @@ class _Play:
     def _send(self, leg: Leg, n: int) -> None:
         if leg in self.lazy:
             self.lazy.remove(leg)
-        updated = leg.copy == n and leg.item[2:] in self.update_s[n % self.stages]
-        made_s = self.updated_s[leg.item[2:]] if updated and not leg.is_gradient else self.clock.now
-        self.clock.d2h = max(self.clock.d2h, made_s) + leg.size / self.machine.d2h_bytes_per_s
+        self.clock.d2h = max(self.clock.d2h, self.clock.now) + leg.size / self.machine.d2h_bytes_per_s
         leg.sent, leg.sent_s = n, self.clock.d2h
 
     def _send_lazily(self, n: int, end_s: float) -> None:

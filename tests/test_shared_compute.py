@@ -45,15 +45,22 @@ def test_where_nothing_moves_nothing_is_shared() -> None:
     assert simulate(program, chain(), SHARED).step_s == simulate(program, chain(), HARDWARE).step_s
 
 
-def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing() -> None:
+@pytest.mark.parametrize("clip", [False, True])
+def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing(clip: bool) -> None:
     found = {}
     for machine in (HARDWARE, SHARED):
-        plan = make_plan(chain(), machine, gpu_budget_bytes=9000, cpu_budget_bytes=10**6, slices=2, clip=False)
-        bound = lower_bound_s(chain(), machine, budgets=Budgets(gpu_bytes=9000, cpu_bytes=10**6), slices=2, clip=False)
+        plan = make_plan(chain(), machine, gpu_budget_bytes=9000, cpu_budget_bytes=10**6, slices=2, clip=clip)
+        bound = lower_bound_s(chain(), machine, budgets=Budgets(gpu_bytes=9000, cpu_bytes=10**6), slices=2, clip=clip)
         assert bound <= plan.step_s * (1 + 1e-6)
         found[machine] = plan
     assert found[SHARED].lp_step_s > found[HARDWARE].lp_step_s
     assert found[SHARED].step_s > found[HARDWARE].step_s
+
+
+def test_what_copies_take_of_computing_may_fall_into_the_window_of_waiting_updates() -> None:
+    slow = replace(SHARED, h2d_bytes_per_s=40000.0, d2h_bytes_per_s=40000.0, cpu_update_parameters_per_s=150.0)
+    plan = make_plan(chain(6), slow, gpu_budget_bytes=9000, cpu_budget_bytes=30000, slices=1, clip=True, time_limit_s=2)
+    assert plan.bound_s <= plan.step_s * (1 + 1e-6)
 
 
 def test_the_share_is_that_of_the_cores() -> None:
