@@ -50,16 +50,22 @@ class _Found:
 def check_data(job: Job) -> tuple[str, ...]:
     """Look at the data of a job. Returns the entries that are of the hub, which nobody has looked at. Raises UserError
     (exit 2) with the codes of the trainer."""
-    entries = (*job.dataset, *(job.eval_dataset or ()))
-    for entry in entries:
-        if entry.startswith("/"):
-            _check_entry(Path(entry), job)
-    return tuple(entry for entry in entries if not entry.startswith("/"))
+    corpora = (job.dataset, job.eval_dataset or ())
+    for entries in corpora:
+        empty = {entry: _check_entry(Path(entry), job) if entry.startswith("/") else None for entry in entries}
+        if empty and None not in empty.values():
+            raise UserError(
+                "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
+                numbers=tuple(f"{entry}: {count} records, all of them empty" for entry, count in empty.items()),
+                hint="give data with texts to learn",
+            )  # fmt: skip
+    return tuple(entry for entries in corpora for entry in entries if not entry.startswith("/"))
 
 
-def _check_entry(path: Path, job: Job) -> None:
+def _check_entry(path: Path, job: Job) -> int | None:
+    """How many records there are when every one of them is empty; None where there may be something to learn."""
     if path.is_dir() and (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-        return  # what Dataset.save_to_disk wrote
+        return None  # what Dataset.save_to_disk wrote
     found = _Found(rows=[], columns={}, left_bytes=MOST_BYTES)
     for file in _files(path):
         _read(file, found, path)
@@ -69,7 +75,7 @@ def _check_entry(path: Path, job: Job) -> None:
             hint="give a file with at least one record",
         )  # fmt: skip
     if not found.columns:
-        return
+        return None
     kind = kind_of(tuple(found.columns), path.name)
     learned = False
     for row in found.rows:
@@ -85,11 +91,7 @@ def _check_entry(path: Path, job: Job) -> None:
                 _NO_TEMPLATE, code="no-chat-template", exit_code=Exit.USAGE, numbers=(row.place,),
                 hint="give chat_template, the path of a Jinja template, in the job file",
             )  # fmt: skip
-    if found.whole and found.count == len(found.rows) and not learned:
-        raise UserError(
-            "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
-            numbers=(f"{path}: {found.count} records, all of them empty",), hint="give data with texts to learn",
-        )  # fmt: skip
+    return found.count if found.whole and found.count == len(found.rows) and not learned else None
 
 
 def _files(path: Path) -> Sequence[Path]:
