@@ -51,6 +51,7 @@ WRONG = [
     ("a.jsonl", '{"text": "a"}\n[1, 2]\n', "dataset-unreadable", "line 2 of a.jsonl is no object with columns: [1, 2]"),
     ("a.json", '[{"text": "a"}, {"text"]', "dataset-unreadable", "Expecting ':' delimiter"),
     ("a.txt", b"\xff\xfe abc", "dataset-unreadable", "a.txt is not UTF-8: byte 0 is 0xff"),
+    ("a.jsonl", b'{"text": "caf\xe9"}\n', "dataset-unreadable", "a.jsonl is not UTF-8: byte 13 is 0xe9"),
     ("a.parquet", "no parquet", "dataset-unreadable", "Parquet magic bytes not found"),
     (
         "a.jsonl",
@@ -80,8 +81,7 @@ def test_wrong_data_is_refused_with_its_place(
     assert (error.code, error.exit_code, words in str(error)) == (code, Exit.USAGE, True), str(error)
 
 
-@pytest.mark.parametrize(("name", "content"), [(name, content) for name, content, *_ in WRONG if b"\xff" not in
-                                              (content if isinstance(content, bytes) else b"")])  # fmt: skip
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name, content, *_ in WRONG])
 def test_what_is_refused_at_once_the_trainer_would_refuse(
     name: str, content: str | bytes, model: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +107,21 @@ def test_what_the_trainer_reads_is_not_refused(name: str, content: str | bytes, 
     job = job_of(model, tmp_path, name, content, train_on="all")
     assert check_data(job) == ()
     assert Batches(job, byte_tokenizer()).total_steps > 0
+
+
+def test_an_entry_of_empty_records_passes_beside_one_to_learn_from(model: Path, tmp_path: Path) -> None:
+    empty = [write_jsonl(tmp_path / f"empty-{n}.jsonl", [{"text": ""}] * n) for n in (1, 2)]
+    good = write_jsonl(tmp_path / "good.jsonl", [{"text": "a"}])
+    job = make_job(model, [empty[0], good, empty[1]], max_length=64)
+    assert check_data(job) == ()
+    assert Batches(job, byte_tokenizer()).total_steps > 0
+    for wrong in (make_job(model, empty), make_job(model, good, eval_dataset=[str(path) for path in empty])):
+        with pytest.raises(UserError) as caught:
+            check_data(wrong)
+        assert (caught.value.code, len(caught.value.numbers)) == ("nothing-to-train", 2)
+        with pytest.raises(UserError, match="nothing to train on"):
+            Batches(wrong, byte_tokenizer())
+    assert check_data(wrong.model_copy(update={"eval_dataset": (str(empty[0]), "owner/set")})) == ("owner/set",)
 
 
 def test_conversations_pass_with_a_template_of_the_job_or_of_the_tokenizer(model: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job import Job
 from worker.formats import Document, Format, detect
-from worker.sources import open_source
+from worker.sources import Source, open_source
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Documen
             ", ".join(form.uses), f"; not used: {', '.join(unused)}" if unused else "",
         )  # fmt: skip
         empty = 0
-        for number, record in enumerate(source.records, start=1):
+        for number, record in enumerate(_records(source), start=1):
             document = _document(form, record, source.name, number)
             if document is None:
                 empty += 1
@@ -138,6 +138,18 @@ def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Documen
                 yield document
         if empty:
             log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, len(source.records))
+
+
+def _records(source: Source) -> Iterator[dict[str, object]]:
+    """The records one by one: only now the texts of JSON and Parquet files show whether they are UTF-8."""
+    try:
+        yield from source.records
+    except UnicodeDecodeError as error:
+        text = error.object[max(0, error.start - 20) : error.start + 20].decode(errors="replace")
+        raise UserError(
+            f"Cannot read the dataset {source.name}.", code="dataset-unreadable", exit_code=Exit.USAGE,
+            numbers=(f"a text is not UTF-8: 0x{error.object[error.start]:02x} in {text!r}",), hint="save it as UTF-8",
+        ) from error  # fmt: skip
 
 
 def _document(form: Format, record: dict[str, object], name: str, number: int) -> Document | None:
