@@ -62,8 +62,9 @@ NOT_USED: dict[str, tuple[str, ...]] = {
     "fp32 is computed in fp32; bf16: true is the fast way": ("tf32",),
     "the planner decides what is where and what is recomputed": (
         "gradient_checkpointing_kwargs", "deepspeed", "fsdp", "fsdp_config", "device_map", "low_cpu_mem_usage",
-        "auto_find_batch_size", "torch_compile", "local_rank", "ddp_timeout", "ddp_find_unused_parameters",
+        "auto_find_batch_size", "local_rank", "ddp_timeout", "ddp_find_unused_parameters",
     ),
+    "with exact: false, compile: auto compiles layers where that is faster": ("torch_compile",),
     "rows are read, batched and padded in one way only": (
         "dataset_prepared_path", "dataset_processes", "dataset_num_proc", "preprocessing_num_workers",
         "overwrite_cache", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",

@@ -212,6 +212,22 @@ def test_a_changed_job_does_not_go_on_from_the_old_ones_checkpoint(tmp_path: Pat
     )
 
 
+def origin_of(**keys: object) -> Origin:
+    return Origin(job={**ORIGIN.job, **keys}, data="abc", total_steps=10, plan="p")
+
+
+def test_keys_newer_than_a_checkpoint_are_at_their_defaults_in_it(tmp_path: Path) -> None:
+    checkpoints(tmp_path, origin=origin_of(exact=False)).save(3, state(3), BYTES)
+    assert checkpoints(tmp_path, origin=origin_of(exact=False, compile="auto", packing=False)).latest() is not None
+    with pytest.raises(UserError, match=r"3\.\n  compile: off, was auto\n  packing: True, was False\n  hint"):
+        checkpoints(tmp_path, origin=origin_of(exact=False, compile="off", packing=True)).latest()
+
+
+def test_exact_jobs_may_say_of_compiling_what_they_like() -> None:
+    before, now = origin_of(exact=True, compile="auto"), origin_of(exact=True, compile="off")
+    assert before.differences(now) == now.differences(before) == ()
+
+
 def test_a_disk_without_room_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"The disk has no room for the checkpoint of step 3\.\n  needed 909\.5 TiB, free"

@@ -208,6 +208,11 @@ def test_a_key_that_changes_nothing_is_accepted_and_said_once(key: str, folder: 
     assert silent == job.notes, "switched off there is nothing to say"
 
 
+def test_who_asks_torch_to_compile_is_told_the_key_that_does(folder: Path) -> None:
+    _, notes = Job.parse_with_notes(BASE + "torch_compile: true\n", folder)
+    assert "not used: torch_compile (with exact: false, compile: auto compiles layers where that is faster)" in notes
+
+
 AXOLOTL = """
 base_model: tiny
 load_in_8bit: false

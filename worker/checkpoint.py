@@ -62,16 +62,28 @@ class Origin:
 
     def differences(self, other: Origin) -> tuple[str, ...]:
         """One line per thing that differs, `self` being the older: "learning_rate: 0.1, was 0.2"."""
+        before, now = _as_learned(self.job), _as_learned(other.job)
         lines = [
-            f"{key}: {other.job.get(key)}, was {self.job.get(key)}"
-            for key in sorted(self.job.keys() | other.job.keys())
-            if self.job.get(key) != other.job.get(key)
+            f"{key}: {now.get(key)}, was {before.get(key)}"
+            for key in sorted(before.keys() | now.keys())
+            if before.get(key) != now.get(key)
         ]
         if self.data != other.data:
             lines.append(f"data: fingerprint {other.data}, was {self.data}")
         if self.total_steps != other.total_steps:
             lines.append(f"steps in all: {other.total_steps}, was {self.total_steps}")
         return tuple(lines)
+
+
+def _as_learned(job: dict[str, object]) -> dict[str, object]:
+    """The job's keys with those that are newer than its checkpoint at their defaults, as they were before they existed.
+    Exact jobs compile nothing, whatever they say of it."""
+    defaults = {
+        key: field.get_default() for key, field in Job.model_fields.items()
+        if key not in _FREE_KEYS and not field.is_required()
+    }  # fmt: skip
+    keys = {**defaults, **job}
+    return {**keys, "compile": "off"} if keys["exact"] else keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
