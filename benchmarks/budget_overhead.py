@@ -39,7 +39,7 @@ from planner.chain import Chain
 from planner.greedy import Setting, profile, resident
 from planner.hardware import Hardware
 from planner.instance import Budgets
-from planner.itinerary import assemble
+from planner.journey import assemble
 from planner.meter import Meter
 from planner.plan import Plan
 from planner.probe import measure_hardware

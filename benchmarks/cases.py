@@ -11,7 +11,7 @@ from planner.chain import Chain
 from planner.greedy import Setting, profile, resident
 from planner.hardware import Hardware
 from planner.instance import Budgets
-from planner.itinerary import assemble
+from planner.journey import assemble
 from planner.memory import gpu_peak_bytes
 from planner.program import compile_program
 from planner.solve import least_budget

@@ -36,8 +36,8 @@ from planner.codec import to_json
 from planner.greedy import Setting, profile, streamed
 from planner.hardware import Hardware
 from planner.instance import Budgets
-from planner.itinerary import assemble
 from planner.job import Job
+from planner.journey import assemble
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes
 from planner.plan import Plan
 from planner.profile import analyse

@@ -14,7 +14,7 @@ from planner.greedy import Setting, profile
 from planner.greedy004 import by_profit
 from planner.hardware import Hardware
 from planner.instance import Budgets
-from planner.itinerary import Draft, Itinerary, Side, Trip, assemble, at_home, backward_stage, movable
+from planner.journey import Draft, Journey, Side, Trip, assemble, at_home, backward_stage, movable
 from planner.program import compile_program
 from planner.simulate import simulate
 from planner.verify import verify
@@ -134,7 +134,7 @@ def l2l(problem: Setting) -> Draft:
             trips = [Trip(evict=index, prefetch=backward)] if index < last else []
             if index:
                 trips.append(Trip(evict=backward + 1, prefetch=index, offload=backward))
-            journeys.append(Itinerary(tensor=tensor, side=Side.GPU, update=backward, weight=tuple(trips)))
+            journeys.append(Journey(tensor=tensor, side=Side.GPU, update=backward, weight=tuple(trips)))
     moving = {journey.tensor.name for journey in journeys}
     journeys += [at_home(problem.chain, t, False) for t in problem.chain.tensors() if t.name not in moving]
     return Draft(options=tuple(b.options[0].name for b in problem.chain.blocks), journeys=tuple(journeys), source="L2L")

@@ -31,8 +31,8 @@ from planner.chain import Chain
 from planner.greedy import Setting, profile, resident, streamed
 from planner.hardware import Hardware
 from planner.instance import Budgets
-from planner.itinerary import Draft, assemble
 from planner.job import Job
+from planner.journey import Draft, assemble
 from planner.judge import predicted_step_s
 from planner.memory import gpu_peak_bytes
 from planner.model import model_config, working_dtype

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.chain import Chain, Tensor
-from planner.itinerary import Draft, Itinerary, Side, backward_stage
+from planner.journey import Draft, Journey, Side, backward_stage
 
 _PARTS = 4
 
@@ -43,7 +43,7 @@ def ahead_of_norm(chain: Chain, draft: Draft, *, rounds: int, host_bytes: int) -
         yield replace(draft, journeys=tuple(journeys))
 
 
-def _earliest(chain: Chain, block: int, journey: Itinerary) -> int | None:
+def _earliest(chain: Chain, block: int, journey: Journey) -> int | None:
     """The first stage after the gradient was sent and the weight released; None for what the CPU does not update."""
     if journey.side is not Side.CPU or journey.send is None:
         return None

@@ -1,4 +1,4 @@
-"""Bytes per stage, handed out to whole tensors by earliest deadline: from the solver's flows to itineraries.
+"""Bytes per stage, handed out to whole tensors by earliest deadline: from the solver's flows to journeys.
 
 The solver says how much of each kind moves in each stage, and its Hall rows promise that somebody can take it. What
 leaves the device leaves at least as early as the solver's bytes do, what comes back comes at most as early: so a plan
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.chain import Chain, Tensor
-from planner.itinerary import Itinerary, Side, Trip
+from planner.journey import Journey, Side, Trip
 from planner.oilp import Solution
 
 _TOLERANCE = 1e-6  # of all bytes of a kind: what a solver's rounding may hide
@@ -95,8 +95,8 @@ class _Circle:
         return self.blocks + block
 
 
-def in_their_stages(chain: Chain, fates: Sequence[Fate], *, clip: bool) -> list[Itinerary]:
-    """An itinerary for every fate in a step of one round: what leaves is sent and released in the stage that touched it
+def in_their_stages(chain: Chain, fates: Sequence[Fate], *, clip: bool) -> list[Journey]:
+    """A journey for every fate in a step of one round: what leaves is sent and released in the stage that touched it
     last, what comes is fetched in the one that reads it. No other times take less memory; `planner.timing` finds
     faster ones.
     """
@@ -110,7 +110,7 @@ def in_their_stages(chain: Chain, fates: Sequence[Fate], *, clip: bool) -> list[
             trips.append(Trip(evict=backward, prefetch=forward, offload=offload))
         if fate.after_forward:
             trips.append(Trip(evict=forward, prefetch=backward, offload=forward if fate.send else None))
-        journey = Itinerary(tensor=fate.tensor, side=fate.side, weight=tuple(trips))
+        journey = Journey(tensor=fate.tensor, side=fate.side, weight=tuple(trips))
         if fate.side is Side.CPU:
             # Once its stale weight is gone; block 0's goes before its update in the last stage.
             update = circle.stages - 1 if clip else min(backward + 1, circle.stages - 1)
@@ -123,10 +123,10 @@ def in_their_stages(chain: Chain, fates: Sequence[Fate], *, clip: bool) -> list[
     return journeys
 
 
-def itineraries(
+def timed_journeys(
     chain: Chain, fates: Sequence[Fate], solution: Solution, *, clip: bool, rounds: int = 1
-) -> list[Itinerary]:
-    """An itinerary for every fate, along the solution's flows."""
+) -> list[Journey]:
+    """A journey for every fate, along the solution's flows."""
     circle = _Circle(len(chain.blocks))
     weights_sent, updates, gradients_sent, back = _after_backward(circle, fates, solution, clip)
     states = _state_trips(circle, fates, solution, clip)
@@ -145,7 +145,7 @@ def itineraries(
             sent = circle.stage(gradients_sent[name])
             update = circle.stage(min(updates[name], back[name] - 1))
             journeys.append(
-                Itinerary(
+                Journey(
                     tensor=fate.tensor,
                     side=Side.CPU,
                     update=update,
@@ -158,7 +158,7 @@ def itineraries(
             continue
         last = None if fate.side is Side.NOBODY else circle.stages - 1 - (0 if clip else fate.block)
         journeys.append(
-            Itinerary(tensor=fate.tensor, side=fate.side, update=last, weight=tuple(trips), states=states.get(name, ()))
+            Journey(tensor=fate.tensor, side=fate.side, update=last, weight=tuple(trips), states=states.get(name, ()))
         )
     return journeys
 

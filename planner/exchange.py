@@ -17,7 +17,7 @@ from planner.columns import limits_of
 from planner.greedy import Setting
 from planner.improve import Climb, Look
 from planner.instance import make_instance
-from planner.itinerary import Draft, Itinerary, Side, movable
+from planner.journey import Draft, Journey, Side, movable
 from planner.legs import with_lead
 from planner.timing import Manner
 
@@ -81,7 +81,7 @@ class _Changes:
         journeys = tuple(journey if j.tensor.name == tensor.name else j for j in draft.journeys)
         return replace(draft, journeys=journeys)
 
-    def _journeys(self, i: int, tensor: Tensor) -> list[Itinerary]:
+    def _journeys(self, i: int, tensor: Tensor) -> list[Journey]:
         """All that a tensor of block `i` could do."""
         may = {kind: (False, True) if of[i] > 0 else (False,) for kind, of in self.limits.items()}
         fate = Fate(tensor=tensor, block=i, side=Side.GPU if tensor.trainable else Side.NOBODY)

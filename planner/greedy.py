@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from planner.chain import Block, Chain, Option, Tensor
 from planner.hardware import Hardware
 from planner.instance import Budgets
-from planner.itinerary import Draft, Itinerary, Side, Trip, at_home, backward_stage, movable, settled
+from planner.journey import Draft, Journey, Side, Trip, at_home, backward_stage, movable, settled
 from planner.moments import kept_bytes, moments
 
 PROFILES = ("fast", "recompute", "offload")
@@ -72,7 +72,7 @@ def streamed(
     }
     staying = {t.name for tensors in settled(chain, setting.hardware) for t in tensors} - at_home_names
 
-    def journey(tensor: Tensor) -> Itinerary:
+    def journey(tensor: Tensor) -> Journey:
         if tensor.name in free:
             return _stream(setting, tensor, free[tensor.name], ahead, on_gpu=tensor.name in gpu_updated)
         home = at_home(chain, tensor, clip)
@@ -81,12 +81,12 @@ def streamed(
     return Draft(options=tuple(options), journeys=tuple(map(journey, chain.tensors())), source=source)
 
 
-def _states_trip(journey: Itinerary, ahead: bool) -> tuple[Trip, ...]:
+def _states_trip(journey: Journey, ahead: bool) -> tuple[Trip, ...]:
     assert journey.update is not None
     return (Trip(evict=journey.update, prefetch=journey.update - ahead, offload=journey.update),)
 
 
-def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu: bool = False) -> Itinerary:
+def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu: bool = False) -> Journey:
     chain, clip = setting.chain, setting.clip
     backward, stages = backward_stage(chain, block), 2 * len(chain.blocks) - 1
     lead = 1 if ahead else 0
@@ -110,14 +110,14 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
     if side is Side.CPU:
         update = stages - 1 if clip else min(backward + 1, stages - 1)  # once its stale weight is gone
         drop = min(backward + lead, stages - 1)
-        return Itinerary(
+        return Journey(
             tensor=tensor, side=side, update=update, send=backward, drop=drop, fetch=fetch, weight=tuple(trips)
         )
     if side is Side.GPU:
-        updated = Itinerary(tensor=tensor, side=side, update=backward, weight=tuple(trips))
+        updated = Journey(tensor=tensor, side=side, update=backward, weight=tuple(trips))
         updated = replace(updated, states=_states_trip(updated, ahead))
         return replace(updated, send=backward, drop=backward, fetch=fetch) if setting.rounds > 1 else updated
-    return Itinerary(tensor=tensor, side=side, weight=tuple(trips))
+    return Journey(tensor=tensor, side=side, weight=tuple(trips))
 
 
 def resident(setting: Setting, options: Sequence[str], source: str) -> Draft:

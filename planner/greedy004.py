@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 
 from planner.chain import Tensor
 from planner.greedy import Setting, resident
-from planner.itinerary import Draft, Itinerary, Side, Trip, assemble, at_home, backward_stage, movable
+from planner.journey import Draft, Journey, Side, Trip, assemble, at_home, backward_stage, movable
 from planner.memory import gpu_usage
 from planner.program import OpKind, order_program
 from planner.simulate import durations_s
@@ -190,10 +190,10 @@ class _Search:
                 journeys[tensor.name] = self._journey(tensor, block, tuple(absences))
         return Draft(options=tuple(self.options), journeys=tuple(journeys.values()), source="by profit")
 
-    def _journey(self, tensor: Tensor, block: int, trips: tuple[Trip, ...]) -> Itinerary:
+    def _journey(self, tensor: Tensor, block: int, trips: tuple[Trip, ...]) -> Journey:
         if not tensor.trainable:
-            return Itinerary(tensor=tensor, side=Side.NOBODY, weight=tuple(_unsent(trips)))
-        return Itinerary(tensor=tensor, side=Side.GPU, update=backward_stage(self.setting.chain, block), weight=trips)
+            return Journey(tensor=tensor, side=Side.NOBODY, weight=tuple(_unsent(trips)))
+        return Journey(tensor=tensor, side=Side.GPU, update=backward_stage(self.setting.chain, block), weight=trips)
 
 
 def _unsent(trips: Sequence[Trip]) -> Iterator[Trip]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.greedy import Setting
-from planner.itinerary import Draft
+from planner.journey import Draft
 from planner.legs import with_lead
 from planner.plan import Plan
 from planner.tighten import tightened

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from planner.ahead import ahead_bytes
 from planner.chain import Chain, Tensor
 from planner.hardware import Hardware
-from planner.itinerary import movable, settled
+from planner.journey import movable, settled
 from planner.moments import Moment, kept_bytes, moments, standing_bytes
 
 UPDATE_TRAFFIC_BYTES = 28  # host memory traffic of a CPU update, per parameter: master and moments, gradient, copy

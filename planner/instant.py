@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from planner.chain import Block, Option
 from planner.greedy import PROFILES, Setting, candidates, profile, streamed
 from planner.greedy004 import by_profit
-from planner.itinerary import Draft
+from planner.journey import Draft
 from planner.moments import kept_bytes
 
 _SPARE = 2  # see `by_profit`

@@ -8,7 +8,7 @@ from planner.chain import Chain
 from planner.greedy import Setting
 from planner.hardware import Hardware
 from planner.improve import Look
-from planner.itinerary import Draft, assemble
+from planner.journey import Draft, assemble
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
 from planner.plan import Plan
 from planner.polish import Rating

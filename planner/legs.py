@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from planner.greedy import Setting
-from planner.itinerary import Draft, Itinerary, Side, Trip, backward_stage
+from planner.journey import Draft, Journey, Side, Trip, backward_stage
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,7 +75,7 @@ def legs_of(setting: Setting, draft: Draft) -> list[Leg]:
 
 
 def _absences(
-    setting: Setting, journey: Itinerary, kind: str, key: int, touched: list[int], stages: int
+    setting: Setting, journey: Journey, kind: str, key: int, touched: list[int], stages: int
 ) -> Iterator[Leg]:  # fmt: skip
     tensor = journey.tensor
     update_s = tensor.elements / setting.hardware.cpu_update_parameters_per_s
@@ -116,7 +116,7 @@ def with_lead(setting: Setting, draft: Draft, lead: int) -> Draft:
     return replace(draft, journeys=tuple(journeys))
 
 
-def _led(journey: Itinerary, leg: Leg, lead: int, stages: int) -> Itinerary:
+def _led(journey: Journey, leg: Leg, lead: int, stages: int) -> Journey:
     away = leg.use - leg.last
     least = 2 if leg.update_s else 1  # the update is listed in between
     late = min(lead, max(0, away - least)) if leg.copy is not None else 0
@@ -126,7 +126,7 @@ def _led(journey: Itinerary, leg: Leg, lead: int, stages: int) -> Itinerary:
     return with_trip(journey, leg, trip)
 
 
-def with_trip(journey: Itinerary, leg: Leg, trip: Trip) -> Itinerary:
+def with_trip(journey: Journey, leg: Leg, trip: Trip) -> Journey:
     """The journey with another trip in the leg's place."""
     trips = journey.weight if leg.item[0] == "w" else journey.states
     trips = (*trips[: leg.trip], trip, *trips[leg.trip + 1 :])

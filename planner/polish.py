@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from planner.chain import Chain
 from planner.hardware import Hardware
-from planner.itinerary import Draft, Itinerary, Side, Trip
+from planner.journey import Draft, Journey, Side, Trip
 from planner.plan import Plan, stage_order
 from planner.program import Op, OpKind, Program, Queue
 from planner.simulate import last_steps
@@ -123,7 +123,7 @@ def _moved(draft: Draft, waits: Sequence[Wait], room: list[int], stages: dict[st
     return replace(draft, journeys=tuple(journeys[j.tensor.name] for j in draft.journeys))
 
 
-def _fetch_earlier(journey: Itinerary, kind: str, stage: int, room: list[int]) -> Itinerary:
+def _fetch_earlier(journey: Journey, kind: str, stage: int, room: list[int]) -> Journey:
     stages = len(room)
     if kind == "g":
         if journey.fetch != stage or stage == 0 or room[stage - 1] < journey.tensor.gradient_bytes:
@@ -148,7 +148,7 @@ def _fetch_earlier(journey: Itinerary, kind: str, stage: int, room: list[int]) -
     return _with_trips(journey, kind, move)
 
 
-def _free_later(journey: Itinerary, kind: str, stage: int, room: list[int]) -> Itinerary:
+def _free_later(journey: Journey, kind: str, stage: int, room: list[int]) -> Journey:
     stages, after = len(room), (stage + 1) % len(room)
     if kind == "g":
         if journey.drop != stage or stage + 1 >= stages or room[after] < journey.tensor.gradient_bytes:
@@ -166,7 +166,7 @@ def _free_later(journey: Itinerary, kind: str, stage: int, room: list[int]) -> I
     return _with_trips(journey, kind, move)
 
 
-def _with_trips(journey: Itinerary, kind: str, move: Callable[[Trip, int], Trip]) -> Itinerary:
+def _with_trips(journey: Journey, kind: str, move: Callable[[Trip, int], Trip]) -> Journey:
     """The journey itself where `move` changes no trip of this kind."""
     if kind == "w":
         trips = tuple(move(trip, journey.tensor.bytes) for trip in journey.weight)

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from planner.assign import Fate, in_their_stages, itineraries
+from planner.assign import Fate, in_their_stages, timed_journeys
 from planner.chain import Chain, Tensor
 from planner.columns import limits_of
 from planner.hardware import Hardware
 from planner.improve import Look
 from planner.instance import Budgets, Instance, make_instance, tensor_lists
-from planner.itinerary import Draft, Side, at_home, settled
+from planner.journey import Draft, Side, at_home, settled
 from planner.oilp import Solution, Totals, solve_oilp
 from planner.tighten import tightened
 
@@ -247,7 +247,7 @@ def _drafts(
     if along_flows:
         flows = solve_oilp(instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=tuple(options), totals=totals)
     if flows is not None:
-        journeys = itineraries(chain, fates, flows, clip=clip, rounds=rounds)
+        journeys = timed_journeys(chain, fates, flows, clip=clip, rounds=rounds)
         yield Draft(options=names, journeys=(*journeys, *home), source=source)
     if rounds == 1:
         journeys = in_their_stages(chain, fates, clip=clip)

@@ -15,7 +15,7 @@ from planner.greedy import Setting
 from planner.improve import improved
 from planner.instance import FULL_PACE, Budgets, Instance, Pace, make_instance
 from planner.instant import instant
-from planner.itinerary import Draft, movable
+from planner.journey import Draft, movable
 from planner.judge import Judge, host_bytes
 from planner.oilp import Solution, solve_oilp, update_of_first_on_cpu, update_of_first_on_device
 from planner.plan import Plan

@@ -13,7 +13,7 @@ from planner.errors import Exit, UserError
 from planner.greedy import Setting, frugal
 from planner.hardware import Hardware
 from planner.instance import Budgets, make_instance
-from planner.itinerary import Draft
+from planner.journey import Draft
 from planner.judge import device_bytes, host_bytes
 from planner.oilp import solve_oilp
 from planner.plan import Plan

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.chain import Chain
-from planner.itinerary import Draft, Itinerary, Side, Trip, backward_stage
+from planner.journey import Draft, Journey, Side, Trip, backward_stage
 
 
 class _Stages:
@@ -60,7 +60,7 @@ def tightened(chain: Chain, draft: Draft, room_bytes: Sequence[int]) -> Draft:
     return replace(draft, journeys=tuple(journeys[journey.tensor.name] for journey in draft.journeys))
 
 
-def _waiting(stages: _Stages, journey: Itinerary, stage: int) -> list[tuple[int, str]]:
+def _waiting(stages: _Stages, journey: Journey, stage: int) -> list[tuple[int, str]]:
     """What of this tensor lies unused on the device in `stage`: (stages to its use, "w", "s" or "g")."""
     found: list[tuple[int, str]] = []
     if journey.drop is not None and journey.send is not None and _made(stages, journey) < stage <= journey.drop:
@@ -73,7 +73,7 @@ def _waiting(stages: _Stages, journey: Itinerary, stage: int) -> list[tuple[int,
     return found
 
 
-def _kinds(stages: _Stages, journey: Itinerary) -> list[tuple[str, tuple[Trip, ...], list[int]]]:
+def _kinds(stages: _Stages, journey: Journey) -> list[tuple[str, tuple[Trip, ...], list[int]]]:
     """Weights with the stages that read or update them, states with their update."""
     weight_uses, updates = list(stages.uses[journey.tensor.name]), []
     if journey.side is Side.GPU and journey.update is not None:
@@ -82,11 +82,11 @@ def _kinds(stages: _Stages, journey: Itinerary) -> list[tuple[str, tuple[Trip, .
     return [*kinds, ("s", journey.states, updates)] if journey.states else kinds
 
 
-def _made(stages: _Stages, journey: Itinerary) -> int:
+def _made(stages: _Stages, journey: Journey) -> int:
     return max(stages.uses[journey.tensor.name])
 
 
-def _later(stages: _Stages, journey: Itinerary, trip: Trip, stage: int, uses: list[int]) -> bool:
+def _later(stages: _Stages, journey: Journey, trip: Trip, stage: int, uses: list[int]) -> bool:
     """The trip brings it back by `stage`, to be read after it."""
     return (stage - trip.prefetch) % stages.count < stages.until(trip.prefetch, uses)
 
@@ -101,7 +101,7 @@ def _sooner(stages: _Stages, trip: Trip, stage: int, uses: list[int]) -> bool:
     )
 
 
-def _moved(stages: _Stages, journey: Itinerary, kind: str, stage: int) -> Itinerary:
+def _moved(stages: _Stages, journey: Journey, kind: str, stage: int) -> Journey:
     tensor = journey.tensor
     if kind == "g":
         assert journey.send is not None and journey.drop is not None

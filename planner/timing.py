@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.greedy import Setting
-from planner.itinerary import Draft, Itinerary, Trip
+from planner.journey import Draft, Journey, Trip
 from planner.legs import Leg, legs_of
 from planner.plan import Direction, Plan
 from planner.program import reads
@@ -281,7 +281,7 @@ class _Play:
         journeys = tuple(self._journey(journey, legs.get(journey.tensor.name, [])) for journey in self.source.journeys)
         return replace(self.source, journeys=journeys)
 
-    def _journey(self, journey: Itinerary, legs: list[Leg]) -> Itinerary:
+    def _journey(self, journey: Journey, legs: list[Leg]) -> Journey:
         trips: dict[str, list[Trip]] = {"w": [], "s": []}
         for leg in legs:
             assert leg.left is not None

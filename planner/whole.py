@@ -19,7 +19,7 @@ from planner.flows import Term
 from planner.hardware import Hardware
 from planner.highs import solve
 from planner.instance import Instance, tensor_lists
-from planner.itinerary import settled
+from planner.journey import settled
 from planner.oilp import Solution, build, solution_of
 from planner.rounding import fates_of
 

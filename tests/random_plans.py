@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.chain import Chain, Tensor
-from planner.itinerary import Draft, Itinerary, Side, Trip, assemble, at_home, backward_stage
+from planner.journey import Draft, Journey, Side, Trip, assemble, at_home, backward_stage
 from planner.plan import Plan
 from planner.program import compile_program
 from planner.verify import InvalidProgram, verify
@@ -60,7 +60,7 @@ def _is_right(plan: Plan, chain: Chain) -> bool:
     return True
 
 
-def _random_journey(chain: Chain, tensor: Tensor, clip: bool, chance: random.Random) -> Itinerary:
+def _random_journey(chain: Chain, tensor: Tensor, clip: bool, chance: random.Random) -> Journey:
     """Away after forward, after backward, or both. Often wrong."""
     block = chain.users()[tensor.name][0]
     backward, last = backward_stage(chain, block), 2 * len(chain.blocks) - 2
@@ -78,8 +78,8 @@ def _random_journey(chain: Chain, tensor: Tensor, clip: bool, chance: random.Ran
     if side is not Side.CPU:
         states = Trip(evict=out, prefetch=chance.randint(0, update), offload=out) if side is Side.GPU else None
         states_away = (states,) if states and chance.random() < 0.7 else ()
-        return Itinerary(tensor=tensor, side=side, update=update, weight=tuple(trips), states=states_away)
+        return Journey(tensor=tensor, side=side, update=update, weight=tuple(trips), states=states_away)
     send = chance.randint(backward, last)
-    return Itinerary(
+    return Journey(
         tensor=tensor, side=side, update=update, send=send, drop=chance.randint(send, last), weight=tuple(trips)
     )

@@ -10,7 +10,7 @@ import pytest
 from planner.ahead import ahead_bytes, ahead_of_norm
 from planner.greedy import Setting, profile, streamed
 from planner.instance import Budgets
-from planner.itinerary import assemble
+from planner.journey import assemble
 from planner.judge import predicted_step_s
 from planner.memory import cpu_parts, cpu_peak_bytes
 from planner.program import compile_program

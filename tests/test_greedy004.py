@@ -11,7 +11,7 @@ from planner.greedy import Setting, profile, resident
 from planner.greedy004 import by_profit
 from planner.hardware import Hardware
 from planner.instance import Budgets
-from planner.itinerary import Draft, assemble
+from planner.journey import Draft, assemble
 from planner.memory import gpu_peak_bytes
 from planner.program import Program, compile_program
 from planner.simulate import simulate

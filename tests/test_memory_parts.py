@@ -11,7 +11,7 @@ from planner.chain import Chain
 from planner.greedy import Setting, candidates
 from planner.hardware import Hardware
 from planner.instance import Budgets
-from planner.itinerary import assemble
+from planner.journey import assemble
 from planner.memory import Parts, gpu_breakdown, gpu_peak_bytes, gpu_usage, parts_at_peak
 from planner.program import compile_program
 from tests import chains as small

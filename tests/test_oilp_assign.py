@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.assign import Job, hand_out
 from planner.greedy import Setting, profile, resident, streamed
 from planner.instance import Budgets
-from planner.itinerary import Draft, Itinerary, Side, Trip, assemble, at_home
+from planner.journey import Draft, Journey, Side, Trip, assemble, at_home
 from tests import chains as small
 
 
@@ -47,7 +47,7 @@ def test_an_absence_around_the_end_of_the_step_is_not_resident() -> None:
     chain = small.chain(2)
     tensor = chain.blocks[1].tensors[0]
     home = [at_home(chain, t, False) for t in chain.tensors() if t.name != tensor.name]
-    journey = Itinerary(
+    journey = Journey(
         tensor=tensor, side=Side.CPU, send=5, drop=6, update=6,
         weight=(Trip(evict=1, prefetch=4), Trip(evict=5, prefetch=0)),
     )  # fmt: skip

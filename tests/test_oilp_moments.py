@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.chain import Chain
-from planner.itinerary import Draft, assemble, at_home
+from planner.journey import Draft, assemble, at_home
 from planner.memory import gpu_peak_bytes
 from planner.moments import kept_bytes, moments, scratch_bytes, standing_bytes
 from planner.program import compile_program

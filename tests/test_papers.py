@@ -9,7 +9,7 @@ from benchmarks.chains import GB, LLAMA2_7B, LLAMA3_70B
 from benchmarks.paper004 import Row
 from planner.greedy import profile
 from planner.greedy004 import by_profit
-from planner.itinerary import assemble
+from planner.journey import assemble
 from planner.memory import gpu_peak_bytes
 from planner.program import compile_program
 from planner.solve import make_plan

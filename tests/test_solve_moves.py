@@ -11,7 +11,7 @@ from planner.greedy import PROFILES, Setting, profile, streamed
 from planner.hardware import Hardware
 from planner.improve import Look
 from planner.instance import Budgets
-from planner.itinerary import Draft, Itinerary, Side, Trip, assemble, at_home
+from planner.journey import Draft, Journey, Side, Trip, assemble, at_home
 from planner.legs import with_lead
 from planner.memory import gpu_peak_bytes, gpu_usage
 from planner.plan import Plan
@@ -63,7 +63,7 @@ def test_where_a_stage_is_too_full_what_it_does_not_read_comes_later() -> None:
     chain = small.chain(2)
     tensor = chain.blocks[2].tensors[0]
     home = [at_home(chain, t, False) for t in chain.tensors() if t.name != tensor.name]
-    early = Itinerary(
+    early = Journey(
         tensor=tensor, side=Side.CPU, send=4, drop=4, update=5, weight=(Trip(evict=4, prefetch=0),)
     )  # fmt: skip
     draft = Draft(options=("keep",) * 4, journeys=(*home, early), source="test")

@@ -12,7 +12,7 @@ from planner.greedy import Setting
 from planner.hardware import Hardware
 from planner.instance import Budgets
 from planner.instant import instant
-from planner.itinerary import Draft, assemble
+from planner.journey import Draft, assemble
 from planner.judge import predicted_step_s
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes
 from planner.program import Program, compile_program

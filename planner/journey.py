@@ -1,6 +1,6 @@
 """Where each tensor goes in a step, and the plan these journeys add up to.
 
-Every candidate, greedy or solved, is a list of itineraries; `assemble` writes them into the stages of a `Plan`.
+Every candidate, greedy or solved, is a list of journeys; `assemble` writes them into the stages of a `Plan`.
 Stages are numbered 0 … T-1 in `stage_order`; T = 2L - 1 for L blocks.
 """
 
@@ -36,7 +36,7 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Itinerary:
+class Journey:
     """One tensor's step. `send` and `drop` are the stages that copy the gradient to the host and release it there
     (on the GPU side only between rounds), `fetch` the one that brings it back for the next round (None: the one that
     adds to it); `update` is the stage the update is listed at.
@@ -80,25 +80,25 @@ def settled(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
     ]  # fmt: skip
 
 
-def at_home(chain: Chain, tensor: Tensor, clip: bool) -> Itinerary:
+def at_home(chain: Chain, tensor: Tensor, clip: bool) -> Journey:
     """Always on the device; updated there as soon as its gradient is complete, with clipping at the end."""
     if not tensor.trainable:
-        return Itinerary(tensor=tensor, side=Side.NOBODY)
+        return Journey(tensor=tensor, side=Side.NOBODY)
     first = chain.users()[tensor.name][0]
-    return Itinerary(tensor=tensor, side=Side.GPU, update=backward_stage(chain, 0 if clip else first))
+    return Journey(tensor=tensor, side=Side.GPU, update=backward_stage(chain, 0 if clip else first))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A candidate: an option name per block and an itinerary per tensor. `source` says who proposes it."""
+    """A candidate: an option name per block and a journey per tensor. `source` says who proposes it."""
 
     options: tuple[str, ...]
-    journeys: tuple[Itinerary, ...]
+    journeys: tuple[Journey, ...]
     source: str
 
 
 def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool, rounds: int = 1) -> Plan:
-    """The plan in which every tensor follows its itinerary. Within a stage, items go in order of their next use."""
+    """The plan in which every tensor follows its journey. Within a stage, items go in order of their next use."""
     order = stage_order(len(chain.blocks))
     lists: list[dict[str, list[tuple[int, int, str]]]] = [
         {word: [] for word in ("prefetch", "offload", "evict", "cpu_update", "gpu_update")} for _ in order
