@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from planner.bound import lower_bound_s
 from planner.chain import Chain
 from planner.errors import UserError
 from planner.greedy import Setting
@@ -13,7 +12,7 @@ from planner.hardware import Hardware
 from planner.instance import Budgets, make_instance
 from planner.oilp import solve_oilp
 from planner.plan import Plan
-from planner.solve import GAP, in_rounds, least_gpu_bytes, make_plan
+from planner.solve import GAP, bound_of, in_rounds, least_gpu_bytes, make_plan
 
 _AMPLE_S = 30.0  # 82 blocks take one
 
@@ -51,7 +50,7 @@ class Problem:
 
     def bound_s(self) -> float:
         """Seconds that no plan of it beats."""
-        return min(map(_bound_s, in_rounds(self.setting)))
+        return min(map(bound_of, in_rounds(self.setting)))
 
     def hope_s(self) -> float:
         """Seconds of the solver's step, before rounding, in as many rounds as are best; infinity where it finds none.
@@ -59,7 +58,7 @@ class Problem:
         It takes a fraction of a plan's time, and nothing in it depends on the time there is.
         """
         best_s = math.inf
-        for bound_s, s in sorted(((_bound_s(s), s) for s in in_rounds(self.setting)), key=lambda each: each[0]):
+        for bound_s, s in sorted(((bound_of(s), s) for s in in_rounds(self.setting)), key=lambda each: each[0]):
             if bound_s >= best_s:
                 break
             p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
@@ -80,7 +79,3 @@ class Problem:
             return least_gpu_bytes(self.setting, enough=self.gpu_budget_bytes) <= self.gpu_budget_bytes
         except UserError:
             return False
-
-
-def _bound_s(s: Setting) -> float:
-    return lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)

@@ -58,7 +58,7 @@ def make_plan(
     )  # fmt: skip
     step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
     deadline = time.monotonic() + time_limit_s
-    bounds_s = {setting.rounds: _bound_s(setting) for setting in in_rounds(step)}
+    bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
     best: Plan | None = None
     beat_s = math.inf
     drafts = {setting: _frugal(setting) for setting in in_rounds(step)}
@@ -145,7 +145,8 @@ def _most_promising(ways: list[Setting], time_limit_s: float, gap: float) -> lis
     return sorted(found, key=lambda way: (way.hope_s, way.setting.rounds))
 
 
-def _bound_s(s: Setting) -> float:
+def bound_of(s: Setting) -> float:
+    """Seconds that no schedule of its rounds beats."""
     return lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
 
 
