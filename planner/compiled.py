@@ -43,7 +43,7 @@ def with_compiled(pairs: Pairs, layers: Collection[str], times: Times, device: t
             options = [option for option, its in pairs[kind].items() if its.recipe.saves == saves]
             what = f"layers like {pair.name} ({', '.join(options)})"
             try:
-                compiled = CompiledPair(pair.joint, pair.recipe)
+                compiled = CompiledPair(pair)
                 peaks = tried(pair, compiled, device)
             except (CannotCompileError, torch.OutOfMemoryError) as error:
                 log.info("compile: %s run as generated: %s", what, first_line(error))

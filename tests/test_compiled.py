@@ -16,7 +16,7 @@ from planner import compiled
 from planner.chain import Chain
 from planner.codec import from_json, to_json
 from planner.compiled import tried, why_off, with_compiled
-from planner.graph import CannotCompileError, CompiledPair, why_not_compilable
+from planner.graph import RECIPES, CannotCompileError, CompiledPair, Pair, trace_block, why_not_compilable
 from planner.memory import gpu_peak_bytes
 from planner.probe import estimate_hardware
 from planner.profile import Analysis, analyse_model, estimate_times
@@ -34,6 +34,8 @@ needs_compiler = pytest.mark.skipif(why_not_compilable(CPU) is not None, reason=
 def own_cache(tmp_path_factory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        # Which vectors the compiler knows is found by compiling, for 5 seconds: without them.
+        patch.setattr(inductor_config.cpp, "vec_isa_ok", False)
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         yield
@@ -64,7 +66,7 @@ def compiled_times(analysis) -> Times:
     """Compiled code for two of the options, as if it had been the faster."""
     kind = analysis.names.kinds[1]
     peaks = {
-        name: tried(pair, CompiledPair(pair.joint, pair.recipe), CPU)
+        name: tried(pair, CompiledPair(pair), CPU)
         for name, pair in analysis.pairs[kind].items() if name in ("keep", "recompute")
     }  # fmt: skip
     estimate = estimate_times(analysis, estimate_hardware(CPU))
@@ -131,11 +133,45 @@ def test_a_layer_with_dropout_is_not_compiled(caplog):
 @needs_compiler
 def test_results_beyond_the_bound_are_refused(analysis, monkeypatch):
     pair = analysis.pairs[analysis.names.kinds[1]]["keep"]
-    code = CompiledPair(pair.joint, pair.recipe)
+    code = CompiledPair(pair)
     forward = code.forward
     monkeypatch.setattr(code, "forward", lambda values: ([t * (1 + 1e-4) for t in forward(values)[0]], []))
     with pytest.raises(CannotCompileError, match="off by"):
         tried(pair, code, CPU)
+
+
+def linear() -> Pair:
+    """A layer without code in C++: both functions are matrix products."""
+    return Pair(trace_block(nn.Linear(3, 5, bias=False), (torch.ones(4, 3, requires_grad=True),), {}), RECIPES["keep"])
+
+
+def test_tensors_laid_out_otherwise_than_when_traced_are_taken():
+    pair = linear()
+    code = CompiledPair(pair)
+    weight, x, tangent = torch.randn(5, 3), torch.randn(4, 3), torch.randn(4, 5)
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.t().contiguous().t()
+
+    for inputs in ([weight, x], [weight, other(x)], [other(weight), x]):
+        (made,), (wanted,) = code.forward(list(inputs))[0], pair.forward(list(inputs))[0]
+        assert torch.allclose(made, wanted)
+        for gradient in (tangent, other(tangent)):
+            found: list[dict[str, torch.Tensor]] = [{}, {}]
+            results = [
+                one.backward([*(inputs[i] for i in pair.backward_primals), gradient], [], sums.__setitem__)
+                for one, sums in zip((code, pair), found, strict=True)
+            ]
+            assert torch.allclose(results[0][0], results[1][0])
+            assert torch.allclose(found[0]["weight"], found[1]["weight"])
+
+
+def test_a_graph_that_is_not_partitioned_is_compiled_as_well(monkeypatch):
+    monkeypatch.setattr(inductor_config, "graph_partition", False)
+    pair = linear()
+    inputs = [torch.randn(5, 3), torch.randn(4, 3)]
+    (made,), _ = CompiledPair(pair).forward(list(inputs))
+    assert torch.allclose(made, pair.forward(inputs)[0][0])
 
 
 def test_exact_jobs_and_machines_without_a_compiler_do_not_compile(monkeypatch):

@@ -135,6 +135,13 @@ def test_keep_runs_no_operation_of_the_forward_twice():
     assert "set_rng" in Pair(joint, RECIPES["recompute"]).backward_source
 
 
+def test_attention_without_dropout_draws_nothing_that_backward_would_draw_again():
+    layer, args, kwargs = call_of("llama", dropout=0.0)
+    pair = Pair(trace_block(layer, args, kwargs), RECIPES["recompute"])
+    assert "scaled_dot_product" in " ".join(str(node.target) for node in pair.backward_nodes)
+    assert "rng" not in pair.forward_source + pair.backward_source
+
+
 def test_recompute_saves_nothing_and_offload_saves_less_than_keep():
     layer, args, kwargs = call_of("llama")
     joint = trace_block(layer, args, kwargs)

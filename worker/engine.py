@@ -271,12 +271,11 @@ class Engine:
         with self._machine.on_host(), block.own_forward():
             if block.recipe == EAGER.name:
                 return EagerPair(block.module, args, kwargs, name=block.name)
-            joint, recipe = trace_block(block.module, args, kwargs, name=block.name), RECIPES[block.recipe]
-            pair = Pair(joint, recipe)
+            pair = Pair(trace_block(block.module, args, kwargs, name=block.name), RECIPES[block.recipe])
             # The plan has room for compiled code of its own shape; for that of a shorter slice nobody has measured it.
             if pair.output_bytes == block.compiled_bytes:
                 try:
-                    return CompiledPair(joint, recipe)
+                    return CompiledPair(pair)
                 except CannotCompileError as error:
                     log.warning("compile: %s runs as generated: %s", block.name, error)
             return pair

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-import types
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -21,7 +20,6 @@ from planner.graph.code import Sink
 from planner.graph.joint import Joint
 from planner.graph.nodes import is_random
 from planner.graph.pair import Pair
-from planner.graph.recipes import Recipe
 from planner.kernel.build import cache_folder
 
 
@@ -46,27 +44,31 @@ class CompiledPair(Pair):
     """A `Pair` whose functions are inductor's; what backward needs is the same list of tensors.
 
     Its peaks are those of the generated functions. What the compiled ones need is measured: all of a block's weight
-    gradients exist when backward ends.
+    gradients exist when backward ends. What is laid out otherwise than when the block was traced, as the gradient of a
+    tensor that several blocks share may be, goes to the generated functions: inductor's take one layout only.
     """
 
-    def __init__(self, joint: Joint, recipe: Recipe) -> None:
-        """Raises CannotCompileError."""
-        super().__init__(joint, recipe)
-        if any(_draws(node) for node in (*self.forward_nodes, *self.backward_nodes)):
+    def __init__(self, pair: Pair) -> None:
+        """`pair`, compiled. Raises CannotCompileError."""
+        self.__dict__.update(pair.__dict__)
+        joint = pair.joint
+        if any(is_random(node) for node in (*self.forward_nodes, *self.backward_nodes)):
             # Inductor draws other numbers, and where a block is computed again it would draw them anew.
             raise CannotCompileError("it draws random numbers")
         self._input_grads = [joint.grads.get(i) for i in range(len(joint.inputs))]
         grads = [*self._input_grads, *(joint.grads[name] for name in self.param_grads)]
-        owned = [*self.saved, *(self.primals[i] for i in self.backward_primals), *joint.tangents]
+        self._owned = [*self.saved, *(self.primals[i] for i in self.backward_primals), *joint.tangents]
         self._compiled = (
             _Function(joint, self.primals, self.forward_nodes, [*joint.outputs, *self.saved]),
-            _Function(joint, owned, self.backward_nodes, grads),
+            _Function(joint, self._owned, self.backward_nodes, grads),
         )
 
     def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        return self._compiled[0](values), []
+        return (self._compiled[0](values), []) if _as_traced(values, self.primals) else super().forward(values)
 
     def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[Tensor | None]:
+        if not _as_traced(values, self._owned):
+            return super().backward(values, states, sink)
         made = self._compiled[1](values)
         storages = Counter(t.untyped_storage().data_ptr() for t in made)
         made.reverse()
@@ -77,15 +79,15 @@ class CompiledPair(Pair):
         return results
 
 
-def _draws(node: fx.Node) -> bool:
-    """Draws random numbers. Attention is marked so, but without dropout it draws none."""
-    if not is_random(node):
-        return False
-    for i, argument in enumerate(cast(Any, node.target)._schema.arguments):
-        if argument.name == "dropout_p":
-            default = node.kwargs.get("dropout_p", argument.default_value)
-            return bool(node.args[i] if i < len(node.args) else default)
-    return True
+def _as_traced(values: Sequence[Tensor], nodes: Sequence[fx.Node | None]) -> bool:
+    """Whether the strides are those the code was compiled for; of dimensions of one element they say nothing."""
+    return all(
+        node is None or all(
+            size == 1 or own == traced
+            for size, own, traced in zip(value.shape, value.stride(), node.meta["val"].stride(), strict=True)
+        )
+        for value, node in zip(values, nodes, strict=True)
+    )  # fmt: skip
 
 
 def _own(tensor: Tensor, *, shared: bool) -> Tensor:
@@ -160,7 +162,8 @@ def _compile(module: fx.GraphModule, examples: Sequence[Tensor], device: torch.d
         raise CannotCompileError(f"it became {len(found)} functions")
     if device.type == "cpu":
         # Its buffers are made below the dispatcher, where nobody counts them.
-        names = cast(types.FunctionType, getattr(found[0].current_callable, "__func__", None)).__globals__
+        call = found[0].current_callable  # a method, or a function where the graph is not partitioned
+        names = getattr(getattr(call, "__func__", call), "__globals__", {})
         if "empty_strided_cpu" not in names:
             raise CannotCompileError("this version of inductor makes its buffers in another way")
         names["empty_strided_cpu"] = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)

@@ -18,8 +18,14 @@ def is_op(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Draws random numbers."""
-    return is_op(node) and torch.Tag.nondeterministic_seeded in _overload(node).tags
+    """Draws random numbers. Attention is marked so, but without dropout it draws none."""
+    if not is_op(node) or torch.Tag.nondeterministic_seeded not in _overload(node).tags:
+        return False
+    for i, argument in enumerate(_overload(node)._schema.arguments):
+        if argument.name == "dropout_p":
+            default = node.kwargs.get("dropout_p", argument.default_value)
+            return bool(node.args[i] if i < len(node.args) else default)
+    return True
 
 
 def is_view(node: fx.Node) -> bool:
