@@ -155,36 +155,6 @@ def test_words_that_do_not_go_together_exit_with_2(words: list[str], said: str, 
     assert done.stderr.startswith(said)
 
 
-def test_a_job_is_asked_about_on_another_machine(shell: Shell) -> None:
-    SMALL.save_pretrained(shell.folder / "small")
-    (shell.folder / "small" / "tokenizer.json").write_text("{}")
-    (shell.folder / "text.jsonl").write_text('{"text": "a"}\n')
-    (shell.folder / "job.yaml").write_text("model: small\ndataset: text.jsonl\nmax_length: 64\nsave_total_limit: 3\n")
-    done = shell.run("plan", "job.yaml", "--hardware", "rtx3060", "--gpu-budget", "1GiB")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    question = "small (0.1 million parameters) in fp32 on GeForce RTX 3060 12 GB, 1 slice of 8 × 64 tokens a step"
-    assert lines[0] == question
-    assert lines[1].startswith("It fits: ")
-    starts = {line.split()[0] for line in lines if line and not line.startswith(" ")}
-    assert starts >= {"proven", "limit", "updates", "blocks", "GPU", "disk", "would"}
-    assert any("of 1.0 GiB" in line for line in lines)
-    assert any(line.endswith("checkpoints kept: 3") for line in lines)
-
-
-def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would(shell: Shell) -> None:
-    SMALL.save_pretrained(shell.folder / "small")
-    words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "512", "--gpu-budget", "4MiB"]
-    done = shell.run(*words)
-    assert done.returncode == 3
-    lines = done.stdout.splitlines()
-    assert lines[1] == "It does not fit."
-    assert lines[3].startswith("GPU        4.0 MiB for the job; at least ")
-    assert any("more of this GPU (--gpu-budget " in line for line in lines)
-    assert any("shorter rows (max_length: 256, " in line for line in lines)
-    assert json.loads(shell.run(*words, "--json").stdout)["status"] == "infeasible"
-
-
 @pytest.mark.parametrize(
     ("short", "lines"),
     [
@@ -285,24 +255,44 @@ def test_without_a_database_no_plans_are_kept_and_none_is_made(shell: Shell) -> 
 
 def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
-    (kept.folder / "job.yaml").write_text("model: small\nmax_length: 64\nbf16: true\ntrain_batch_size: 8\n"
-                                          "per_device_train_batch_size: 1\n")  # fmt: skip
-    first = kept.json("plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "64")
-    again = kept.json("plan", "job.yaml", "--hardware", "rtx3060", "--html", "plan.html")
+    (kept.folder / "job.yaml").write_text("model: small\ndataset: not-there.jsonl\nmax_length: 64\nbf16: true\n"
+                                          "train_batch_size: 8\nper_device_train_batch_size: 1\n"
+                                          "save_total_limit: 3\n")  # fmt: skip
+    machine = ["--hardware", "rtx3060", "--gpu-budget", "1GiB"]
+    first = kept.json("plan", "--model", "small", "--max-length", "64", "--set", "save_total_limit=3", *machine)
+    again = kept.json("plan", "job.yaml", *machine, "--html", "plan.html")
     assert again == first, "answer_s too: nothing was computed"
     assert "<html" in (kept.folder / "plan.html").read_text()
     (plan,) = (row for row in kept.json("plans", "list") if row["key"] == first["plan_key"])
     assert (plan["machine"], plan["step_s"], plan["hits"]) == ("GeForce RTX 3060 12 GB", first["step_s"], 1)
-    # Another link is another machine, whatever its name.
-    other = kept.json("plan", "job.yaml", "--hardware", "rtx3060", "--link", "1GB")
+    # A job is told in words.
+    lines = kept.run("plan", "job.yaml", *machine).stdout.splitlines()
+    assert (
+        lines[0] == "small (0.1 million parameters) in bf16 on GeForce RTX 3060 12 GB, 8 slices of 1 × 64 tokens a step"
+    )
+    assert lines[1].startswith("It fits: ")
+    starts = {line.split()[0] for line in lines if line and not line.startswith(" ")}
+    assert starts >= {"proven", "limit", "updates", "blocks", "GPU", "disk", "would"}
+    assert any("of 1.0 GiB" in line for line in lines)
+    assert any(line.endswith("checkpoints kept: 3") for line in lines)
+    # Another link is another machine, whatever its name; and what is forgotten is computed anew.
+    other = kept.json("plan", "job.yaml", *machine, "--link", "1GB")
     assert other["plan_key"] != first["plan_key"]
     assert kept.json("plans", "forget", first["plan_key"]) == {"forgotten": 1}
-    assert kept.json("plan", "job.yaml", "--hardware", "rtx3060")["answer_s"] != first["answer_s"]
+    assert kept.json("plan", "job.yaml", *machine)["answer_s"] != first["answer_s"]
 
 
-def test_what_does_not_fit_is_kept_too(kept: Shell) -> None:
+def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_kept_too(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
-    words = ("plan", "--model", "small", "--hardware", "rtx3060", "--gpu-budget", "1MiB", "--json")
-    first, again = (kept.run(*words) for _ in range(2))
-    assert (first.returncode, again.returncode) == (3, 3)
-    assert again.stdout == first.stdout
+    words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "512", "--gpu-budget", "4MiB"]
+    first = kept.run(*words, "--json")
+    assert (first.returncode, json.loads(first.stdout)["status"]) == (3, "infeasible")
+    again = kept.run(*words, "--json")
+    assert (again.returncode, again.stdout) == (3, first.stdout), "answer_s too: nothing was computed"
+    done = kept.run(*words)
+    assert done.returncode == 3
+    lines = done.stdout.splitlines()
+    assert lines[1] == "It does not fit."
+    assert lines[3].startswith("GPU        4.0 MiB for the job; at least ")
+    assert any("more of this GPU (--gpu-budget " in line for line in lines)
+    assert any("shorter rows (max_length: 256, " in line for line in lines)
