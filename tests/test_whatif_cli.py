@@ -255,11 +255,12 @@ def test_without_a_database_no_plans_are_kept_and_none_is_made(shell: Shell) -> 
 
 def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
-    (kept.folder / "job.yaml").write_text("model: small\ndataset: not-there.jsonl\nmax_length: 64\nbf16: true\n"
-                                          "train_batch_size: 8\nper_device_train_batch_size: 1\n"
-                                          "save_total_limit: 3\n")  # fmt: skip
+    (kept.folder / "job.yaml").write_text(
+        "model: small\ndataset: not-there.jsonl\nmax_length: 64\nsave_total_limit: 3\n"
+    )
+    short = ["--fp32", "--batch-size", "8", "--slices", "1", "--max-length", "64", "--set", "save_total_limit=3"]
     machine = ["--hardware", "rtx3060", "--gpu-budget", "1GiB"]
-    first = kept.json("plan", "--model", "small", "--max-length", "64", "--set", "save_total_limit=3", *machine)
+    first = kept.json("plan", "--model", "small", *short, *machine)
     again = kept.json("plan", "job.yaml", *machine, "--html", "plan.html")
     assert again == first, "answer_s too: nothing was computed"
     assert "<html" in (kept.folder / "plan.html").read_text()
@@ -268,7 +269,7 @@ def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept
     # A job is told in words.
     lines = kept.run("plan", "job.yaml", *machine).stdout.splitlines()
     assert (
-        lines[0] == "small (0.1 million parameters) in bf16 on GeForce RTX 3060 12 GB, 8 slices of 1 × 64 tokens a step"
+        lines[0] == "small (0.1 million parameters) in fp32 on GeForce RTX 3060 12 GB, 1 slice of 8 × 64 tokens a step"
     )
     assert lines[1].startswith("It fits: ")
     starts = {line.split()[0] for line in lines if line and not line.startswith(" ")}
