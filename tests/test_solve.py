@@ -45,7 +45,8 @@ def test_a_smaller_budget_is_met_with_a_slower_plan(clip: bool) -> None:
     least = least_budget(chain, RTX_3060, cpu_budget_bytes=128 * GB, slices=1, clip=clip).gpu_bytes
     steps = [
         make_plan(
-            chain, RTX_3060, gpu_budget_bytes=int(least * share), cpu_budget_bytes=128 * GB, slices=1, clip=clip
+            chain, RTX_3060, gpu_budget_bytes=int(least * share), cpu_budget_bytes=128 * GB, slices=1, clip=clip,
+            time_limit_s=2,
         ).step_s
         for share in (1.0, 1.5, 3.0, 10.0)
     ]  # fmt: skip
@@ -90,7 +91,7 @@ def test_a_host_that_is_too_small_is_named_as_the_reason() -> None:
 
 def test_without_cpu_updates_and_activation_offload_the_plan_has_neither() -> None:
     chain = llama(6)
-    problem = {"gpu_budget_bytes": 8 * GB, "cpu_budget_bytes": 128 * GB, "slices": 1, "clip": False}
+    problem = {"gpu_budget_bytes": 8 * GB, "cpu_budget_bytes": 128 * GB, "slices": 1, "clip": False, "time_limit_s": 2}
     full = make_plan(chain, RTX_3060, **problem)
     bare = make_plan(chain, RTX_3060, cpu_updates=False, activation_offload=False, **problem)
     assert full.cpu_updated() and not bare.cpu_updated()
@@ -118,7 +119,9 @@ def test_when_the_solver_runs_out_of_time_there_is_still_a_plan(monkeypatch: pyt
 
 def test_tensors_too_small_to_move_never_move() -> None:
     chain = llama(6)
-    plan = make_plan(chain, RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False)
+    plan = make_plan(
+        chain, RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False, time_limit_s=2
+    )  # fmt: skip
     norms = {f"l{i}.norm" for i in range(6)}
     moved = {item[2:] for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     assert moved and not moved & norms
