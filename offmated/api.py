@@ -117,7 +117,9 @@ def cancel_job(job_id: JobId, use: Use) -> Json:
     before = use.store.job(job_id).state
     after = use.store.stop(job_id, StopReason.CANCEL)
     if after in FINAL and (before in FINAL or after is not JobState.CANCELLED):
-        raise UserError(f"Job {job_id} is over: {after}.", hint=f"offmate show {job_id}", code="job-ended")
+        raise UserError(
+            f"Job {job_id} is over: {after}.", hint=f"offmate show {job_id}", code="job-ended", exit_code=Exit.USAGE
+        )  # fmt: skip
     use.wake()
     return show_job(job_id, use)
 

@@ -167,7 +167,8 @@ def test_a_job_that_is_tried_again_says_from_where() -> None:
 def test_an_ending_that_is_not_the_last_word_says_how_to_go_on() -> None:
     hint = "offmate retry 3 tries it again, from its last checkpoint if there is one."
     assert printed(views.ended(JOB | {"state": "failed", "error": ERROR})) == [
-        "Job 3 has failed.", *str(UserError.from_json(ERROR)).splitlines(), hint,
+        "Job 3 has failed.", *str(UserError.from_json(ERROR)).splitlines(),
+        "offmate retry 3 --gpu-budget SIZE tries it again with another budget.",
     ]  # fmt: skip
     assert printed(views.ended(JOB | {"state": "cancelled"})) == ["Job 3 is cancelled.", hint]
     assert views.cancelled(JOB | {"state": "cancelled"}) == f"Job 3 is cancelled.  {hint}"

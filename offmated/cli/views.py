@@ -60,6 +60,8 @@ def ended(job: Json) -> RenderableType:
 
 
 def _again(job: Json) -> str:
+    if job["error"] and job["error"]["exit_code"] == Exit.DOES_NOT_FIT:  # it would end the same way
+        return f"offmate retry {job['id']} --gpu-budget SIZE tries it again with another budget."
     return f"offmate retry {job['id']} tries it again, from its last checkpoint if there is one."
 
 
