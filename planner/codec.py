@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import types
 import typing
@@ -11,6 +12,15 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The object that JSON `text` is; None for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def to_json(value: object) -> Json:

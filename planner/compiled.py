@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import statistics
 from collections.abc import Callable, Collection, Sequence
@@ -95,7 +96,7 @@ def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledB
         # Made in the meter's sight: what dies in backward makes room there.
         saved, _ = room.peak(lambda: compiled.forward(list(primals))[0])
         del saved[: pair.n_outputs]
-        (new_grads, new_sums), peaks[first] = room.peak(lambda s=saved, f=first: backward(compiled, s, f))  # type: ignore[misc]
+        (new_grads, new_sums), peaks[first] = room.peak(functools.partial(backward, compiled, saved, first))
         if first:
             _compare(list(new_sums.values()), [sums[name] for name in new_sums])
             _compare([t for t in new_grads if t is not None], [t for t in grads if t is not None])

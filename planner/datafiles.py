@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.codec import json_object
 from planner.errors import Exit, UserError, first_line
 from planner.job import Job
 from planner.jobpaths import DATA_SUFFIXES
@@ -163,7 +164,7 @@ def _read_json(file: Path, text: str, found: _Found) -> None:
     try:
         _add(_lines(file, text), found)
     except ValueError:
-        if (record := _one_object(text)) is None:
+        if (record := json_object(text)) is None:
             raise
         _add([(file.name, record)], found)
 
@@ -180,15 +181,6 @@ def _lines(file: Path, text: str) -> Iterator[tuple[str, Any]]:
                 raise ValueError(f"{place} is no JSON: {error.msg} (character {error.pos + 1})") from None
             yield place, value
             rest = rest[end:].lstrip()
-
-
-def _one_object(text: str) -> dict[str, Any] | None:
-    """The object of a text that is one, over several lines."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _add(values: Iterable[tuple[str, Any]], found: _Found) -> None:

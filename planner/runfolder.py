@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from planner.codec import json_object
 from planner.errors import UserError
 
 _TAIL_BYTES = 16 * 1024
@@ -172,21 +173,12 @@ def _write_text(path: Path, text: str) -> None:
 
 def _read_object(path: Path) -> dict[str, Any] | None:
     try:
-        return _object(path.read_bytes())
+        return json_object(path.read_bytes())
     except FileNotFoundError:
         return None
 
 
 def _events(lines: list[bytes]) -> list[dict[str, Any]]:
     """Those that are whole: a power cut or a full disk may have cut others short."""
-    found = (_object(line) for line in lines)
+    found = (json_object(line) for line in lines)
     return [event for event in found if event is not None and "event" in event]
-
-
-def _object(text: bytes) -> dict[str, Any] | None:
-    """The JSON object; None for anything else."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -32,11 +32,12 @@ def why_not_compilable(device: torch.device) -> str | None:
     if device.type == "cuda":
         return None if has_triton() else "there is no triton for this GPU"
     from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
 
     try:
         get_cpp_compiler()
-    except Exception as error:
-        return f"there is no C++ compiler ({type(error).__name__})"
+    except InvalidCxxCompiler:
+        return "there is no C++ compiler"
     return None
 
 
