@@ -13,10 +13,10 @@ from offmated.models import JobRow
 from offmated.paths import Paths
 from offmated.states import AGAIN, FINAL, JobState
 from offmated.store import Store
-from planner.budgets import check_budgets_here
 from planner.datafiles import check_data
 from planner.errors import Exit, UserError
 from planner.job import Job
+from planner.machine_memory import check_budgets_here
 from planner.place import check_place
 from planner.runfolder import RunFolder
 

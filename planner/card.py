@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from planner.budgets import Card, driver_card
 from planner.hardware import Hardware
+from planner.machine_memory import Card, driver_card
 from planner.presets import is_preset, preset, usable_gpu_bytes
 from planner.probe import cpu_bytes, machine_name
 

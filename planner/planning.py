@@ -11,7 +11,6 @@ import torch
 
 from planner import cache as kept
 from planner.batch import WANTED, Candidate, ranked
-from planner.budgets import check_budgets
 from planner.cache import Cache, CachedPlan, Question
 from planner.chain import Chain
 from planner.codec import Json, from_json, to_json
@@ -19,6 +18,7 @@ from planner.compiled import why_off
 from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.job import Job
+from planner.machine_memory import check_budgets
 from planner.model import working_dtype
 from planner.plan import Plan
 from planner.probe import measure_hardware

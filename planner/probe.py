@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from planner.budgets import ram_bytes
 from planner.hardware import Hardware
 from planner.kernel.adamw import Step, Target, cpu_kernel
+from planner.machine_memory import ram_bytes
 from planner.times import Stopwatch, device_name
 
 _MIB = 2**20

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from planner.budgets import ram_bytes
 from planner.card import ask_card, estimate_card
 from planner.hardware import Hardware
+from planner.machine_memory import ram_bytes
 from planner.probe import estimate_hardware
 
 

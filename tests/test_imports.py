@@ -17,7 +17,7 @@ TORCH_FREE = {
     "planner.job", "planner.jobfile", "planner.jobpaths", "planner.errors", "planner.units", "planner.chain",
     "planner.hardware", "planner.plan", "planner.codec", "planner.processes", "planner.place", "planner.runfolder",
     "planner.watch", "planner.receipt", "planner.certificate", "planner.jobevaluation",
-    "planner.joblora", "planner.datafiles", "planner.budgets", "planner.steptimes",
+    "planner.joblora", "planner.datafiles", "planner.machine_memory", "planner.steptimes",
 }  # fmt: skip
 """The part of the planner that offmated may use."""
 JOBS = {"offmated.models", "offmated.states", "offmated.store"}

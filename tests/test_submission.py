@@ -13,9 +13,9 @@ from offmated.paths import Paths
 from offmated.states import JobState, StopReason
 from offmated.store import Store
 from offmated.submission import retry, submit
-from planner.budgets import ram_bytes
 from planner.errors import Exit, UserError
 from planner.job import Job
+from planner.machine_memory import ram_bytes
 from planner.runfolder import RunFolder
 
 JOB = "model: ./model\ndataset: text.jsonl\n"

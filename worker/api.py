@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.budgets import check_budgets
 from planner.chain import Chain
 from planner.compiled import why_off
 from planner.errors import Exit, UserError
 from planner.graph import take_turns
+from planner.machine_memory import check_budgets
 from planner.plan import Plan
 from planner.probe import measure_hardware
 from planner.profile import Analysis, analyse_model, estimate_times, measure_times
