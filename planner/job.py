@@ -1,7 +1,8 @@
 """The job file: what people write, checked, with every default filled in.
 
 Names are those of transformers' `TrainingArguments` and TRL; `planner/jobnames.py` has the others. A file is read
-by `planner/jobfile.py`, which finds the lines and the mistakes; this module says what a right one is.
+by `planner/jobfile.py`, which finds the lines and the mistakes; this module says what a right one
+is, `planner/jobvalues.py` what values there are.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.jobbatch import AUTO, DEFAULT_ROWS, check_batch
 from planner.jobevaluation import check_evaluation
-from planner.jobfile import SWITCHED_OFF, Mistake, Source, read_text, read_yaml, shown, to_user_error
+from planner.jobfile import Mistake, Source, read_text, read_yaml, shown, to_user_error
 from planner.joblora import check_lora, check_weights, has_no_weights
 from planner.jobnames import ALIASES, canonical
 from planner.jobpaths import (
@@ -28,7 +29,25 @@ from planner.jobpaths import (
     local_tokenizer,
     resolve,
 )
-from planner.units import parse_bytes
+from planner.jobvalues import (
+    MOST,
+    Beta,
+    Clip,
+    Compile,
+    Count,
+    EvalSteps,
+    EvalStrategy,
+    Minutes,
+    NotNegative,
+    Positive,
+    Prompts,
+    ReportTo,
+    Size,
+    StepLimit,
+    Switch,
+    Text,
+    ValSize,
+)
 
 NOT_PLANNED = frozenset({
     "tokenizer", "dataset", "chat_template", "packing", "train_on", "learning_rate", "lr_scheduler_type",
@@ -38,61 +57,6 @@ NOT_PLANNED = frozenset({
     "save_minutes", "output_dir",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""
-
-
-def _size(value: object) -> object:
-    return parse_bytes(value) if isinstance(value, str) else value
-
-
-def _no_clip(value: object) -> object:
-    return None if value == 0 and not isinstance(value, bool) else value
-
-
-def _no_limit(value: object) -> object:
-    return None if value == -1 else value
-
-
-def _prompts(value: object) -> object:
-    """One text, or a list of texts and of lists of messages, as tuples."""
-    if value in SWITCHED_OFF:
-        return None
-    entries = value if isinstance(value, (list, tuple)) else [value]
-    return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
-
-
-def _nothing(value: object) -> object:
-    return None if value in SWITCHED_OFF else value
-
-
-def _off(value: object) -> object:
-    return "off" if value is False else value  # YAML reads the bare word so
-
-
-def _no_report(value: object) -> object:
-    return "none" if value in (*SWITCHED_OFF, ["none"]) else value
-
-
-MOST = 10**9
-"""The upper bound of counts: beyond it there is a slip of the finger, not a job."""
-
-# Each type carries the phrase that an error about it ends with: "max_length is 0; it must be …".
-Switch = Annotated[bool, Field(description="true or false")]
-# Text goes to terminals, logs and file names: no control characters (Unicode's category Cc).
-Text = Annotated[
-    str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", description="text without control characters")
-]
-Count = Annotated[int, Field(ge=1, le=MOST, description="a whole number from 1 to 10^9")]
-NotNegative = Annotated[float, Field(ge=0, description="a number, 0 or more")]
-Positive = Annotated[float, Field(gt=0, description="a number above 0")]
-Beta = Annotated[float, Field(ge=0, lt=1, description="a number from 0 up to, not including, 1")]
-Size = Annotated[
-    Annotated[int, Field(ge=1, lt=2**63)] | None,
-    BeforeValidator(_size),
-    Field(description="a size like 10GiB or 500MB, or null for the default"),
-]
-
-
-Message = Annotated[dict[Literal["role", "content"], str], Field(min_length=2)]
 
 
 class Job(BaseModel):
@@ -127,11 +91,7 @@ class Job(BaseModel):
         int | float, Field(ge=0, le=MOST, description="a whole number of steps, or a share of all steps below 1")
     ] = 0
     num_train_epochs: Annotated[float, Field(gt=0, le=10**6, description="a number above 0, at most 10^6")] = 3.0
-    max_steps: Annotated[
-        Count | None,
-        BeforeValidator(_no_limit),
-        Field(description="a whole number from 1 to 10^9, or null to count by epochs"),
-    ] = None
+    max_steps: StepLimit = None
     weight_decay: NotNegative = 0.0
     adam_beta1: Beta = 0.9
     adam_beta2: Beta = 0.999
@@ -140,15 +100,9 @@ class Job(BaseModel):
         Literal["adamw_torch_fused", "adamw_torch"],
         Field(description="adamw_torch_fused or adamw_torch; their states are fp32 and need no GPU memory"),
     ] = "adamw_torch_fused"
-    max_grad_norm: Annotated[
-        Positive | None,
-        BeforeValidator(_no_clip),
-        Field(description="a number above 0, or 0 or null for no clipping"),
-    ] = 1.0
+    max_grad_norm: Clip = 1.0
     save_steps: Count = 500
-    save_minutes: Annotated[
-        Positive | None, BeforeValidator(_nothing), Field(description="a number above 0, or 0 or null for never")
-    ] = 15.0
+    save_minutes: Minutes = 15.0
     save_total_limit: Annotated[
         Count | None, Field(description="a whole number from 1 to 10^9, or null to keep all")
     ] = 2
@@ -165,38 +119,22 @@ class Job(BaseModel):
     bf16: Switch = False
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
     exact: Switch = True
-    compile: Annotated[Literal["auto", "off"], BeforeValidator(_off), Field(description="auto or off")] = "auto"
+    compile: Compile = "auto"
     gradient_checkpointing: Annotated[bool | None, Field(description="true, false or null")] = None
     gpu_budget: Size = None
     cpu_budget: Size = None
     run_name: Annotated[Text | None, Field(description="text without control characters, or null")] = None
-    report_to: Annotated[Literal["none"], BeforeValidator(_no_report), Field(description="none")] = "none"
+    report_to: ReportTo = "none"
     train_on: Annotated[Literal["completions", "all"], Field(description="completions or all")] = "completions"
     eval_dataset: Annotated[
         Annotated[tuple[Text, ...], Field(min_length=1)] | None,
         Field(description="a path or Hugging Face id, a list of them, or null"),
     ] = None
-    val_size: Annotated[
-        Annotated[int | float, Field(gt=0, le=MOST)] | None,
-        BeforeValidator(_nothing),
-        Field(description="a share of the rows below 1, a whole number of rows, or 0 for none"),
-    ] = None
-    eval_strategy: Annotated[
-        Literal["steps", "epoch"] | None, BeforeValidator(_nothing), Field(description="no, steps or epoch")
-    ] = None
-    eval_steps: Annotated[
-        Annotated[int | float, Field(gt=0, le=MOST)] | None,
-        BeforeValidator(_nothing),
-        Field(description="a whole number of steps, a share of all steps below 1, or null"),
-    ] = None
+    val_size: ValSize = None
+    eval_strategy: EvalStrategy = None
+    eval_steps: EvalSteps = None
     eval_on_start: Switch = False
-    sample_prompts: Annotated[
-        tuple[Annotated[str, Field(min_length=1)] | Annotated[tuple[Message, ...], Field(min_length=1)], ...] | None,
-        BeforeValidator(_prompts),
-        Field(
-            description="a text, or a list of texts or of lists of messages with role and content, none of them empty"
-        ),
-    ] = None
+    sample_prompts: Prompts = None
     sample_tokens: Count = 64
     per_device_eval_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = (
         None
