@@ -1,4 +1,4 @@
-"""The table of jobs. The planner's cache has its own tables in the same database, see planner/cache.py."""
+"""The table of jobs. The planner's cache has its own tables in the same database, see planner/cachetables.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plans and measurements kept between jobs, in tables of the job database. Imports neither torch nor PuLP.
 
-`metadata` declares the tables; the migrations in alembic/ create them. A plan is found by what it was made for, never
-by the rates it was made with: rates differ a little with every measurement, and a plan stays right when they do.
+`planner/cachetables.py` declares the tables. A plan is found by what it was made for, never by the rates it was made
+with: rates differ a little with every measurement, and a plan stays right when they do.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import JSON, DateTime, Engine, Float, Integer, String, create_engine, delete, select, update
+from sqlalchemy import Engine, create_engine, delete, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
+from planner.cachetables import AnswerRow, MeasurementRow, PlanRow
 from planner.chain import Chain
 from planner.codec import from_json, to_json
 from planner.errors import Exit, UserError
@@ -33,57 +34,6 @@ PLANNER = 4
 
 _BUSY_S = 30.0
 _NO_TABLE = ("no such table", "does not exist", "doesn't exist")  # SQLite, PostgreSQL, MySQL
-
-
-class Base(DeclarativeBase):
-    """Tables of the planner."""
-
-
-class PlanRow(Base):
-    """One plan: `document` is `{"plan", "chain", "hardware", "measurement"}` in JSON forms, `key` the digest of what it
-    answers."""
-
-    __tablename__ = "plans"
-
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    key: Mapped[str] = mapped_column(String(64), unique=True)
-    model: Mapped[str] = mapped_column(String(1024), default="")
-    document: Mapped[dict[str, Any]] = mapped_column(JSON)
-    solve_s: Mapped[float] = mapped_column(Float)
-    hits: Mapped[int] = mapped_column(Integer, default=0)
-    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
-    used_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
-
-
-class MeasurementRow(Base):
-    """What was measured for one set of blocks on one machine: `document` is `{"times", "hardware"}`."""
-
-    __tablename__ = "measurements"
-
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    key: Mapped[str] = mapped_column(String(64), unique=True)
-    device: Mapped[str] = mapped_column(String(255), default="")
-    document: Mapped[dict[str, Any]] = mapped_column(JSON)
-    hits: Mapped[int] = mapped_column(Integer, default=0)
-    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
-    used_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
-
-
-class AnswerRow(Base):
-    """One receipt: `document` is a `planner.receipt.Receipt` in JSON, `key` the digest of the question as it was asked.
-    It is found before the model is traced, which is how its plan is found."""
-
-    __tablename__ = "answers"
-
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    key: Mapped[str] = mapped_column(String(64), unique=True)
-    document: Mapped[dict[str, Any]] = mapped_column(JSON)
-    hits: Mapped[int] = mapped_column(Integer, default=0)
-    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
-    used_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
-
-
-metadata = Base.metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The job file: what people write, checked, with every default filled in.
 
 Names are those of transformers' `TrainingArguments` and TRL; `planner/jobnames.py` has the others. A file is read
-by `planner/jobfile.py`, which finds the lines and the mistakes; this module says what a right one
-is, `planner/jobvalues.py` what values there are.
+by `planner/jobfile.py`, which finds the lines and the mistakes; `planner/jobvalues.py` says what values there are, and
+this module what a right file is.
 """
 
 from __future__ import annotations

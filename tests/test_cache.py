@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from planner.cache import Cache, CachedPlan, MeasurementRow, PlanRow, Question, answer_key, measurement_key, metadata
+from planner.cache import Cache, CachedPlan, Question, answer_key, measurement_key
+from planner.cachetables import MeasurementRow, PlanRow, metadata
 from planner.errors import UserError
 from tests import chains as small
 

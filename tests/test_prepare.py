@@ -9,7 +9,8 @@ import pytest
 import torch
 from sqlalchemy import create_engine
 
-from planner.cache import Cache, metadata
+from planner.cache import Cache
+from planner.cachetables import metadata
 from planner.errors import Exit
 from planner.job import Job
 from planner.planning import plan_job

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from planner.cache import Cache, metadata
+from planner.cache import Cache
+from planner.cachetables import metadata
 from planner.runfolder import RunFolder
 from worker.metrics import Metrics
 from worker.tasks import forget_if_wrong

@@ -9,7 +9,8 @@ import pytest
 import torch
 from sqlalchemy import create_engine
 
-from planner.cache import Cache, metadata
+from planner.cache import Cache
+from planner.cachetables import metadata
 from planner.card import ask_card, estimate_card
 from planner.errors import Exit, UserError
 from planner.machine_memory import Card, check_budgets, device_bytes, parse_card, ram_bytes

@@ -13,7 +13,8 @@ import torch
 from sqlalchemy import create_engine, text
 
 from planner.__main__ import main
-from planner.cache import Cache, metadata
+from planner.cache import Cache
+from planner.cachetables import metadata
 from planner.chain import Chain
 from planner.codec import from_json
 from planner.errors import Exit, UserError

@@ -21,7 +21,7 @@ from offmated.migrate import scripts_folder, upgrade
 from offmated.paths import Paths
 from offmated.states import FINAL, NEXT, JobState, StopReason
 from offmated.store import Store
-from planner import cache
+from planner import cachetables
 from planner.errors import Exit, UserError
 from planner.processes import Process
 from planner.runfolder import RunFolder
@@ -64,7 +64,7 @@ def waiting(store: Store, paths: Paths) -> int:
 def test_the_migrations_make_the_tables_the_code_declares(store: Store) -> None:
     with store.engine.connect() as connection:
         context = MigrationContext.configure(connection)
-        both: Any = [models.metadata, cache.metadata]  # Alembic takes a list, its annotation does not say so
+        both: Any = [models.metadata, cachetables.metadata]  # Alembic takes a list, its annotation does not say so
         assert compare_metadata(context, both) == []
 
 
