@@ -13,8 +13,9 @@ class Hardware:
 
     Rates are those reached while the others work too (updates under transfer traffic). `launch_s` is the time of the
     issuing thread per block and slice. `cpu_memory_bytes_per_s` is shared by transfers and CPU updates (28 bytes per
-    parameter). Tensors below `min_transfer_bytes` never move. `shared_compute`: which part of its speed computing loses
-    while a copy or a CPU update runs beside it; 0 but where the CPU is the device and they share its cores.
+    parameter). Tensors below `min_transfer_bytes` stay where there is room. `shared_compute`: which part of its speed
+    computing loses while a copy or a CPU update runs beside it; 0 but where the CPU is the device and they share its
+    cores.
     """
 
     name: str

@@ -12,7 +12,7 @@ from planner.hardware import Hardware
 from planner.instance import Budgets, make_instance
 from planner.oilp import solve_oilp
 from planner.plan import Plan
-from planner.solve import GAP, bound_of, in_rounds, least_gpu_bytes, make_plan
+from planner.solve import GAP, bound_of, in_rounds, least_gpu_bytes, make_plan, small_at_home
 
 _AMPLE_S = 30.0  # 82 blocks take one
 
@@ -58,7 +58,10 @@ class Problem:
         It takes a fraction of a plan's time, and nothing in it depends on the time there is.
         """
         best_s = math.inf
-        for bound_s, s in sorted(((bound_of(s), s) for s in in_rounds(self.setting)), key=lambda each: each[0]):
+        if not self.fits():
+            return best_s
+        step = small_at_home(self.setting)
+        for bound_s, s in sorted(((bound_of(s), s) for s in in_rounds(step)), key=lambda each: each[0]):
             if bound_s >= best_s:
                 break
             p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)

@@ -56,7 +56,7 @@ def make_plan(
         gpu_bytes=gpu_budget_bytes, cpu_bytes=cpu_budget_bytes, cpu_updates=cpu_updates,
         activation_offload=activation_offload,
     )  # fmt: skip
-    step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
+    step = small_at_home(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip))
     deadline = time.monotonic() + time_limit_s
     bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
     best: Plan | None = None
@@ -106,11 +106,30 @@ def least_budget(
 def least_gpu_bytes(step: Setting, *, enough: int = 0) -> int:
     """The smallest device budget beside the host's, or one that is at most `enough`. Raises UserError as above."""
     least = 2**63
-    for setting in in_rounds(step):
+    for setting in in_rounds(_all_free(step)):
         least = min(least, device_bytes(_frugal(setting), setting))
         if least <= enough:
             break
     return least
+
+
+def small_at_home(step: Setting) -> Setting:
+    """The problem to search: tensors too small to be worth a transfer stay on the device where there is room for them
+    beside the least that the others need; else all may leave, so that no plan is missed for their sake.
+
+    Raises UserError as above.
+    """
+    stay = sum(
+        t.bytes + t.state_bytes + t.gradient_bytes
+        for t in step.chain.tensors()
+        if min(t.bytes, t.state_bytes or t.bytes) < step.hardware.min_transfer_bytes
+    )
+    room = step.budgets.gpu_bytes - stay
+    return _all_free(step) if stay and least_gpu_bytes(step, enough=room) > room else step
+
+
+def _all_free(step: Setting) -> Setting:
+    return replace(step, hardware=replace(step.hardware, min_transfer_bytes=0))
 
 
 def in_rounds(step: Setting) -> Iterator[Setting]:
@@ -146,7 +165,8 @@ def _most_promising(ways: list[Setting], time_limit_s: float, gap: float) -> lis
 
 
 def bound_of(s: Setting) -> float:
-    """Seconds that no schedule of its rounds beats."""
+    """Seconds that no schedule of its rounds beats, whatever it moves."""
+    s = _all_free(s)
     return lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
 
 

@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_refused_with_the_least_possible_budget() -> None:
     assert str(refused.value) == (
         "No schedule fits this memory budget.\n"
         "  budget 2.0 GiB, least possible 3.8 GiB\n"
-        "  hint: give --gpu-budget 3850MiB or, in the job file, gpu_budget: 3850MiB   [budget-too-small]"
+        "  hint: give --gpu-budget 3848MiB or, in the job file, gpu_budget: 3848MiB   [budget-too-small]"
     )
     assert refused.value.exit_code == Exit.DOES_NOT_FIT
     hinted = re.search(r"--gpu-budget (\S+)", refused.value.hint)
@@ -117,7 +117,7 @@ def test_when_the_solver_runs_out_of_time_there_is_still_a_plan(monkeypatch: pyt
     assert 0 < plan.bound_s <= plan.step_s
 
 
-def test_tensors_too_small_to_move_never_move() -> None:
+def test_tensors_too_small_to_be_worth_a_transfer_stay() -> None:
     chain = llama(6)
     plan = make_plan(
         chain, RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False, time_limit_s=2
@@ -126,6 +126,20 @@ def test_tensors_too_small_to_move_never_move() -> None:
     moved = {item[2:] for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     assert moved and not moved & norms
     assert {f"{kind}:{name}" for kind in "ws" for name in norms} <= set(plan.resident)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_small_tensors_move_where_there_is_no_room_for_them(clip: bool) -> None:
+    chain, problem = llama(6), {"cpu_budget_bytes": 128 * GB, "slices": 1, "clip": clip}
+    all_small = replace(RTX_3060, min_transfer_bytes=2**62)
+    least = least_budget(chain, all_small, **problem).gpu_bytes
+    assert least == least_budget(chain, replace(RTX_3060, min_transfer_bytes=0), **problem).gpu_bytes
+    staying = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
+    for budget, moves in ((least, True), (least + staying - 1, True), (least + staying, False)):
+        plan = make_plan(chain, all_small, gpu_budget_bytes=budget, time_limit_s=1.0, **problem)
+        assert plan.gpu_peak_bytes <= budget
+        assert plan.bound_s <= plan.step_s
+        assert moves == any(item[0] in "ws" for stage in plan.stages for item in stage.prefetch), budget
 
 
 def test_a_tied_tensor_stays_and_is_updated_once_on_the_device() -> None:
