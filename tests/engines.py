@@ -29,7 +29,7 @@ def build(name, plan_of=mixed_plan, *, clip=None, dtype=torch.float32, metered=F
     settings = {"optimizer": adamw(model), "max_grad_norm": clip}
     engine = Engine(model, plan=plan, chain=chain, device=CPU, metered=metered, **settings)
     engine.plan, engine.chain = plan, chain
-    engine._pairs = PAIRS
+    engine._rounds.codes = PAIRS
     return engine, PlainEngine(plain, **settings)
 
 

@@ -222,7 +222,7 @@ def trained(
     engine = Engine(
         model, plan=plan_for(case), chain=chain, optimizer=adamw(model), max_grad_norm=case.clip, device=CPU
     )
-    engine._pairs = PAIRS
+    engine._rounds.codes = PAIRS
     try:
         return list(train(engine, case)), made[0].log
     finally:

@@ -50,7 +50,7 @@ def make():
         engine = Engine(
             model, plan=plan, chain=a_chain, optimizer=adamw(model), max_grad_norm=1.0, device=CPU, metered=True
         )
-        engine._pairs = PAIRS
+        engine._rounds.codes = PAIRS
         engines.append(engine)
         return engine
 
@@ -94,7 +94,7 @@ def test_in_bf16_they_are_as_near_to_fp32_as_those_of_plain_pytorch(make, name):
     engine, plain, exact = make(name, 7, slices=2, dtype=torch.bfloat16), plain_engine(name, torch.bfloat16), None
     model = make_model(name, torch.bfloat16).float()
     exact = PlainEngine(model, optimizer=adamw(model), max_grad_norm=1.0)
-    engine._pairs = {}  # that of other tests has dropout
+    engine._rounds.codes = {}  # that of other tests has dropout
     for each in (engine._model, plain.model, model):
         for module in each.modules():
             if isinstance(module, nn.Dropout):
@@ -110,7 +110,7 @@ def test_the_loss_is_the_mean_over_all_tokens_however_slices_share_them(make, ro
     data = [batch_of(k, padded=k == 1) for k in range(3)]
     data[2]["labels"].fill_(-100)
     engine, plain = make("llama", rows, slices=3), plain_engine("llama")
-    engine._pairs = {}  # that of other tests has dropout
+    engine._rounds.codes = {}  # that of other tests has dropout
     for module in (*engine._model.modules(), *plain.model.modules()):
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0

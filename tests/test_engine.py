@@ -157,11 +157,15 @@ def test_the_caller_keeps_its_random_state(make):
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_blocks_of_one_kind_share_their_code(make):
-    engine, _ = make("llama", resident_plan, slices=2)
-    engine._pairs = {}
-    run(engine, range(1), 2)
-    assert len(engine._pairs) == 3  # embedding, layer, head
+def test_blocks_of_one_kind_that_save_alike_share_their_code(make):
+    def sends_an_input(chain, **shape):
+        plan = resident_plan(chain, option="recompute", **shape)
+        return dataclasses.replace(plan, options=(*plan.options[:2], "offload-input", *plan.options[3:]))
+
+    engine, plain = make("llama", sends_an_input, slices=2)
+    engine._rounds.codes = {}
+    assert_same(run(engine, range(1), 2), run(plain, range(1), 2))
+    assert len(engine._rounds.codes) == 3  # embedding, layer, head
 
 
 def test_a_mixed_plan_mixes_what_it_says():
@@ -255,14 +259,14 @@ def test_saved_tensors_of_another_device_stay_with_the_call_and_keep_their_place
             seen.append(values.pop(1))
             return super().backward(values, states, sink)
 
-    engine._pairs = {}
-    trace = engine._trace
+    engine._rounds.codes = {}
+    trace = engine._rounds.make_code
 
     def mixed(block, args, kwargs):
         pair = trace(block, args, kwargs)
-        return Mixed(pair.joint, pair.recipe) if pair.recipe.offloads else pair
+        return Mixed(pair.joint, pair.recipe) if block.recipe.offloads else pair
 
-    engine._trace = mixed
+    engine._rounds.make_code = mixed
     assert_same(run(engine, range(2), 1), run(plain, range(2), 1))
     assert_same_state(engine, plain)
     assert len(seen) == 6 and all(t is meta for t in seen)

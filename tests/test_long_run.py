@@ -54,7 +54,7 @@ def make_engine(case: Case, *, metered: bool = False) -> Engine:
     engine = Engine(
         model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=case.clip, device=CPU, metered=metered
     )
-    engine._pairs = PAIRS
+    engine._rounds.codes = PAIRS
     return engine
 
 

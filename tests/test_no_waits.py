@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 INSIDE = (
     "worker/actions.py", "worker/adamw.py", "worker/calls.py", "worker/cuda.py", "worker/device.py",
     "worker/engine.py", "worker/forward.py", "worker/gradients.py", "worker/interpreter.py", "worker/lockstep.py",
-    "worker/queues.py", "planner/graph/call.py", "planner/graph/chunks.py", "planner/graph/codegen.py",
-    "planner/graph/eager.py", "planner/graph/pair.py",
+    "worker/queues.py", "worker/rounds.py", "planner/graph/call.py", "planner/graph/chunks.py",
+    "planner/graph/codegen.py", "planner/graph/eager.py", "planner/graph/pair.py",
 )  # fmt: skip
 
 ALLOWED = {

@@ -43,7 +43,7 @@ def test_what_is_sent_of_a_block_leaves_nothing_on_the_device(option: str) -> No
     seen = []
 
     def at_the_head(*args, **kwargs):
-        layers = [call for (index, _), call in engine._calls.items() if 0 < index < head.index]
+        layers = [call for (index, _), call in engine._rounds.calls.items() if 0 < index < head.index]
         sizes = [t.numel() for call in layers for t in call._primals.values()]
         seen.append((len(layers), sizes, [item for item in engine._device.items if item.startswith("a:1.")]))
         return engine._enter(head, *args, **kwargs)

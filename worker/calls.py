@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from planner.graph import BlockCall, BlockCode, ChunkedHead, loss_only
+from planner.chain import Chain
+from planner.graph import EAGER, RECIPES, BlockCall, BlockCode, ChunkedHead, Recipe, loss_only
 from planner.graph.call import Given
+from planner.plan import Plan
 from worker.device import Device
 from worker.gradients import Gradients
 
@@ -19,8 +21,8 @@ class ModelBlock:
     """One block of the model: its module and the names of its weights in the model."""
 
     def __init__(
-        self, index: int, module: nn.Module, *, name: str, kind: str, recipe: str, names: Mapping[int, str], last: bool,
-        chunk_rows: int = 0, compiled_bytes: int = 0,
+        self, index: int, module: nn.Module, *, name: str, kind: str, recipe: Recipe, names: Mapping[int, str],
+        last: bool, chunk_rows: int = 0, compiled_bytes: int = 0,
     ) -> None:  # fmt: skip
         """`names`: id of a parameter -> its first name in `named_parameters()`; `last`: this is the head, which has
         its loss in chunks of `chunk_rows` rows (0: in one piece); `compiled_bytes`: of the results of slices that run
@@ -88,6 +90,23 @@ class ModelBlock:
                 parameter.data = hollow
 
 
+def model_blocks(model: nn.Module, chain: Chain, plan: Plan) -> list[ModelBlock]:
+    """The blocks of `model`, each with the option that `plan` has for it."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    blocks = []
+    for index, (block, option) in enumerate(zip(chain.blocks, plan.options, strict=True)):
+        its = block.option(option)
+        blocks.append(
+            ModelBlock(
+                index, model.get_submodule(block.name), name=block.name, kind=block.kind,
+                recipe=EAGER if its.recipe == EAGER.name else RECIPES[its.recipe], names=names,
+                last=index == len(chain.blocks) - 1, chunk_rows=its.chunk_rows,
+                compiled_bytes=block.output_bytes if its.compiled else 0,
+            )
+        )  # fmt: skip
+    return blocks
+
+
 class Call(BlockCall):
     """One block on one slice: it keeps what backward needs and no item holds."""
 
@@ -97,7 +116,7 @@ class Call(BlockCall):
         super().__init__(pair, tensors, given)
         self.block, self.k = block, k
         self._items, self._device_type = device.items, device.type
-        recipe = pair.recipe
+        recipe = block.recipe  # the code is also that of others which save alike
         self._item = f"a:{block.index}.{k}" if recipe.offloads or recipe.offloads_input else None
         self._input: int | None = None  # among the primals, where it is in the item
         if recipe.offloads_input and pair.interface is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,37 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from planner.chain import Chain
-from planner.graph import (
-    EAGER,
-    RECIPES,
-    BlockCode,
-    CannotCompileError,
-    CompiledPair,
-    EagerPair,
-    Pair,
-    flatten_call,
-    label,
-    refuse_autocast,
-    run_slice,
-    trace_block,
-)
-from planner.graph.call import Given
+from planner.graph import refuse_autocast
 from planner.moments import distinct_tokens
-from planner.plan import Direction, Plan
+from planner.plan import Plan
 from planner.program import compile_program
 from worker.actions import Actions
-from worker.calls import Call, ChunkedCall, ModelBlock
+from worker.calls import ModelBlock, model_blocks
 from worker.cpu import CpuMachine
 from worker.cuda import CudaMachine
 from worker.forward import Evaluation, Forward
 from worker.gradients import Gradients
 from worker.interpreter import Cursor, Interpreter
-from worker.lockstep import Lockstep
 from worker.machine import Machine
 from worker.optimizer import AdamW, StepValues
+from worker.rounds import Rounds
 from worker.weights import Weights
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +55,24 @@ class Engine:
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
-        self._model, self._slices, self._rounds, self._plan = model.train(), plan.slices, plan.rounds, plan
+        self._model, self._plan = model.train(), plan
         self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
-        self._labels = {stage.name: str(stage) for stage in plan.stages}  # of turns, in profiles
         self._weights = Weights(model, self._program, chain, self._machine)
         self._device = self._weights.device
-        self._blocks = self._make_blocks(chain, plan)
+        self._blocks = model_blocks(model, chain, plan)
+        for block in self._blocks:
+            block.replace_forward(functools.partial(self._enter, block))
         self._shared, self._distinct_tokens = self._shared_rows(chain), distinct_tokens(chain, plan.slices)
         self._gradients = Gradients(
             self._device, self._machine, self._weights.frame, order=self._weights.trained,
             by_rows=self._shared, max_norm=max_grad_norm,
         )  # fmt: skip
         self._actions = Actions(self._weights.host, self._device, self._gradients, optimizer, self._weights.frame)
-        self._pairs: dict[Hashable, BlockCode] = {}
-        self._calls: dict[tuple[int, int], Call | ChunkedCall] = {}
-        self._given_to: list[Given] = []  # what blocks of each slice were given
-        # So that a block without a differentiable argument has a node in the frame's graph.
-        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._rounds = Rounds(
+            model, plan=plan, blocks=self._blocks, gradients=self._gradients, device=self._device,
+            machine=self._machine,
+        )  # fmt: skip
         self._forward_only = Forward(
             model, plan=plan, chain=chain, blocks=self._blocks, weights=self._weights, actions=self._actions,
             machine=self._machine,
@@ -102,40 +85,20 @@ class Engine:
         self._cap()
         self._interpreter: Interpreter = self._machine.interpreter(self._program, self._actions)
         self._cursor = Cursor(self._program, self._interpreter)
-        self._lockstep = Lockstep(self._slices, self._cursor, self._machine)
+        self._rounds.open(self._cursor)
 
     def _cap(self) -> None:
         if self._plan.gpu_budget_bytes:
             room = self._machine.cap(self._plan.gpu_budget_bytes, self._plan.gpu_peak_bytes)
             self._forward_only.room_bytes = room
 
-    def _make_blocks(self, chain: Chain, plan: Plan) -> list[ModelBlock]:
-        names = {id(p): name for name, p in self._model.named_parameters()}
-        blocks = []
-        for index, block in enumerate(chain.blocks):
-            module = self._model.get_submodule(block.name)
-            option = block.option(plan.options[index])
-            blocks.append(
-                ModelBlock(
-                    index,
-                    module,
-                    name=block.name,
-                    kind=block.kind,
-                    recipe=option.recipe,
-                    names=names,
-                    last=index == len(chain.blocks) - 1,
-                    chunk_rows=option.chunk_rows,
-                    compiled_bytes=block.output_bytes if option.compiled else 0,
-                )
-            )  # fmt: skip
-            blocks[-1].replace_forward(functools.partial(self._enter, blocks[-1]))
-        return blocks
-
     def _shared_rows(self, chain: Chain) -> frozenset[str]:
         """Weights that just embedding and head share: with several slices their gradients need care."""
+        if self._plan.slices * self._plan.rounds == 1:
+            return frozenset()
         ends = 0, len(self._blocks) - 1
         shared = {name for name, users in chain.users().items() if users == ends}
-        return frozenset(shared & set(self._weights.trained)) if self._slices * self._rounds > 1 else frozenset()
+        return frozenset(shared & set(self._weights.trained))
 
     @property
     def waited_s(self) -> float:
@@ -157,12 +120,12 @@ class Engine:
         Raises what the model or a queue raised; the weights are then torn between two steps.
         """
         self._usable(computes=True)
-        if not len(batches) == len(seeds) == self._rounds * self._slices:
-            plan = f"{self._rounds} × {self._slices} slices"
-            raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {plan}")
+        slices, rounds = self._plan.slices, self._plan.rounds
+        if not len(batches) == len(seeds) == rounds * slices:
+            raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {rounds} × {slices} slices")
         machine, values = self._machine, self._values(learning_rate)
         staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
-        parts = [slice(start, start + self._slices) for start in range(0, len(batches), self._slices)]
+        parts = [slice(start, start + slices) for start in range(0, len(batches), slices)]
         tokens = [self._tokens(batches[part]) for part in parts]
         before = machine.random_state()
         machine.reset_peak()
@@ -173,8 +136,7 @@ class Engine:
                 losses: list[Tensor] = []
                 for part, rows in zip(parts, tokens, strict=True):
                     self._gradients.begin_round(rows)
-                    losses += self._forward(staged[part], seeds[part], given)
-                    self._backward()
+                    losses += self._rounds.run(staged[part], seeds[part], given)
                 self._cursor.end()
         except BaseException:
             self._tear()
@@ -217,68 +179,10 @@ class Engine:
                 rows.append(self._machine.stage(seen))
         return rows
 
-    def _forward(
-        self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], model_kwargs: Mapping[str, Any]
-    ) -> list[Tensor]:
-        """A round's slices through the model, each with the head's backward right after its forward."""
-        losses: dict[int, Tensor] = {}
-        self._given_to = [{} for _ in range(self._slices)]
-
-        def body(k: int) -> None:
-            with torch.enable_grad():
-                losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device)
-                self._run_backward(len(self._blocks) - 1, k)
-
-        self._lockstep.run(body, [self._machine.seeded(seed) for seed in seeds])
-        return [losses[k] for k in range(self._slices)]
-
-    @torch.no_grad()
-    def _backward(self) -> None:
-        while (turn := self._cursor.turn) is not None and turn.direction is Direction.BACKWARD:
-            self._cursor.start_turn()
-            self._run_backward(turn.block, turn.slice)
-            self._cursor.end_turn()
-
-    def _run_backward(self, block: int, k: int) -> None:
-        call = self._calls.pop((block, k), None)
-        if call is None:
-            raise RuntimeError(f"slice {k} ended without a forward of block {block}")
-        direction = Direction.HEAD if block == len(self._blocks) - 1 else Direction.BACKWARD
-        with label(self._labels[f"{direction}{block}"]):
-            call.pass_on(call.backward(self._gradients), self._calls.get((block - 1, k)))
-        call.clear()
-
     def _enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
         """Stands in for the forward of the block's module."""
-        if self._forward_only.running:
-            return self._forward_only.enter(block, *args, **kwargs)
-        shape, tensors = flatten_call(args, kwargs)
-        # A block that runs as its own code shares it with none.
-        key = block.index if block.recipe == EAGER.name else block.kind, block.recipe, shape.key
-        if key not in self._pairs:
-            self._pairs[key] = self._trace(block, args, kwargs)
-        turn = self._lockstep.gate(block.index)
-        call: Call | ChunkedCall
-        if block.chunk_rows:
-            call = ChunkedCall(block, turn.slice, self._pairs[key], tensors, self._device)
-        else:
-            call = Call(block, turn.slice, self._pairs[key], tensors, self._given_to[turn.slice], self._device)
-        self._calls[block.index, turn.slice] = call
-        with label(self._labels[turn.op.stage]):
-            return call.enter(tensors, self._anchor)
-
-    def _trace(self, block: ModelBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockCode:
-        with self._machine.on_host(), block.own_forward():
-            if block.recipe == EAGER.name:
-                return EagerPair(block.module, args, kwargs, name=block.name)
-            pair = Pair(trace_block(block.module, args, kwargs, name=block.name), RECIPES[block.recipe])
-            # The plan has room for compiled code of its own shape; for that of a shorter slice nobody has measured it.
-            if pair.output_bytes == block.compiled_bytes:
-                try:
-                    return CompiledPair(pair)
-                except CannotCompileError as error:
-                    log.warning("compile: %s runs as generated: %s", block.name, error)
-            return pair
+        runs = self._forward_only if self._forward_only.running else self._rounds
+        return runs.enter(block, *args, **kwargs)
 
     def _usable(self, *, computes: bool = False) -> None:
         """Raise unless the engine can be used; `computes`: to run the model."""
@@ -293,10 +197,7 @@ class Engine:
         """After an error: end the threads, free what the step held."""
         self._torn = True
         self.close()
-        for call in self._calls.values():
-            call.clear()
-        self._calls.clear()
-        self._given_to.clear()  # the call that failed is only here
+        self._rounds.clear()
         self._machine.synchronize()  # copies may still be using what is freed now
         self._gradients.clear()
         self._weights.drop_transient()
@@ -369,7 +270,7 @@ class Engine:
         """End the threads. What is pending is left undone."""
         self._closed = True
         self._machine.uncap()
-        self._lockstep.close()
+        self._rounds.close()
         self._interpreter.close()
 
     def restore(self) -> nn.Module:
