@@ -9,8 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,13 @@ from typing import Any
 from planner.codec import json_object
 from planner.errors import Exit, UserError, first_line
 from planner.job import Job
-from planner.jobpaths import DATA_SUFFIXES
+from planner.localdata import Kind, csv_columns, is_local, local_data
 from planner.records import Record, check_record, is_chat, kind_of
 
 MOST_BYTES = 32 * 2**20
 """Read of each entry of `dataset`: about a second."""
+
+_ROWS = 1000  # read of a parquet file, whose columns tell the rest
 
 _NO_TEMPLATE = "The data are conversations, and the tokenizer has no chat template."
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates", "tekken.json")
@@ -53,23 +54,27 @@ def check_data(job: Job) -> tuple[str, ...]:
     (exit 2) with the codes of the trainer."""
     corpora = (job.dataset, job.eval_dataset or ())
     for entries in corpora:
-        empty = {entry: _check_entry(Path(entry), job) if entry.startswith("/") else None for entry in entries}
+        empty = {entry: _check_entry(Path(entry), job) if is_local(entry) else None for entry in entries}
         if empty and None not in empty.values():
             raise UserError(
                 "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
                 numbers=tuple(f"{entry}: {count} records, all of them empty" for entry, count in empty.items()),
                 hint="give data with texts to learn",
             )  # fmt: skip
-    return tuple(entry for entries in corpora for entry in entries if not entry.startswith("/"))
+    return tuple(entry for entries in corpora for entry in entries if not is_local(entry))
 
 
 def _check_entry(path: Path, job: Job) -> int | None:
     """How many records there are when every one of them is empty; None where there may be something to learn."""
-    if path.is_dir() and (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-        return None  # what Dataset.save_to_disk wrote
+    try:
+        data = local_data(path)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, first_line(error), "give the path of data that is there") from error
+    if data.kind == "saved":
+        return None
     found = _Found(rows=[], columns={}, left_bytes=MOST_BYTES)
-    for file in _files(path):
-        _read(file, found, path)
+    for file in data.files:
+        _read(file, data.kind, found, path)
     if not found.count and found.whole:
         raise UserError(
             f"The dataset {path} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records",),
@@ -95,23 +100,14 @@ def _check_entry(path: Path, job: Job) -> int | None:
     return found.count if found.whole and found.count == len(found.rows) and not learned else None
 
 
-def _files(path: Path) -> Sequence[Path]:
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in DATA_SUFFIXES)
-    kinds = Counter("json" if file.suffix.lower() == ".jsonl" else file.suffix.lower()[1:] for file in files)
-    if len(kinds) > 1:
-        numbers = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        raise _unreadable(path, f"the folder mixes file types: {numbers}", "list the files as separate entries")
-    return files
-
-
-def _read(file: Path, found: _Found, entry: Path) -> None:
+def _read(file: Path, kind: Kind, found: _Found, entry: Path) -> None:
     """Add the records of a file to what was found, as far as its first bytes go."""
     try:
-        if file.suffix.lower() == ".parquet":
+        if kind == "parquet":
             _read_parquet(file, found)
         else:
             text = _beginning(file, found)
-            {".csv": _read_csv, ".txt": _read_txt}.get(file.suffix.lower(), _read_json)(file, text, found)
+            {"csv": _read_csv, "text": _read_txt}.get(kind, _read_json)(file, text, found)
     except UnicodeDecodeError as error:
         raise _unreadable(entry, f"{file.name} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}",
                           "save it as UTF-8") from error  # fmt: skip
@@ -140,9 +136,19 @@ def _read_txt(file: Path, text: str, found: _Found) -> None:
 
 
 def _read_csv(file: Path, text: str, found: _Found) -> None:
-    lines = io.StringIO(text, newline="")
-    found.columns |= dict.fromkeys(next((row for row in csv.reader(lines) if row), []))
-    found.count += any(line.strip() for line in lines)  # at least
+    rows = csv.reader(io.StringIO(text, newline=""))
+    columns = csv_columns(rows)
+    found.columns |= dict.fromkeys(columns)
+    start = rows.line_num + 1
+    for row in rows:
+        place, start = f"line {start} of {file.name}", rows.line_num + 1
+        if len(row) > len(columns):
+            raise ValueError(f"{place} has {len(row)} fields for {len(columns)} columns: texts with commas need quotes")
+        if row:  # of two columns with one name the first counts
+            found.rows.append(_Row(place=place, record=dict(reversed(list(zip(columns, row, strict=False))))))
+            found.count += 1
+    if found.rows and not found.whole:
+        found.rows.pop()  # it may have been cut
 
 
 def _read_parquet(file: Path, found: _Found) -> None:
@@ -151,6 +157,9 @@ def _read_parquet(file: Path, found: _Found) -> None:
     with parquet.ParquetFile(file) as content:
         found.columns |= dict.fromkeys(content.schema_arrow.names)
         found.count += content.metadata.num_rows
+        first = next(content.iter_batches(_ROWS), None)
+    records = first.to_pylist() if first is not None else []
+    found.rows += [_Row(place=f"row {n} of {file.name}", record=record) for n, record in enumerate(records, start=1)]
 
 
 def _read_json(file: Path, text: str, found: _Found) -> None:

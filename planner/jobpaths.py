@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 
 from planner.jobfile import shown
+from planner.localdata import KINDS, local_data
 
-DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 DATASET_TYPES = ("alpaca", "chat_template", "completion", "sharegpt")
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt",
@@ -39,7 +39,7 @@ def looks_local(text: str, folder: Path | None) -> bool:
         return text.startswith("/")
     if text.startswith(("/", ".", "~")) or text.endswith("/") or not _HUB_ID.fullmatch(text):
         return True
-    if text.lower().endswith((*DATA_SUFFIXES, ".jinja")) or (folder / text).exists():
+    if text.lower().endswith((*KINDS, ".jinja")) or (folder / text).exists():
         return True
     return "/" in text and (folder / text.split("/")[0]).is_dir()
 
@@ -102,10 +102,7 @@ def _dataset_entry(entry: object, folder: Path | None) -> str:
         entry = entry["path"]
     path = _path_or_id(entry, folder, "dataset")
     if isinstance(path, Path):
-        if path.is_dir() and not any(child.suffix.lower() in DATA_SUFFIXES for child in path.rglob("*")):
-            raise FileNotFoundError(f"{path} holds no {', '.join(DATA_SUFFIXES)} file")
-        if path.is_file() and path.suffix.lower() not in DATA_SUFFIXES:
-            raise ValueError(f"{path} is none of {', '.join(DATA_SUFFIXES)}")
+        local_data(path)
     return str(path)
 
 

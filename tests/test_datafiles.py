@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from planner import datafiles
 from planner.datafiles import check_data
@@ -44,6 +46,16 @@ WRONG = [
     ("a.txt", "", "nothing-to-train", "1 records, all of them empty"),
     ("a.jsonl", lines({"text": ""}, {"text": None}), "nothing-to-train", "2 records, all of them empty"),
     ("a.jsonl", lines({"body": "a"}), "unknown-columns", "found: body"),
+    ("a.csv", 'text,n\n"",1\n,2\n', "nothing-to-train", "2 records, all of them empty"),
+    ("a.csv", "\n", "empty-dataset", "0 records"),
+    ("a.csv", 'id,messages\n1,"[]"\n', "broken-record", "line 2 of a.csv: a conversation is a list of messages"),
+    (
+        "a.csv",
+        "prompt,completion\nHello, world,hi\n",
+        "dataset-unreadable",
+        "line 2 of a.csv has 3 fields for 2",
+    ),
+    ("a.csv", 'n,text\n1,"a\nb"\n\n2,b,c\n', "dataset-unreadable", "line 5 of a.csv has 3 fields"),
     ("a.csv", "question,answer\na,b\n", "unknown-columns", "found: question, answer"),
     ("a.jsonl", '{"text": "a"}\n{"text": \n', "dataset-unreadable", "line 2 of a.jsonl is no JSON: Expecting value"),
     ("a.jsonl", '{"text": "a"},\n{"text": "b"},\n', "dataset-unreadable", "line 1 of a.jsonl is no JSON"),
@@ -100,6 +112,9 @@ def test_what_is_refused_at_once_the_trainer_would_refuse(
         ("a.jsonl", lines({"prompt": "a"}, {"prompt": "a", "completion": "b"})),
         ("a.jsonl", lines({"text": "a\u2028b", "score": float("nan")}, {"text": ""})),
         ("a.csv", 'text,n\n"a\nb",1\n'),
+        ("a.csv", "\ufeffprompt,completion,,\n1,0\n\n2\n"),
+        ("a.csv", "text,text\na,\n"),
+        ("a.csv", "text\n" + "a" * 200_000 + "\n"),
         ("a.txt", " "),
     ],
 )
@@ -130,18 +145,28 @@ def test_conversations_pass_with_a_template_of_the_job_or_of_the_tokenizer(model
     assert check_data(job_of(own, tmp_path, "a.jsonl", lines({"messages": TALK}))) == ()
 
 
-def test_a_parquet_file_is_looked_at_by_its_columns(model: Path, tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    for column, code in (("text", None), ("body", "unknown-columns")):
-        path = tmp_path / f"{column}.parquet"
-        parquet.write_table(pyarrow.table({column: ["a"]}), path)
-        if code is None:
-            assert check_data(make_job(model, path)) == ()
-        else:
-            with pytest.raises(UserError, match="found: body"):
-                check_data(make_job(model, path))
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"text": ["a"]}, None),
+        ({"body": ["a"]}, "found: body"),
+        ({"text": [4]}, r"row 1 of a\.parquet: column text is text, this is '4'"),
+        ({"text": ["", None]}, "2 records, all of them empty"),
+        ({"text": pa.array([], pa.string())}, "is empty"),
+    ],
+)
+def test_a_parquet_file_is_refused_where_the_trainer_would(
+    columns: dict[str, list[object]], words: str | None, model: Path, tmp_path: Path
+) -> None:
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    job = make_job(model, tmp_path / "a.parquet", max_length=64)
+    if words is None:
+        assert check_data(job) == ()
+        return
+    with pytest.raises(UserError, match=words):
+        check_data(job)
+    with pytest.raises(UserError):
+        Batches(job, byte_tokenizer())
 
 
 def test_a_folder_of_mixed_types_is_refused_and_each_of_its_files_read(model: Path, tmp_path: Path) -> None:
@@ -152,7 +177,7 @@ def test_a_folder_of_mixed_types_is_refused_and_each_of_its_files_read(model: Pa
     with pytest.raises(UserError, match=r"line 1 of b\.jsonl is no JSON"):
         check_data(make_job(model, folder))
     (folder / "b.jsonl").rename(folder / "b.txt")
-    with pytest.raises(UserError, match="the folder mixes file types: 1 json, 1 txt"):
+    with pytest.raises(UserError, match="data mixes file types: 1 json, 1 text"):
         check_data(make_job(model, folder))
 
 
@@ -163,6 +188,11 @@ def test_of_a_large_file_the_beginning_is_read(model: Path, tmp_path: Path, monk
         check_data(job)
     monkeypatch.setattr(datafiles, "MOST_BYTES", len(good) - 5)
     assert check_data(job) == ()
+    for rows in ('a,\n"b\nc",d\n', "a,b\nc,d,e\n"):
+        job = job_of(model, tmp_path, "a.csv", "text,n\n" + rows)
+        for bytes_read in range(1, 15):  # wherever it is cut
+            monkeypatch.setattr(datafiles, "MOST_BYTES", bytes_read)
+            assert check_data(job) == ()
 
 
 def test_the_data_to_evaluate_on_is_looked_at_too_and_the_hubs_is_named(model: Path, tmp_path: Path) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import csv
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import Exit, UserError
+from planner.localdata import LocalData, csv_columns, is_local, local_data
 
 if TYPE_CHECKING:
     from datasets.arrow_dataset import Dataset
-
-_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
-
-_OPTIONS: dict[str, dict[str, Any]] = {"text": {"sample_by": "document"}, "csv": {"keep_default_na": False}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +35,8 @@ def open_source(entry: str) -> Source:
     disable_progress_bars()
     path = Path(entry)
     try:
-        records = _open_local(path) if path.exists() else _train_split(entry)
-    except (DatasetsError, DatasetGenerationError, OSError, ValueError) as error:
+        records = _open_local(path) if is_local(entry) else _train_split(entry)
+    except (DatasetsError, DatasetGenerationError, OSError, ValueError, csv.Error) as error:
         raise UserError(
             f"Cannot read the dataset {entry}.", code="dataset-unreadable", exit_code=Exit.USAGE,
             numbers=tuple(_causes(error)),
@@ -49,30 +47,42 @@ def open_source(entry: str) -> Source:
             f"The dataset {entry} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records",),
             hint="give a file with at least one record",
         )  # fmt: skip
-    return Source(name=path.name if path.exists() else entry, columns=tuple(records.column_names), records=records)
+    return Source(name=path.name if is_local(entry) else entry, columns=tuple(records.column_names), records=records)
 
 
 def _open_local(path: Path) -> Dataset | tuple[()]:
     from datasets.arrow_dataset import Dataset
 
-    if path.is_dir() and (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-        return Dataset.load_from_disk(str(path))  # what Dataset.save_to_disk wrote
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in _BUILDERS)
-    kinds = Counter(_BUILDERS.get(file.suffix.lower(), "") for file in files)
-    if not kinds or "" in kinds:
-        raise ValueError(f"no {', '.join(_BUILDERS)} file at {path}")
-    if len(kinds) > 1:
-        found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        raise ValueError(f"the folder mixes file types: {found}; list the files as separate entries of `dataset`")
-    builder = next(iter(kinds))
-    return _train_split(builder, data_files=[str(file) for file in files], **_OPTIONS.get(builder, {}))
+    data = local_data(path)
+    if data.kind == "saved":
+        return Dataset.load_from_disk(str(path))
+    return _train_split(data.kind, data_files=[str(file) for file in data.files], **_options(data))
+
+
+def _options(data: LocalData) -> dict[str, Any]:
+    """How the reader of such files is to read them."""
+    if data.kind == "text":
+        return {"sample_by": "document"}
+    if data.kind != "csv":
+        return {}
+    import pyarrow as pa
+    from datasets.features import Features
+
+    with data.files[0].open(encoding="utf-8-sig", newline="") as lines:
+        columns = csv_columns(csv.reader(lines))
+    # A "4" is text, as is an "NA", and a row with too many fields is an error, none of which the reader does by itself.
+    texts = Features.from_arrow_schema(pa.schema([(column, pa.string()) for column in columns if column]))
+    return {"features": texts or None, "keep_default_na": False, "index_col": False}
 
 
 def _train_split(name: str, **options: Any) -> Dataset | tuple[()]:
     from datasets.load import load_dataset
 
     try:
-        records: Dataset = load_dataset(name, split="train", **options)
+        with warnings.catch_warnings():
+            # All rows have fields too many.
+            warnings.filterwarnings("error", "Length of header or names does not match")
+            records: Dataset = load_dataset(name, split="train", **options)
     except StopIteration:  # what the JSON reader raises for files without a record
         return ()
     except ValueError as error:
