@@ -24,9 +24,10 @@ class JobRow(Base):
 
     `owner` is the process that works on it now (`str(planner.processes.Process)`), `stop_reason` why it is to stop, or
     stopped last. `started_at` is its first start, `attempts` counts them, and `history` has for each {"number",
-    "started_at", "from_step", "ended_at", "ending", "step"}: the checkpoints it went on from and left (null for none),
-    and in words how it ended. `crashes` counts deaths since the last new checkpoint. `error` has the fields of
-    `UserError`; `result` is the trainer's last "end" event.
+    "started_at", "from_step", "ended_at", "ending", "reached_step", "checkpoint_step"}: the checkpoint it went on from,
+    in words how it ended, the last step it did, and the newest checkpoint then (null where there is none). `crashes`
+    counts deaths since the last new checkpoint. `error` has the fields of `UserError`; `result` is the trainer's last
+    "end" event.
     """
 
     __tablename__ = "jobs"

@@ -113,7 +113,10 @@ class Store:
             began = None
             if now.state is JobState.RUNNING:
                 began = now.history[-1]["started_at"]
-                over = {"ended_at": time.time(), "ending": account(now.stop_reason, ending), "step": step}
+                over = {
+                    "ended_at": time.time(), "ending": account(now.stop_reason, ending),
+                    "reached_step": _reached(folder, began), "checkpoint_step": step,
+                }  # fmt: skip
                 values["history"] = [*now.history[:-1], now.history[-1] | over]
             if verdict.state in FINAL:
                 values |= {"ended_at": time.time(), "result": _last_end(folder, began)}
@@ -171,6 +174,12 @@ class Store:
 
     def _look(self) -> Session:
         return Session(self._reading, expire_on_commit=False)
+
+
+def _reached(folder: RunFolder, since: float) -> int | None:
+    """The last step done by the trainer that started at `since`; None when it did none."""
+    events = (event for event in reversed(folder.recent_metrics()) if event["event"] == "step")
+    return next((event["step"] for event in events if event["time"] >= since), None)
 
 
 def _last_end(folder: RunFolder, since: float | None) -> dict[str, Any] | None:

@@ -150,13 +150,20 @@ def test_show_tells_file_and_budgets_of_a_job_without_a_plan(tmp_path: Path) -> 
 
 
 def test_show_tells_attempts_where_there_was_more_than_one() -> None:
-    first = {"number": 1, "started_at": 0.0, "from_step": None, "ended_at": 60.0, "ending": "cancelled", "step": 40}
-    second = {"number": 2, "started_at": 120.0, "from_step": 40, "ended_at": None}
-    lines = printed(views.job(JOB | {"history": [first, second]}, None))
+    ended = {"started_at": 0.0, "ended_at": 60.0, "ending": "cancelled"}
+    first = ended | {"number": 1, "from_step": None, "reached_step": 45, "checkpoint_step": 40}
+    second = ended | {"number": 2, "from_step": 40, "reached_step": 50, "checkpoint_step": 50}
+    third = ended | {"number": 3, "from_step": 50}  # of an offmate that did not tell more
+    fourth = {"number": 4, "started_at": 120.0, "from_step": 50, "ended_at": None}
+    lines = printed(views.job(JOB | {"history": [first, second, third, fourth]}, None))
     at = next(number for number, line in enumerate(lines) if line.startswith("attempts "))
-    assert re.fullmatch(r"attempts +1  \S+ \S+, from the start, \S+ \S+: cancelled", lines[at])
-    assert re.fullmatch(r" +2  \S+ \S+, from step 40", lines[at + 1])
-    assert not any("from the start" in line for line in printed(views.job(JOB | {"history": [second]}, None)))
+    assert re.fullmatch(
+        r"attempts +1  \S+ \S+, from the start to step 45 \(saved at 40\), \S+ \S+: cancelled", lines[at]
+    )
+    assert re.fullmatch(r" +2  \S+ \S+, from step 40 to step 50, \S+ \S+: cancelled", lines[at + 1])
+    assert re.fullmatch(r" +3  \S+ \S+, from step 50, \S+ \S+: cancelled", lines[at + 2])
+    assert re.fullmatch(r" +4  \S+ \S+, from step 50", lines[at + 3])
+    assert not any("from step" in line for line in printed(views.job(JOB | {"history": [fourth]}, None)))
 
 
 def test_a_job_that_is_tried_again_says_from_where() -> None:

@@ -225,7 +225,9 @@ def test_the_first_start_stays_and_each_attempt_is_told(store: Store, paths: Pat
     number = waiting(store, paths)
     first = store.take(number, JobState.RUNNING, ME)
     assert first is not None
-    (RunFolder(paths.run_folder(number)).checkpoints / "step-40").mkdir(parents=True)
+    run = RunFolder(paths.run_folder(number))
+    (run.checkpoints / "step-40").mkdir(parents=True)
+    run.metrics.write_text(json.dumps({"event": "step", "step": 45, "time": time.time()}) + "\n")
     store.end(first, -9)
     second = store.take(number, JobState.RUNNING, ME)
     assert second is not None
@@ -233,8 +235,9 @@ def test_the_first_start_stays_and_each_attempt_is_told(store: Store, paths: Pat
     store.end(second, -15)
     row = store.job(number)
     assert row.started_at == first.started_at == row.history[0]["started_at"] < row.history[1]["started_at"]
-    assert [(a["number"], a["from_step"], a["step"], a["ending"]) for a in row.history] == [
-        (1, None, 40, "the trainer was killed by SIGKILL (signal 9)"), (2, 40, 40, "cancelled"),
+    told = ("number", "from_step", "reached_step", "checkpoint_step", "ending")
+    assert [tuple(attempt[name] for name in told) for attempt in row.history] == [
+        (1, None, 45, 40, "the trainer was killed by SIGKILL (signal 9)"), (2, 40, None, 40, "cancelled"),
     ]  # fmt: skip
     assert all(attempt["started_at"] <= attempt["ended_at"] for attempt in row.history)
 

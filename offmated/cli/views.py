@@ -139,8 +139,16 @@ def _attempts(job: Json) -> Iterator[tuple[str, str]]:
     for attempt in history:
         name = "" if attempt["number"] > 1 else "attempts"
         origin = "from the start" if attempt["from_step"] is None else f"from step {attempt['from_step']}"
-        ending = "" if attempt["ended_at"] is None else f", {moment(attempt['ended_at'])}: {attempt['ending']}"
-        yield name, f"{attempt['number']}  {moment(attempt['started_at'])}, {origin}{ending}"
+        yield name, f"{attempt['number']}  {moment(attempt['started_at'])}, {origin}{_ending(attempt)}"
+
+
+def _ending(attempt: Json) -> str:
+    if attempt["ended_at"] is None:
+        return ""
+    reached, saved = attempt.get("reached_step"), attempt.get("checkpoint_step")  # neither was told always
+    to = "" if reached is None else f" to step {reached}"
+    new = "" if saved in (None, attempt["from_step"], reached) else f" (saved at {saved})"
+    return f"{to}{new}, {moment(attempt['ended_at'])}: {attempt['ending']}"
 
 
 def _asked(run: RunFolder) -> list[tuple[str, str | Text]]:
