@@ -76,15 +76,15 @@ class Browser:
         for domain in ("Page", "Runtime", "Network", "Log"):
             self._call(f"{domain}.enable")
 
-    def open(self, page: Path, *, width: int = 1400, height: int = 1000, dark: bool = False) -> None:
-        """Show a file in a window of this size, and wait until it is loaded and drawn."""
+    def open(self, page: Path | str, *, width: int = 1400, height: int = 1000, dark: bool = False) -> None:
+        """Show a file or an address in a window of this size, and wait until it is loaded and drawn."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         self.loaded = False
         self.requests.clear()
-        self._call("Page.navigate", url=page.absolute().as_uri())
+        self._call("Page.navigate", url=page if isinstance(page, str) else page.absolute().as_uri())
         deadline = time.monotonic() + 60
         while not self.loaded:
             self._handle(self._read(deadline))

@@ -125,27 +125,42 @@ def test_a_trace_has_every_operation_of_both_steps_on_its_queue(drawing: Drawing
     found = trace(drawing)
     names = {e["tid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
     assert names == {
-        1: "stages", 2: "GPU computes", 3: "copies to the GPU", 4: "copies to the host", 5: "CPU updates"
+        2: "stages", 3: "GPU computes", 4: "copies to the GPU", 5: "copies to the host", 6: "CPU updates",
+        7: "in no time",
     }  # fmt: skip
     tracks = slices_of(found)
     ahead_ns = -min(ns(span.start_s) for _, span in drawing.occasions())
     assert ahead_ns > 0, "one copy begins before the step it belongs to"
-    for queue, track in zip(Queue, (2, 3, 4, 5), strict=True):
+    for queue, track in zip(Queue, (3, 4, 5, 6), strict=True):
         expected = sorted(
             (ns(s.start_s) + ahead_ns, ns(s.end_s) + ahead_ns, s.op.name)
             for _, s in drawing.occasions()
-            if s.op.queue is queue
+            if s.op.queue is queue and ns(s.end_s) > ns(s.start_s)
         )
         assert sorted((round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"])), e["name"]) for e in tracks[track]) == (
             expected
         )
-    assert [e["name"] for e in tracks[1]] == [str(stage) for stage in drawing.plan.stages] * 2
+    gathered = [
+        (round(1e3 * e["ts"]), kind, subject)
+        for e in found["traceEvents"]
+        if e["ph"] == "i"
+        for kind, subjects in e["args"].items()
+        for subject in subjects.split()
+    ]
+    assert sorted(gathered) == sorted(
+        (ns(s.start_s) + ahead_ns, s.op.kind.value, s.op.subject)
+        for _, s in drawing.occasions()
+        if ns(s.end_s) == ns(s.start_s)
+    )
+    assert len(gathered) > len({at for at, _, _ in gathered}) > 2
+    assert [e["name"] for e in tracks[2]] == [str(stage) for stage in drawing.plan.stages] * 2
 
 
 def test_every_event_of_a_trace_has_the_fields_of_its_kind(drawing: Drawing) -> None:
     needed = {
         "X": {"ts", "dur", "pid", "tid", "name", "cat"}, "C": {"ts", "pid", "name", "args"},
-        "M": {"pid", "name", "args"}, "s": {"ts", "pid", "tid", "id", "name", "cat"},
+        "M": {"pid", "name", "args"}, "i": {"ts", "pid", "tid", "s", "name", "args"},
+        "s": {"ts", "pid", "tid", "id", "name", "cat"},
         "f": {"ts", "pid", "tid", "id", "name", "cat", "bp"},
     }  # fmt: skip
     found = json.loads(json.dumps(trace(drawing), allow_nan=False))
@@ -178,10 +193,10 @@ def test_arrows_lead_from_slice_to_slice_and_forward_in_time(drawing: Drawing) -
 
 def test_counters_of_a_trace_reach_the_peak_and_never_pass_it(drawing: Drawing) -> None:
     counters = [e for e in trace(drawing)["traceEvents"] if e["ph"] == "C"]
-    sums = [sum(e["args"].values()) for e in counters if e["name"] == "GPU memory by kind (bytes)"]
-    totals = [e["args"]["bytes"] for e in counters if e["name"] == "GPU memory in use"]
+    sums = [sum(e["args"].values()) for e in counters if e["name"] == "GPU bytes"]
+    totals = [e["args"]["bytes"] for e in counters if e["name"] == "GPU in use"]
     assert sums == totals and max(sums) == gpu_peak_bytes(drawing.program, drawing.chain)
-    kinds = {name for e in counters if e["name"] == "GPU memory by kind (bytes)" for name in e["args"]}
+    kinds = {name for e in counters if e["name"] == "GPU bytes" for name in e["args"]}
     assert kinds == {name.removesuffix("_bytes") for name in Parts.__slots__}
 
 

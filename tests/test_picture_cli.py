@@ -53,7 +53,7 @@ def test_offmate_plan_draws_what_it_answers(files: Path) -> None:
     data = page_data(files / "plan.html")
     assert (data["title"], len(data["blocks"])) == ("chain", 4)
     names = {event["name"] for event in json.loads((files / "trace.json").read_text())["traceEvents"]}
-    assert {"run@H3:H3.0", "GPU memory in use"} <= names
+    assert {"run@H3:H3.0", "GPU in use"} <= names
 
 
 def test_json_stays_json_when_a_picture_is_drawn(files: Path) -> None:

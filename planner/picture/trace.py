@@ -1,6 +1,7 @@
 """A drawing in the Trace Event format, which Perfetto and chrome://tracing open.
 
-One track per queue, a track of stages above them, device memory as counters, an arrow for every wait.
+One track per queue, a track of stages above them, device memory as counters, an arrow for every wait. What takes no
+time, as allocations and releases, is gathered by its moment on a track of its own: as slices it would pile up.
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -17,8 +18,9 @@ from planner.program import OpKind, Queue
 from planner.simulate import Span
 
 _PROCESS = 1
-_STAGES = 1
-_TRACKS = {Queue.COMPUTE: 2, Queue.H2D: 3, Queue.D2H: 4, Queue.CPU: 5}
+_STAGES = 2  # a track with the number of the process would be called its main thread
+_TRACKS = {Queue.COMPUTE: 3, Queue.H2D: 4, Queue.D2H: 5, Queue.CPU: 6}
+_MOMENTS = 7
 _LABELS = {
     Queue.COMPUTE: "GPU computes", Queue.H2D: "copies to the GPU", Queue.D2H: "copies to the host",
     Queue.CPU: "CPU updates",
@@ -36,6 +38,7 @@ def trace(drawing: Drawing) -> dict[str, Json]:
     for step in range(AROUND, AROUND + STEPS):
         events += _stages(drawing, step, clock)
     events += _operations(drawing, clock)
+    events += _moments(drawing, clock)
     events += _memory(drawing, clock)
     events += _waits(drawing, clock)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": drawing.title}}
@@ -44,7 +47,8 @@ def trace(drawing: Drawing) -> dict[str, Json]:
 def _names(drawing: Drawing) -> Iterator[Json]:
     title = drawing.title or "offmate plan"
     yield {"ph": "M", "pid": _PROCESS, "tid": 0, "name": "process_name", "args": {"name": title}}
-    for track, label in ((_STAGES, "stages"), *((_TRACKS[queue], _LABELS[queue]) for queue in Queue)):
+    queues = ((_TRACKS[queue], _LABELS[queue]) for queue in Queue)
+    for track, label in ((_STAGES, "stages"), *queues, (_MOMENTS, "in no time")):
         place: dict[str, Json] = {"ph": "M", "pid": _PROCESS, "tid": track}
         yield {**place, "name": "thread_name", "args": {"name": label}}
         yield {**place, "name": "thread_sort_index", "args": {"sort_index": track}}
@@ -92,6 +96,8 @@ def _stages(drawing: Drawing, step: int, clock: _Clock) -> Iterator[Json]:
 
 def _operations(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
     for step, span in drawing.occasions():
+        if not _takes_time(span):
+            continue
         op, sort = span.op, sort_of(span.op)
         args: dict[str, Json] = {"step": step - AROUND, "stage": op.place, "subject": op.subject}
         if op.bytes:
@@ -102,16 +108,32 @@ def _operations(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
         yield event | ({"cname": _COLOURS[sort]} if sort in _COLOURS else {})
 
 
+def _moments(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
+    """An instant for all that happens in no time at one moment: how many of each kind, and to what."""
+    found: dict[int, dict[str, list[str]]] = {}
+    for _, span in drawing.occasions():
+        if not _takes_time(span):
+            kinds = found.setdefault(ns(span.start_s), {})
+            kinds.setdefault(span.op.kind.value, []).append(span.op.subject)
+    for at_ns, kinds in sorted(found.items()):
+        args: dict[str, Json] = {kind: " ".join(subjects) for kind, subjects in kinds.items()}
+        name = ", ".join(f"{len(subjects)} {kind}" for kind, subjects in kinds.items())
+        yield {
+            "ph": "i", "s": "t", "name": name, "cat": Sort.MEMORY.value, "pid": _PROCESS, "tid": _MOMENTS,
+            "ts": clock.us(at_ns), "args": args,
+        }  # fmt: skip
+
+
 def _memory(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
     """Counters keep their value until the next one. The budget is one of its own, so that it does not pile up."""
     for sample in drawing.samples():
         args: dict[str, Json] = {name.removesuffix("_bytes"): getattr(sample.parts, name) for name in Parts.__slots__}
         place: dict[str, Json] = {"ph": "C", "pid": _PROCESS, "tid": 0, "ts": clock.us(ns(sample.start_s))}
-        yield {**place, "name": "GPU memory by kind (bytes)", "args": args}
+        yield {**place, "name": "GPU bytes", "args": args}
         total: dict[str, Json] = {"bytes": sample.parts.total_bytes}
-        yield {**place, "name": "GPU memory in use", "args": total}
+        yield {**place, "name": "GPU in use", "args": total}
         if drawing.plan.gpu_budget_bytes:
-            yield {**place, "name": "GPU memory budget", "args": {"bytes": drawing.plan.gpu_budget_bytes}}
+            yield {**place, "name": "GPU budget", "args": {"bytes": drawing.plan.gpu_budget_bytes}}
 
 
 def _waits(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
@@ -145,10 +167,14 @@ def _timed(spans: Sequence[Span]) -> list[Span | None]:
     last: dict[Queue, Span] = {}
     found: list[Span | None] = []
     for span in spans:
-        if ns(span.end_s) > ns(span.start_s):
+        if _takes_time(span):
             last[span.op.queue] = span
         found.append(last.get(span.op.queue))
     return found
+
+
+def _takes_time(span: Span) -> bool:
+    return ns(span.end_s) > ns(span.start_s)
 
 
 def _arrow(source: Span, target: Span, number: int, clock: _Clock) -> Iterator[Json]:
