@@ -78,7 +78,7 @@ def generator(model: nn.Module) -> nn.Module:
 
 
 def quiet(model: nn.Module) -> dict[str, Any]:
-    """What a model is told when it writes: a mixture's auxiliary loss is not wanted, and fails on padded prompts."""
+    """What a model is told when it writes: a mixture's auxiliary loss is not wanted, and fails on masked prompts."""
     known = inspect.signature(generator(model).forward).parameters
     return {"output_router_logits": False} if "output_router_logits" in known else {}
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.frame_forward import quiet
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainResult:
@@ -105,7 +107,7 @@ class PlainEngine:
         self.model.eval()
         answer = self.model.generate(
             input_ids=ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False, use_cache=True,
-            pad_token_id=pad,
+            pad_token_id=pad, **quiet(self.model),
         )  # fmt: skip
         self.model.train()
         return answer[:, longest:].tolist()
