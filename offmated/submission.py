@@ -56,7 +56,7 @@ def submit(
         row = store.add(name, make_folder)
         for entry in unseen:
             RunFolder(Path(row.run_dir)).say(
-                f"{entry} is of the Hugging Face hub: it is read when the job has its turn"
+                f"{entry} is of the Hugging Face hub: it is read when the job has its turn, before all else"
             )
         return row, (*notes, *kept)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,16 @@ from sqlalchemy import create_engine
 
 from planner.cache import Cache
 from planner.cachetables import metadata
+from planner.codec import to_json
 from planner.errors import Exit
 from planner.job import Job
 from planner.planning import plan_job
 from planner.runfolder import RunFolder
+from tests import chains as small
 from tests.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.data import Batches
 from worker.prepare import main
+from worker.tasks import data_first
 
 CPU = torch.device("cpu")
 
@@ -83,3 +87,14 @@ def test_an_untied_models_plan_does_not_depend_on_the_data(tmp_path: Path) -> No
     final = plan_job(job, CPU, cache=cache, measure=True, distinct_tokens=(20, 30, 35))
     found = plan_job(job, CPU, cache=cache, measure=False)
     assert found.measured and found.cached and found.plan == final.plan
+
+
+def test_data_are_read_first_where_the_plan_depends_on_them_or_nobody_has_seen_them(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, tied=False)
+    apart = small.chain()
+    first, *others = apart.blocks
+    by_rows = replace(first, tensors=(replace(first.tensors[0], row_bytes=4),))
+    free, bound = ({"chain": to_json(chain)} for chain in (apart, replace(apart, blocks=(by_rows, *others))))
+    assert (data_first(job, free), data_first(job, bound), data_first(job, None)) == (False, True, True)
+    assert data_first(job.model_copy(update={"eval_dataset": ("owner/set",)}), free)
+    assert data_first(job.model_copy(update={"dataset": (*job.dataset, "owner/set")}), free)

@@ -72,7 +72,7 @@ def test_data_that_cannot_be_trained_on_leave_nothing_behind(store: Store, paths
 def test_the_log_says_which_data_nobody_has_looked_at(store: Store, paths: Paths) -> None:
     row, _ = submit(store, paths, JOB.replace("text.jsonl", "[owner/set, text.jsonl]"), paths.state.parent)
     (line,) = RunFolder(Path(row.run_dir)).tail_of_log(9)
-    assert line.endswith("owner/set is of the Hugging Face hub: it is read when the job has its turn")
+    assert line.endswith("owner/set is of the Hugging Face hub: it is read when the job has its turn, before all else")
 
 
 def test_a_budget_beyond_the_machine_is_refused_before_anything_is_kept(store: Store, paths: Paths) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from offmated.models import JobRow
 from offmated.states import Ending, JobState, account
@@ -13,6 +14,7 @@ from planner.chain import Chain
 from planner.codec import from_json
 from planner.errors import Exit
 from planner.job import Job
+from planner.localdata import is_local
 from planner.processes import Process
 from planner.runfolder import RunFolder
 from planner.steptimes import step_times
@@ -59,15 +61,12 @@ def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
 
 
 def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tuple[str, int]:
-    """Count, measure and plan, where the plan is only an estimate, and train. Returns which process ended last, and its
-    exit code."""
+    """Read the data, measure and plan, where the plan is only an estimate, and train. Returns which process ended last,
+    and its exit code."""
     plan = run.read_plan()
     if plan is None or not plan["measured"]:
-        job = Job.from_resolved(run.resolved)
-        several = job.gradient_accumulation_steps > 1 or not job.is_split
-        matters = several and (plan is None or from_json(Chain, plan["chain"]).adds_by_rows)
-        if matters and not run.tokens.exists():
-            run.say("counting the data's tokens")
+        if data_first(Job.from_resolved(run.resolved), plan) and not run.tokens.exists():
+            run.say("reading the data and counting their tokens")
             code = watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run)
             if code != Exit.DONE:
                 return "data", code
@@ -77,3 +76,12 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
     step = run.last_checkpoint_step()
     run.say(f"training, attempt {row.attempts}, " + ("from the start" if step is None else f"from step {step}"))
     return "trainer", watch.run([sys.executable, "-P", "-m", "worker.trainer", str(run.path)], run)
+
+
+def data_first(job: Job, plan: dict[str, Any] | None) -> bool:
+    """Whether the data are read before the blocks are measured: where the plan, an estimate until now, depends on them,
+    and where some are of the hub, which nobody has looked at yet."""
+    if not all(map(is_local, (*job.dataset, *(job.eval_dataset or ())))):
+        return True
+    several = job.gradient_accumulation_steps > 1 or not job.is_split
+    return several and (plan is None or from_json(Chain, plan["chain"]).adds_by_rows)
