@@ -28,6 +28,7 @@ from planner.graph import (
     trace_block,
 )
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights, same_buffers
+from planner.graph.tangents import Layout, layout_of
 from planner.meter import Meter
 from planner.standins import ChunkedStandIn, HeadStandIn, Shared, StandIn, not_profiled
 
@@ -43,6 +44,7 @@ class FrameBytes:
     backward_held, backward_tail
                     likewise for backward, the incoming gradients included; 0 for the head
     shared          how many arguments of blocks other blocks are given too, and have a gradient
+    layouts         how the gradients of each block's results are laid out when they arrive; None for the head
     gradients       gradients of the frame's weights that come into being after a block's backward; `tail` counts them
     """
 
@@ -53,6 +55,7 @@ class FrameBytes:
     backward_held: tuple[int, ...]
     backward_tail: tuple[int, ...]
     gradients: tuple[int, ...]
+    layouts: tuple[Layout | None, ...]
     shared: int
 
 
@@ -122,6 +125,7 @@ def measure_frame(
         backward_held=most(lambda run: run.held["B"]),
         backward_tail=most(lambda run: run.tail["B"]),
         gradients=most(lambda run: run.gradients),
+        layouts=tuple(map(runs[0].layouts.get, range(count))),
         shared=runs[0].shared.arguments,
     )
 
@@ -186,6 +190,7 @@ class _Run:
         self.held: dict[str, dict[int, int]] = {"F": {}, "B": {}}
         self.tail: dict[str, dict[int, int]] = {"F": {}, "B": {}}
         self.gradients: dict[int, int] = {}
+        self.layouts: dict[int, Layout] = {}
         self.last: tuple[str, int, int] | None = None
         self.base = 0
 
@@ -213,7 +218,10 @@ class _Run:
                 for index in reversed(range(self.head)):
                     self.arrive("B", index)
                     call = self.calls.pop(index)
-                    grads = call.backward(call.take_tangents())
+                    tangents = call.take_tangents()
+                    self.layouts[index] = layout_of(tangents)
+                    grads = call.backward(tangents)
+                    tangents.clear()
                     self.leave("B", index)
                     call.pass_on(grads, self.calls.get(index - 1))
                     call.clear()

@@ -116,6 +116,8 @@ class Analysis:
     def _option(self, index: int, name: str, times: Times) -> Option:
         kind = self.names.kinds[index]
         pair = self.pairs[kind][name]
+        layout = self.frame.layouts[index]
+        backward = (pair.for_tangents(layout) if layout is not None else pair).backward_peak
         taken = times.of(kind, name)
         is_head = index == len(self.names.all) - 1
         names = dict(zip(self.local_names[index], (t.name for t in self.tensors[index]), strict=True))
@@ -128,8 +130,8 @@ class Analysis:
             forward_s=taken.forward_s,
             backward_s=taken.backward_s,
             forward_peak_bytes=self.frame.head_peak if is_head else max(pair.forward_peak, own.forward),
-            backward_peak_bytes=max(pair.backward_peak[False], own.backward),
-            backward_first_peak_bytes=max(pair.backward_peak[True], own.backward_first),
+            backward_peak_bytes=max(backward[False], own.backward),
+            backward_first_peak_bytes=max(backward[True], own.backward_first),
             reads_input=pair.keeps_interface,
             reads_weights=tuple(names[local] for local in pair.backward_weights),
             recipe=pair.recipe.name,

@@ -104,9 +104,11 @@ class HeadStandIn(StandIn):
 
     def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
         values = [*self.saved, *self.kept, *tangents]
-        self.saved, self.kept, self.primals = [], [], []
+        self.saved, self.primals = [], []
         tangents.clear()
-        return self.pair.backward(values, self.states, self.add)
+        grads = self.pair.backward(values, self.states, self.add)
+        self.kept = []  # not before: the call of a step lets go of it now
+        return grads
 
     def add(self, name: str, gradient: Tensor) -> None:
         self.shared.sums.append(gradient if self.pair.adoptable[name] else self.shared.fresh([gradient])[0])

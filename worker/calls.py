@@ -147,6 +147,7 @@ class Call(BlockCall):
 
     def backward(self, sums: Gradients) -> list[Tensor | None]:
         """Gradients of the tensor arguments; those of weights go to `sums`."""
+        tangents = self.take_tangents()
         pair = self.pair
         if self._item:
             there, here = iter(self._items.pop(self._item)), iter(self._saved)
@@ -154,7 +155,8 @@ class Call(BlockCall):
             if self._input is not None:
                 self._primals[self._input] = next(there)
             del there, here
-        values = [*self._saved, *(self._primal(i) for i in pair.backward_primals), *self.take_tangents()]
+        values = [*self._saved, *(self._primal(i) for i in pair.backward_primals), *tangents]
+        tangents.clear()
         self._saved = []
         result = pair.backward(values, self._states, functools.partial(self._add, sums))
         self._primals, self._states = {}, []

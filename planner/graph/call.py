@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from planner.errors import Exit, UserError
 from planner.graph.code import BlockCode
+from planner.graph.tangents import layout_of
 
 Given = dict[tuple[int, int], "tuple[FrameCall, int]"]
 """Where a tensor of the frame's graph comes from -> the last call that was given it, and as which argument."""
@@ -76,14 +77,17 @@ class FrameCall:
             ]
 
     def take_tangents(self) -> list[Tensor]:
-        """Gradients of the differentiable outputs, which the call forgets. All is frozen up to here if it has none."""
+        """Gradients of the differentiable outputs, which the call forgets. All is frozen up to here if it has none.
+        From now on `pair` is the code for gradients laid out as they are."""
         differentiable = self.pair.result.differentiable
         if not any(differentiable):
             return []
         self.complete()
         tangents, self.tangents = self.tangents, None
         assert tangents is not None, "no gradient has arrived"
-        return [g for g, d in zip(tangents, differentiable, strict=True) if d and g is not None]
+        taken = [g for g, d in zip(tangents, differentiable, strict=True) if d and g is not None]
+        self.pair = self.pair.for_tangents(layout_of(taken))
+        return taken
 
     def pass_on(self, grads: list[Tensor | None], before: FrameCall | None) -> None:
         """Send the gradients of the arguments through the frame's piece of graph, to the block `before` and to the

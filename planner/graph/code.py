@@ -10,6 +10,7 @@ from torch import Tensor
 
 from planner.graph.recipes import Recipe
 from planner.graph.result import Result
+from planner.graph.tangents import Layout
 from planner.graph.work import Work
 
 Sink = Callable[[str, Tensor], None]
@@ -68,6 +69,10 @@ class BlockCode(ABC):
     def n_outputs(self) -> int:
         """How many tensors the block makes for its result."""
         return len(self.output_values)
+
+    def for_tangents(self, layout: Layout) -> BlockCode:
+        """The code for gradients that come in under `layout`; its forward, and what backward reads, are the same."""
+        return self
 
     @abstractmethod
     def work(self) -> tuple[Sequence[Work], Sequence[Work]]:

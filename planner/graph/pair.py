@@ -15,6 +15,7 @@ from planner.graph.joint import Joint
 from planner.graph.liveness import peak_bytes
 from planner.graph.nodes import Storages, is_random, is_view, nbytes
 from planner.graph.recipes import Recipe
+from planner.graph.tangents import Layout, laid_out, layout_of
 from planner.graph.work import Work, work_of
 
 
@@ -34,7 +35,7 @@ class Pair(BlockCode):
         graph = joint.module.graph
         body = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
         storages = Storages(graph)
-        rng = rng or rng_of(joint.device)
+        rng = self._rng = rng or rng_of(joint.device)
         swap = eager_dropouts(graph)
         grads = [g for g in joint.grads.values() if g is not None]
 
@@ -94,7 +95,13 @@ class Pair(BlockCode):
         self.primal_values = [n.meta["val"] if n is not None else None for n in self.primals]
         self.output_values = joint.output_values
         self.tangent_values = [n.meta["val"] for n in joint.tangents]
+        self._by_layout: dict[Layout, Pair] = {layout_of(self.tangent_values): self}
         self.input_grad_values = [n.meta["val"] if n is not None else None for n in input_grads]
+
+    def for_tangents(self, layout: Layout) -> Pair:
+        if layout not in self._by_layout:
+            self._by_layout[layout] = Pair(laid_out(self.joint, layout), self.recipe, self._rng)
+        return self._by_layout[layout]
 
     def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
         return work_of(self.forward_nodes), work_of(self.backward_nodes)
