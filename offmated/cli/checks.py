@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -82,22 +83,25 @@ def _python() -> Check:
 
 
 def _packages() -> Iterator[Check]:
+    """Whether what is installed are versions that offmate was run with; of what is optional only what is there."""
     wrong = []
-    for text in metadata.requires("offmate") or ():
-        need = Requirement(text)
-        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
+    for need in map(Requirement, metadata.requires("offmate") or ()):
+        needed, optional = (need.marker is None or need.marker.evaluate({"extra": extra}) for extra in ("", "lora"))
+        if not (needed or optional):
             continue
         try:
             have = metadata.version(need.name)
         except metadata.PackageNotFoundError:
-            wrong.append(f"{need.name} is missing")
+            if needed:
+                wrong.append((f"{need.name} is missing", need))
             continue
         if not need.specifier.contains(have, prereleases=True):
-            wrong.append(f"{need.name} {have}, needed {need.specifier}")
+            wrong.append((f"{need.name} {have}, needed {need.specifier}", need))
     version = metadata.version("offmate")
     if wrong:
-        advice = "pip install --upgrade offmate"
-        yield Check(name="offmate", verdict=PROBLEM, found=f"{version}; {'; '.join(wrong)}", advice=advice)
+        found = "; ".join((version, *(what for what, _ in wrong)))
+        advice = shlex.join(("pip", "install", *(f"{need.name}{need.specifier}" for _, need in wrong)))
+        yield Check(name="offmate", verdict=PROBLEM, found=found, advice=advice)
     else:
         named = ("transformers", "PuLP", "highspy", "rq", "SQLAlchemy")
         versions = ", ".join(f"{name} {metadata.version(name)}" for name in named)
