@@ -10,15 +10,10 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
 from sqlalchemy.exc import OperationalError
 
 from offmated.api import Services, make_app
@@ -29,6 +24,7 @@ from offmated.dispatcher import Dispatcher
 from offmated.lock import sole_daemon
 from offmated.migrate import upgrade
 from offmated.paths import Paths
+from offmated.server import Server
 from offmated.states import StopReason
 from offmated.store import Store
 from offmated.supervisor import Child
@@ -40,7 +36,6 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 STOP_TICK_S = 0.1
-SERVER_PATIENCE_S = 5.0
 HORSE_PATIENCE_S = 5.0
 PASSING = (OperationalError, OSError)
 """What may pass: a full disk, a database that is locked or away, no memory for a process. Whatever was to be done is
@@ -75,11 +70,22 @@ class Daemon:
         self._started = time.time()
         environment = paths.environment()
         command = self._broker.command
-        self._servers = [Child("broker", command, paths.broker, environment)] if command else []
+        self._servers = (
+            [Child("broker", command, paths.broker, environment, socket=paths.broker_socket)] if command else []
+        )
         self._workers = [
             Child(f"{name}-worker", [sys.executable, "-P", "-m", "offmated.rqworker", name], paths.state, environment)
             for name in QUEUES
         ]
+        services = Services(
+            store=self._store,
+            paths=self._paths,
+            wake=self._bell.ring,
+            shut_down=self._ask_down,
+            closing=lambda: self._closing,
+            health=self._health,
+        )
+        self._api = Server(make_app(services), paths.api_socket)
 
     def run(self) -> None:
         """Start everything, keep it going, end it in the order that loses nothing."""
@@ -97,7 +103,8 @@ class Daemon:
         self._keep(self._servers)
         self._broker.wait_until_ready()
         self._dispatcher.adopt(blameless=True)
-        with self._api():
+        try:
+            self._api.keep()
             self._keep(self._workers)
             log.info("ready: %s", self._paths.api_socket)
             while not self._stops_asked:
@@ -105,7 +112,9 @@ class Daemon:
                 self._bell.sleep(TICK_S)
             log.info("stopping")
             self._stop_workers()
+        finally:
             self._closing = True
+            self._api.close()
         for server in self._servers:
             server.terminate()
         while not all(server.gone() for server in self._servers):
@@ -114,6 +123,7 @@ class Daemon:
 
     def _tick(self) -> None:
         with self._troubles.of("a look at jobs and workers", *PASSING):
+            self._api.keep()
             self._keep([*self._servers, *self._workers])
             self._dispatcher.adopt()
             self._dispatcher.pass_on_stops()
@@ -128,6 +138,7 @@ class Daemon:
                 for worker in self._workers:
                     worker.kill()
             with self._troubles.of("stopping the jobs", *PASSING):
+                self._api.keep()
                 self._keep(self._servers)
                 # Again and again: a worker may have been about to take a job.
                 for row in self._store.jobs(*QUEUES.values()):
@@ -168,35 +179,3 @@ class Daemon:
                 child.name: {"pid": child.pid, "restarts": child.restarts} for child in [*self._servers, *self._workers]
             },
         }
-
-    @contextmanager
-    def _api(self) -> Iterator[None]:
-        """The API, serving in a thread of its own."""
-        services = Services(
-            store=self._store,
-            paths=self._paths,
-            wake=self._bell.ring,
-            shut_down=self._ask_down,
-            closing=lambda: self._closing,
-            health=self._health,
-        )
-        # Not uvicorn's own `uds`: it opens the socket to every user.
-        self._paths.api_socket.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(self._paths.api_socket))
-            self._paths.api_socket.chmod(0o600)
-            listener.listen()
-            settings = uvicorn.Config(
-                make_app(services), log_config=None, access_log=False, lifespan="off",
-                timeout_graceful_shutdown=int(SERVER_PATIENCE_S),
-            )  # fmt: skip
-            server = uvicorn.Server(settings)
-            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api")
-            thread.start()
-            try:
-                yield
-            finally:
-                self._closing = True
-                server.should_exit = True
-                thread.join()
-                self._paths.api_socket.unlink(missing_ok=True)

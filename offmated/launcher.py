@@ -41,6 +41,19 @@ def start_in_background(paths: Paths) -> bool:
     raise daemon_silent(paths, f"the lock {paths.lock} is held by nobody knows whom")
 
 
+def runs(paths: Paths) -> bool:
+    """Whether a daemon answers. One that is there and does not listen, because it starts or ends just now or its socket
+    was deleted, is waited for. Raises UserError `daemon-silent` when that takes too long."""
+    client, deadline = Client(paths), time.monotonic() + OTHER_PATIENCE_S
+    while not client.running():
+        if lock_holder(paths) is None:
+            return False
+        if time.monotonic() > deadline:
+            raise daemon_silent(paths, "nobody listens there")
+        time.sleep(0.05)
+    return True
+
+
 def _start(client: Client, paths: Paths) -> bool:
     """Start a daemon and wait until one answers; False when the one that was in its way has gone meanwhile."""
     if paths.log.exists() and paths.log.stat().st_size > LOG_BYTES:

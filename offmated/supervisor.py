@@ -20,14 +20,20 @@ HEALTHY_AFTER_S = 10.0  # who lived this long starts again without delay
 
 class Child:
     """One process to be kept alive. It lives in a session of its own, so that Ctrl-C at a daemon in front does not
-    reach it, and dies with the thread that started it."""
+    reach it, and dies with the thread that started it. `socket`: where it listens; without that it is no use, and
+    starts again."""
 
-    def __init__(self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str],
+        socket: Path | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self.restarts = 0
         self._command = command
         self._folder = folder
         self._environment = environment
+        self._socket = socket
+        self._listens = False
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._failures = 0
@@ -39,7 +45,7 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def keep(self) -> None:
-        """Start it if it is not there and its time has come; notice if it died."""
+        """Start it if it is not there and its time has come; notice if it died, or if its socket was deleted."""
         now = time.monotonic()
         if self._reap():
             self._failures = 0 if now - self._started > HEALTHY_AFTER_S else self._failures + 1
@@ -48,7 +54,13 @@ class Child:
             self.restarts += 1
         if self._process is None and now >= self._due:
             self._process = spawn(self._command, folder=self._folder, environment=self._environment)
-            self._started = now
+            self._started, self._listens = now, False
+        if self._socket is not None and self._process is not None:
+            if self._socket.is_socket():
+                self._listens = True
+            elif self._listens:
+                log.warning("%s was deleted: %s starts again", self._socket, self.name)
+                self.terminate()
 
     def terminate(self) -> None:
         """Send SIGTERM."""

@@ -106,6 +106,16 @@ def test_wrong_words_exit_with_2(words: list[str], shell: Shell) -> None:
     assert shell.run(*words).returncode == 2
 
 
+@pytest.mark.parametrize("command", ["show", "logs", "cancel", "retry"])
+def test_what_is_no_number_of_a_job_is_told_in_one_sentence(command: str, shell: Shell) -> None:
+    done = shell.run(command, "abc")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "abc is not the number of a job.\n"
+        "  hint: offmate status lists the jobs with their numbers   [no-job-number]\n"
+    )  # fmt: skip
+
+
 def test_a_wrong_job_is_refused_and_nothing_is_enqueued(running: Shell) -> None:
     for words in (["submit", "wrong.yaml"], ["run", "wrong.yaml"], ["plan", "wrong.yaml"]):
         done = running.run(*words)

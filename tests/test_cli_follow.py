@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.runfolder import RunFolder
 from tests.daemons import House, house, until
 
 COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
@@ -97,6 +98,20 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(home: House) -> None:
     assert home.job(number)["state"] == "cancelled"
 
 
+def test_a_job_that_two_shells_try_again_at_once_is_tried_once(home: House) -> None:
+    number = home.submit("long", steps=100_000)
+    home.wait_for_step(number, 1)
+    home.client.cancel(number)
+    home.wait_for(number, "cancelled")
+    shells = [offmate(home, "retry", str(number)) for _ in range(2)]
+    told = sorted(shell.communicate(timeout=60)[::-1] for shell in shells)
+    assert sorted(shell.returncode for shell in shells) == [0, 2], told
+    assert told[1][0].startswith(f"Job {number} is ") and told[1][0].endswith("[not-to-retry]\n")
+    home.wait_for(number, "running")
+    home.client.cancel(number)
+    assert [attempt["number"] for attempt in home.wait_for(number, "cancelled")["history"]] == [1, 2]
+
+
 def test_events_of_a_job_are_told_as_they_come_one_object_a_line(home: House) -> None:
     number = home.submit("brief", steps=40)
     follower = offmate(home, "logs", "-f", "--json", str(number))
@@ -122,7 +137,7 @@ def test_a_closed_pipe_ends_a_command_quietly(home: House) -> None:
     assert "Traceback" not in errors
 
 
-def test_down_says_for_which_job_it_waits_and_who_follows_is_told() -> None:
+def test_down_says_for_which_job_it_waits_who_follows_is_told_and_logs_are_there_without_it() -> None:
     with house() as home:
         before = len(home.client.jobs())
         followers = [offmate(home, "run", str(job_file(home, "long", 100_000)))]
@@ -141,3 +156,12 @@ def test_down_says_for_which_job_it_waits_and_who_follows_is_told() -> None:
                 69, f"The daemon has ended; job {number} goes on at its next start.\n"
                 f"  hint: offmate up, then offmate logs -f {number}   [daemon-ended]\n",
             )  # fmt: skip
+
+        run = RunFolder(home.paths.run_folder(number))
+        asked = [offmate(home, "logs", *more, str(number)) for more in ((), ("--json",), ("-f",))]
+        (log, where), (events, _), (followed, why) = (shell.communicate(timeout=60) for shell in asked)
+        assert [shell.returncode for shell in asked] == [0, 0, 69]
+        assert log == followed == run.log.read_text()
+        assert where == f"The daemon is not running. This is what {run.path} has.\n"
+        assert [json.loads(line) for line in events.splitlines()] == run.read_metrics()
+        assert why.endswith("hint: offmate up   [daemon-not-running]\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import signal
 import stat
 import subprocess
@@ -260,6 +261,18 @@ def test_no_trainer_outlives_its_worker_and_the_job_goes_on(shared: House, who: 
     assert (job["state"], job["attempts"]) == ("done", 2)
 
 
+def test_sockets_that_are_deleted_are_made_again(shared: House) -> None:
+    number = shared.submit("logged", steps=100)
+    log = shared.client.logs(number, follow=True)
+    said = next(log)
+    shutil.rmtree(shared.paths.runtime)
+    assert launcher.runs(shared.paths), "a daemon whose socket is gone counts as running"
+    assert shared.wait_for(shared.submit("after", steps=1), "done", "failed")["state"] == "done"
+    assert (said + "".join(log)).endswith("the trainer is done\n"), "who was connected stays so"
+    sockets = (shared.paths.runtime, shared.paths.api_socket, shared.paths.broker_socket)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in sockets] == [0o700, 0o600, 0o600]
+
+
 def test_down_saves_a_running_job_which_goes_on_after_up(own: House) -> None:
     number = own.submit("night", steps=60)
     idle = own.submit("next", steps=1)
@@ -341,15 +354,21 @@ def test_up_waits_for_a_daemon_that_is_stopping_and_starts_the_next(
     own.client.shutdown()
 
 
-def test_a_daemon_whose_socket_was_removed_is_named(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_hangs_without_a_socket_is_named(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "OTHER_PATIENCE_S", 0.5)
     monkeypatch.setenv("PYTHONPATH", own.environment["PYTHONPATH"])
-    own.paths.api_socket.unlink()
     assert own.daemon is not None
-    with pytest.raises(UserError) as caught:
-        start_in_background(own.paths)
-    assert caught.value.code == "daemon-silent"
-    assert caught.value.numbers[0] == f"process {own.daemon.pid}, socket {own.paths.api_socket}"
+    own.daemon.send_signal(signal.SIGSTOP)
+    own.paths.api_socket.unlink()
+    for reach in (start_in_background, launcher.runs):
+        with pytest.raises(UserError) as caught:
+            reach(own.paths)
+        assert caught.value.code == "daemon-silent"
+        assert caught.value.numbers[0] == f"process {own.daemon.pid}, socket {own.paths.api_socket}"
+        assert f"kill {own.daemon.pid}, then offmate up" in caught.value.hint
+    own.daemon.send_signal(signal.SIGCONT)
+    monkeypatch.undo()
+    assert launcher.runs(own.paths), "it listens anew"
 
 
 def test_a_daemon_that_hangs_is_not_called_away(own: House, monkeypatch: pytest.MonkeyPatch) -> None:

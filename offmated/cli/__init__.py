@@ -17,18 +17,18 @@ from offmated.cli import views
 from offmated.cli.certify import certify
 from offmated.cli.follow import events, follow, log
 from offmated.cli.jobtext import read_job
-from offmated.cli.output import budget_options, console, json_option, print_json
+from offmated.cli.output import JobNumber, budget_options, console, json_option, print_json
 from offmated.cli.pictures import draw_plan, drawn, picture_options
 from offmated.cli.plancommand import plan, plans
 from offmated.client import Client
-from offmated.launcher import start_in_background
+from offmated.launcher import runs, start_in_background
 from offmated.paths import Paths
-from offmated.states import LARGEST_ID, JobState
+from offmated.states import JobState
 from planner.errors import Exit, UserError
 from planner.units import parse_bytes
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
-ID = click.argument("job_id", metavar="ID", type=click.IntRange(1, LARGEST_ID))
+ID = click.argument("job_id", metavar="ID", type=JobNumber())
 
 
 class Commands(click.Group):
@@ -170,8 +170,8 @@ def up(foreground: bool, as_json: bool) -> None:
 @json_option
 def down(as_json: bool) -> None:
     """End the daemon. A running job saves a checkpoint first and goes on at the next start."""
-    client = Client(Paths.from_environment())
-    ran = client.running()
+    paths = Paths.from_environment()
+    client, ran = Client(paths), runs(paths)
     if ran:
         for job in client.jobs():
             if job["state"] == JobState.RUNNING:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 
 from offmated.cli import views
 from offmated.client import Client
 from offmated.states import FINAL
 from planner.errors import Exit, UserError
+from planner.runfolder import RunFolder
 from planner.units import printable
 
 POLL_S = 0.5
@@ -47,7 +50,8 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
 
 
 def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, Any]]:
-    """The trainer's events of a job; with `following` as they come, until it is over."""
+    """The trainer's events of a job; with `following` as they come, until it is over. Without a daemon those in the
+    run folder."""
     position = 0
     while True:
         try:
@@ -56,7 +60,10 @@ def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, A
         except UserError as error:
             if error.code == "daemon-not-running" and position:
                 raise left_alone(job_id) from None
-            raise
+            yield from _without_daemon(client, job_id, error, following).read_metrics()
+            if following:
+                raise
+            return
         yield from new
         if last:
             return
@@ -64,9 +71,15 @@ def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, A
 
 
 def log(client: Client, job_id: int, following: bool) -> Iterator[str]:
-    """The log of a job in pieces; with `following` as it grows, until the job is over. Raises UserError
-    `daemon-ended` when the daemon goes before."""
-    client.job(job_id)
+    """The log of a job in pieces; with `following` as it grows, until the job is over. Without a daemon what is in the
+    run folder. Raises UserError `daemon-ended` when the daemon goes before the job is over."""
+    try:
+        client.job(job_id)
+    except UserError as error:
+        yield from _lines(_without_daemon(client, job_id, error, following).log)
+        if following:
+            raise
+        return
     try:
         yield from client.logs(job_id, following)
         over = not following or client.job(job_id)["state"] in FINAL
@@ -76,6 +89,23 @@ def log(client: Client, job_id: int, following: bool) -> Iterator[str]:
         over = False
     if not over:
         raise left_alone(job_id)
+
+
+def _without_daemon(client: Client, job_id: int, error: UserError, following: bool) -> RunFolder:
+    """The run folder of a job whose daemon does not answer, and where it is. Raises `error` where it says something
+    else, or where there is no such folder."""
+    run = RunFolder(client.paths.run_folder(job_id))
+    if error.code not in ("daemon-not-running", "daemon-silent") or not run.path.is_dir():
+        raise error
+    if not following:
+        click.echo(f"{error.what} This is what {run.path} has.", err=True)
+    return run
+
+
+def _lines(file: Path) -> Iterator[str]:
+    if file.exists():
+        with file.open(encoding="utf-8", errors="replace") as text:
+            yield from text
 
 
 def left_alone(job_id: int) -> UserError:

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from planner.units import parse_bytes
+from offmated.states import LARGEST_ID
+from planner.errors import Exit, UserError
+from planner.units import parse_bytes, printable
 
 P = ParamSpec("P")
 
@@ -89,6 +91,21 @@ class Size(click.ParamType[str]):
         if not 0 < count < 2**63:
             self.fail(f"no size of a memory: {value!r}", param, ctx)
         return value
+
+
+class JobNumber(click.ParamType[int]):
+    """The number of a job; anything else is told in one sentence."""
+
+    name = "number"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """`value`, if a job may have it."""
+        if not (re.fullmatch("[0-9]{1,10}", value) and 1 <= int(value) <= LARGEST_ID):
+            raise UserError(
+                f"{printable(value)} is not the number of a job.", code="no-job-number", exit_code=Exit.USAGE,
+                hint="offmate status lists the jobs with their numbers",
+            )  # fmt: skip
+        return int(value)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -1,0 +1,58 @@
+"""The API's server, on its socket and in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 5.0
+
+
+class Server:
+    """Listens on the socket `path`, for this user alone."""
+
+    def __init__(self, app: FastAPI, path: Path) -> None:
+        self._app = app
+        self._path = path
+        self._running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def keep(self) -> None:
+        """Start to listen; once more when the socket has been deleted, or its folder, as at a logout. Who is connected
+        by then keeps the server there was. Raises OSError."""
+        if self._running and self._path.is_socket():
+            return
+        if self._running:
+            log.warning("%s was deleted: listening anew", self._path)
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        # Not uvicorn's own `uds`: it opens the socket to every user.
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+        settings = uvicorn.Config(
+            self._app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=int(PATIENCE_S)
+        )
+        server = uvicorn.Server(settings)  # which closes its listener
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api")
+        thread.start()
+        self._running.append((server, thread))
+
+    def close(self) -> None:
+        """Answer what was asked, and end."""
+        for server, _ in self._running:
+            server.should_exit = True
+        for _, thread in self._running:
+            thread.join()
+        self._path.unlink(missing_ok=True)
