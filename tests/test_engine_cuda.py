@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import masking_utils
 
 from tests.engine_plans import adamw, chain_of, mixed_plan, resident_plan
 from tests.engines import data, learning_rate, own_threads
 from tests.plain import PlainEngine
-from tests.tiny_models import batch_of, make_model
+from tests.tiny_models import make_model
 from worker.cuda import CudaMachine
 from worker.device import Device
 from worker.engine import Engine
@@ -130,18 +127,10 @@ def test_host_memory_is_registered_and_of_exact_size():
     assert torch.equal(large.to("cuda", non_blocking=True).cpu(), large)
 
 
-def train(engine, steps, slices, *, padded=False):
+def train(engine, steps, slices):
     for step in steps:
         batches, rest = data(step, slices)
-        if not padded:
-            batches = [batch_of(100 * step + k, length=16) for k in range(slices)]
         engine.step(batches, learning_rate=learning_rate(step), **rest)
-
-
-@pytest.fixture
-def model_does_not_look(monkeypatch):
-    """Transformers' code between two blocks asks on the device whether texts are packed, and waits for the answer."""
-    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
 
 
 @pytest.fixture
@@ -151,23 +140,9 @@ def waiting():
     torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("slices", [1, 4])
-def test_only_the_models_own_code_waits_for_the_device_in_a_step(slices, waiting):
-    engine, _ = both("llama", mixed_plan, slices=slices, clip=0.5)
-    train(engine, range(3), slices, padded=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        waiting("warn")
-        train(engine, range(3, 5), slices, padded=True)
-        waiting("default")
-    places = {w.filename for w in caught if "synchronizing" in str(w.message)}
-    assert all("transformers" in Path(place).parts for place in places), places
-    engine.close()
-
-
 @pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
 @pytest.mark.parametrize("slices", [1, 4])
-def test_a_step_runs_where_waiting_for_the_device_is_an_error(slices, clip, waiting, model_does_not_look):
+def test_a_step_runs_where_waiting_for_the_device_is_an_error(slices, clip, waiting):
     engine, _ = both("llama", mixed_plan, slices=slices, clip=clip)
     train(engine, range(3), slices)
     waiting("error")
@@ -176,7 +151,7 @@ def test_a_step_runs_where_waiting_for_the_device_is_an_error(slices, clip, wait
     engine.close()
 
 
-def test_a_profile_shows_no_wait_for_the_device_in_a_step(model_does_not_look):
+def test_a_profile_shows_no_wait_for_the_device_in_a_step():
     engine, _ = both("llama", mixed_plan, slices=2, clip=0.5)
     train(engine, range(3), 2)
     activities = torch.profiler.ProfilerActivity

@@ -37,6 +37,10 @@ class CpuMachine:
         """Entered by every thread for the time it computes on the device."""
         return self.meter.watch() if self.meter else contextlib.nullcontext()
 
+    def frame(self) -> AbstractContextManager[object]:
+        """Entered around the model's own forward, in a thread that computes."""
+        return contextlib.nullcontext()
+
     def on_host(self) -> AbstractContextManager[object]:
         """Entered around work on the host in a thread that computes."""
         return self.meter.host() if self.meter else contextlib.nullcontext()

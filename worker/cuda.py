@@ -23,6 +23,7 @@ from torch import Tensor
 
 from planner.program import Op, Program, Queue
 from worker.actions import Actions
+from worker.known import Known
 from worker.machine import RandomState
 from worker.optimizer import StepValues
 from worker.queues import QueueInterpreter
@@ -53,6 +54,11 @@ class CudaMachine:
         """Entered by every thread for the time it computes on the device: device and stream are thread state."""
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             yield
+
+    def frame(self) -> AbstractContextManager[object]:
+        """Entered around the model's own forward, in a thread that computes: Transformers asks there whether texts are
+        packed or padded, which the host can say."""
+        return Known(self.device)
 
     def on_host(self) -> AbstractContextManager[object]:
         """Entered around work on the host in a thread that computes."""

@@ -29,6 +29,9 @@ class Machine(Protocol):
     def computing(self) -> AbstractContextManager[object]:
         """Entered by every thread for the time it computes on the device."""
 
+    def frame(self) -> AbstractContextManager[object]:
+        """Entered around the model's own forward, in a thread that computes."""
+
     def on_host(self) -> AbstractContextManager[object]:
         """Entered around work on the host in a thread that computes."""
 

@@ -67,7 +67,8 @@ class Rounds:
 
         def body(k: int) -> None:
             with torch.enable_grad():
-                losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device)
+                with self._machine.frame():
+                    losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device)
                 self._backward(self._head, k)
 
         self._lockstep.run(body, [self._machine.seeded(seed) for seed in seeds])

@@ -65,7 +65,10 @@ class CompiledPair(Pair):
         )
 
     def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        return (self._compiled[0](values), []) if _as_traced(values, self.primals) else super().forward(values)
+        if not _as_traced(values, self.primals):
+            return super().forward(values)
+        with torch._C.DisableTorchFunction():
+            return self._compiled[0](values), []
 
     def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[Tensor | None]:
         if not _as_traced(values, self._owned):

@@ -1,0 +1,63 @@
+"""A model's code that looks at numbers on the device: what the host can say, it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engines import assert_same, assert_same_state, run
+from tests.families import FAMILIES, family_model, masked_batch, t5
+from tests.tiny_models import batch_of
+from worker.cpu import CpuMachine
+from worker.known import Known
+
+torch.set_num_threads(1)
+META = torch.device("meta")
+"""A device that has no numbers: whoever looks at one there gets an error."""
+
+
+@pytest.mark.parametrize("batch", [batch_of(), masked_batch()], ids=["texts", "masked"])
+@pytest.mark.parametrize("family", [*FAMILIES, "t5"])
+def test_no_familys_forward_needs_to_look_at_the_device(family, batch):
+    model = (t5() if family == "t5" else family_model(family)).to(META)
+    if family in ("llama", "gpt2"):
+        with pytest.raises(RuntimeError, match="meta"):
+            model(**{name: t.to(META, copy=True) for name, t in batch.items()})
+    with Known(META):
+        given = {name: t.to(META, copy=True, non_blocking=True) for name, t in batch.items()}
+        loss = model(**given, num_items_in_batch=7).loss
+    assert loss.device == META
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_an_engine_whose_host_answers_has_plain_bits(make, name, monkeypatch):
+    monkeypatch.setattr(CpuMachine, "frame", lambda self: Known(self.device))
+    engine, plain = make(name, slices=2)
+    assert_same(run(engine, range(2), 2), run(plain, range(2), 2))
+    assert_same_state(engine, plain)
+
+
+def test_answers_are_those_of_the_device():
+    ids = torch.tensor([[3, 4, 5], [6, 7, 1]])
+    with Known(META):
+        given = ids.to(META, copy=True)
+        positions = torch.arange(3, device=META).unsqueeze(0) + 1
+        assert 1 in given[:, [-1, 0]] and 9 not in given
+        assert bool((torch.diff(positions, dim=-1) == 1).all())
+        assert int(positions.expand(2, -1).max()) == 3
+        assert (given != 1).sum().item() == 5
+        assert bool((given[:, :1] > positions).any() & given.bool().all())
+
+
+def test_what_the_device_computed_or_changed_is_not_known():
+    with Known(META):
+        positions = torch.arange(3, device=META)
+        chosen = torch.ones(3, device=META).argmax()
+        for unknown in (chosen, positions + chosen, torch.arange(3.0, device=META) > 1):
+            with pytest.raises(RuntimeError, match="meta"):
+                bool(unknown.all())
+        view = positions[1:]
+        assert view.sum().item() == 3
+        positions.add_(1)
+        with pytest.raises(RuntimeError, match="meta"):
+            view.sum().item()
