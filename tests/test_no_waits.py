@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.engine_plans import mixed_plan, resident_plan
+from tests.engines import build, data
+from worker import adamw
+from worker.cpu import CpuMachine
+from worker.known import Known
 
 ROOT = Path(__file__).parent.parent
 
 INSIDE = (
     "worker/actions.py", "worker/adamw.py", "worker/calls.py", "worker/cuda.py", "worker/device.py",
-    "worker/engine.py", "worker/forward.py", "worker/gradients.py", "worker/interpreter.py", "worker/lockstep.py",
-    "worker/queues.py", "worker/rounds.py", "planner/graph/call.py", "planner/graph/chunks.py",
-    "planner/graph/codegen.py", "planner/graph/eager.py", "planner/graph/pair.py",
+    "worker/engine.py", "worker/forward.py", "worker/gradients.py", "worker/host.py", "worker/interpreter.py",
+    "worker/known.py", "worker/lockstep.py", "worker/optimizer.py", "worker/queues.py", "worker/rounds.py",
+    "worker/slabs.py", "planner/graph/call.py", "planner/graph/chunks.py",
+    "planner/graph/code.py", "planner/graph/codegen.py", "planner/graph/compiled.py", "planner/graph/eager.py",
+    "planner/graph/label.py", "planner/graph/pair.py", "planner/graph/result.py", "planner/graph/signature.py",
+    "planner/graph/tangents.py",
 )  # fmt: skip
+NOT_THERE = {
+    "planner/kernel/adamw.py": "updates on the CPU; those on a GPU only call PyTorch's kernel by it",
+    "planner/ops.py": "knows no tensors",
+    "worker/cpu.py": "the CPU as device",
+    "worker/weights.py": "compares names at the end of a step, the rest is done between steps",
+}
+"""Of what runs in a step, what has nothing to do with a GPU's memory then."""
 
 ALLOWED = {
     # (file, function, call): why nobody waits for the device in a step
@@ -29,12 +52,19 @@ ALLOWED = {
     ("worker/cuda.py", "CudaInterpreter.run", "synchronize"): "the CPU's thread waits for its gradients, no other does",
     ("worker/cuda.py", "CudaInterpreter._finish", "synchronize"): "when no step runs: drain and close",
     ("worker/cuda.py", "_Registered.__del__", "synchronize"): "memory ends: with the engine, or where a slab grows",
+    ("worker/cuda.py", "CudaMachine.stage", "pin_memory"): "of tensors on the host; torch's pool reuses the memory",
     ("worker/cuda.py", "_registered", "int"): "an error's number",
+    ("worker/cuda.py", "_registered", "cudaHostRegister"): "before the first step, or where a slab grows",
+    ("worker/cuda.py", "_Registered.__del__", "cudaHostUnregister"): "likewise",
     ("worker/engine.py", "Engine._values", "float"): "of a Python number",
     ("worker/engine.py", "Engine._tokens", "unique"): "of tokens in host memory",
     ("worker/engine.py", "Engine._tear", "synchronize"): "after an error",
     ("worker/forward.py", "Forward.generate", "tolist"): "the answer, when all tokens are there",
+    ("worker/forward.py", "_padded", "tensor"): "on the host",
     ("worker/forward.py", "Forward._passes", "synchronize"): "after an evaluation",
+    ("worker/host.py", "Host.hold", "copy_"): "before the first step",
+    ("worker/host.py", "new_states", "copy_"): "before the first step",
+    ("worker/known.py", "Known._follow", "to"): "on the host",
     ("worker/gradients.py", "Gradients.add", "copy_"): "from the device to the device",
     ("planner/graph/chunks.py", "ChunkedHead.compute", "copy_"): "from the device to the device",
     ("planner/graph/chunks.py", "ChunkedHead.finish", "to"): "from the device to the device",
@@ -45,11 +75,14 @@ ALLOWED = {
 }  # fmt: skip
 
 METHODS = {
-    "item", "cpu", "tolist", "numpy", "nonzero", "is_nonzero", "synchronize", "masked_select", "unique",
-    "unique_consecutive", "equal", "allclose", "query",
+    "allclose", "argwhere", "as_tensor", "bincount", "cpu", "cuda", "empty_cache", "equal", "histc", "is_nonzero",
+    "item", "masked_select", "nonzero", "numpy", "pin_memory", "query", "repeat_interleave", "synchronize", "tensor",
+    "tolist", "unique", "unique_consecutive", "cudaHostRegister", "cudaHostUnregister",
 }  # fmt: skip
 BUILTINS = {"bool", "float", "int"}
 COPIES = {"to", "copy_"}
+READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_dim", "bincount"}
+"""Operations whose result the host must know to go on."""
 
 
 class Waits(ast.NodeVisitor):
@@ -76,7 +109,10 @@ class Waits(ast.NodeVisitor):
 
 
 def _asynchronous(call: ast.Call) -> bool:
-    return any(keyword.arg == "non_blocking" for keyword in call.keywords)
+    return any(
+        keyword.arg == "non_blocking" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+        for keyword in call.keywords
+    )
 
 
 def waits_in(source: str) -> Iterator[tuple[str, str]]:
@@ -97,7 +133,90 @@ def test_every_call_that_may_wait_for_the_device_is_known(path):
         ("loss.item()", "item"), ("float(norm)", "float"), ("a.to(device)", "to"), ("host.copy_(norm)", "copy_"),
         ("torch.cuda.synchronize()", "synchronize"), ("mask.nonzero()", "nonzero"), ("torch.equal(a, b)", "equal"),
         ("if bool(total.isnan()): pass", "bool"), ("host.copy_(norm, non_blocking=True)", None), ("a.norm()", None),
+        ("host.copy_(norm, non_blocking=False)", "copy_"), ("a.to(device, non_blocking=later)", "to"),
+        ("rows.tolist()", "tolist"), ("torch.tensor(3, device=device)", "tensor"), ("grad.cpu()", "cpu"),
     ],
 )  # fmt: skip
 def test_what_counts_as_such_a_call(line, call):
     assert list(waits_in(f"class A:\n def f():\n  {line}")) == ([("A.f", call)] if call else [])
+
+
+@pytest.fixture
+def steps() -> Iterator[Callable[[str, str], None]]:
+    """steps(model, plan): a step of several slices, after one in which code is made, and then one that is watched."""
+    engines = []
+
+    def run_steps(name: str, option: str) -> None:
+        plan_of = mixed_plan if option == "mixed" else functools.partial(resident_plan, option=option)
+        engine, _ = build(name, plan_of, slices=2, rounds=2, clip=0.5)
+        engines.append(engine)
+        for step in range(2):
+            batches, rest = data(step, 4)
+            watched.on = step > 0
+            engine.step(batches, learning_rate=1e-3, **rest)
+            watched.on = False
+
+    yield run_steps
+    for engine in engines:
+        engine.close()
+
+
+class watched:
+    """Whether this is the time to look."""
+
+    on = False
+
+
+def test_all_files_whose_code_runs_in_a_step_are_looked_through(steps):
+    steps("gpt2", "mixed")  # makes the code, which would take long below
+    ran = set()
+
+    def see(frame: FrameType, event: str, arg: object) -> None:
+        if watched.on:
+            ran.add(frame.f_code.co_filename)
+
+    threading.setprofile(see)  # of threads that begin now
+    sys.setprofile(see)
+    try:
+        steps("gpt2", "mixed")
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    ours = {str(Path(name).relative_to(ROOT)) for name in ran if Path(name).is_relative_to(ROOT)}
+    ours = {name for name in ours if name.startswith(("worker/", "planner/"))}
+    assert {"worker/rounds.py", "worker/device.py"} < ours
+    assert ours <= {*INSIDE, *NOT_THERE}
+
+
+class Reads(TorchDispatchMode):
+    """Notes the operations that read numbers, but where the host gives a model its answer."""
+
+    def __init__(self, found: set[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.partition("::")[2]
+        mask = func is torch.ops.aten.index.Tensor and any(t is not None and t.dtype == torch.bool for t in args[1])
+        if watched.on and (name in READS or mask) and not _answered(sys._getframe()):
+            self.found.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _answered(frame: FrameType | None) -> bool:
+    while frame is not None and Path(frame.f_code.co_filename).name != "known.py":
+        frame = frame.f_back
+    return frame is not None
+
+
+@pytest.mark.parametrize(("name", "option"), [("gpt2", "mixed"), ("llama", "recompute")])
+def test_no_number_is_read_where_a_step_computes(steps, monkeypatch, name, option):
+    found: set[str] = set()
+    monkeypatch.setattr(CpuMachine, "computing", lambda self: Reads(found))
+    monkeypatch.setattr(adamw, "update", adamw.update_in_lists)  # as a GPU does
+    monkeypatch.setattr(CpuMachine, "frame", lambda self: Known(self.device))
+    steps(name, option)
+    assert not found
+    monkeypatch.setattr(CpuMachine, "frame", lambda self: contextlib.nullcontext())
+    steps(name, option)
+    assert found == {"_local_scalar_dense"}  # Transformers asks whether texts are packed
