@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from planner import questions
 from planner.errors import Exit, UserError
+from planner.imports import lasting_imports
 from planner.job import Job
 from planner.picture.basis import Basis
 from planner.picture.files import Pictures, add_options
@@ -82,8 +83,9 @@ def _plan(job: Job, options: argparse.Namespace, distinct_tokens: tuple[int, ...
     # Measured like the trainer computes: without it a busy machine's times are several times too long, and unevenly.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # torch takes seconds to import: a wrong job file is told before that.
-    from planner.cache import Cache
-    from planner.planning import plan_job
+    with lasting_imports():
+        from planner.cache import Cache
+        from planner.planning import plan_job
 
     cache = Cache(options.database) if options.database else None
     return plan_job(

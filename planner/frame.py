@@ -191,6 +191,7 @@ class _Run:
         self.tail: dict[str, dict[int, int]] = {"F": {}, "B": {}}
         self.gradients: dict[int, int] = {}
         self.layouts: dict[int, Layout] = {}
+        self.own: list[nn.Parameter] = []  # outside the blocks, which compute no gradients here
         self.last: tuple[str, int, int] | None = None
         self.base = 0
 
@@ -204,6 +205,8 @@ class _Run:
             with self.meter.host():
                 for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.values()):
                     self.meter.add(tensor)
+            blocks = {id(p) for name in self.names.all for p in self.model.get_submodule(name).parameters()}
+            self.own = [p for p in self.model.parameters() if id(p) not in blocks]
             self.anchor = self.mode.scalar(self.device).requires_grad_()
             with self.meter.watch(), torch.no_grad():
                 with torch.enable_grad():
@@ -268,14 +271,14 @@ class _Run:
         else:
             direction, index, base = self.last
             self.tail[direction][index] = max(0, peak - base)
-            made = sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
+            made = sum(p.grad.nbytes for p in self.own if p.grad is not None)
             self.gradients[index] = made - sum(self.gradients.values())
 
     def charged_elsewhere(self) -> int:
         """Bytes that are not the frame's: inputs that wait for their block's backward, sums of the head's gradients;
         gradients of the frame's weights, which count once for all slices."""
         inputs = (call.x for call in self.calls.values())
-        grads = (p.grad for p in self.model.parameters())
+        grads = (p.grad for p in self.own)
         tensors = [t for t in (*inputs, *grads, *self.shared.sums) if t is not None]
         storages = {t.untyped_storage()._cdata: self.meter.bytes_of(t) for t in tensors}
         return sum(storages.values())

@@ -220,25 +220,28 @@ def _least_options(setting: Setting) -> list[str]:
         weights = sum(t.bytes for t in chain.blocks[block].tensors)
         stages[block].append((moment.fixed_bytes + weights, moment.bytes_of))
 
+    allowed = [[block.options.index(o) for o in setting.options(block)] for block in chain.blocks]
+    kept = [[slices * kept_bytes(block, o) for o in block.options] for block in chain.blocks]
+    # What a block's own options, and those of the block before, add to the fullest of its moments.
+    own = [
+        {o: max(fixed + of.get((i, o), 0) for fixed, of in stages[i]) for o in sorted(options, key=kept[i].__getitem__)}
+        for i, options in enumerate(allowed)
+    ]
+    before = [
+        {o: max((of.get((i - 1, o), 0) for _, of in stages[i]), default=0) for o in allowed[i - 1]} if i else {}
+        for i in range(len(allowed))
+    ]
+
     def attempt(limit: float) -> list[int] | None:
         chosen: list[int] = []
-        kept = 0
-        for i, block in enumerate(chain.blocks):
-            allowed = setting.options(block)
-            indices = sorted(
-                (block.options.index(o) for o in allowed), key=lambda o: kept_bytes(block, block.options[o])
-            )
-
-            def level(o: int, i: int = i) -> int:
-                own = max(fixed + sum(b for (j, x), b in of.items() if j == i and x == o) for fixed, of in stages[i])
-                before = max((of.get((i - 1, chosen[-1]), 0) for _, of in stages[i]), default=0) if i else 0
-                return own + before
-
-            possible = [o for o in indices if kept + level(o) <= limit]
-            if not possible:
+        standing = 0
+        for i, levels in enumerate(own):
+            room = limit - standing - (before[i][chosen[-1]] if i else 0)
+            option = next((o for o, level in levels.items() if level <= room), None)
+            if option is None:
                 return None
-            chosen.append(possible[0])
-            kept += slices * kept_bytes(block, block.options[possible[0]])
+            chosen.append(option)
+            standing += kept[i][option]
         return chosen
 
     high = 1.0

@@ -24,6 +24,7 @@ from planner.codec import Json, to_json
 from planner.errors import Exit, UserError
 from planner.files import load_chain, load_hardware
 from planner.hardware import Hardware
+from planner.imports import lasting_imports
 from planner.job import Job
 from planner.jobfile import read_text
 from planner.picture.basis import Basis
@@ -138,7 +139,8 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
     said = cache.find_answer(key) if cache is not None and key is not None else None
     if said is None or not _drawn_again(said, pictures, cache, title=title_of(job)):
         # torch takes seconds to import: what is known, and what is wrong with the words, is told before that.
-        from planner.ask import ask
+        with lasting_imports():
+            from planner.ask import ask
 
         found = ask(job, hardware, started_s=started_s, pictures=pictures, cache=cache)
         said = cast(dict[str, Any], to_json(found))

@@ -30,6 +30,7 @@ class _Writer:
         unknown = [i for s in plan.stages for i in (*s.prefetch, *s.offload, *s.evict) if i not in self.sizes]
         if unknown:
             raise ValueError(f"the plan moves what the chain does not have: {', '.join(unknown)}")
+        self.users = chain.users()
         stages = list(enumerate(plan.stages))
         self.gpu_update = {name: n for n, stage in stages for name in stage.gpu_update}
         self.sent = {item: n for n, stage in reversed(stages) for item in stage.offload if item[0] == "g"}
@@ -167,16 +168,14 @@ class _Writer:
     def _by_need(self) -> list[str]:
         """All that the CPU updates; what the next step needs first comes first."""
         order = {name: number for number, s in enumerate(self.plan.stages) for name in s.cpu_update}
-        first_use = {t.name: i for i, block in reversed(list(enumerate(self.chain.blocks))) for t in block.tensors}
-        return sorted(order, key=lambda n: (first_use[n], order[n]))
+        return sorted(order, key=lambda n: (self.users[n][0], order[n]))
 
     def _move(self, kind: OpKind, stage: Stage, item: str, r: int) -> Op:
         return Op(kind=kind, stage=stage.name, subject=item, bytes=self.sizes[item], round=r)
 
     def _completes(self, name: str, stage: Stage) -> bool:
         """The stage is the last that adds to the gradient of `name`: the backward of its first block."""
-        blocks = enumerate(self.chain.blocks)
-        return next(i for i, block in blocks if any(t.name == name for t in block.tensors)) == stage.block
+        return self.users[name][0] == stage.block
 
 
 def activation_turns(
