@@ -32,8 +32,8 @@ PATIENCE_S = 17.0
 """When to answer, in seconds of a quiet machine since the process's start: what is not planned by then is left out."""
 _DEVICE = torch.device("cpu")  # blocks are traced there
 _PLAN_S = 5.0  # of the solver for the plan itself
+_TRACES = 2.5  # how many times longer than the job's own trace that of a change may take: LoRA has many small tensors
 _NEAR = 0.03  # between splits that are planned before one is chosen: what whole tensors may cost
-_NEAR_BYTES = 2**30  # as near as a least host budget is looked for
 
 
 def ask(
@@ -51,16 +51,19 @@ def ask(
             clock.look()
         else:
             job, problem, plan = _chosen(job, hardware, others, clock)
-        if problem.fits():
-            others.start(problem)
-            plan, key = _kept(job, problem, plan, clock.stretched_s(_PLAN_S), cache)
+        least = problem.least_bytes(enough=problem.gpu_budget_bytes)
+        if least is not None and least <= problem.gpu_budget_bytes:
+            limit_s = clock.stretched_s(_PLAN_S)
+            plan, key = _kept(job, problem, plan, limit_s, cache)
+            others.start(problem, plan, limit_s)
             found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
-            found = replace(found, changes=others.changes(problem, plan, clock.deadline), plan_key=key)
+            changes, unplanned = others.changes(problem, plan, clock.deadline)
+            found = replace(found, changes=changes, unplanned=unplanned, plan_key=key)
         else:
-            found = _too_large(job, problem, clock.deadline)
+            found = _too_large(job, problem, least, others, clock)
     now = time.monotonic()
-    return replace(found, answer_s=now - started_s, complete=now < clock.deadline)
+    return replace(found, answer_s=now - started_s, complete=now < clock.deadline and not found.untried)
 
 
 def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: Cache | None) -> tuple[Plan, str]:
@@ -96,11 +99,13 @@ class _Clock:
     def __init__(self, started_s: float) -> None:
         self._started_s, self._began_s, self._worked_s = started_s, time.monotonic(), time.process_time()
         self.slower = 1.0
+        self._last_trace_s = self.deadline
 
     def look(self) -> None:
-        """The machine has worked for this process alone since the beginning."""
-        worked_s = time.process_time() - self._worked_s
-        self.slower = max(1.0, (time.monotonic() - self._began_s) / max(worked_s, 1e-3))
+        """The machine has worked for this process alone since the beginning: it traced the model."""
+        took_s = time.monotonic() - self._began_s
+        self.slower = max(1.0, took_s / max(time.process_time() - self._worked_s, 1e-3))
+        self._last_trace_s = self.deadline - _TRACES * took_s
 
     def stretched_s(self, limit_s: float) -> float:
         """A limit by the wall's clock."""
@@ -110,6 +115,11 @@ class _Clock:
     def deadline(self) -> float:
         """When to answer, by the monotonic clock."""
         return self._started_s + self.stretched_s(PATIENCE_S)
+
+    @property
+    def last_trace(self) -> float:
+        """After this no change of the job is traced any more: it would not be ready by the deadline."""
+        return self._last_trace_s
 
 
 def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> tuple[Job, Problem, Plan | None]:
@@ -144,35 +154,16 @@ def _asked(job: Job) -> Asked:
     )
 
 
-def _too_large(job: Job, problem: Problem, deadline: float) -> Receipt:
-    least = problem.least_bytes()
-    least_cpu = _least_cpu_budget(problem)
-    fits_with = (*_more_machine(problem, least, least_cpu), *ways_to_fit(job, problem, _DEVICE, deadline))
-    budgets = (problem.gpu_budget_bytes, problem.cpu_budget_bytes)
-    return no_fit(
-        problem.chain, problem.hardware, _asked(job), budgets=budgets, least=(least, least_cpu), fits_with=fits_with
-    )
-
-
-def _least_cpu_budget(problem: Problem) -> int | None:
-    """About the least host budget beside the device's budget, by bisection; None where no host is large enough."""
-
-    def fits(size: int) -> bool:
-        return replace(problem, cpu_budget_bytes=size).fits()
-
-    tensors = list(problem.chain.tensors())
-    standing = sum(t.bytes + t.state_bytes for t in tensors)
-    offloaded = sum(max(o.offloaded_bytes for o in b.options) for b in problem.chain.blocks)
-    low = max(0, standing - problem.gpu_budget_bytes)  # all of it is somewhere
-    high = standing + sum(t.gradient_bytes for t in tensors)
-    if not fits(high):
-        low, high = high, high + problem.slices * offloaded
-        if not fits(high):
-            return None
-    while high - low > _NEAR_BYTES:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+def _too_large(job: Job, problem: Problem, least: int | None, others: Variations, clock: _Clock) -> Receipt:
+    cpu_bytes = others.least_cpu_bytes(problem)  # meanwhile
+    ways = list(ways_to_fit(job, problem, _DEVICE, clock.last_trace))
+    least_cpu = cpu_bytes.get()
+    found = no_fit(
+        problem.chain, problem.hardware, _asked(job), budgets=(problem.gpu_budget_bytes, problem.cpu_budget_bytes),
+        least=(least, least_cpu),
+    )  # fmt: skip
+    fits_with = (*_more_machine(problem, least, least_cpu), *(str(way) for way in ways if way.least_bytes is not None))
+    return replace(found, fits_with=fits_with, untried=tuple(way.text for way in ways if way.least_bytes is None))
 
 
 def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) -> Iterator[str]:

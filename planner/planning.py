@@ -158,7 +158,8 @@ class _Planning:
                 slices=self.job.gradient_accumulation_steps, clip=self.job.max_grad_norm is not None,
             )  # fmt: skip
             ways = ways_to_fit(self.job, problem, self.site.device, time.monotonic() + _WAYS_S)
-            numbers = (*error.numbers, *(f"fits with {way}" for way in ways))
+            told = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
+            numbers = (*error.numbers, *told)
             least = problem.least_bytes()
             larger = "offmate plan job.yaml --hardware rtx4090 asks about another machine"
             hint = error.hint if least is None or least <= self.site.gpu_bytes else larger

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from planner.chain import Chain
 from planner.errors import UserError
@@ -12,9 +13,11 @@ from planner.hardware import Hardware
 from planner.instance import Budgets, make_instance
 from planner.oilp import solve_oilp
 from planner.plan import Plan
+from planner.search import Search
 from planner.solve import GAP, bound_of, in_rounds, least_gpu_bytes, make_plan, small_at_home
 
 _AMPLE_S = 30.0  # 82 blocks take one
+_NEAR_BYTES = 2**30  # as near as a least host budget is looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,12 @@ class Problem:
             slices=self.slices, clip=self.clip, time_limit_s=time_limit_s,
         )  # fmt: skip
 
+    def plan_in(self, rounds: int, time_limit_s: float, beat_s: float) -> Plan | None:
+        """A plan in so many rounds, in a third of the time of `plan`; None where the solver hopes for no step below
+        `beat_s`, or finds nothing that fits."""
+        s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
+        return Search(s, time.monotonic() + time_limit_s, 0.0, GAP, beat_s, bound_of(s)).first()
+
     def bound_s(self) -> float:
         """Seconds that no plan of it beats."""
         return min(map(bound_of, in_rounds(self.setting)))
@@ -69,16 +78,35 @@ class Problem:
             best_s = best_s if solution is None else min(best_s, solution.step_s)
         return best_s
 
-    def least_bytes(self) -> int | None:
-        """The least device budget beside the host's; None where the host is too small for any."""
+    def least_bytes(self, *, enough: int = 0) -> int | None:
+        """The least device budget beside the host's, or one that is at most `enough`; None where the host is too small
+        for any."""
         try:
-            return least_gpu_bytes(self.setting)
+            return least_gpu_bytes(self.setting, enough=enough)
         except UserError:
             return None
 
     def fits(self) -> bool:
         """Whether there is a plan."""
-        try:
-            return least_gpu_bytes(self.setting, enough=self.gpu_budget_bytes) <= self.gpu_budget_bytes
-        except UserError:
-            return False
+        least = self.least_bytes(enough=self.gpu_budget_bytes)
+        return least is not None and least <= self.gpu_budget_bytes
+
+    def least_cpu_bytes(self) -> int | None:
+        """About the least host budget beside the device's, by bisection; None where no host is large enough."""
+
+        def fits(size: int) -> bool:
+            return replace(self, cpu_budget_bytes=size).fits()
+
+        tensors = list(self.chain.tensors())
+        standing = sum(t.bytes + t.state_bytes for t in tensors)
+        offloaded = sum(max(o.offloaded_bytes for o in b.options) for b in self.chain.blocks)
+        low = max(0, standing - self.gpu_budget_bytes)  # all of it is somewhere
+        high = standing + sum(t.gradient_bytes for t in tensors)
+        if not fits(high):
+            low, high = high, high + self.slices * offloaded
+            if not fits(high):
+                return None
+        while high - low > _NEAR_BYTES:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return high

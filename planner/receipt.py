@@ -50,13 +50,22 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """A change that was not planned: no schedule gets more than `most` times as many tokens per second from it."""
+
+    text: str
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """What a job costs on a machine. `status`: optimal (proven to be within the gap of the O-ILP's optimum, or of any
     schedule), feasible, or infeasible; then only `least_…`, `fits_with` and `disk` say something.
 
     `gpu` is what the device holds at its peak, `host` what the host holds all the time, `disk` what the run leaves on
-    it at most. `loads` begins with the resource that limits, `changes` with the one that helps most.
-    `plan_key` is that of the kept plan, empty where none is kept. `complete`: all that might help was planned in time.
+    it at most. `loads` begins with the resource that limits, `changes` with the one that helps most; what may help and
+    was not planned is in `unplanned`, and in `untried` what may fit and was not looked into.
+    `plan_key` is that of the kept plan, empty where none is kept. `complete`: nothing was left out for lack of time.
     `least_gpu_budget_bytes` is for the host budget there is, `least_cpu_budget_bytes` for the GPU budget; None: none
     is enough.
     """
@@ -83,9 +92,11 @@ class Receipt:
     cpu_update_share: float = 0.0
     loads: tuple[Load, ...] = ()
     changes: tuple[Change, ...] = ()
+    unplanned: tuple[Prospect, ...] = ()
     least_gpu_budget_bytes: int | None = None
     least_cpu_budget_bytes: int | None = None
     fits_with: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
     plan_key: str = ""
     answer_s: float = 0.0
     complete: bool = True

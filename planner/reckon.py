@@ -57,8 +57,7 @@ def receipt(plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: 
 
 
 def no_fit(
-    chain: Chain, hardware: Hardware, asked: Asked, *, budgets: tuple[int, int], least: tuple[int | None, int | None],
-    fits_with: tuple[str, ...],
+    chain: Chain, hardware: Hardware, asked: Asked, *, budgets: tuple[int, int], least: tuple[int | None, int | None]
 ) -> Receipt:  # fmt: skip
     """The receipt of a job that does not fit; `budgets` and `least` are bytes of the device and of the host."""
     return Receipt(
@@ -73,7 +72,6 @@ def no_fit(
         tokens_per_step=asked.slices * chain.slice_tokens,
         least_gpu_budget_bytes=least[0],
         least_cpu_budget_bytes=least[1],
-        fits_with=fits_with,
     )
 
 

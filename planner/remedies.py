@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,19 @@ from planner.units import format_bytes
 _SHORTEST = 256  # tokens; below that nobody trains
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A change with which a job fits, and the least device memory it then needs; None: there was no time to know."""
+
+    text: str
+    least_bytes: int | None
+
+    def __str__(self) -> str:
+        if self.least_bytes is None:
+            return self.text
+        return f"{self.text}: at least {format_bytes(self.least_bytes)} of GPU memory"
+
+
 def problem_of(job: Job, hardware: Hardware, device: torch.device) -> Problem:
     """The question that a job with known slices is on `hardware`, its blocks traced on `device`. Raises UserError."""
     analysis = analyse(job, device)
@@ -33,29 +46,47 @@ def problem_of(job: Job, hardware: Hardware, device: torch.device) -> Problem:
     )
 
 
-def ways_to_fit(job: Job, problem: Problem, device: torch.device, deadline: float) -> Iterator[str]:
+def ways_to_fit(job: Job, problem: Problem, device: torch.device, last_trace: float) -> Iterator[Way]:
     """Ways to train that fit the budgets as they are, in the keys of a job; of rows and lengths the most that fit.
 
-    Each takes a trace of the model's blocks. Past the `deadline` (monotonic) no further one is begun.
+    Most take a trace of the model's blocks. None is begun after `last_trace` (monotonic): then those come untried.
     """
+
+    def tried(text: str, **keys: object) -> Iterator[Way]:
+        yield from _tried(text, job, problem, device, last_trace, **keys)
+
     if problem.clip and (least := _least(replace(problem, clip=False))):
-        yield f"no clipping (max_grad_norm: 0): {least}"
-    if not job.bf16 and (least := _least(_changed(job, problem, device, bf16=True))):
-        yield f"bf16 with fp32 masters (bf16: true): {least}"
-    host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()
+        yield Way(text="no clipping (max_grad_norm: 0)", least_bytes=least)
+    if not job.bf16:
+        yield from tried("bf16 with fp32 masters (bf16: true)", bf16=True)
+    host_is_full = not replace(problem, cpu_budget_bytes=2**62).fits()
     if not host_is_full:  # shorter slices are no help to a host that is full
-        yield from _smaller_slices(job, problem, device, deadline)
-    if job.method == "full" and time.monotonic() < deadline:
+        yield from _smaller_slices(job, problem, device, last_trace)
+    if job.method == "full":
         lora = {**DEFAULTS, "method": "lora"}
-        if least := _least(_changed(job, problem, device, **lora)):
-            yield f"LoRA (method: lora): {least}"
-        elif job.slice_rows > 1 and (least := _least(_changed(job, problem, device, **lora, **_rows(job, 1)))):
-            yield f"LoRA (method: lora) in slices of one row (per_device_train_batch_size: 1): {least}"
+        found = list(tried("LoRA (method: lora)", **lora))
+        if not found and job.slice_rows > 1:
+            text = "LoRA (method: lora) in slices of one row (per_device_train_batch_size: 1)"
+            found = list(tried(text, **lora, **_rows(job, 1)))
+        yield from found
 
 
-def _smaller_slices(job: Job, problem: Problem, device: torch.device, deadline: float) -> Iterator[str]:
+def _tried(
+    text: str, job: Job, problem: Problem, device: torch.device, last_trace: float, **keys: object
+) -> Iterator[Way]:
+    """The way if it fits, or if there is no time to know."""
+    if time.monotonic() >= last_trace:
+        yield Way(text=text, least_bytes=None)
+    elif least := _least(_changed(job, problem, device, **keys)):
+        yield Way(text=text, least_bytes=least)
+
+
+def _smaller_slices(job: Job, problem: Problem, device: torch.device, last_trace: float) -> Iterator[Way]:
     """The same step in more slices; where not even slices of one row fit, head and loss in chunks, or shorter rows."""
     if job.slice_rows > 1:
+        if time.monotonic() >= last_trace:
+            yield Way(text="the same step in smaller slices", least_bytes=None)
+            return
         one = _changed(job, problem, device, **_rows(job, 1))
         if one is not None and (least := _least(one)):
             rows = _most_rows(job, problem, one)
@@ -63,16 +94,19 @@ def _smaller_slices(job: Job, problem: Problem, device: torch.device, deadline: 
             split = _rows(job, rows if more else 1)
             keys = ", ".join(f"{key}: {value}" for key, value in split.items())
             total = job.slice_rows * job.gradient_accumulation_steps
-            yield f"the same step in smaller slices ({keys}; train_batch_size: {total} alone is auto): {more or least}"
+            text = f"the same step in smaller slices ({keys}; train_batch_size: {total} alone is auto)"
+            yield Way(text=text, least_bytes=more or least)
             return
         job = job.model_copy(update=_rows(job, 1))
-    if job.exact and time.monotonic() < deadline and (least := _least(_changed(job, problem, device, exact=False))):
-        yield f"head and loss in chunks, not bitwise (exact: false): {least}"
-    in_slices = f", per_device_train_batch_size: {job.slice_rows}"
+    if job.exact:
+        text = "head and loss in chunks, not bitwise (exact: false)"
+        yield from _tried(text, job, problem, device, last_trace, exact=False)
     length = job.max_length // 2
-    while length >= _SHORTEST and time.monotonic() < deadline:
-        if least := _least(_changed(job, problem, device, max_length=length)):
-            yield f"shorter rows (max_length: {length}{in_slices}): {least}"
+    while length >= _SHORTEST:
+        text = f"shorter rows (max_length: {length}, per_device_train_batch_size: {job.slice_rows})"
+        found = list(_tried(text, job, problem, device, last_trace, max_length=length))
+        yield from found
+        if found:
             return
         length //= 2
 
@@ -105,9 +139,7 @@ def _changed(job: Job, problem: Problem, device: torch.device, **keys: object) -
     )  # fmt: skip
 
 
-def _least(problem: Problem | None) -> str | None:
-    """What a problem needs at least, None where that is too much."""
+def _least(problem: Problem | None) -> int | None:
+    """What a problem needs at least of the device, None where that is too much."""
     least = problem.least_bytes() if problem is not None else None
-    if problem is None or least is None or least > problem.gpu_budget_bytes:
-        return None
-    return f"at least {format_bytes(least)} of GPU memory"
+    return None if problem is None or least is None or least > problem.gpu_budget_bytes else least

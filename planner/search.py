@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import islice
 
 from planner.ahead import ahead_of_norm
 from planner.exchange import exchanged
@@ -105,6 +106,15 @@ class Search:
             lp_step_s=solved.step_s if solved else 0.0,
             solver_gap=min(1.0, max(solution.gap for solution in self.solutions)) if solved else 1.0,
         )
+
+    def first(self) -> Plan | None:
+        """What the better of the solver's first two answers comes to, None where neither helps: in a fraction of the
+        time of `best`, and nearly always as good."""
+        drafts = {self.judge.look(draft).step_s: draft for draft in islice(self._candidates(()), 2)}
+        if not drafts:
+            return None
+        draft = self._improved(drafts[min(drafts)], self._goal_s(min(drafts)))
+        return self.judge.proven(self._ahead(draft))
 
     def _goal_s(self, best_s: float) -> float:
         """A step that another candidate could hardly beat by more than the gap; 0 while the solver knows nothing. Where

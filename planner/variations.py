@@ -1,11 +1,12 @@
 """Other machines and jobs, planned anew beside the question's own plan: what would help, and by how much.
 
-Processes of their own do it, because one thread solves one program; whoever has not answered in time is left out. They
-stand back where the question's own plan wants the processor, so that it does not depend on them.
+Processes of their own do it, because one thread solves one program. What was not looked into, for want of promise or of
+time, is told with what it could gain at most.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import time
@@ -21,13 +22,13 @@ from planner.plan import Plan
 from planner.presets import usable_cpu_bytes
 from planner.problem import Problem
 from planner.program import compile_program
-from planner.receipt import Change
+from planner.receipt import Change, Prospect
 from planner.verify import verify
 
 _GIB = 2**30
-_SOLVER_S = 2.0
-_NICE = 10
 _WORTH = 1.02  # less is no help
+_PROMISING = 1.05  # who can gain no more is not planned
+_PLANNED = 4
 _USED = 0.8  # of a budget: more of what is not used up is no help, whatever a luckier search finds
 
 
@@ -67,13 +68,14 @@ def _quicker(chain: Chain, factor: float) -> Chain:
 
 
 class Variations:
-    """Plans of variations, made in other processes until the context ends."""
+    """What variations of a problem gain, found in other processes until the context ends."""
 
     def __init__(self) -> None:
         # Not forked: this process has threads by now.
         count = max(2, min(4, (os.cpu_count() or 1) - 1))
-        self._pool: Pool = multiprocessing.get_context("spawn").Pool(count, os.nice, (_NICE,))
-        self._running: list[tuple[str, Problem, AsyncResult[Plan | None]]] = []
+        self._pool: Pool = multiprocessing.get_context("spawn").Pool(count)
+        self._running: list[tuple[Prospect, Problem, AsyncResult[float]]] = []
+        self._open: list[Prospect] = []
 
     def __enter__(self) -> Variations:
         return self
@@ -85,32 +87,47 @@ class Variations:
         """The plans of several problems at once; None where nothing fits."""
         return self._pool.starmap(_plan, [(problem, time_limit_s) for problem in problems], chunksize=1)
 
-    def start(self, problem: Problem) -> None:
-        """Begin with those that promise most."""
-        found = [(text, other, other.bound_s()) for text, other in variations(problem)]
-        found.sort(key=lambda each: each[2] / each[1].tokens)
-        for text, other, _ in found:
-            self._running.append((text, other, self._pool.apply_async(_plan, (other, _SOLVER_S))))
+    def least_cpu_bytes(self, problem: Problem) -> AsyncResult[int | None]:
+        """`Problem.least_cpu_bytes`, to be had later."""
+        return self._pool.apply_async(_least_cpu_bytes, (problem,))
 
-    def changes(self, problem: Problem, plan: Plan, deadline: float) -> tuple[Change, ...]:
-        """Those that help, the best first; `deadline` by the monotonic clock."""
-        found = []
-        for text, other, result in self._running:
-            if _is_idle(problem, plan, other):
-                continue
+    def start(self, problem: Problem, plan: Plan, time_limit_s: float) -> None:
+        """Begin with those that promise most by what no schedule beats. Only so many are planned, whatever time there
+        is: the answer does not depend on it where it suffices. Of the others, and beside them, what `plan` itself
+        takes there."""
+        found, tasks = [], []
+        for text, other in variations(problem):
+            most = (other.tokens / other.bound_s()) / (problem.tokens / plan.step_s)
+            if most >= _WORTH and not _is_idle(problem, plan, other):
+                found.append((Prospect(text=text, most=most), other))
+        found.sort(key=lambda each: -each[0].most)
+        for number, (prospect, other) in enumerate(found):
+            planned = number < _PLANNED and prospect.most >= _PROMISING
+            if not planned:
+                self._open.append(prospect)
+            tasks.append((prospect, other, (problem, plan, other, time_limit_s if planned else 0.0)))
+        for prospect, other, task in sorted(tasks, key=lambda each: -each[1].slices):  # what takes longest first
+            self._running.append((prospect, other, self._pool.apply_async(_step_s, task)))
+
+    def changes(self, problem: Problem, plan: Plan, deadline: float) -> tuple[tuple[Change, ...], tuple[Prospect, ...]]:
+        """Those that help, the best first, and those that nobody looked into; `deadline` by the monotonic clock."""
+        found, late = [], []
+        for prospect, other, result in self._running:
             try:
-                planned = result.get(max(0.0, deadline - time.monotonic()))
+                step_s = result.get(max(0.0, deadline - time.monotonic()))
             except multiprocessing.TimeoutError:
+                late.append(prospect)
                 continue
-            carried_s = _carried_over_s(problem, plan, other)
-            known = [s for s in (planned.step_s if planned else None, carried_s) if s is not None]
-            if not known:
-                continue
-            step_s = min(known)
             factor = (other.tokens / step_s) / (problem.tokens / plan.step_s)
             if factor >= _WORTH:
-                found.append(Change(text=text, factor=factor, step_s=step_s, tokens_per_s=other.tokens / step_s))
-        return tuple(sorted(found, key=lambda change: -change.factor))
+                tokens_per_s = other.tokens / step_s
+                found.append(Change(text=prospect.text, factor=factor, step_s=step_s, tokens_per_s=tokens_per_s))
+        known = {change.text for change in found}
+        unknown = [p for p in dict.fromkeys((*late, *self._open)) if p.text not in known]
+        return (
+            tuple(sorted(found, key=lambda change: -change.factor)),
+            tuple(sorted(unknown, key=lambda prospect: -prospect.most)),
+        )
 
 
 def _is_idle(problem: Problem, plan: Plan, other: Problem) -> bool:
@@ -120,11 +137,21 @@ def _is_idle(problem: Problem, plan: Plan, other: Problem) -> bool:
     ) or (other.gpu_budget_bytes > problem.gpu_budget_bytes and plan.gpu_peak_bytes < _USED * problem.gpu_budget_bytes)
 
 
-def _carried_over_s(problem: Problem, plan: Plan, other: Problem) -> float | None:
-    """The plan itself, carried out on the other machine; it fits there, as no variation takes anything away."""
-    if other.slices != problem.slices:
-        return None
-    return predicted_step_s(compile_program(plan, other.chain), other.chain, other.hardware)
+def _step_s(problem: Problem, plan: Plan, other: Problem, time_limit_s: float) -> float:
+    """In another process: the step of the other problem, in as many rounds as `plan` has, or with twice the slices in
+    twice as many where these do not fit; or of `plan` itself there, as no variation takes anything away; infinity where
+    neither is known."""
+    step_s = math.inf
+    if other.slices == problem.slices:
+        step_s = predicted_step_s(compile_program(plan, other.chain), other.chain, other.hardware)
+    if not time_limit_s:
+        return step_s
+    worth_s = plan.step_s * other.tokens / problem.tokens / _WORTH
+    for rounds in dict.fromkeys((plan.rounds, plan.rounds * other.slices // problem.slices)):
+        planned = other.plan_in(rounds, time_limit_s, min(step_s, worth_s))
+        if planned is not None:
+            return min(step_s, planned.step_s)
+    return step_s
 
 
 def carried_over(plan: Plan, other: Problem) -> Plan | None:
@@ -147,3 +174,8 @@ def _plan(problem: Problem, time_limit_s: float) -> Plan | None:
         return problem.plan(time_limit_s)
     except UserError:
         return None
+
+
+def _least_cpu_bytes(problem: Problem) -> int | None:
+    """In another process."""
+    return problem.least_cpu_bytes()

@@ -151,13 +151,16 @@ def test_the_change_that_helps_most_comes_first() -> None:
     slow = replace(HARDWARE, h2d_bytes_per_s=100.0, d2h_bytes_per_s=100.0)
     problem = problem_of(replace(chain(4), slice_tokens=10), slow, gpu=7000)
     with Variations() as others:
-        others.start(problem)
         plan = made(problem)
-        changes = others.changes(problem, plan, time.monotonic() + 120)
+        others.start(problem, plan, 60.0)
+        changes, unplanned = others.changes(problem, plan, time.monotonic() + 120)
     factors = {change.text: change.factor for change in changes}
     assert list(factors.values()) == sorted(factors.values(), reverse=True)
     assert factors["8 GiB more GPU memory"] > factors["a link twice as fast"] > 1.2
-    assert "64 GiB more RAM" not in factors, "the host has more than enough: it helps nothing"
+    assert "64 GiB more RAM" not in {*factors, *(p.text for p in unplanned)}, "the host has more than enough"
+    bounds = {text: other.bound_s() for text, other in variations(problem)}
+    for prospect in unplanned:
+        assert prospect.most == pytest.approx(plan.step_s / bounds[prospect.text])
     for change in changes:
         assert change.tokens_per_s / (10 / plan.step_s) == pytest.approx(change.factor)
 
@@ -167,18 +170,23 @@ def test_what_clipping_costs_is_among_the_changes() -> None:
     busy = replace(HARDWARE, h2d_bytes_per_s=10**5, d2h_bytes_per_s=10**5, cpu_update_parameters_per_s=80.0)
     problem = replace(problem_of(replace(chain(4), slice_tokens=10), busy, gpu=7000), clip=True)
     with Variations() as others:
-        others.start(problem)
         plan = problem.plan(2.0)
-        changes = others.changes(problem, plan, time.monotonic() + 120)
+        others.start(problem, plan, 60.0)
+        changes, _ = others.changes(problem, plan, time.monotonic() + 120)
     assert {change.text: change.factor for change in changes}[NO_CLIPPING] > 1.1
 
 
-def test_who_has_not_answered_in_time_is_left_out() -> None:
-    problem = problem_of(replace(chain(2), slice_tokens=10))
+def test_who_has_not_answered_in_time_is_told_with_what_it_could_gain_at_most() -> None:
+    slow = replace(HARDWARE, h2d_bytes_per_s=100.0, d2h_bytes_per_s=100.0)
+    problem = problem_of(replace(chain(4), slice_tokens=10), slow, gpu=7000)
     plan = made(problem)
     with Variations() as others:
-        others.start(problem)
-        assert others.changes(problem, plan, time.monotonic()) == ()  # the other processes are not even there
+        others.start(problem, plan, 60.0)
+        changes, unplanned = others.changes(problem, plan, time.monotonic())  # the other processes are not even there
+    assert changes == ()
+    assert "a link twice as fast" in {prospect.text for prospect in unplanned}
+    most = [prospect.most for prospect in unplanned]
+    assert most == sorted(most, reverse=True) and most[-1] > 1
 
 
 def test_a_nearly_full_host_is_helped_by_updates_on_the_device() -> None:

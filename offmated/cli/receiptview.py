@@ -67,9 +67,11 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield from _disk(found.disk)
     yield "", ""
     if not found.changes:
-        yield "would help", "nothing that was tried in time"
+        yield "would help", "nothing that was planned"
     for number, change in enumerate(found.changes):
         yield "" if number else "would help", f"{change.text}: {change.factor:.3g}×, {change.tokens_per_s:.0f} tokens/s"
+    for number, prospect in enumerate(found.unplanned):
+        yield "" if number else "not planned", f"{prospect.text}: {math.ceil(100 * prospect.most) / 100:.2f}× at most"
 
 
 def proof(found: Receipt | Solved) -> str:
@@ -116,9 +118,11 @@ def _too_large(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield from _disk(found.disk)
     yield "", ""
     if not found.fits_with:
-        yield "fits with", "nothing that was tried in time"
+        yield "fits with", "nothing that was tried"
     for number, text in enumerate(found.fits_with):
         yield "" if number else "fits with", text
+    for number, text in enumerate(found.untried):
+        yield "" if number else "no time for", text
 
 
 def _least(least: int | None, beside: str) -> str:
