@@ -22,6 +22,7 @@ from planner.oilp import Solution, solve_oilp, update_of_first_on_cpu, update_of
 from planner.plan import Plan
 from planner.polish import polished
 from planner.rounding import fitting, rounded_draft
+from planner.shift import shifted
 from planner.whole import solve_whole
 
 _TRIES = 2  # moves that hardly gain before the next candidate's turn
@@ -49,6 +50,7 @@ _VARIANTS = (
 _SHORT_BLOCKS = 24
 _ATTEMPTS, _SHORT_ATTEMPTS = 8, 30  # to play a draft
 _EXCHANGES = 300  # of fates in a short chain
+_SHIFTS, _PACE_SHIFTS = 4000, 1500  # of stages in a short chain: for one candidate, and at another pace
 _NEAR = 0.02  # to the goal, where long chains get no other candidate
 _SHORT_VARIANTS = (
     _Variant(barrier=True, source="o-ilp with barriers"),
@@ -56,12 +58,13 @@ _SHORT_VARIANTS = (
     _Variant(pace=_at(0.85), source="o-ilp with much time to spare"),
     _Variant(whole=True, source="o-ilp of whole tensors"),
     _Variant(whole=True, pace=_at(0.94), source="o-ilp of whole tensors with time to spare"),
+    _Variant(whole=True, barrier=True, pace=_at(0.94), source="o-ilp of whole tensors with time to spare and barriers"),
 )
 _WHOLE_TENSORS = 100  # more have too many binaries
 _WHOLE_SHARE = 0.1  # of the time left
 _PACES, _IDLE_PACES = 30, 10  # in all, and without gain
 _PACES_SHARE = 0.4  # of the time left
-_GOOD = 0.01  # above the solver's step, where other paces are not tried
+_GOOD = 0.01  # above the solver's step, where neither whole tensors nor other paces are tried
 _FIRST_PACE, _PACE_SPREAD, _LEAST_PACE = 0.94, 0.06, 0.5
 
 
@@ -124,6 +127,10 @@ class Search:
         hope_s = min(solution.step_s for solution in self.solutions)
         beaten = best_s < hope_s * (1 - self.gap)
         return (1 + self.gap) * (self.bound_s if beaten else max(self.bound_s, hope_s))
+
+    def _is_good(self) -> bool:
+        """The best is near the solver's step, or there is none to be near to."""
+        return self.known_s <= min((s.step_s for s in self.solutions), default=math.inf) * (1 + _GOOD)
 
     def _candidates(self, quick: Sequence[Draft]) -> Iterator[Draft]:
         """The solver's; then, with clipping, the `quick` ones once more, for what running ahead of the norm makes of
@@ -203,7 +210,7 @@ class Search:
     def _whole(self, instance: Instance, variant: _Variant, time_limit_s: float) -> Draft | None:
         """A draft of the tensors' fates that the solver chose one by one."""
         s = self.setting
-        if not self.solutions or sum(map(len, movable(s.chain, s.hardware))) > _WHOLE_TENSORS:
+        if self._is_good() or sum(map(len, movable(s.chain, s.hardware))) > _WHOLE_TENSORS:
             return None
         whole = solve_whole(instance, s.chain, s.hardware, time_limit_s=time_limit_s * _WHOLE_SHARE, gap=self.gap)
         if whole is None:
@@ -222,8 +229,7 @@ class Search:
         end = time.monotonic() + (self.deadline - time.monotonic()) * _PACES_SHARE
         for _ in range(_PACES):
             left_s = end - time.monotonic()
-            hope_s = min((solution.step_s for solution in self.solutions), default=math.inf)
-            if left_s <= 0 or idle == _IDLE_PACES or self.known_s <= hope_s * (1 + _GOOD):
+            if left_s <= 0 or idle == _IDLE_PACES or self._is_good():
                 return
             pace = Pace(*(min(1.0, max(_LEAST_PACE, chance.gauss(x, _PACE_SPREAD))) for x in astuple(centre)))
             variant = _Variant(barrier=chance.random() < 0.5, pace=pace, source="o-ilp at another pace")
@@ -232,6 +238,7 @@ class Search:
                 continue
             go_on = self._until(self._goal_s(self.known_s))
             draft = improved(self.setting, draft, self.judge.look, attempts=_SHORT_ATTEMPTS, go_on=go_on)
+            draft = self._shifted(draft, _PACE_SHIFTS, go_on)
             if self.judge.look(draft).step_s < self.known_s:
                 centre, idle = pace, 0
                 yield draft
@@ -242,8 +249,15 @@ class Search:
         if s.rounds == 1:
             attempts = _SHORT_ATTEMPTS if self.short else _ATTEMPTS
             draft = improved(s, draft, self.judge.look, attempts=attempts, go_on=go_on)
+            draft = self._shifted(draft, _SHIFTS, go_on)
         *_, draft = (draft, *polished(s.chain, s.hardware, draft, self.judge.rating, tries=_TRIES, go_on=go_on))
         return draft
+
+    def _shifted(self, draft: Draft, attempts: int, go_on: Callable[[float], bool]) -> Draft:
+        """In a short chain, the draft with other stages: in a long one that takes too long and gains too little."""
+        if not self.short or self.setting.clip:
+            return draft
+        return shifted(self.setting, draft, self.judge.look, attempts=attempts, go_on=go_on)
 
     def _exchanged(self, draft: Draft, goal_s: float) -> Draft:
         """The draft with other fates of single tensors."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+import random
+
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from planner.board import Board
 from planner.chain import Chain
-from planner.exchange import exchanged
+from planner.exchange import _Changes, exchanged
 from planner.greedy import PROFILES, Setting, profile, streamed
 from planner.hardware import Hardware
 from planner.improve import Look
@@ -17,6 +20,7 @@ from planner.memory import gpu_peak_bytes, gpu_usage
 from planner.plan import Plan
 from planner.polish import Rating, critical_waits, polished
 from planner.program import OpKind, Program, compile_program, order_program
+from planner.shift import changes, moves_of, shifted
 from planner.simulate import ordered_step_s, simulate
 from planner.tighten import tightened
 from planner.timing import Manner, timed
@@ -146,6 +150,52 @@ def test_what_is_played_is_right(
     after = assemble(chain, played, slices=slices, clip=clip)
     verify(compile_program(after, chain), chain)
     assert after.cpu_updated() == plan.cpu_updated()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    chain=chains(), hardware=machines(), slices=st.sampled_from((1, 3)), options=st.sampled_from(PROFILES),
+    lead=st.integers(0, 2), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_a_board_knows_the_step_and_the_room_of_its_draft_wherever_its_legs_are_put(
+    chain: Chain, hardware: Hardware, slices: int, options: str, lead: int, seed: int
+) -> None:
+    setting, chance = setting_of(chain, hardware, slices=slices), random.Random(seed)
+    draft = streamed(setting, profile(setting, options), ahead=True, source="test")
+    fates = _Changes(setting)
+    assume(fates.tensors)
+    fates.chance = chance
+    for _ in range(5):
+        draft = fates.of(draft)
+    draft = with_lead(setting, draft, lead)
+    plan = assemble(chain, draft, slices=slices, clip=False)
+    board = Board(setting, draft, plan, free_bytes(chain, plan, 10**6))
+    moves = moves_of(board)
+    assume(moves)
+    for _ in range(5):
+        plan = assemble(chain, board.drafted(), slices=slices, clip=False)
+        verify(compile_program(plan, chain), chain)
+        assert board.room == free_bytes(chain, plan, 10**6)
+        assert board.step_s() == simulate(compile_program(plan, chain), chain, hardware).step_s
+        for n, place in changes(board, moves, chance, 5):
+            board.put(n, place)
+
+
+def test_what_is_shifted_is_faster_and_fits() -> None:
+    """With all in the very stage that needs it, in whose time nothing else is copied."""
+    chain = llama(6)
+    setting = setting_of(chain, RTX_3060)
+    draft = streamed(setting, profile(setting, "recompute"), ahead=False, source="test")
+
+    def look(candidate: Draft) -> Look:
+        plan = plan_of(chain, candidate)
+        step_s = simulate(compile_program(plan, chain), chain, RTX_3060).step_s
+        return Look(plan=plan, room_bytes=free_bytes(chain, plan, 6 * GB), host_bytes=0, step_s=step_s)
+
+    found = shifted(setting, draft, look, attempts=500, go_on=lambda _: True)
+    verify(compile_program(plan_of(chain, found), chain), chain, gpu_budget_bytes=6 * GB)
+    assert look(found).step_s < 0.9 * look(draft).step_s
+    assert shifted(setting, draft, look, attempts=500, go_on=lambda step_s: step_s > 10**6) is draft
 
 
 def test_with_room_a_plan_that_waits_for_every_weight_is_played_until_the_cpu_is_nearly_always_busy() -> None:
