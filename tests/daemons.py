@@ -23,15 +23,16 @@ from planner.processes import Process
 
 ROOT = Path(__file__).parent.parent
 FAKES = {"planner/__main__.py": "planner_main.py", "worker/trainer.py": "worker_trainer.py"}
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+HELD_AT = 20  # the step after which a job of the fakes that is called so waits, see tests/fakes/worker_trainer.py
 
 
-def until(claim: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait until `claim()` holds; fail with `what` when it does not in time."""
+def until(claim: Callable[[], object], what: str, patience_s: float = PATIENCE_S, *, every_s: float = 0.02) -> None:
+    """Wait until `claim()` holds, looked at that often; fail with `what` when it does not in time."""
     deadline = time.monotonic() + patience_s
     while not claim():
         assert time.monotonic() < deadline, f"not within {patience_s:.0f} s: {what}"
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 def link_fakes(folder: Path) -> None:
@@ -110,6 +111,14 @@ class House:
     def wait_for_step(self, number: int, step: int) -> None:
         """Wait until the trainer has done `step`."""
         until(lambda: ((self.job(number)["progress"] or {}).get("step") or 0) >= step, f"step {step} of job {number}")
+
+    def wait_until_held(self, number: int) -> None:
+        """Wait until the trainer of a job called "held" stands still."""
+        self.wait_for_step(number, HELD_AT)
+
+    def release(self, number: int) -> None:
+        """Let a job that is held go on, and never hold it again."""
+        (self.paths.run_folder(number) / "go").touch()
 
     def child(self, name: str) -> Process:
         """A living child of the daemon."""

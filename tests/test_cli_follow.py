@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from planner.runfolder import RunFolder
-from tests.daemons import House, house, until
+from tests.daemons import PATIENCE_S, House, house, until
 
 COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
 
@@ -39,7 +39,7 @@ def offmate(home: House, *words: str) -> subprocess.Popen[str]:
 
 def test_run_tells_states_plan_and_loss_and_ends_with_the_model_folder(home: House) -> None:
     process = offmate(home, "run", str(job_file(home, "short", 5)))
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (0, "")
     lines = [line.rstrip() for line in said.splitlines()]
     assert lines[0].startswith("Job ") and lines[0].endswith(" (short) is submitted, place 1 in the queue.")
@@ -50,7 +50,7 @@ def test_run_tells_states_plan_and_loss_and_ends_with_the_model_folder(home: Hou
 
 def test_run_tells_evaluations_and_samples(home: House) -> None:
     process = offmate(home, "run", str(job_file(home, "evaluated", 5)))
-    lines = process.communicate(timeout=60)[0].splitlines()
+    lines = process.communicate(timeout=PATIENCE_S)[0].splitlines()
     told = [line for line in lines if "eval loss" in line or "sample" in line]
     assert told == [
         "step 2 of 5, eval loss 2.000", "step 2 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
@@ -60,7 +60,7 @@ def test_run_tells_evaluations_and_samples(home: House) -> None:
 
 def test_run_as_json_keeps_stdout_for_the_job(home: House) -> None:
     process = offmate(home, "run", str(job_file(home, "short", 3)), "--json")
-    said, told = process.communicate(timeout=60)
+    said, told = process.communicate(timeout=PATIENCE_S)
     job = json.loads(said)
     assert (process.returncode, job["state"], job["progress"]["step"]) == (0, "done", 3)
     assert "is submitted" in told
@@ -69,7 +69,7 @@ def test_run_as_json_keeps_stdout_for_the_job(home: House) -> None:
 @pytest.mark.parametrize(("name", "code", "words"), [("wrong", 1, "exit code 1"), ("too-big", 3, "[budget-too-small]")])
 def test_run_exits_with_the_jobs_exit_code(name: str, code: int, words: str, home: House) -> None:
     process = offmate(home, "run", str(job_file(home, name, 5)))
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code, errors
     assert words in said
 
@@ -80,8 +80,10 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(home: House) -> None:
     until(lambda: len(home.client.jobs()) > before, "the job is submitted")
     number = home.client.jobs()[-1]["id"]
     home.wait_for_step(number, 1)
+    assert process.stdout is not None
+    assert any(line.startswith("running") for line in process.stdout), "it follows"
     process.send_signal(signal.SIGINT)
-    said, errors = process.communicate(timeout=30)
+    said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, errors
     assert f"Job {number} goes on without you.  offmate logs -f {number} · offmate cancel {number}" in said
     assert "Traceback" not in errors
@@ -90,9 +92,9 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(home: House) -> None:
 
     follower = offmate(home, "logs", "-f", str(number))
     cancel = offmate(home, "cancel", str(number), "--json")
-    answer, _ = cancel.communicate(timeout=30)
+    answer, _ = cancel.communicate(timeout=PATIENCE_S)
     assert json.loads(answer)["id"] == number
-    log, _ = follower.communicate(timeout=30)
+    log, _ = follower.communicate(timeout=PATIENCE_S)
     assert follower.returncode == 0
     assert "trainer here, from step 0" in log
     assert home.job(number)["state"] == "cancelled"
@@ -104,7 +106,7 @@ def test_a_job_that_two_shells_try_again_at_once_is_tried_once(home: House) -> N
     home.client.cancel(number)
     home.wait_for(number, "cancelled")
     shells = [offmate(home, "retry", str(number)) for _ in range(2)]
-    told = sorted(shell.communicate(timeout=60)[::-1] for shell in shells)
+    told = sorted(shell.communicate(timeout=PATIENCE_S)[::-1] for shell in shells)
     assert sorted(shell.returncode for shell in shells) == [0, 2], told
     assert told[1][0].startswith(f"Job {number} is ") and told[1][0].endswith("[not-to-retry]\n")
     home.wait_for(number, "running")
@@ -115,13 +117,13 @@ def test_a_job_that_two_shells_try_again_at_once_is_tried_once(home: House) -> N
 def test_events_of_a_job_are_told_as_they_come_one_object_a_line(home: House) -> None:
     number = home.submit("brief", steps=40)
     follower = offmate(home, "logs", "-f", "--json", str(number))
-    said, errors = follower.communicate(timeout=60)
+    said, errors = follower.communicate(timeout=PATIENCE_S)
     assert (follower.returncode, errors) == (0, "")
     told = [json.loads(line) for line in said.splitlines()]
     assert [event["event"] for event in told] == ["start", *40 * ["step"], "end"]
     once = offmate(home, "logs", "--json", str(number))
-    assert [json.loads(line) for line in once.communicate(timeout=60)[0].splitlines()] == told
-    assert offmate(home, "logs", "--json", "999").wait(60) == 4
+    assert [json.loads(line) for line in once.communicate(timeout=PATIENCE_S)[0].splitlines()] == told
+    assert offmate(home, "logs", "--json", "999").wait(PATIENCE_S) == 4
 
 
 def test_a_closed_pipe_ends_a_command_quietly(home: House) -> None:
@@ -133,7 +135,7 @@ def test_a_closed_pipe_ends_a_command_quietly(home: House) -> None:
     )
     os.close(read)
     os.close(write)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in errors
 
 
@@ -147,11 +149,11 @@ def test_down_says_for_which_job_it_waits_who_follows_is_told_and_logs_are_there
         home.wait_for_step(number, 1)
         assert all(follower.stdout is not None and follower.stdout.readline() for follower in followers), "all follow"
         down = offmate(home, "down", "--json")
-        said, told = down.communicate(timeout=60)
+        said, told = down.communicate(timeout=PATIENCE_S)
         assert (down.returncode, told) == (0, f"Job {number} saves a checkpoint first.\n")
         assert json.loads(said) == {"ended": True}
         for follower in followers:
-            _, told = follower.communicate(timeout=30)
+            _, told = follower.communicate(timeout=PATIENCE_S)
             assert (follower.returncode, told) == (
                 69, f"The daemon has ended; job {number} goes on at its next start.\n"
                 f"  hint: offmate up, then offmate logs -f {number}   [daemon-ended]\n",
@@ -159,7 +161,7 @@ def test_down_says_for_which_job_it_waits_who_follows_is_told_and_logs_are_there
 
         run = RunFolder(home.paths.run_folder(number))
         asked = [offmate(home, "logs", *more, str(number)) for more in ((), ("--json",), ("-f",))]
-        (log, where), (events, _), (followed, why) = (shell.communicate(timeout=60) for shell in asked)
+        (log, where), (events, _), (followed, why) = (shell.communicate(timeout=PATIENCE_S) for shell in asked)
         assert [shell.returncode for shell in asked] == [0, 0, 69]
         assert log == followed == run.log.read_text()
         assert where == f"The daemon is not running. This is what {run.path} has.\n"

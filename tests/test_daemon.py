@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import redis
@@ -27,7 +28,7 @@ from offmated.paths import Paths
 from offmated.store import Store
 from planner.errors import Exit, UserError
 from planner.processes import Process
-from tests.daemons import ROOT, House, house, until
+from tests.daemons import HELD_AT, PATIENCE_S, ROOT, House, house, until
 
 
 @pytest.fixture(scope="module")
@@ -185,24 +186,27 @@ def test_a_job_that_is_over_cannot_be_cancelled(shared: House) -> None:
 
 
 def test_a_killed_trainer_goes_on_from_its_last_checkpoint(shared: House) -> None:
-    number = shared.submit("killed", steps=200, save_steps=10)
-    shared.wait_for_step(number, 15)
+    number = shared.submit("held", steps=200, save_steps=10)
+    shared.wait_until_held(number)
     (pid,) = shared.living_trainers(number)
     trainer = Process.of(pid)
     assert trainer is not None
     trainer.kill()
-    until(lambda: len(shared.trainer_pids(number)) == 2, "a second trainer")
     until(lambda: len(resumed_from(shared, number)) == 2, "a second start")
-    assert resumed_from(shared, number)[1] in (10, 20)
+    assert resumed_from(shared, number) == [None, 10], "it was held before the checkpoint of step 20"
+    assert len(shared.trainer_pids(number)) == 2
+    (killed, _) = shared.job(number)["history"]
+    assert (killed["reached_step"], killed["checkpoint_step"]) == (20, 10)
     shared.client.cancel(number)
     shared.wait_for(number, "cancelled")
 
 
 def test_a_cancelled_job_that_is_tried_again_goes_on_from_its_checkpoint_under_its_plan(shared: House) -> None:
-    number = shared.submit("second thoughts", steps=60, save_steps=10)
-    shared.wait_for_step(number, 15)
+    number = shared.submit("held", steps=60, save_steps=10)
+    shared.wait_until_held(number)
     shared.client.cancel(number)
     step = shared.wait_for(number, "cancelled")["last_checkpoint_step"]
+    shared.release(number)
     assert shared.client.retry(number)["state"] in ("waiting", "running")
     job = shared.wait_for(number, "done", "failed")
     assert (job["state"], job["attempts"], job["stop_reason"]) == ("done", 2, None)
@@ -232,10 +236,11 @@ def test_a_job_that_dies_three_times_at_one_place_has_failed(shared: House) -> N
 
 
 def test_an_emptied_broker_loses_no_waiting_job(shared: House) -> None:
-    numbers = [shared.submit("flushed", steps=30) for _ in range(3)]
-    shared.wait_for_step(numbers[0], 1)
+    numbers = [shared.submit(name, steps=30) for name in ("held", "flushed", "flushed")]
+    shared.wait_until_held(numbers[0])
     with redis.Redis(unix_socket_path=str(shared.paths.broker_socket)) as broker:
         broker.flushall()
+    shared.release(numbers[0])
     assert [shared.wait_for(number, "done", "failed")["state"] for number in numbers] == ["done"] * 3
     assert [shared.job(number)["attempts"] for number in numbers] == [1, 1, 1]
 
@@ -250,23 +255,25 @@ def test_a_killed_child_is_started_again_and_jobs_still_run(shared: House, name:
 
 @pytest.mark.parametrize("who", ["gpu-worker", "horse"])
 def test_no_trainer_outlives_its_worker_and_the_job_goes_on(shared: House, who: str) -> None:
-    number = shared.submit("orphan", steps=100, save_steps=10)
-    shared.wait_for_step(number, 12)
+    number = shared.submit("held", steps=100, save_steps=10)
+    shared.wait_until_held(number)
     (pid,) = shared.living_trainers(number)
     (shared.child("gpu-worker") if who == "gpu-worker" else horse(shared, number)).kill()
     until(lambda: Process.of(pid) is None, "the trainer is dead")
     until(lambda: len(shared.trainer_pids(number)) == 2, "a second trainer")
     assert len(shared.living_trainers(number)) <= 1
+    shared.release(number)
     job = shared.wait_for(number, "done", "failed")
     assert (job["state"], job["attempts"]) == ("done", 2)
 
 
 def test_sockets_that_are_deleted_are_made_again(shared: House) -> None:
-    number = shared.submit("logged", steps=100)
+    number = shared.submit("held", steps=100)
     log = shared.client.logs(number, follow=True)
     said = next(log)
     shutil.rmtree(shared.paths.runtime)
     assert launcher.runs(shared.paths), "a daemon whose socket is gone counts as running"
+    shared.release(number)
     assert shared.wait_for(shared.submit("after", steps=1), "done", "failed")["state"] == "done"
     assert (said + "".join(log)).endswith("the trainer is done\n"), "who was connected stays so"
     sockets = (shared.paths.runtime, shared.paths.api_socket, shared.paths.broker_socket)
@@ -274,31 +281,32 @@ def test_sockets_that_are_deleted_are_made_again(shared: House) -> None:
 
 
 def test_down_saves_a_running_job_which_goes_on_after_up(own: House) -> None:
-    number = own.submit("night", steps=60)
+    number = own.submit("held", steps=60)
     idle = own.submit("next", steps=1)
-    own.wait_for_step(number, 3)
+    own.wait_until_held(number)
     own.down()
     assert not own.paths.api_socket.exists()
     assert own.living_trainers(number) == []
     row = Store(f"sqlite:///{own.paths.database}").job(number)
     assert (row.state, row.stop_reason, row.exit_code, row.crashes) == ("waiting", "shutdown", 75, 0)
-    assert row.last_checkpoint_step is not None
+    assert row.last_checkpoint_step == HELD_AT
     own.up()
     job = own.wait_for(number, "done", "failed")
     assert (job["state"], job["attempts"]) == ("done", 2)
-    assert resumed_from(own, number) == [None, row.last_checkpoint_step]
+    assert resumed_from(own, number) == [None, HELD_AT]
     own.wait_for(idle, "done")
 
 
 def test_a_killed_daemon_leaves_nothing_running_and_its_jobs_go_on(own: House) -> None:
-    number = own.submit("power", steps=60, save_steps=10)
-    own.wait_for_step(number, 12)
+    number = own.submit("held", steps=60, save_steps=10)
+    own.wait_until_held(number)
     children = [own.child(name) for name in ("broker", "plan-worker", "gpu-worker")]
     (pid,) = own.living_trainers(number)
     assert own.daemon is not None
     own.daemon.kill()
     own.daemon.wait()
     until(lambda: not any(child.alive() for child in children) and Process.of(pid) is None, "all are gone")
+    own.release(number)
     own.up()
     job = own.wait_for(number, "done", "failed")
     assert (job["state"], job["attempts"], job["crashes"]) == ("done", 2, 0)
@@ -318,7 +326,7 @@ def test_ctrl_c_at_a_daemon_in_front_stops_it_in_good_order(own: House) -> None:
     own.wait_for_step(number, 2)
     assert own.daemon is not None
     own.daemon.send_signal(signal.SIGINT)
-    assert own.daemon.wait(30) == 0
+    assert own.daemon.wait(PATIENCE_S) == 0
     row = Store(f"sqlite:///{own.paths.database}").job(number)
     assert (row.state, row.exit_code) == ("waiting", 75)
 
@@ -330,7 +338,7 @@ def test_a_second_signal_does_not_wait_for_checkpoints(own: House) -> None:
     own.daemon.send_signal(signal.SIGTERM)
     until(lambda: own.client.health()["state"] == "stopping", "the daemon is stopping")
     own.daemon.send_signal(signal.SIGTERM)
-    assert own.daemon.wait(30) == 0
+    assert own.daemon.wait(PATIENCE_S) == 0
     row = Store(f"sqlite:///{own.paths.database}").job(number)
     assert (row.state, row.last_checkpoint_step, row.crashes) == ("waiting", None, 0)
     assert own.living_trainers(number) == []
@@ -339,14 +347,17 @@ def test_a_second_signal_does_not_wait_for_checkpoints(own: House) -> None:
 def test_up_waits_for_a_daemon_that_is_stopping_and_starts_the_next(
     own: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number = own.submit("night", steps=5000)
+    number = own.submit("stubborn", steps=5000)  # its trainer stops when it is let go
     own.wait_for_step(number, 2)
     monkeypatch.setenv("PYTHONPATH", own.environment["PYTHONPATH"])
     assert own.daemon is not None
     own.client.shutdown(wait=False)
     assert own.client.health()["state"] == "stopping"
-    assert start_in_background(own.paths) is True
-    assert own.daemon.wait(30) == 0
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(start_in_background, own.paths)
+        own.release(number)
+        assert started.result() is True
+    assert own.daemon.wait(PATIENCE_S) == 0
     health = own.client.health()
     assert (health["state"], health["pid"] != own.daemon.pid) == ("running", True)
     own.client.cancel(number)
@@ -379,6 +390,7 @@ def test_a_daemon_that_hangs_is_not_called_away(own: House, monkeypatch: pytest.
         Client(own.paths).running()
     own.daemon.send_signal(signal.SIGCONT)
     assert (caught.value.code, caught.value.numbers[1]) == ("daemon-silent", "no answer within 0.5 s")
+    monkeypatch.undo()
     until(Client(own.paths).running, "it answers again")
 
 
@@ -427,8 +439,14 @@ def test_two_starts_at_once_give_one_daemon_to_both(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with tempfile.TemporaryDirectory(prefix="offmate-", dir="/tmp") as home:
         paths = Paths.at(Path(home))
+        together = Barrier(2)
+
+        def start(_: int) -> bool:
+            together.wait()
+            return start_in_background(paths)
+
         with ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(start_in_background, [paths, paths])) == [True, True]
+            assert list(pool.map(start, range(2))) == [True, True]
         until(lambda: "[already-running]" in paths.log.read_text(), "the later one gives way")
         Client(paths).shutdown()
         assert not Client(paths).running()

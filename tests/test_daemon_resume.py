@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import signal
 from pathlib import Path
 
 from safetensors.numpy import load_file
 from transformers import LlamaConfig
 
 from planner.processes import Process
-from tests.daemons import ROOT, House, house, until
+from planner.runfolder import RunFolder
+from tests.daemons import PATIENCE_S, ROOT, house, until
 
 JOB = """
 model: model
@@ -33,9 +36,27 @@ def prepare(home: Path) -> None:
     ).save_pretrained(home / "model")  # fmt: skip
 
 
-def done_steps(house: House, number: int) -> list[int]:
-    """The steps the trainers reported, in the order they were done."""
-    return [event["step"] for event in house.client.metrics(number) if event["event"] == "step"]
+def halted_at(run: RunFolder, step: int, *, starts: int) -> Process:
+    """The trainer that was started as number `starts`, standing still soon after `step`: at once, or a fast machine is
+    done before it is disturbed."""
+
+    def there() -> bool:
+        events = run.read_metrics()
+        begun = [number for number, event in enumerate(events) if event["event"] == "start"]
+        last = events[begun[-1] :] if len(begun) == starts else []
+        return any(event["event"] == "step" and event["step"] >= step for event in last)
+
+    until(there, f"step {step} of start {starts}", 240, every_s=0.001)
+    trainer = Process.parse(run.process.read_text())
+    trainer.send(signal.SIGSTOP)
+    return trainer
+
+
+def waits_for(process: Process, number: int) -> bool:
+    """Whether a signal has been sent to a process that stands still."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (pending,) = re.findall(r"^ShdPnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(int(pending, 16) >> (number - 1) & 1)
 
 
 def test_a_killed_and_a_shut_down_run_end_with_the_weights_of_an_undisturbed_one() -> None:
@@ -46,12 +67,15 @@ def test_a_killed_and_a_shut_down_run_end_with_the_weights_of_an_undisturbed_one
         assert built.job(plain)["state"] == "done", "".join(built.client.logs(plain))
 
         number = int(built.client.submit(JOB, str(built.home))["id"])
-        until(lambda: 15 in done_steps(built, number), "step 15", 120)
-        Process.parse((built.paths.run_folder(number) / "process").read_text()).kill()
-        until(lambda: built.job(number)["attempts"] == 2 and max(done_steps(built, number)) >= 45, "step 45", 120)
-        built.down()
+        run = RunFolder(built.paths.run_folder(number))
+        halted_at(run, 15, starts=1).kill()
+        trainer = halted_at(run, 45, starts=2)
+        built.client.shutdown(wait=False)
+        until(lambda: waits_for(trainer, signal.SIGTERM), "the trainer is told to stop")
+        trainer.send(signal.SIGCONT)
+        assert built.daemon is not None and built.daemon.wait(PATIENCE_S) == 0, built.log()
         built.up()
-        until(lambda: built.job(number)["state"] in ("done", "failed"), "the end", 120)
+        until(lambda: built.job(number)["state"] in ("done", "failed"), "the end", 240)
 
         job, starts = built.job(number), [e for e in built.client.metrics(number) if e["event"] == "start"]
         assert (job["state"], job["attempts"], job["crashes"]) == ("done", 3, 0), "".join(built.client.logs(number))

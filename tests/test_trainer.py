@@ -58,13 +58,21 @@ def make_run(folder: Path, job: Job) -> Path:
     return folder
 
 
-def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(run: Path, *arguments: str, held_at: int | None = None) -> subprocess.Popen[str]:
+    """The trainer's process; with `held_at` it stands still after that step until `go_on`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(run.parent / "hf"), "HF_HUB_OFFLINE": "1"}
+    program = ["-m", "worker.trainer"] if held_at is None else ["-m", "tests.fakes.held_trainer", str(held_at)]
     with (run / "log.txt").open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "worker.trainer", *(arguments or (str(run),))], cwd=run, env=environment, text=True,
-            stdout=log, stderr=subprocess.STDOUT,
+            [sys.executable, *program, *(arguments or (str(run),))], cwd=run, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.close()
 
 
 def finish(run: Path) -> int:
@@ -181,30 +189,29 @@ def test_the_log_shows_what_is_learned(whole: Path) -> None:
 
 
 def test_sigterm_ends_the_step_and_writes_a_checkpoint_to_go_on_from(run: Path, whole: Path) -> None:
-    process = start(run)
+    process = start(run, held_at=3)
     wait_for_step(run, 3, process)
     process.send_signal(signal.SIGTERM)
+    go_on(process)
     assert process.wait(PATIENCE_S) == Exit.STOPPED, said(run)
     end = read_metrics(run / "metrics.jsonl")[-1]
-    assert (end["event"], end["status"]) == ("end", "stopped")
-    assert (run / "checkpoints" / f"step-{end['step']}" / "manifest.json").exists()
+    assert (end["event"], end["status"], end["step"]) == ("end", "stopped", 3)
+    assert (run / "checkpoints" / "step-3" / "manifest.json").exists()
     assert run_job(RunFolder(run), StopRequest())  # in this process, which has torch loaded already
     assert read_metrics(run / "metrics.jsonl")[-1]["status"] == "done"
-    assert [e["resumed_from"] for e in read_metrics(run / "metrics.jsonl") if e["event"] == "start"] == [
-        None,
-        end["step"],
-    ]
+    starts = [event["resumed_from"] for event in read_metrics(run / "metrics.jsonl") if event["event"] == "start"]
+    assert starts == [None, 3]
     assert losses(run) == losses(whole)
     assert differing(weights(run / "output"), weights(whole / "output")) == []
 
 
-def test_after_a_kill_in_mid_step_the_run_ends_as_if_nothing_had_happened(run: Path, whole: Path) -> None:
-    process = start(run)
+def test_after_a_kill_between_checkpoints_the_run_ends_as_if_nothing_had_happened(run: Path, whole: Path) -> None:
+    process = start(run, held_at=6)
     wait_for_step(run, 6, process)
     process.kill()
     process.wait(PATIENCE_S)
     assert finish(run) == Exit.DONE, said(run)
-    assert "going on from step" in said(run)
+    assert "going on from step 4" in said(run)
     assert losses(run) == losses(whole)
     assert differing(weights(run / "output"), weights(whole / "output")) == []
 

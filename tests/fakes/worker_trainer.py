@@ -2,7 +2,8 @@
 nothing. A step takes 20 ms; a checkpoint is a folder with the step in its name.
 
 The job's `run_name` says what happens: "wrong" fails, "mortal" dies of SIGKILL at its third step, each time, "stubborn"
-ignores SIGTERM but for the second, "evaluated" evaluates at every second step.
+ignores SIGTERM but for the second, until there is a file `go` in the run folder, "held" waits after its 20th step for
+that file or for a SIGTERM, "evaluated" evaluates at every second step.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 import yaml
 
 STEP_S = 0.02
+HELD_AT = 20
 
 folder = Path(sys.argv[1])
 job = yaml.safe_load((folder / "resolved.yaml").read_text())
+go = folder / "go"
 signals = []
 signal.signal(signal.SIGTERM, lambda *_: signals.append(time.time()))
 
@@ -60,12 +63,15 @@ for step in range(first + 1, total + 1):
         sys.exit(1)
     if job["run_name"] == "mortal" and step == first + 3:
         os.kill(os.getpid(), signal.SIGKILL)
+    while job["run_name"] == "held" and step == HELD_AT and not signals and not go.exists():
+        time.sleep(STEP_S)
     if len(signals) > 1:
         end("stopped", step)
         sys.exit(75)
-    if step % job["save_steps"] == 0 or (signals and job["run_name"] != "stubborn"):
+    stopping = signals and (job["run_name"] != "stubborn" or go.exists())
+    if step % job["save_steps"] == 0 or stopping:
         save(step)
-        if signals:
+        if stopping:
             end("stopped", step)
             sys.exit(75)
 end("done", total, str(folder / "output"))
