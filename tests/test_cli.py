@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
+
+from offmated.cli import main
 
 COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
 
@@ -150,7 +153,7 @@ def test_help_names_every_command(shell: Shell) -> None:
     text = shell.run("--help").stdout
     for command in ("run", "submit", "plan", "status", "show", "logs", "cancel", "retry", "up", "down", "doctor"):
         assert f"\n  {command} " in text
-        assert shell.run(command, "--help").returncode == 0
+        assert CliRunner().invoke(main, [command, "--help"]).exit_code == 0
 
 
 def test_doctor_gives_a_verdict_for_each_thing_jobs_need(running: Shell) -> None:
