@@ -47,9 +47,9 @@ def test_a_smaller_budget_is_met_with_a_slower_plan(clip: bool) -> None:
     steps = [
         make_plan(
             chain, RTX_3060, gpu_budget_bytes=int(least * share), cpu_budget_bytes=128 * GB, slices=1, clip=clip,
-            time_limit_s=2,
+            time_limit_s=10, gap=0.05,
         ).step_s
-        for share in (1.0, 1.5, 3.0, 10.0)
+        for share in (1.0, 1.5, 10.0)
     ]  # fmt: skip
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > 1.5 * steps[-1]
