@@ -17,7 +17,7 @@ from typing import Any
 from planner.codec import json_object
 from planner.errors import Exit, UserError, first_line
 from planner.job import Job
-from planner.localdata import Kind, csv_columns, is_local, local_data
+from planner.localdata import Kind, csv_columns, csv_rows, is_local, local_data
 from planner.records import Record, check_record, is_chat, kind_of
 
 MOST_BYTES = 32 * 2**20
@@ -49,6 +49,15 @@ class _Found:
     whole: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Text:
+    """What a file begins with; `whole`: all there is."""
+
+    file: str
+    text: str
+    whole: bool
+
+
 def check_data(job: Job) -> tuple[str, ...]:
     """Look at the data of a job. Returns the entries that are of the hub, which nobody has looked at. Raises UserError
     (exit 2) with the codes of the trainer."""
@@ -75,6 +84,12 @@ def _check_entry(path: Path, job: Job) -> int | None:
     found = _Found(rows=[], columns={}, left_bytes=MOST_BYTES)
     for file in data.files:
         _read(file, data.kind, found, path)
+    if data.kind == "csv":
+        try:
+            csv_columns(data.files)
+        except (OSError, ValueError, csv.Error) as error:
+            hint = "give all files the same columns, or list them as separate entries of dataset"
+            raise _unreadable(path, first_line(error), hint) from error
     if not found.count and found.whole:
         raise UserError(
             f"The dataset {path} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records",),
@@ -106,8 +121,7 @@ def _read(file: Path, kind: Kind, found: _Found, entry: Path) -> None:
         if kind == "parquet":
             _read_parquet(file, found)
         else:
-            text = _beginning(file, found)
-            {"csv": _read_csv, "text": _read_txt}.get(kind, _read_json)(file, text, found)
+            {"csv": _read_csv, "text": _read_txt}.get(kind, _read_json)(_beginning(file, found), found)
     except UnicodeDecodeError as error:
         raise _unreadable(entry, f"{file.name} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}",
                           "save it as UTF-8") from error  # fmt: skip
@@ -118,37 +132,35 @@ def _read(file: Path, kind: Kind, found: _Found, entry: Path) -> None:
         raise _unreadable(entry, first_line(error), hint) from error
 
 
-def _beginning(file: Path, found: _Found) -> str:
+def _beginning(file: Path, found: _Found) -> _Text:
     """The file's text; of a large file the whole lines at its beginning."""
     with file.open("rb") as content:
         piece = content.read(found.left_bytes)
-        if content.read(1):
-            piece = piece[: piece.rfind(b"\n") + 1]
-            found.whole = False
+        whole = not content.read(1)
+    if not whole:
+        piece = piece[: piece.rfind(b"\n") + 1]
+        found.whole = False
     found.left_bytes -= len(piece)
-    return piece.decode("utf-8-sig")
+    return _Text(file=file.name, text=piece.decode("utf-8-sig"), whole=whole)
 
 
-def _read_txt(file: Path, text: str, found: _Found) -> None:
+def _read_txt(text: _Text, found: _Found) -> None:
     found.count += 1
     found.columns["text"] = None
-    found.rows.append(_Row(place=file.name, record={"text": text}))
+    found.rows.append(_Row(place=text.file, record={"text": text.text}))
 
 
-def _read_csv(file: Path, text: str, found: _Found) -> None:
-    rows = csv.reader(io.StringIO(text, newline=""))
-    columns = csv_columns(rows)
+def _read_csv(text: _Text, found: _Found) -> None:
+    rows = csv_rows(io.StringIO(text.text, newline=""), whole=text.whole)
+    _, columns = next(rows, (0, []))
     found.columns |= dict.fromkeys(columns)
-    start = rows.line_num + 1
-    for row in rows:
-        place, start = f"line {start} of {file.name}", rows.line_num + 1
+    for number, row in rows:
+        place = f"line {number} of {text.file}"
         if len(row) > len(columns):
             raise ValueError(f"{place} has {len(row)} fields for {len(columns)} columns: texts with commas need quotes")
-        if row:  # of two columns with one name the first counts
-            found.rows.append(_Row(place=place, record=dict(reversed(list(zip(columns, row, strict=False))))))
-            found.count += 1
-    if found.rows and not found.whole:
-        found.rows.pop()  # it may have been cut
+        # Of two columns with one name the first counts.
+        found.rows.append(_Row(place=place, record=dict(reversed(list(zip(columns, row, strict=False))))))
+        found.count += 1
 
 
 def _read_parquet(file: Path, found: _Found) -> None:
@@ -162,27 +174,27 @@ def _read_parquet(file: Path, found: _Found) -> None:
     found.rows += [_Row(place=f"row {n} of {file.name}", record=record) for n, record in enumerate(records, start=1)]
 
 
-def _read_json(file: Path, text: str, found: _Found) -> None:
-    if text[:100].lstrip().startswith("["):
-        if found.whole:
-            values = json.loads(text)
+def _read_json(text: _Text, found: _Found) -> None:
+    if text.text[:100].lstrip().startswith("["):
+        if text.whole:
+            values = json.loads(text.text)
             texts = all(isinstance(value, str) for value in values)
             records = [{"text": value} for value in values] if texts else values
-            _add(((f"record {number} of {file.name}", record) for number, record in enumerate(records, 1)), found)
+            _add(((f"record {number} of {text.file}", record) for number, record in enumerate(records, 1)), found)
         return
     try:
-        _add(_lines(file, text), found)
+        _add(_lines(text), found)
     except ValueError:
-        if (record := json_object(text)) is None:
+        if (record := json_object(text.text)) is None:
             raise
-        _add([(file.name, record)], found)
+        _add([(text.file, record)], found)
 
 
-def _lines(file: Path, text: str) -> Iterator[tuple[str, Any]]:
+def _lines(text: _Text) -> Iterator[tuple[str, Any]]:
     """The values of the lines and where they are; a line may have several."""
     decoder = json.JSONDecoder()
-    for number, line in enumerate(text.split("\n"), start=1):
-        place, rest = f"line {number} of {file.name}", line.strip()
+    for number, line in enumerate(text.text.split("\n"), start=1):
+        place, rest = f"line {number} of {text.file}", line.strip()
         while rest:
             try:
                 value, end = decoder.raw_decode(rest)

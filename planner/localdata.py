@@ -1,10 +1,12 @@
-"""What a dataset on this machine is: which files it has, of which kind, and what the columns of a csv file are. No
+"""What a dataset on this machine is: which files it has, of which kind, and what rows and columns csv files have. No
 torch: a job is checked by it when it is handed in, and the trainer reads by it."""
 
 from __future__ import annotations
 
+import csv
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -50,6 +52,43 @@ def local_data(path: Path) -> LocalData:
     return LocalData(kind=next(iter(kinds)), files=tuple(found))
 
 
-def csv_columns(rows: Iterator[list[str]]) -> list[str]:
-    """The names in the first of a csv file's rows that is not blank, which is taken; none where all are."""
-    return next((row for row in rows if "".join(row).strip()), [])
+def csv_columns(files: Sequence[Path]) -> tuple[str, ...]:
+    """The columns of csv files, by the first one's order; no names where it has none. Raises ValueError for a file with
+    others than the first: the reader goes by the first, and would drop them."""
+    names = [_csv_names(file) for file in files]
+    for file, other in zip(files, names, strict=True):
+        if set(other) != set(names[0]):
+            columns, others = (", ".join(found) or "none" for found in (names[0], other))
+            where = os.path.relpath(file, files[0].parent)
+            raise ValueError(f"{files[0].name} has the columns: {columns}; {where}: {others}")
+    return names[0]
+
+
+def csv_rows(lines: Iterable[str], *, whole: bool = True) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a csv file, each with the number of its first line. Blank lines are none, to pandas too. Raises
+    ValueError for a quote that is not closed; where the file goes on (not `whole`) such a row is left out."""
+    line: str | None = None
+
+    def noted() -> Iterator[str]:
+        nonlocal line
+        for read in lines:
+            line = read
+            yield read
+        line = None
+
+    rows = csv.reader(noted())
+    start = 1
+    for row in rows:
+        if line is None:
+            if whole:
+                raise ValueError(f"the quote that line {start} opens is not closed")
+            return
+        if line.strip(" \t\r\n"):
+            yield start, row
+        start = rows.line_num + 1
+
+
+def _csv_names(file: Path) -> tuple[str, ...]:
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        _, names = next(csv_rows(lines), (0, []))
+    return tuple(dict.fromkeys(name for name in names if name))

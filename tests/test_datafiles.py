@@ -48,6 +48,9 @@ WRONG = [
     ("a.jsonl", lines({"body": "a"}), "unknown-columns", "found: body"),
     ("a.csv", 'text,n\n"",1\n,2\n', "nothing-to-train", "2 records, all of them empty"),
     ("a.csv", "\n", "empty-dataset", "0 records"),
+    ("a.csv", "text\n \t\n", "empty-dataset", "0 records"),
+    ("a.csv", ",\ntext,n\na,1\n", "unknown-columns", "found: "),
+    ("a.csv", 'text\na\n"b\n', "dataset-unreadable", "the quote that line 3 opens is not closed"),
     ("a.csv", 'id,messages\n1,"[]"\n', "broken-record", "line 2 of a.csv: a conversation is a list of messages"),
     (
         "a.csv",
@@ -114,6 +117,8 @@ def test_what_is_refused_at_once_the_trainer_would_refuse(
         ("a.csv", 'text,n\n"a\nb",1\n'),
         ("a.csv", "\ufeffprompt,completion,,\n1,0\n\n2\n"),
         ("a.csv", "text,text\na,\n"),
+        ("a.csv", ' \ntext\n" "\n'),
+        ("a.csv", 'text\n"a\n \nb"\n'),
         ("a.csv", "text\n" + "a" * 200_000 + "\n"),
         ("a.txt", " "),
     ],
@@ -179,6 +184,41 @@ def test_a_folder_of_mixed_types_is_refused_and_each_of_its_files_read(model: Pa
     (folder / "b.jsonl").rename(folder / "b.txt")
     with pytest.raises(UserError, match="data mixes file types: 1 json, 1 text"):
         check_data(make_job(model, folder))
+
+
+def csv_folder(tmp_path: Path, **files: str) -> Path:
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / ("sub" if name == "c" else "") / f"{name}.csv").write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_csv_files_of_a_folder_have_the_same_columns(turned: bool, model: Path, tmp_path: Path) -> None:
+    files = ("instruction,output\na,1\n", "instruction,input,output\nb,IN,2\n")
+    first, last = reversed(files) if turned else files
+    job = make_job(model, csv_folder(tmp_path, a=first, c=last), max_length=64)
+    columns, others = (", ".join(content.split("\n")[0].split(",")) for content in (first, last))
+    for refuse in (lambda: check_data(job), lambda: Batches(job, byte_tokenizer())):
+        with pytest.raises(UserError, match=rf"a\.csv has the columns: {columns}; sub/c\.csv: {others}\n"):
+            refuse()
+
+
+def test_csv_files_of_a_folder_may_differ_in_the_order_of_columns(model: Path, tmp_path: Path) -> None:
+    job = make_job(model, csv_folder(tmp_path, a="text,n\na,1\n", c="n,text,\n2,b\n"), packing=True, max_length=64)
+    assert check_data(job) == ()
+    assert Batches(job, byte_tokenizer()).sample() == "⟦a<eos>b<eos>⟧"
+
+
+def test_a_file_that_is_cut_costs_the_files_before_no_row(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(model, csv_folder(tmp_path, a='id,messages\n1,"[]"\n', b="id,messages\n", c="id,messages\n"))
+    for left in range(3):  # of the second file, whose lines are longer
+        monkeypatch.setattr(datafiles, "MOST_BYTES", len('id,messages\n1,"[]"\n') + left)
+        with pytest.raises(UserError, match=r"line 2 of a\.csv: a conversation is a list"):
+            check_data(job)
 
 
 def test_of_a_large_file_the_beginning_is_read(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

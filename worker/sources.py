@@ -68,10 +68,8 @@ def _options(data: LocalData) -> dict[str, Any]:
     import pyarrow as pa
     from datasets.features import Features
 
-    with data.files[0].open(encoding="utf-8-sig", newline="") as lines:
-        columns = csv_columns(csv.reader(lines))
     # A "4" is text, as is an "NA", and a row with too many fields is an error, none of which the reader does by itself.
-    texts = Features.from_arrow_schema(pa.schema([(column, pa.string()) for column in columns if column]))
+    texts = Features.from_arrow_schema(pa.schema([(column, pa.string()) for column in csv_columns(data.files)]))
     return {"features": texts or None, "keep_default_na": False, "index_col": False}
 
 
