@@ -21,6 +21,8 @@ _FOLLOWED = frozenset(
     }
 )  # fmt: skip
 
+_MADE = frozenset({"arange", "ones"})  # of lengths
+
 _Host = Callable[[], Tensor]
 """Makes the numbers on the host."""
 
@@ -57,7 +59,11 @@ class Known(TorchFunctionMode):
         if name in _ASKS and (host := self._of(args[0])) is not None:
             return function(host(), *args[1:], **kwargs)
         made = function(*args, **kwargs)
-        if torch.is_tensor(made) and made.device.type == self._type and not made.is_floating_point():
+        if (
+            torch.is_tensor(made)
+            and made.device.type == self._type
+            and (name == "ones" or not made.is_floating_point())  # ones are whole numbers in every dtype
+        ):
             host = self._follow(name, function, args, kwargs, made)
             if host is not None and not made.is_inference():
                 self._host[made] = made._version, host
@@ -71,7 +77,7 @@ class Known(TorchFunctionMode):
     def _follow(
         self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], made: Tensor
     ) -> _Host | None:
-        if name == "arange":
+        if name in _MADE:
             asked = {**kwargs, "device": "cpu"}
             return None if any(map(torch.is_tensor, args)) else lambda: function(*args, **asked)
         if name == "to":
