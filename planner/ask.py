@@ -5,6 +5,7 @@ measured. Times come from operations and bytes against the machine's rates.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,13 +18,13 @@ from planner.cache import Cache, CachedPlan, Question
 from planner.codec import to_json
 from planner.hardware import Hardware
 from planner.job import Job
-from planner.model import working_dtype
+from planner.model import beyond_positions, working_dtype
 from planner.picture.files import NO_PICTURES, Pictures
 from planner.plan import Plan
 from planner.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
 from planner.problem import Problem
 from planner.receipt import Asked, Receipt
-from planner.reckon import no_fit, receipt
+from planner.reckon import LAUNCHING, no_fit, receipt
 from planner.remedies import problem_of, ways_to_fit
 from planner.solve import GAP, round_up
 from planner.variations import Variations, carried_over
@@ -33,6 +34,7 @@ PATIENCE_S = 17.0
 _DEVICE = torch.device("cpu")  # blocks are traced there
 _PLAN_S = 5.0  # of the solver for the plan itself
 _TRACES = 2.5  # how many times longer than the job's own trace that of a change may take: LoRA has many small tensors
+_MOST_LARGER = 64  # times, slices of more rows than a step has now
 _NEAR = 0.03  # between splits that are planned before one is chosen: what whole tensors may cost
 
 
@@ -55,13 +57,15 @@ def ask(
         if least is not None and least <= problem.gpu_budget_bytes:
             limit_s = clock.stretched_s(_PLAN_S)
             plan, key = _kept(job, problem, plan, limit_s, cache)
-            others.start(problem, plan, limit_s)
             found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
+            others.start(problem, plan, limit_s, more=list(_larger_slices(job, hardware, found, clock)))
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
             changes, unplanned = others.changes(problem, plan, clock.deadline)
             found = replace(found, changes=changes, unplanned=unplanned, plan_key=key)
         else:
             found = _too_large(job, problem, least, others, clock)
+    note = beyond_positions(job)
+    found = replace(found, notes=() if note is None else (note,))
     now = time.monotonic()
     return replace(found, answer_s=now - started_s, complete=now < clock.deadline and not found.untried)
 
@@ -142,6 +146,21 @@ def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> 
     return job, problem, known[rows][1] and carried_over(known[rows][1], problem) if rows in known else None
 
 
+def _larger_slices(job: Job, hardware: Hardware, found: Receipt, clock: _Clock) -> Iterator[tuple[str, Problem]]:
+    """Where launching limits: the same rows in fewer slices, as many as it takes, or of a single slice more rows. The
+    operations of a slice are as many then, and longer."""
+    busy_s = {load.resource: load.busy_s for load in found.loads}
+    if found.loads[0].resource != LAUNCHING or time.monotonic() >= clock.last_trace:
+        return
+    need, rows, slices = busy_s[LAUNCHING] / busy_s["GPU computing"], job.slice_rows, job.gradient_accumulation_steps
+    by = next((n for n in range(2, slices) if slices % n == 0 and n >= need), slices)
+    if slices == 1:
+        by = min(_MOST_LARGER, 2 ** math.ceil(math.log2(max(2.0, need))))
+    split = {"per_device_train_batch_size": by * rows, "gradient_accumulation_steps": max(1, slices // by)}
+    keys = ", ".join(f"{key}: {value}" for key, value in split.items())
+    yield f"larger slices, of {by * rows} rows ({keys})", problem_of(job.model_copy(update=split), hardware, _DEVICE)
+
+
 def _asked(job: Job) -> Asked:
     return Asked(
         model=job.model,
@@ -156,7 +175,7 @@ def _asked(job: Job) -> Asked:
 
 def _too_large(job: Job, problem: Problem, least: int | None, others: Variations, clock: _Clock) -> Receipt:
     cpu_bytes = others.least_cpu_bytes(problem)  # meanwhile
-    ways = list(ways_to_fit(job, problem, _DEVICE, clock.last_trace))
+    ways = list(ways_to_fit(job, problem, _DEVICE, clock.last_trace, runs=False))
     least_cpu = cpu_bytes.get()
     found = no_fit(
         problem.chain, problem.hardware, _asked(job), budgets=(problem.gpu_budget_bytes, problem.cpu_budget_bytes),

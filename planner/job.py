@@ -8,7 +8,7 @@ this module what a right file is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -146,9 +146,11 @@ class Job(BaseModel):
         return cls.parse(read_text(path), path.parent, name=path.name)
 
     @classmethod
-    def parse(cls, text: str, folder: Path, *, name: str = "job.yaml") -> Job:
-        """The job in the YAML `text`; relative paths start at `folder`, errors call the file `name`."""
-        return cls.parse_with_notes(text, folder, name=name)[0]
+    def parse(cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()) -> Job:
+        """The job in the YAML `text`; relative paths start at `folder`, errors call the file `name`, but for keys that
+        the command line `told`."""
+        source = replace(read_yaml(text, name), told=frozenset(told))
+        return cls._checked(source, Path(folder).absolute())[0]
 
     @classmethod
     def parse_with_notes(cls, text: str, folder: Path, *, name: str = "job.yaml") -> tuple[Job, tuple[str, ...]]:
@@ -157,13 +159,15 @@ class Job(BaseModel):
         return job, (*notes, *job.notes)
 
     @classmethod
-    def question(cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True) -> Job:
+    def question(
+        cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True, told: Collection[str] = ()
+    ) -> Job:  # fmt: skip
         """As `parse`, for planning only: the model's config is enough, weights, tokenizer and data need not be there.
 
         Keys of `NOT_PLANNED` are as if they had not been given, so that jobs with the same plan are equal. `in_lines`:
         there is a file, whose lines errors may name.
         """
-        source = read_yaml(text, name)
+        source = replace(read_yaml(text, name), told=frozenset(told))
         source = source if in_lines else replace(source, lines={})
         job, _ = cls._checked(source, Path(folder).absolute(), only_planned=True)
         return job.model_copy(update={"train_batch_size": None}) if job.is_split else job

@@ -14,6 +14,7 @@ import yaml
 
 from planner.errors import Exit, UserError
 
+_SET = "--set "
 SHOWN_LENGTH = 200  # characters of a wrong value in an error
 
 SWITCHED_OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [], {})
@@ -35,14 +36,18 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A YAML mapping with the line of each of its keys; `name` is what errors call the file."""
+    """A YAML mapping with the line of each of its keys; `name` is what errors call the file. `told`: keys that are not
+    the file's, but the command line's (--set)."""
 
     name: str
     values: dict[str, Any]
     lines: dict[str, int]
+    told: frozenset[str] = frozenset()
 
     def mistake(self, key: str, code: str, text: str) -> Mistake:
         """A mistake at `key`, with its line."""
+        if key in self.told:
+            return Mistake(key=f"{_SET}{key}", code=code, text=text, line=None)
         return Mistake(key=key, code=code, text=text, line=self.lines.get(key))
 
     def unknown(self, key: str, known: Iterable[str]) -> Mistake:
@@ -140,10 +145,12 @@ def to_user_error(mistakes: list[Mistake], name: str) -> UserError:
     """All mistakes of a file as one error (exit 2); its code is the mistake's own when there is one only."""
     ordered = sorted(mistakes, key=lambda mistake: mistake.line or 0)
     count = "one mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
+    told = sum(mistake.key.startswith(_SET) for mistake in mistakes)
+    where = "--set" if told == len(mistakes) else f"{name} with --set" if told else name
     return UserError(
-        f"{name} has {count}.",
+        f"{where} has {count}.",
         code=ordered[0].code if len(ordered) == 1 else "bad-job",
         numbers=tuple(map(str, ordered)),
-        hint="correct the file and try again; docs/jobs.md lists every key",
+        hint=f"correct {'--set' if told == len(mistakes) else 'the file'} and try again; docs/jobs.md lists every key",
         exit_code=Exit.USAGE,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from planner.errors import Exit, UserError
-from planner.units import format_bytes
+from planner.units import format_bytes, format_bytes_down
 
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's, WSL's, AMD's
 _PATIENCE_S = 10.0
@@ -79,6 +79,6 @@ def check_budgets(
         if budget is not None and there is not None and budget > there:
             raise UserError(
                 f"{key} is more than {of} has.", code="budget-too-large", exit_code=Exit.USAGE,
-                numbers=(f"{key} {format_bytes(budget)}, {of} has {format_bytes(there)}",),
+                numbers=(f"{key} {format_bytes(budget)}, {of} has {format_bytes_down(there)}",),
                 hint=f"give a smaller {key}, or leave it out",
             )  # fmt: skip

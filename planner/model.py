@@ -32,6 +32,18 @@ def model_config(job: Job) -> PreTrainedConfig:
     return cast(PreTrainedConfig, config)
 
 
+def beyond_positions(job: Job) -> str | None:
+    """What to say of rows that are longer than the positions the model's config names; None of others. Models with a
+    table of positions cannot have them, and are refused when their blocks are looked for."""
+    most = getattr(model_config(job).get_text_config(), "max_position_embeddings", None)
+    if not isinstance(most, int) or job.max_length <= most:
+        return None
+    return (
+        f"max_length {job.max_length} is beyond the {most} positions that the model is made for "
+        "(max_position_embeddings): it runs, as it does in transformers, but knows no rows this long."
+    )
+
+
 def working_dtype(job: Job) -> torch.dtype:
     """The dtype of the weights that compute and travel."""
     return torch.bfloat16 if job.bf16 else torch.float32

@@ -19,7 +19,7 @@ from planner.errors import Exit, UserError
 from planner.hardware import Hardware
 from planner.job import Job
 from planner.machine_memory import check_budgets
-from planner.model import working_dtype
+from planner.model import beyond_positions, working_dtype
 from planner.plan import Plan
 from planner.probe import measure_hardware
 from planner.problem import Problem
@@ -129,6 +129,8 @@ class _Planning:
         self.site = find_site(device, working_dtype(job), measure=measure)
         there = self.site
         check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=there.gpu_bytes, ram_bytes=there.ram_bytes)
+        if (note := beyond_positions(job)) is not None:
+            log.warning("model: %s", note)
         self.machine = self.site.machine
         self.analysis: Analysis = analyse(job, self.site.device)
         several = job.gradient_accumulation_steps > 1
@@ -157,7 +159,7 @@ class _Planning:
                 cpu_budget_bytes=self.job.cpu_budget or self.machine.cpu_bytes,
                 slices=self.job.gradient_accumulation_steps, clip=self.job.max_grad_norm is not None,
             )  # fmt: skip
-            ways = ways_to_fit(self.job, problem, self.site.device, time.monotonic() + _WAYS_S)
+            ways = ways_to_fit(self.job, problem, self.site.device, time.monotonic() + _WAYS_S, runs=True)
             told = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
             numbers = (*error.numbers, *told)
             least = problem.least_bytes()

@@ -64,7 +64,8 @@ class Receipt:
 
     `gpu` is what the device holds at its peak, `host` what the host holds all the time, `disk` what the run leaves on
     it at most. `loads` begins with the resource that limits, `changes` with the one that helps most; what may help and
-    was not planned is in `unplanned`, and in `untried` what may fit and was not looked into.
+    was not planned is in `unplanned`, and in `untried` what may fit and was not looked into. `notes`: what to know of
+    the job beside.
     `plan_key` is that of the kept plan, empty where none is kept. `complete`: nothing was left out for lack of time.
     `least_gpu_budget_bytes` is for the host budget there is, `least_cpu_budget_bytes` for the GPU budget; None: none
     is enough.
@@ -97,6 +98,7 @@ class Receipt:
     least_cpu_budget_bytes: int | None = None
     fits_with: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     plan_key: str = ""
     answer_s: float = 0.0
     complete: bool = True

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.chain import Chain, Tensor
 from planner.hardware import Hardware
 from planner.memory import cpu_parts, parts_at_peak
 from planner.plan import Plan
 from planner.program import OpKind, Program, Queue, compile_program
 from planner.receipt import Asked, Load, Receipt, Share, Solved
-from planner.simulate import host_traffic_bytes, simulate
+from planner.simulate import durations_s, host_traffic_bytes, simulate
 
+LAUNCHING = "launching the GPU's operations"
 _MASTER_BYTES = 12  # of a checkpoint, per trained parameter: the fp32 weight and two moments
 
 
@@ -129,8 +132,12 @@ def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> 
     timeline = simulate(program, chain, hardware)
     on_device = sum(s.end_s - s.start_s for s in timeline.spans if s.op.kind is OpKind.UPDATE)
     busy = dict(timeline.busy_s)
+    # A turn takes as long as its operations compute, or as long as they take to launch: whichever is longer.
+    turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
+    alone_s = durations_s(program, chain, replace(hardware, launch_s=0.0))
     seconds = {
-        "GPU computing": busy[Queue.COMPUTE] - on_device,
+        "GPU computing": sum(alone_s[number] for number in turns),
+        LAUNCHING: hardware.launch_s * len(turns),
         "GPU updates": on_device,
         "link to the GPU": busy[Queue.H2D],
         "link from the GPU": busy[Queue.D2H],

@@ -12,7 +12,7 @@ from planner.batch import between
 from planner.errors import UserError
 from planner.hardware import Hardware
 from planner.job import Job
-from planner.joblora import DEFAULTS
+from planner.joblora import DEFAULTS, has_no_weights
 from planner.problem import Problem
 from planner.profile import analyse, estimate_times
 from planner.units import format_bytes
@@ -46,8 +46,13 @@ def problem_of(job: Job, hardware: Hardware, device: torch.device) -> Problem:
     )
 
 
-def ways_to_fit(job: Job, problem: Problem, device: torch.device, last_trace: float) -> Iterator[Way]:
+def ways_to_fit(
+    job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
+) -> Iterator[Way]:  # fmt: skip
     """Ways to train that fit the budgets as they are, in the keys of a job; of rows and lengths the most that fit.
+
+    `runs`: the job is to run as it is. Adapters need a model's weights: without them LoRA is no way then. Where it is
+    only asked about, a config stands for its model.
 
     Most take a trace of the model's blocks. None is begun after `last_trace` (monotonic): then those come untried.
     """
@@ -59,10 +64,10 @@ def ways_to_fit(job: Job, problem: Problem, device: torch.device, last_trace: fl
         yield Way(text="no clipping (max_grad_norm: 0)", least_bytes=least)
     if not job.bf16:
         yield from tried("bf16 with fp32 masters (bf16: true)", bf16=True)
-    host_is_full = not replace(problem, cpu_budget_bytes=2**62).fits()
+    host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()
     if not host_is_full:  # shorter slices are no help to a host that is full
         yield from _smaller_slices(job, problem, device, last_trace)
-    if job.method == "full":
+    if job.method == "full" and not (runs and has_no_weights(job.model)):
         lora = {**DEFAULTS, "method": "lora"}
         found = list(tried("LoRA (method: lora)", **lora))
         if not found and job.slice_rows > 1:

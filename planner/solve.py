@@ -18,7 +18,7 @@ from planner.judge import device_bytes, host_bytes
 from planner.oilp import solve_oilp
 from planner.plan import Plan
 from planner.search import Search
-from planner.units import format_bytes
+from planner.units import format_bytes, format_bytes_down
 
 TIME_LIMIT_S = 30.0
 GAP = 0.01
@@ -176,7 +176,7 @@ def _frugal(setting: Setting) -> Draft:
         raise UserError(
             "No schedule fits this host memory budget.",
             code="host-memory-too-small",
-            numbers=(f"budget {_format_down(setting.budgets.cpu_bytes)}",),
+            numbers=(f"budget {format_bytes_down(setting.budgets.cpu_bytes)}",),
             hint="a larger --cpu-budget, or a smaller batch",
             exit_code=Exit.DOES_NOT_FIT,
         )
@@ -189,10 +189,10 @@ def _too_small(setting: Setting) -> UserError:
         setting.chain, setting.hardware, cpu_budget_bytes=budgets.cpu_bytes, slices=setting.slices, clip=setting.clip,
         cpu_updates=budgets.cpu_updates, activation_offload=budgets.activation_offload,
     )  # fmt: skip
-    numbers = [f"budget {_format_down(budgets.gpu_bytes)}, least possible {format_bytes(least.gpu_bytes)}"]
+    numbers = [f"budget {format_bytes_down(budgets.gpu_bytes)}, least possible {format_bytes(least.gpu_bytes)}"]
     if least.any_host_bytes < least.gpu_bytes:
         numbers.append(
-            f"host budget {_format_down(budgets.cpu_bytes)}; "
+            f"host budget {format_bytes_down(budgets.cpu_bytes)}; "
             f"with more host memory least possible {format_bytes(least.any_host_bytes)}"
         )
     least_text = round_up(least.gpu_bytes)
@@ -203,15 +203,6 @@ def _too_small(setting: Setting) -> UserError:
         hint=f"give --gpu-budget {least_text} or, in the job file, gpu_budget: {least_text}",
         exit_code=Exit.DOES_NOT_FIT,
     )
-
-
-def _format_down(count: int) -> str:
-    """A budget as people read it, rounded down, so that it never looks as large as the least possible one."""
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= factor:
-            tenths = count * 10 // factor
-            return f"{tenths // 10}.{tenths % 10} {unit}"
-    return f"{count} B"
 
 
 def round_up(count: int) -> str:

@@ -45,6 +45,22 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def format_bytes_down(count: int) -> str:
+    """ "11.9 GiB": one decimal, rounded down, for what there is: a budget never looks larger than it is."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            tenths = count * 10 // factor
+            return f"{tenths // 10}.{tenths % 10} {unit}"
+    return f"{count} B"
+
+
+def format_part(used: int, budget: int) -> str:
+    """ "6.1 GiB of 11.9 GiB", and "all of 11.9 GiB" where the former would look larger than the latter and is not."""
+    full, part = format_bytes_down(budget), format_bytes(used)
+    near = format_bytes(budget)
+    return f"all of {full}" if used <= budget and part == near != full else f"{part} of {full}"
+
+
 def format_seconds(seconds: float) -> str:
     """ "1.2 ms", "3.4 s", "2 h 05 min"."""
     if seconds < 1e-3:

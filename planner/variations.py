@@ -91,12 +91,14 @@ class Variations:
         """`Problem.least_cpu_bytes`, to be had later."""
         return self._pool.apply_async(_least_cpu_bytes, (problem,))
 
-    def start(self, problem: Problem, plan: Plan, time_limit_s: float) -> None:
+    def start(
+        self, problem: Problem, plan: Plan, time_limit_s: float, *, more: Sequence[tuple[str, Problem]] = ()
+    ) -> None:  # fmt: skip
         """Begin with those that promise most by what no schedule beats. Only so many are planned, whatever time there
         is: the answer does not depend on it where it suffices. Of the others, and beside them, what `plan` itself
-        takes there."""
+        takes there. `more` of them: with chains of their own."""
         found, tasks = [], []
-        for text, other in variations(problem):
+        for text, other in (*variations(problem), *more):
             most = (other.tokens / other.bound_s()) / (problem.tokens / plan.step_s)
             if most >= _WORTH and not _is_idle(problem, plan, other):
                 found.append((Prospect(text=text, most=most), other))
@@ -138,16 +140,19 @@ def _is_idle(problem: Problem, plan: Plan, other: Problem) -> bool:
 
 
 def _step_s(problem: Problem, plan: Plan, other: Problem, time_limit_s: float) -> float:
-    """In another process: the step of the other problem, in as many rounds as `plan` has, or with twice the slices in
-    twice as many where these do not fit; or of `plan` itself there, as no variation takes anything away; infinity where
-    neither is known."""
+    """In another process: the step of the other problem, in as many rounds as `plan` has, or with other slices in as
+    many more or less, or in one, where these do not fit; or of `plan` itself there, where its slices are the same, as
+    no variation takes anything away; infinity where neither is known."""
     step_s = math.inf
-    if other.slices == problem.slices:
+    if (other.slices, other.chain.slice_tokens) == (problem.slices, problem.chain.slice_tokens):
         step_s = predicted_step_s(compile_program(plan, other.chain), other.chain, other.hardware)
     if not time_limit_s:
         return step_s
     worth_s = plan.step_s * other.tokens / problem.tokens / _WORTH
-    for rounds in dict.fromkeys((plan.rounds, plan.rounds * other.slices // problem.slices)):
+    scaled = plan.rounds * other.slices // problem.slices
+    for rounds in dict.fromkeys((plan.rounds, scaled, 1) if other.slices != problem.slices else (plan.rounds,)):
+        if rounds < 1 or other.slices % rounds:
+            continue
         planned = other.plan_in(rounds, time_limit_s, min(step_s, worth_s))
         if planned is not None:
             return min(step_s, planned.step_s)

@@ -60,7 +60,7 @@ def test_a_plan_is_told_in_eight_lines() -> None:
         "batch        2 micro-batches × 4 rows × 256 tokens = 2048 tokens a step at most; "
         "through each block in 1 round of all 2 slices",
         "step         500.0 ms predicted for full rows; no schedule takes less than 400.0 ms",
-        "GPU memory   peak 90.0 MiB of 97.0 MiB",
+        "GPU memory   peak 90.0 MiB of 97.0 MiB, with full rows",
         "host memory  peak 1.0 GiB of 16.0 GiB",
         "blocks       0 keep · 1–2 recompute · 3 keep",
         "updates      1 tensors on the CPU, 2 on the GPU",

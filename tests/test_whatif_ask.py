@@ -6,17 +6,21 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import GPT2Config, LlamaConfig
 
 from planner.ask import PATIENCE_S, ask
 from planner.errors import UserError
 from planner.job import Job
+from planner.model import beyond_positions
 from planner.presets import preset
 from planner.receipt import Receipt
+from planner.reckon import LAUNCHING
+from planner.remedies import problem_of, ways_to_fit
 from planner.solve import GAP
 
 GIB = 2**30
@@ -96,7 +100,12 @@ def test_llama_8b_on_a_3060_with_192_gib_computes_most_of_the_time(llama_8b: Pat
 def test_a_small_model_is_answered_with_what_would_help(small: Path) -> None:
     found = asked(job_of(small, slices=2, length=64), "rtx4090", 32)
     assert (found.status, found.cpu_update_share) == ("optimal", 0.0)
-    # So small a model waits for its operations to be launched: twice the slices are no faster.
+    # So small a model waits for its operations to be launched: twice the slices are no faster, larger ones are.
+    assert found.loads[0].resource == LAUNCHING
+    assert [change.text for change in found.changes] == [
+        "larger slices, of 2 rows (per_device_train_batch_size: 2, gradient_accumulation_steps: 1)"
+    ]
+    assert 1.5 < found.changes[0].factor <= 2
     assert found.host == ()
     assert found.answer_s < 2 * PATIENCE_S
     assert found.asked.model == str(small)
@@ -123,6 +132,30 @@ def test_what_fits_on_the_same_machine_is_tried(small: Path) -> None:
     assert any(text.startswith("shorter rows (max_length: ") for text in found.fits_with)
     again = job.model_copy(update={"gpu_budget": found.least_gpu_budget_bytes})
     assert ask(again, preset("rtx3060", bf16=False), started_s=time.monotonic()).status != "infeasible"
+
+
+def test_adapters_are_no_way_for_a_job_that_runs_as_it_is_without_weights(small: Path) -> None:
+    job = job_of(small, length=64)
+    cpu = torch.device("cpu")
+    problem = replace(problem_of(job, preset("rtx3060", bf16=True), cpu), gpu_budget_bytes=2**20)
+    no_time = time.monotonic()
+    asked_about, running = (
+        [way.text for way in ways_to_fit(job, problem, cpu, no_time, runs=runs) if way.least_bytes is None]
+        for runs in (False, True)
+    )
+    assert [text for text in asked_about if text not in running] == ["LoRA (method: lora)"]
+    (small / "model.safetensors").touch()
+    there = [way.text for way in ways_to_fit(job, problem, cpu, no_time, runs=True) if way.least_bytes is None]
+    assert there == asked_about
+
+
+def test_rows_longer_than_the_models_positions_get_a_word(small: Path) -> None:
+    assert beyond_positions(job_of(small, length=2048)) is None
+    assert "max_length 2049 is beyond the 2048 positions" in str(beyond_positions(job_of(small, length=2049)))
+    learned = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    learned.save_pretrained(small.parent / "learned")
+    with pytest.raises(UserError, match=r"(?s)fewer positions than max_length.*hint: give max_length: 32, or less"):
+        problem_of(job_of(small.parent / "learned", length=40), preset("rtx3060", bf16=True), torch.device("cpu"))
 
 
 def test_the_same_step_in_smaller_slices_is_offered_and_fits(small: Path) -> None:

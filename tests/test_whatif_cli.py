@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +11,19 @@ import pytest
 import yaml
 from transformers import LlamaConfig
 
+from offmated.cli import main
 from offmated.cli.jobtext import with_settings
-from offmated.cli.planning import question
+from offmated.cli.planning import job_of, question
 from offmated.config import Config
 from offmated.database import open_engine
 from offmated.migrate import upgrade
 from offmated.paths import Paths
 from planner.cache import Cache, CachedPlan
 from planner.codec import to_json
+from planner.errors import UserError
 from planner.hardware import Hardware
 from tests.chains import HARDWARE, chain, resident_plan
 
-COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
 SMALL = LlamaConfig(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2,
@@ -32,18 +31,18 @@ SMALL = LlamaConfig(
 
 
 class Shell:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environment = {
-            **os.environ, "OFFMATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        }  # fmt: skip
+    """The command in this process; the planner's is one of its own, as ever."""
+
+    def __init__(self, folder: Path, captured: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.captured = folder, captured
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*COMMAND, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
+        self.captured.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(list(words), prog_name="offmate")
+        said = self.captured.readouterr()
+        assert "Traceback" not in said.err, said.err
+        return subprocess.CompletedProcess(words, int(left.value.code or 0), said.out, said.err)
 
     def json(self, *words: str) -> Any:
         done = self.run(*words, "--json")
@@ -52,18 +51,22 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("OFFMATE_HOME", str(tmp_path / "state")), ("OMP_NUM_THREADS", "1"), ("HF_HUB_OFFLINE", "1")):
+        monkeypatch.setenv(name, value)
     (tmp_path / "chain.json").write_text(json.dumps(to_json(chain(4))))
     (tmp_path / "hardware.json").write_text(json.dumps(to_json(HARDWARE)))
-    return Shell(tmp_path)
+    return Shell(tmp_path, capfd)
 
 
 MISTAKE = "The question has one mistake.\n  "
 CHAIN = ["plan", "--chain", "chain.json", "--hardware", "hardware.json"]
+QUICK = [*CHAIN, "--time-limit", "1"]
 
 
 def test_a_chain_on_a_machine_is_answered_with_one_object(shell: Shell) -> None:
-    found = shell.json(*CHAIN, "--gpu-budget", "8000", "--cpu-budget", "1GiB", "--slices", "2", "--clip", "exact")
+    found = shell.json(*QUICK, "--gpu-budget", "8000", "--cpu-budget", "1GiB", "--slices", "2", "--clip", "exact")
     assert found.keys() >= {
         "status", "step_s", "lp_step_s", "bound_s", "solver_gap", "solve_s", "gpu_peak_bytes", "cpu_peak_bytes",
         "options", "cpu_update_share", "stages",
@@ -80,7 +83,7 @@ def test_a_chain_on_a_machine_is_answered_with_one_object(shell: Shell) -> None:
 
 
 def test_freedoms_can_be_taken_away(shell: Shell) -> None:
-    words = [*CHAIN, "--gpu-budget", "9000", "--time-limit", "5", "--gap", "0.05"]
+    words = [*QUICK, "--gpu-budget", "9000", "--gap", "0.05"]
     free = shell.json(*words)
     bound = shell.json(*words, "--no-cpu-updates", "--no-activation-offload")
     assert bound["cpu_update_share"] == 0.0 < free["cpu_update_share"]
@@ -97,19 +100,19 @@ def test_what_does_not_fit_exits_with_3_and_the_least_budget_which_fits(shell: S
     assert done.stderr.splitlines()[-1].startswith("  hint: offmate plan … --gpu-budget ")
     least = found["least_gpu_budget_bytes"]
     assert least > 3000
-    assert shell.json(*CHAIN, "--gpu-budget", str(least))["gpu_peak_bytes"] <= least
-    assert shell.run(*CHAIN, "--gpu-budget", str(least - 1)).returncode == 3
+    assert shell.json(*QUICK, "--gpu-budget", str(least))["gpu_peak_bytes"] <= least
+    assert shell.run(*QUICK, "--gpu-budget", str(least - 1)).returncode == 3
 
 
 def test_a_host_without_memory_leaves_everything_to_the_device(shell: Shell) -> None:
     done = shell.run(*CHAIN, "--gpu-budget", "3000", "--cpu-budget", "1", "--json")
     assert done.returncode == 3
     least = json.loads(done.stdout)["least_gpu_budget_bytes"]
-    assert shell.json(*CHAIN, "--gpu-budget", str(least), "--cpu-budget", "1")["cpu_peak_bytes"] == 0
+    assert shell.json(*QUICK, "--gpu-budget", str(least), "--cpu-budget", "1")["cpu_peak_bytes"] == 0
 
 
 def test_a_chain_is_told_stage_by_stage(shell: Shell) -> None:
-    lines = shell.run(*CHAIN, "--gpu-budget", "8000").stdout.splitlines()
+    lines = shell.run(*QUICK, "--gpu-budget", "8000").stdout.splitlines()
     assert [line.split()[0] for line in lines[:7]] == ["status", "step", "proven", "solver", "GPU", "host", "blocks"]
     assert lines[-1].strip().startswith("B0 ")
 
@@ -137,7 +140,7 @@ def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
         ),
         (
             ["--model", "m", "--hardware", "rtx3060", "--set", "lora_r=4"],
-            "The question has one mistake.\n  lora_r: it is for",
+            "--set has one mistake.\n  --set lora_r: it is for",
         ),
         (["--model", "m", "--hardware", "rtx3060", "--set", "max_length"], "--set takes KEY=VALUE, not max_length."),
         ([*CHAIN[1:], "--set", "max_length=8"], "--set does not go with offmate plan --chain --hardware."),
@@ -194,12 +197,32 @@ def test_settings_keep_every_character_in_one_line() -> None:
     assert len(text.splitlines()) == 3
 
 
+def test_a_mistake_in_a_setting_is_blamed_on_the_setting_and_one_in_the_file_on_its_line(tmp_path: Path) -> None:
+    SMALL.save_pretrained(tmp_path / "small")
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}')
+    (tmp_path / "small" / "tokenizer.json").write_text("{}")
+    file = tmp_path / "job.yaml"
+    file.write_text("model: small\ndataset: data.jsonl\nmax_length: 8\n")
+    for ask in (question, job_of):
+        with pytest.raises(UserError) as found:
+            ask(file, {"settings": ("max_length=long", "lerning_rate=1")})
+        assert found.value.what == "--set has 2 mistakes."
+        assert found.value.numbers[0] == "--set lerning_rate: unknown key; did you mean learning_rate?"
+        assert found.value.numbers[1].startswith('--set max_length: it is "long"; it must be a whole number')
+        assert found.value.hint.startswith("correct --set ")
+    file.write_text(file.read_text() + "seed: -1\n")
+    with pytest.raises(UserError) as found:
+        job_of(file, {"settings": ("max_length=1",)})
+    assert found.value.what == "job.yaml with --set has 2 mistakes."
+    assert [text.partition(": it is")[0] for text in found.value.numbers] == ["--set max_length", "line 4: seed"]
+
+
 @pytest.fixture
 def kept(shell: Shell) -> Shell:
     """A shell whose database keeps two plans, the first found twice."""
-    paths = Paths.from_environment(shell.environment)
+    paths = Paths.from_environment()
     paths.state.mkdir()
-    engine = open_engine(Config.load(paths, shell.environment).database_url)
+    engine = open_engine(Config.load(paths).database_url)
     upgrade(engine, paths)
     cache = Cache(engine)
     for key, model, machine in (("a" * 64, "one", "here"), ("ab" + "b" * 62, "two", "there")):
@@ -285,7 +308,7 @@ def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept
 
 def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_kept_too(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
-    words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "512", "--gpu-budget", "4MiB"]
+    words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "1024", "--gpu-budget", "4MiB"]
     first = kept.run(*words, "--json")
     assert (first.returncode, json.loads(first.stdout)["status"]) == (3, "infeasible")
     again = kept.run(*words, "--json")
@@ -296,4 +319,4 @@ def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_
     assert lines[1] == "It does not fit."
     assert lines[3].startswith("GPU        4.0 MiB for the job; at least ")
     assert any("more of this GPU (--gpu-budget " in line for line in lines)
-    assert any("shorter rows (max_length: 256, " in line for line in lines)
+    assert any("shorter rows (max_length: 512, " in line for line in lines)

@@ -15,8 +15,9 @@ from planner.memory import cpu_parts, cpu_peak_bytes, gpu_peak_bytes
 from planner.plan import Plan
 from planner.program import compile_program
 from planner.receipt import Asked
-from planner.reckon import disk_shares, gpu_shares, host_shares, loads, receipt, solved, status_of
+from planner.reckon import LAUNCHING, disk_shares, gpu_shares, host_shares, loads, receipt, solved, status_of
 from planner.solve import make_plan
+from planner.units import format_bytes_down, format_part
 from planner.variations import Problem, Variations, variations
 from tests.chains import HARDWARE, chain, mixed_plan, resident_plan
 
@@ -87,6 +88,23 @@ def test_loads_are_work_over_rates_the_busiest_first() -> None:
     assert max(load.share for load in found) <= 1.0
 
 
+def test_launching_limits_where_turns_take_as_long_as_their_launches() -> None:
+    a_chain, slow = chain(2), replace(HARDWARE, launch_s=5.0)
+    program = compile_program(mixed_plan(), a_chain)
+    found = loads(program, a_chain, slow, predicted_step_s(program, a_chain, slow))
+    assert (found[0].resource, found[0].busy_s) == (LAUNCHING, 7 * 5.0)
+    assert {load.resource: load.busy_s for load in found}["GPU computing"] == pytest.approx(0.2 + 4 + 3.2 + 1.0)
+
+
+def test_a_budget_never_looks_larger_than_it_is() -> None:
+    gib = 2**30
+    assert format_bytes_down(int(11.96 * gib)) == "11.9 GiB"
+    assert format_part(int(6.01 * gib), int(11.96 * gib)) == "6.1 GiB of 11.9 GiB"
+    assert format_part(int(11.95 * gib), int(11.96 * gib)) == "all of 11.9 GiB"
+    assert format_part(12 * gib, int(11.96 * gib)) == "12.0 GiB of 11.9 GiB", "more than there is"
+    assert format_part(8 * gib, 8 * gib) == "8.0 GiB of 8.0 GiB"
+
+
 def test_a_receipt_has_the_plans_figures_and_tokens_per_second() -> None:
     a_chain = replace(chain(2), slice_tokens=10)
     plan = made(problem_of(a_chain, slices=2))
@@ -136,13 +154,12 @@ def test_what_is_proven_is_said_of_which_best_and_rounded_up(
 
 def test_each_variation_changes_one_thing_for_the_better() -> None:
     problem = problem_of(chain(2))
-    found = dict(variations(problem))
+    found, plan = dict(variations(problem)), made(problem)
     assert len(found) == 6
     assert set(dict(variations(replace(problem, clip=True)))) - set(found) == {NO_CLIPPING}
     for other in found.values():
         assert other != problem
         if other.slices == problem.slices:
-            plan = made(problem)
             assert predicted_step_s(compile_program(plan, other.chain), other.chain, other.hardware) <= plan.step_s
 
 

@@ -20,7 +20,7 @@ from offmated.paths import Paths
 from planner.certificate import Certificate, Finding
 from planner.codec import from_json
 from planner.errors import Exit
-from planner.units import format_bytes
+from planner.units import format_bytes, format_bytes_down
 
 _NOT_FINITE = 1e300
 
@@ -78,7 +78,7 @@ def _model(found: Certificate) -> str:
 
 
 def _plan(found: Certificate) -> Iterator[tuple[str, str | Text]]:
-    peak, budget = format_bytes(found.gpu_peak_bytes), format_bytes(found.gpu_budget_bytes)
+    peak, budget = format_bytes(found.gpu_peak_bytes), format_bytes_down(found.gpu_budget_bytes)
     yield "memory", f"{peak} at most under a budget of {budget}"
     whole = " for the whole model" if found.layers < found.all_layers else ""
     yield "plain", f"about {format_bytes(found.plain_bytes)}{whole}; there are {format_bytes(found.there_bytes)}"

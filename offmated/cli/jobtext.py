@@ -42,6 +42,11 @@ def with_settings(text: str, settings: Iterable[str]) -> str:
     return text
 
 
+def keys_of(settings: Iterable[str]) -> list[str]:
+    """The keys of `settings`."""
+    return [setting.partition("=")[0].strip() for setting in settings]
+
+
 def with_value(text: str, key: str, value: str) -> str:
     """The YAML mapping `text` with `key` set to the text `value`, all else, comments included, as it was.
 

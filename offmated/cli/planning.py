@@ -15,7 +15,7 @@ import click
 import yaml
 
 from offmated.cli import pictures
-from offmated.cli.jobtext import read_job, with_budgets, with_settings
+from offmated.cli.jobtext import keys_of, read_job, with_budgets, with_settings
 from offmated.config import Config
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
@@ -80,7 +80,8 @@ def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any
 def job_of(file: Path, given: Mapping[str, Any]) -> Job:
     """The job in a file, with what the command line says of it. Raises UserError."""
     text, folder = read_job(file, given.get("gpu_budget"), given.get("cpu_budget"))
-    return Job.parse(with_settings(text, given.get("settings", ())), folder, name=file.name)
+    settings = given.get("settings", ())
+    return Job.parse(with_settings(text, settings), folder, name=file.name, told=keys_of(settings))
 
 
 def question(file: Path | None, given: Mapping[str, Any]) -> Job:
@@ -88,10 +89,10 @@ def question(file: Path | None, given: Mapping[str, Any]) -> Job:
     budgets, settings = (given.get("gpu_budget"), given.get("cpu_budget")), given.get("settings", ())
     if file is not None:
         text, folder = read_job(file, *budgets)
-        return Job.question(with_settings(text, settings), folder, name=file.name)
+        return Job.question(with_settings(text, settings), folder, name=file.name, told=keys_of(settings))
     text = with_settings(with_budgets(short_form(given), *budgets), settings)
     try:
-        return Job.question(text, Path.cwd(), name="The question", in_lines=False)
+        return Job.question(text, Path.cwd(), name="The question", in_lines=False, told=keys_of(settings))
     except UserError as error:
         hint = "offmate plan --help; docs/jobs.md lists the keys for --set"
         raise UserError(

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from planner.codec import from_json
 from planner.plan import Plan
-from planner.units import format_bytes, format_seconds
+from planner.units import format_part, format_seconds
 
 
 def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
@@ -22,8 +22,8 @@ def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
         ("batch", _batch(plan, answer)),
         *(("", text) for text in _compared(answer)),
         ("step", _time(plan)),
-        ("GPU memory", f"peak {format_bytes(plan.gpu_peak_bytes)} of {format_bytes(plan.gpu_budget_bytes)}"),
-        ("host memory", f"peak {format_bytes(plan.cpu_peak_bytes)} of {format_bytes(plan.cpu_budget_bytes)}"),
+        ("GPU memory", f"peak {format_part(plan.gpu_peak_bytes, plan.gpu_budget_bytes)}, with full rows"),
+        ("host memory", f"peak {format_part(plan.cpu_peak_bytes, plan.cpu_budget_bytes)}"),
         ("blocks", " · ".join(option_runs(plan.options))),
         ("updates", _updates(plan)),
         ("transfers", _transfers(plan)),

@@ -14,7 +14,7 @@ from offmated.cli.planview import option_runs, plan_rows
 from offmated.cli.views import moment
 from planner.codec import from_json
 from planner.receipt import Receipt, Share, Solved
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_bytes_down, format_part, format_seconds
 
 Rows = list[tuple[str, str | Text]]
 
@@ -56,14 +56,16 @@ def _verdict(found: Receipt) -> str:
 
 
 def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
+    yield from _notes(found)
     yield "", ""
     yield "proven", proof(found)
     yield "limit", f"{found.loads[0].resource}, busy {found.loads[0].share:.0%} of the step"
     yield "", " · ".join(f"{load.resource} {load.share:.0%}" for load in found.loads[1:])
     yield "updates", f"{found.cpu_update_share:.0%} of the parameters on the CPU"
     yield "blocks", " · ".join(option_runs(found.options))
-    yield from _memory("GPU", found.gpu_peak_bytes, found.gpu_budget_bytes, found.gpu)
-    yield from _memory("host", found.cpu_peak_bytes, found.cpu_budget_bytes, found.host)
+    full_rows = f", with full rows of {found.asked.length} tokens"
+    yield from _memory("GPU", format_part(found.gpu_peak_bytes, found.gpu_budget_bytes) + full_rows, found.gpu)
+    yield from _memory("host", format_part(found.cpu_peak_bytes, found.cpu_budget_bytes), found.host)
     yield from _disk(found.disk)
     yield "", ""
     if not found.changes:
@@ -91,8 +93,8 @@ def _rounded_up(over: float) -> float:
     return max(0, math.ceil(1000 * over - 1e-6)) / 1000
 
 
-def _memory(name: str, used: int, budget: int, shares: Sequence[Share]) -> Rows:
-    rows: Rows = [("", ""), (name, f"{format_bytes(used)} of {format_bytes(budget)}")]
+def _memory(name: str, used: str, shares: Sequence[Share]) -> Rows:
+    rows: Rows = [("", ""), (name, used)]
     return rows + _shares(shares)
 
 
@@ -110,9 +112,14 @@ def _shares(shares: Sequence[Share]) -> Rows:
     return [("", f"{format_bytes(size):>10}  {name}") for size, name in shown]
 
 
+def _notes(found: Receipt) -> Rows:
+    return [("note", note) for note in found.notes]
+
+
 def _too_large(found: Receipt) -> Iterator[tuple[str, str | Text]]:
+    yield from _notes(found)
     yield "", ""
-    gpu, host = format_bytes(found.gpu_budget_bytes), format_bytes(found.cpu_budget_bytes)
+    gpu, host = format_bytes_down(found.gpu_budget_bytes), format_bytes_down(found.cpu_budget_bytes)
     yield "GPU", f"{gpu} for the job; {_least(found.least_gpu_budget_bytes, 'this host')}"
     yield "host", f"{host} for the job; {_least(found.least_cpu_budget_bytes, 'this GPU')}"
     yield from _disk(found.disk)
@@ -153,8 +160,8 @@ def kept(rows: list[dict[str, Any]]) -> RenderableType:
 
 def _kept_row(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        row["key"][:12], row["model"], row["machine"], format_bytes(row["gpu_budget_bytes"]),
-        format_bytes(row["cpu_budget_bytes"]), str(row["slices"]), format_seconds(row["step_s"]), str(row["hits"]),
+        row["key"][:12], row["model"], row["machine"], format_bytes_down(row["gpu_budget_bytes"]),
+        format_bytes_down(row["cpu_budget_bytes"]), str(row["slices"]), format_seconds(row["step_s"]), str(row["hits"]),
         moment(row["used_at"]),
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from planner.errors import UserError
+from planner.errors import Exit, UserError
 from planner.graph.fake import FakeMode, fake_weights, same_buffers
 from planner.graph.joint import untraceable
 from planner.graph.signature import flatten_call
@@ -74,6 +74,8 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.embedding.default:
+            self._check_rows(args[0], args[1])
         given = tree_leaves((args, kwargs))
         tensors = [t for t in given if torch.is_tensor(t)]
         outs = [t for t in tree_leaves(result) if torch.is_tensor(t)]
@@ -87,6 +89,22 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs, outputs = (list(map(storage_of, side)) for side in (tensors, outs))
         self.operations.append(Operation(text, inputs, outputs, cost, _reads_values(func)))
         return result
+
+    def _check_rows(self, table: torch.Tensor, indices: torch.Tensor) -> None:
+        """A table of positions has a row for each: beyond its end plain PyTorch fails, and fake weights do not."""
+        if (
+            _digest(indices[..., :0]) == "fake"
+            or not indices.numel()
+            or (beyond := int(indices.max()) + 1 - len(table)) <= 0
+        ):
+            return
+        length = indices.shape[-1]
+        name = self.parameters.get(storage_of(table), "the table")
+        raise UserError(
+            "The model has fewer positions than max_length.", code="max-length-too-long", exit_code=Exit.USAGE,
+            numbers=(f"max_length {length}; {name} has rows for {length - beyond} positions",),
+            hint=f"give max_length: {length - beyond}, or less",
+        )  # fmt: skip
 
     def add_layer(self, module: nn.Module, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Record a layer as one operation, which costs what its weights in one matmul would."""
