@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,11 +18,12 @@ from planner.chain import Chain
 from planner.codec import from_json, to_json
 from planner.compiled import tried, why_off, with_compiled
 from planner.graph import RECIPES, CannotCompileError, CompiledPair, Pair, trace_block, why_not_compilable
+from planner.graph.compiled import _Function
 from planner.memory import gpu_peak_bytes
 from planner.probe import estimate_hardware
 from planner.profile import Analysis, analyse_model, estimate_times
 from planner.program import compile_program
-from planner.times import CompiledBytes, OptionTimes, Times
+from planner.times import CompiledBytes, OptionTimes
 from tests.engine_plans import adamw, mixed_plan
 from tests.plain import PlainEngine
 from worker.engine import Engine
@@ -56,47 +58,66 @@ def batches_of(length: int, slices: int = 2) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": i, "labels": i.clone()} for i in ids]
 
 
+@functools.cache
+def analysis_of(dtype: torch.dtype = torch.float32) -> Analysis:
+    return analyse_model(make_model().to(dtype), batches_of(12)[0], device=CPU)
+
+
+def pair_of(option: str, dtype: torch.dtype = torch.float32) -> Pair:
+    analysis = analysis_of(dtype)
+    pair = analysis.pairs[analysis.names.kinds[1]][option]
+    assert isinstance(pair, Pair)
+    return pair
+
+
+@functools.cache
+def code_of(option: str, dtype: torch.dtype = torch.float32) -> CompiledPair:
+    """Compiled once for all tests: most of their time is the C++ compiler's."""
+    return CompiledPair(pair_of(option, dtype))
+
+
 @pytest.fixture(scope="module")
 def analysis() -> Analysis:
-    return analyse_model(make_model(), batches_of(12)[0], device=CPU)
+    return analysis_of()
 
 
-@pytest.fixture(scope="module")
-def kept(analysis) -> Pair:
-    return analysis.pairs[analysis.names.kinds[1]]["keep"]
-
-
-@pytest.fixture(scope="module")
-def code(kept) -> CompiledPair:
-    """Compiled once for all tests: most of their time is the C++ compiler's."""
-    return CompiledPair(kept)
-
-
-@pytest.fixture(scope="module")
-def compiled_times(analysis, kept, code) -> Times:
-    """Compiled code for one of the options, as if it had been the faster."""
-    kind, peaks = analysis.names.kinds[1], tried(kept, code, CPU)
-    estimate = estimate_times(analysis, estimate_hardware(CPU))
-    return replace(
-        estimate,
-        options=tuple(
-            replace(t, compiled=peaks) if (t.kind, t.option) == (kind, "keep") else t for t in estimate.options
-        ),
+def chain_of(options: Sequence[str], dtype: torch.dtype) -> Chain:
+    """As if compiled code had been faster for these options."""
+    analysis = analysis_of(dtype)
+    estimate, kind = estimate_times(analysis, estimate_hardware(CPU)), analysis.names.kinds[1]
+    peaks = {option: tried(pair_of(option, dtype), code_of(option, dtype), CPU) for option in options}
+    return analysis.chain(
+        replace(
+            estimate,
+            options=tuple(
+                replace(t, compiled=peaks.get(t.option)) if t.kind == kind else t for t in estimate.options
+            ),
+        )
     )  # fmt: skip
 
 
 @needs_compiler
-def test_compiled_layers_train_within_the_bound_and_the_plans_bytes(analysis, compiled_times, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "dtype", "near"),
+    [(("recompute", "offload"), torch.float32, 1e-5), (("keep",), torch.bfloat16, 2e-2)],
+    ids=["fp32", "bf16"],
+)
+def test_compiled_layers_train_within_the_bound_and_the_plans_bytes(options, dtype, near, monkeypatch):
     ran = []
-    forward = CompiledPair.forward
-    monkeypatch.setattr(CompiledPair, "forward", lambda self, values: ran.append(self.name) or forward(self, values))
-    chain: Chain = analysis.chain(compiled_times)
+    forward, call = CompiledPair.forward, _Function.__call__
+    monkeypatch.setattr(
+        CompiledPair, "forward", lambda self, values: ran.append(self.recipe.name) or forward(self, values)
+    )
+    calls = []
+    monkeypatch.setattr(_Function, "__call__", lambda self, values: calls.append(self) or call(self, values))
+    chain = chain_of(options, dtype)
     plan = mixed_plan(chain, slices=2)
-    model, plain_model = make_model(), make_model()
+    model, plain_model = make_model().to(dtype), make_model().to(dtype)
     engine = Engine(model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=None, device=CPU, metered=True)
     plain = PlainEngine(plain_model, optimizer=adamw(plain_model), max_grad_norm=None)
     for length in (12, 12, 6):  # the last step's slices are too short for the compiled code
-        before = len(ran)
+        ran.clear()
+        calls.clear()
         batches = batches_of(length)
         its, wanted = (
             e.step(batches, seeds=range(2), learning_rate=1e-3, num_items_in_batch=4 * (length - 1))
@@ -104,18 +125,20 @@ def test_compiled_layers_train_within_the_bound_and_the_plans_bytes(analysis, co
         )
         assert its.peak_bytes <= gpu_peak_bytes(compile_program(plan, chain), chain)
         for new, old in zip(its.losses, wanted.losses, strict=True):
-            assert torch.allclose(new, old, rtol=1e-5)
-        assert len(ran) - before == (2 if length == 12 else 0)  # one of three layers, two slices
+            assert torch.allclose(new, old, rtol=near)
+        expected = [option for option in options for _ in range(2)] if length == 12 else []  # a layer each, two slices
+        assert sorted(ran) == sorted(expected)
+        assert len(calls) == 2 * len(expected)  # forward and backward
     weights = dict(engine.restore().named_parameters())
     for name, parameter in plain_model.named_parameters():
-        assert torch.allclose(weights[name], parameter, rtol=1e-3, atol=1e-5), name
+        assert torch.allclose(weights[name], parameter, rtol=100 * near, atol=near), name
 
 
 @needs_compiler
-def test_what_is_slower_compiled_runs_as_generated(analysis, kept, code, monkeypatch, caplog):
+def test_what_is_slower_compiled_runs_as_generated(analysis, monkeypatch, caplog):
     kind = analysis.names.kinds[1]
-    one = {kind: {"keep": kept}}
-    monkeypatch.setattr(compiled, "CompiledPair", lambda pair: code)
+    one = {kind: {"offload": pair_of("offload")}}
+    monkeypatch.setattr(compiled, "CompiledPair", lambda pair: code_of("offload"))
     estimate = estimate_times(analysis, estimate_hardware(CPU))
     caplog.set_level(logging.INFO)
     for ratio in (0.5, 1.5):
@@ -125,7 +148,7 @@ def test_what_is_slower_compiled_runs_as_generated(analysis, kept, code, monkeyp
             lambda pairs, device, adds, r=ratio: {"generated": [(1, 1)] * 3, "compiled": [(r, r)] * 3},
         )
         times = with_compiled(one, [kind], estimate, CPU, adds=False)
-        assert (times.of(kind, "keep").compiled is not None) == (ratio < 1)
+        assert (times.of(kind, "offload").compiled is not None) == (ratio < 1)
         assert f"{ratio:.2f} of the time" in caplog.text
 
 
@@ -139,11 +162,18 @@ def test_a_layer_with_dropout_is_not_compiled(caplog):
 
 
 @needs_compiler
-def test_results_beyond_the_bound_are_refused(kept, code, monkeypatch):
+@pytest.mark.parametrize(
+    ("option", "dtype", "wrong"),
+    [("offload", torch.float32, 1e-4), ("keep", torch.bfloat16, 5e-2)],
+    ids=["fp32", "bf16"],
+)
+def test_results_beyond_the_bound_are_refused(option, dtype, wrong, monkeypatch):
+    pair, code = pair_of(option, dtype), code_of(option, dtype)
+    tried(pair, code, CPU)
     forward = code.forward
-    monkeypatch.setattr(code, "forward", lambda values: ([t * (1 + 1e-4) for t in forward(values)[0]], []))
+    monkeypatch.setattr(code, "forward", lambda values: ([t * (1 + wrong) for t in forward(values)[0]], []))
     with pytest.raises(CannotCompileError, match="off by"):
-        tried(kept, code, CPU)
+        tried(pair, code, CPU)
 
 
 def linear() -> Pair:

@@ -95,13 +95,15 @@ class Pair(BlockCode):
         self.primal_values = [n.meta["val"] if n is not None else None for n in self.primals]
         self.output_values = joint.output_values
         self.tangent_values = [n.meta["val"] for n in joint.tangents]
-        self._by_layout: dict[Layout, Pair] = {layout_of(self.tangent_values): self}
+        self._layout, self._others = layout_of(self.tangent_values), dict[Layout, Pair]()
         self.input_grad_values = [n.meta["val"] if n is not None else None for n in input_grads]
 
     def for_tangents(self, layout: Layout) -> Pair:
-        if layout not in self._by_layout:
-            self._by_layout[layout] = Pair(laid_out(self.joint, layout), self.recipe, self._rng)
-        return self._by_layout[layout]
+        if layout == self._layout:
+            return self
+        if layout not in self._others:
+            self._others[layout] = Pair(laid_out(self.joint, layout), self.recipe, self._rng)
+        return self._others[layout]
 
     def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
         return work_of(self.forward_nodes), work_of(self.backward_nodes)
