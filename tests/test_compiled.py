@@ -176,6 +176,18 @@ def test_results_beyond_the_bound_are_refused(option, dtype, wrong, monkeypatch)
         tried(pair, code, CPU)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("option", ["keep", "recompute", "offload"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_layers_compiled_for_a_gpu_agree_with_the_generated_code(option, dtype):
+    device = torch.device("cuda", torch.cuda.current_device())
+    analysis = analyse_model(make_model().to(device, dtype), batches_of(12)[0], device=device)
+    pair = analysis.pairs[analysis.names.kinds[1]][option]
+    with torch.no_grad():
+        assert tried(pair, CompiledPair(pair), device).forward > 0
+
+
 def linear() -> Pair:
     """A layer without code in C++: both functions are matrix products."""
     return Pair(trace_block(nn.Linear(3, 5, bias=False), (torch.ones(4, 3, requires_grad=True),), {}), RECIPES["keep"])

@@ -5,8 +5,10 @@ import functools
 import pytest
 import torch
 
+from planner.graph import run_slice
 from tests.engine_plans import adamw, chain_of, mixed_plan, resident_plan
 from tests.engines import data, learning_rate, own_threads
+from tests.families import masked_batch
 from tests.plain import PlainEngine
 from tests.tiny_models import make_model
 from worker.cuda import CudaMachine
@@ -149,6 +151,25 @@ def test_a_step_runs_where_waiting_for_the_device_is_an_error(slices, clip, wait
     train(engine, range(3, 6), slices)
     waiting("default")
     engine.close()
+
+
+def test_what_a_model_asks_of_a_masked_batch_the_host_answers(waiting):
+    machine = CudaMachine(torch.device("cuda"))
+    model = make_model("llama").to(machine.device)
+    batch = {name: machine.stage(tensor) for name, tensor in masked_batch().items()}
+
+    def loss():
+        torch.manual_seed(3)
+        with machine.computing(), machine.frame():
+            return run_slice(model, batch, {}, machine.device)
+
+    torch.manual_seed(3)
+    wanted = model(**{name: tensor.to(machine.device) for name, tensor in batch.items()}).loss
+    loss()
+    waiting("error")
+    got = loss()
+    waiting("default")
+    assert torch.equal(got, wanted)
 
 
 def test_a_profile_shows_no_wait_for_the_device_in_a_step():

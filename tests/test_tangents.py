@@ -80,25 +80,31 @@ class Scaled(nn.Linear):
         self.scale = nn.Parameter(torch.ones(6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * self.scale * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+        return super().forward(x) * self.scale * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], device=x.device)
 
 
+ON_A_GPU = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_A_GPU])
 @pytest.mark.parametrize(
     "turn",
     [lambda t: t.transpose(0, 1).contiguous().transpose(0, 1), lambda t: t[:1, :1, :1].expand_as(t)],
     ids=["turned", "expanded"],
 )
-def test_code_for_other_gradients_is_eagers_and_needs_what_it_says(turn):
-    block, x = Scaled(), torch.randn(3, 5, 8, requires_grad=True)
+def test_code_for_other_gradients_is_eagers_and_needs_what_it_says(turn, device):
+    block, x = Scaled().to(device), torch.randn(3, 5, 8, device=device, requires_grad=True)
     pair = Pair(trace_block(block, (x,), {}), RECIPES["keep"])
-    tangent = turn(torch.randn(3, 5, 6))
+    tangent = turn(torch.randn(3, 5, 6, device=device))
     names, parameters = zip(*block.named_parameters(), strict=True)
     wanted = torch.autograd.grad(block(x), (x, *parameters), tangent)
     code = pair.for_tangents(layout_of([tangent]))
     assert code is not pair and code is pair.for_tangents(layout_of([tangent]))
     assert pair.for_tangents(layout_of(pair.tangent_values)) is pair
     primals = [*(p.detach() for p in parameters), x.detach()]
-    meter, sums = Meter(), {}
+    meter, sums = Meter(device), {}
     results, states = pair.forward(list(primals))
     values = [*results[1:], *(primals[i] for i in pair.backward_primals), tangent]
     del results
