@@ -14,7 +14,7 @@ from planner.instance import Budgets, make_instance
 from planner.oilp import solve_oilp
 from planner.plan import Plan
 from planner.search import Search
-from planner.solve import GAP, bound_of, in_rounds, least_gpu_bytes, make_plan, small_at_home
+from planner.solve import GAP, bound_of, fitting, in_rounds, least_gpu_bytes, make_plan
 
 _AMPLE_S = 30.0  # 82 blocks take one
 _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
@@ -67,10 +67,7 @@ class Problem:
         It takes a fraction of a plan's time, and nothing in it depends on the time there is.
         """
         best_s = math.inf
-        if not self.fits():
-            return best_s
-        step = small_at_home(self.setting)
-        for bound_s, s in sorted(((bound_of(s), s) for s in in_rounds(step)), key=lambda each: each[0]):
+        for bound_s, s in sorted(((bound_of(s), s) for s in fitting(self.setting)), key=lambda each: each[0]):
             if bound_s >= best_s:
                 break
             p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)

@@ -56,16 +56,15 @@ def make_plan(
         gpu_bytes=gpu_budget_bytes, cpu_bytes=cpu_budget_bytes, cpu_updates=cpu_updates,
         activation_offload=activation_offload,
     )  # fmt: skip
-    step = small_at_home(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip))
+    step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
     deadline = time.monotonic() + time_limit_s
     bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
     best: Plan | None = None
     beat_s = math.inf
-    drafts = {setting: _frugal(setting) for setting in in_rounds(step)}
-    ways = [setting for setting, least in drafts.items() if device_bytes(least, setting) <= gpu_budget_bytes]
+    drafts = fitting(step)
     # There is a schedule of these: a proof that there is none comes from the solver's tolerances.
-    bounds_s |= {s.rounds: 0.0 for s in ways if bounds_s[s.rounds] == math.inf}
-    promising = _most_promising(ways, time_limit_s, gap)
+    bounds_s |= {s.rounds: 0.0 for s in drafts if bounds_s[s.rounds] == math.inf}
+    promising = _most_promising(list(drafts), time_limit_s, gap)
     for setting in (way.setting for way in promising):
         if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
             continue
@@ -105,31 +104,34 @@ def least_budget(
 
 def least_gpu_bytes(step: Setting, *, enough: int = 0) -> int:
     """The smallest device budget beside the host's, or one that is at most `enough`. Raises UserError as above."""
-    least = 2**63
-    for setting in in_rounds(_all_free(step)):
-        least = min(least, device_bytes(_frugal(setting), setting))
-        if least <= enough:
-            break
-    return least
+    found = []
+    for setting in (s for small in _small_tensors(step) for s in in_rounds(small)):
+        draft = _frugal(setting)
+        if draft is not None:
+            found.append(device_bytes(draft, setting))
+            if found[-1] <= enough:
+                break
+    if not found:
+        raise _host_too_small(step)
+    return min(found)
 
 
-def small_at_home(step: Setting) -> Setting:
-    """The problem to search: tensors too small to be worth a transfer stay on the device where there is room for them
-    beside the least that the others need; else all may leave, so that no plan is missed for their sake.
-
-    Raises UserError as above.
-    """
-    stay = sum(
-        t.bytes + t.state_bytes + t.gradient_bytes
-        for t in step.chain.tensors()
-        if min(t.bytes, t.state_bytes or t.bytes) < step.hardware.min_transfer_bytes
-    )
-    room = step.budgets.gpu_bytes - stay
-    return _all_free(step) if stay and least_gpu_bytes(step, enough=room) > room else step
+def fitting(step: Setting) -> dict[Setting, Draft]:
+    """The rounds that fit the budgets, each with its most frugal draft. Tensors too small to be worth a transfer stay
+    on the device where anything fits so; else all may leave."""
+    for small in _small_tensors(step):
+        drafts = {setting: _frugal(setting) for setting in in_rounds(small)}
+        found = {s: d for s, d in drafts.items() if d and device_bytes(d, s) <= step.budgets.gpu_bytes}
+        if found:
+            return found
+    return {}
 
 
-def _all_free(step: Setting) -> Setting:
-    return replace(step, hardware=replace(step.hardware, min_transfer_bytes=0))
+def _small_tensors(step: Setting) -> list[Setting]:
+    """The step as it is given, and where it makes a difference with tensors of every size free to leave."""
+    least = step.hardware.min_transfer_bytes
+    free = replace(step, hardware=replace(step.hardware, min_transfer_bytes=0))
+    return [step, free] if any(t.bytes < least or 0 < t.state_bytes < least for t in step.chain.tensors()) else [step]
 
 
 def in_rounds(step: Setting) -> Iterator[Setting]:
@@ -166,21 +168,22 @@ def _most_promising(ways: list[Setting], time_limit_s: float, gap: float) -> lis
 
 def bound_of(s: Setting) -> float:
     """Seconds that no schedule of its rounds beats, whatever it moves."""
-    s = _all_free(s)
+    s = _small_tensors(s)[-1]
     return lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
 
 
-def _frugal(setting: Setting) -> Draft:
-    draft = frugal(setting, lambda d: device_bytes(d, setting), lambda d: host_bytes(d, setting))
-    if draft is None:
-        raise UserError(
-            "No schedule fits this host memory budget.",
-            code="host-memory-too-small",
-            numbers=(f"budget {format_bytes_down(setting.budgets.cpu_bytes)}",),
-            hint="a larger --cpu-budget, or a smaller batch",
-            exit_code=Exit.DOES_NOT_FIT,
-        )
-    return draft
+def _frugal(setting: Setting) -> Draft | None:
+    return frugal(setting, lambda d: device_bytes(d, setting), lambda d: host_bytes(d, setting))
+
+
+def _host_too_small(setting: Setting) -> UserError:
+    return UserError(
+        "No schedule fits this host memory budget.",
+        code="host-memory-too-small",
+        numbers=(f"budget {format_bytes_down(setting.budgets.cpu_bytes)}",),
+        hint="a larger --cpu-budget, or a smaller batch",
+        exit_code=Exit.DOES_NOT_FIT,
+    )
 
 
 def _too_small(setting: Setting) -> UserError:

