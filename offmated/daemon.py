@@ -122,8 +122,8 @@ class Daemon:
         log.info("stopped")
 
     def _tick(self) -> None:
+        self._listen()
         with self._troubles.of("a look at jobs and workers", *PASSING):
-            self._api.keep()
             self._keep([*self._servers, *self._workers])
             self._dispatcher.adopt()
             self._dispatcher.pass_on_stops()
@@ -137,8 +137,8 @@ class Daemon:
             if self._stops_asked > 1:
                 for worker in self._workers:
                     worker.kill()
+            self._listen()
             with self._troubles.of("stopping the jobs", *PASSING):
-                self._api.keep()
                 self._keep(self._servers)
                 # Again and again: a worker may have been about to take a job.
                 for row in self._store.jobs(*QUEUES.values()):
@@ -151,6 +151,11 @@ class Daemon:
             while self._store.jobs(*QUEUES.values()) and time.monotonic() < deadline:
                 self._dispatcher.adopt(blameless=True)
                 time.sleep(0.01)
+
+    def _listen(self) -> None:
+        """Keep the API's socket. Jobs do not need it: without it everything else goes on."""
+        with self._troubles.of("listening", *PASSING):
+            self._api.keep()
 
     def _keep(self, children: list[Child]) -> None:
         for child in children:

@@ -25,12 +25,13 @@ class Server:
 
     def keep(self) -> None:
         """Start to listen; once more when the socket has been deleted, or its folder, as at a logout. Who is connected
-        by then keeps the server there was. Raises OSError."""
+        by then keeps the server there was, which ends after them. Raises OSError."""
+        for server, _ in self._running[:-1]:
+            server.should_exit |= not server.server_state.connections
+        self._running = [(server, thread) for server, thread in self._running if thread.is_alive()]
         if self._running and self._path.is_socket():
             return
-        if self._running:
-            log.warning("%s was deleted: listening anew", self._path)
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # parents as the daemon's umask has it: closed
         self._path.unlink(missing_ok=True)
         # Not uvicorn's own `uds`: it opens the socket to every user.
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -47,6 +48,8 @@ class Server:
         server = uvicorn.Server(settings)  # which closes its listener
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api")
         thread.start()
+        if self._running:
+            log.warning("%s was deleted: listens anew", self._path)
         self._running.append((server, thread))
 
     def close(self) -> None:
@@ -55,4 +58,5 @@ class Server:
             server.should_exit = True
         for _, thread in self._running:
             thread.join()
-        self._path.unlink(missing_ok=True)
+        if self._path.is_socket():
+            self._path.unlink()

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from offmated import client as client_module
 from offmated import launcher
-from offmated.cli.follow import follow
+from offmated.cli.follow import events, follow
 from offmated.client import Client
 from offmated.launcher import start_in_background
 from offmated.paths import Paths
@@ -280,6 +280,22 @@ def test_sockets_that_are_deleted_are_made_again(shared: House) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in sockets] == [0o700, 0o600, 0o600]
 
 
+def test_without_a_socket_for_the_api_jobs_go_on_and_are_saved_at_the_end(own: House) -> None:
+    first, second = (own.submit("held", steps=60) for _ in range(2))
+    own.wait_until_held(first)
+    own.paths.api_socket.unlink()
+    own.paths.api_socket.mkdir()
+    own.release(first)
+    store = Store(f"sqlite:///{own.paths.database}")
+    until(lambda: own.living_trainers(second), "the second job runs")
+    assert own.daemon is not None
+    own.daemon.terminate()
+    assert own.daemon.wait(PATIENCE_S) == 0, own.log()
+    rows = [store.job(number) for number in (first, second)]
+    assert [(row.state, row.stop_reason) for row in rows] == [("done", None), ("waiting", "shutdown")]
+    assert own.log().count("listening did not work") == 1
+
+
 def test_down_saves_a_running_job_which_goes_on_after_up(own: House) -> None:
     number = own.submit("held", steps=60)
     idle = own.submit("next", steps=1)
@@ -382,10 +398,18 @@ def test_a_daemon_that_hangs_without_a_socket_is_named(own: House, monkeypatch: 
     assert launcher.runs(own.paths), "it listens anew"
 
 
-def test_a_daemon_that_hangs_is_not_called_away(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_hangs_is_not_called_away_and_nothing_is_told_twice(
+    own: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = own.submit("held", steps=100)
+    own.wait_until_held(number)
     monkeypatch.setattr(client_module, "PATIENCE_S", 0.5)
+    told = events(Client(own.paths), number, following=True)
+    assert any(event.get("step") == HELD_AT for event in told)
     assert own.daemon is not None
     own.daemon.send_signal(signal.SIGSTOP)
+    with pytest.raises(UserError, match="daemon-silent"):
+        next(told)
     with pytest.raises(UserError) as caught:
         Client(own.paths).running()
     own.daemon.send_signal(signal.SIGCONT)

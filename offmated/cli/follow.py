@@ -50,16 +50,18 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
 
 
 def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, Any]]:
-    """The trainer's events of a job; with `following` as they come, until it is over. Without a daemon those in the
-    run folder."""
+    """The trainer's events of a job; with `following` as they come, until it is over. Where no daemon answers, those
+    in the run folder. Raises UserError `daemon-ended` or `daemon-silent` when the daemon goes or hangs on the way."""
     position = 0
     while True:
         try:
             last = not following or client.job(job_id)["state"] in FINAL  # asked before reading, so that none is missed
             new, position = client.events(job_id, position)
         except UserError as error:
-            if error.code == "daemon-not-running" and position:
+            if position and error.code == "daemon-not-running":
                 raise left_alone(job_id) from None
+            if position:  # the run folder has what was told, too
+                raise
             yield from _without_daemon(client, job_id, error, following).read_metrics()
             if following:
                 raise
