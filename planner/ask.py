@@ -55,10 +55,11 @@ def ask(
             job, problem, plan = _chosen(job, hardware, others, clock)
         least = problem.least_bytes(enough=problem.gpu_budget_bytes)
         if least is not None and least <= problem.gpu_budget_bytes:
-            limit_s = clock.stretched_s(_PLAN_S)
-            plan, key = _kept(job, problem, plan, limit_s, cache)
+            plan, key = _kept(job, problem, plan, clock.stretched_s(_PLAN_S), cache)
             found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
-            others.start(problem, plan, limit_s, more=list(_larger_slices(job, hardware, found, clock)))
+            more = list(_larger_slices(job, hardware, found, clock))
+            # No limit but the answer's own: a variation is the same however busy the machine is, or it is not planned.
+            others.start(problem, plan, max(1.0, clock.deadline - time.monotonic()), more=more)
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
             changes, unplanned = others.changes(problem, plan, clock.deadline)
             found = replace(found, changes=changes, unplanned=unplanned, plan_key=key)

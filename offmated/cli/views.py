@@ -16,7 +16,7 @@ from offmated.states import FINAL, JobState
 from planner.errors import Exit, UserError
 from planner.job import Job
 from planner.runfolder import RunFolder
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_bytes_down, format_seconds
 
 Json = dict[str, Any]
 
@@ -159,7 +159,7 @@ def _asked(run: RunFolder) -> list[tuple[str, str | Text]]:
     except UserError:  # its files have gone since
         return rows
     budgets = (("GPU budget", asked.gpu_budget), ("host budget", asked.cpu_budget))
-    return rows + [(name, "not given" if size is None else format_bytes(size)) for name, size in budgets]
+    return rows + [(name, "not given" if size is None else format_bytes_down(size)) for name, size in budgets]
 
 
 def moment(unix: float | None) -> str:

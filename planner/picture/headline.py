@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner.picture.basis import Basis
 from planner.picture.drawing import Drawing
 from planner.program import OpKind
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_bytes_down, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def _memory(name: str, peak: int, budget: int) -> Figure:
     if not budget:
         return Figure(name=name, value=format_bytes(peak), note="no budget given")
     side = "below" if peak <= budget else "above"
-    note = f"{format_bytes(abs(budget - peak))} {side} the budget of {format_bytes(budget)}"
+    note = f"{format_bytes(abs(budget - peak))} {side} the budget of {format_bytes_down(budget)}"
     return Figure(name=name, value=format_bytes(peak), note=note, share=peak / budget)
 
 
