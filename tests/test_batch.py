@@ -142,7 +142,10 @@ def test_a_step_that_fits_in_no_split_is_refused_with_a_budget(
     assert (refused.value.code, refused.value.exit_code) == ("budget-too-small", Exit.DOES_NOT_FIT)
 
 
-def test_a_job_that_does_not_fit_is_told_what_would_with_its_numbers(tmp_path: Path) -> None:
+def test_a_job_that_does_not_fit_is_told_what_would_with_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.planning._WAYS_S", 120.0)  # enough on a slow machine
     job = auto_job(tmp_path, train_batch_size=None, per_device_train_batch_size=16, max_length=64)
     one = plan_job(job.model_copy(update={"per_device_train_batch_size": 1}), CPU, cache=None, measure=False)
     tight = job.model_copy(update={"gpu_budget": 2 * one.plan.gpu_peak_bytes})

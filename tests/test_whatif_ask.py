@@ -43,6 +43,12 @@ def one_thread() -> None:
 
 
 @pytest.fixture
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that may be tried is tried, on a slow machine too."""
+    monkeypatch.setattr("planner.ask.PATIENCE_S", 300.0)
+
+
+@pytest.fixture
 def llama_8b(tmp_path: Path) -> Path:
     LLAMA_8B.save_pretrained(tmp_path / "llama-8b")
     return tmp_path / "llama-8b"
@@ -67,6 +73,7 @@ def asked(job: Job, name: str, ram: int, *, patience_s: float = PATIENCE_S) -> R
     return ask(job, hardware, started_s=time.monotonic() - PATIENCE_S + patience_s)
 
 
+@pytest.mark.usefixtures("time_enough")
 def test_llama_8b_does_not_fit_a_3060_with_64_gib_and_why(llama_8b: Path) -> None:
     found = asked(job_of(llama_8b), "rtx3060", 64)
     assert found.status == "infeasible"
@@ -122,6 +129,7 @@ def test_a_model_is_a_folder_or_its_config(small: Path) -> None:
         job_of(small.parent / "nowhere")
 
 
+@pytest.mark.usefixtures("time_enough")
 def test_what_fits_on_the_same_machine_is_tried(small: Path) -> None:
     job = job_of(small, length=1024, bf16=False).model_copy(update={"gpu_budget": 6 * 2**20, "cpu_budget": GIB})
     found = ask(job, preset("rtx3060", bf16=False), started_s=time.monotonic())
@@ -158,6 +166,7 @@ def test_rows_longer_than_the_models_positions_get_a_word(small: Path) -> None:
         problem_of(job_of(small.parent / "learned", length=40), preset("rtx3060", bf16=True), torch.device("cpu"))
 
 
+@pytest.mark.usefixtures("time_enough")
 def test_the_same_step_in_smaller_slices_is_offered_and_fits(small: Path) -> None:
     rtx3060 = preset("rtx3060", bf16=True)
     keys = {"model": str(small), "max_length": 256, "per_device_train_batch_size": 8, "bf16": True}
