@@ -19,6 +19,7 @@ from planner.codec import from_json, to_json
 from planner.compiled import tried, why_off, with_compiled
 from planner.graph import RECIPES, CannotCompileError, CompiledPair, Pair, trace_block, why_not_compilable
 from planner.graph.compiled import _Function
+from planner.graph.tangents import layout_of
 from planner.memory import gpu_peak_bytes
 from planner.probe import estimate_hardware
 from planner.profile import Analysis, analyse_model, estimate_times
@@ -150,6 +151,14 @@ def test_what_is_slower_compiled_runs_as_generated(analysis, monkeypatch, caplog
         times = with_compiled(one, [kind], estimate, CPU, adds=False)
         assert (times.of(kind, "offload").compiled is not None) == (ratio < 1)
         assert f"{ratio:.2f} of the time" in caplog.text
+
+
+@needs_compiler
+def test_gradients_as_traced_go_to_the_compiled_backward():
+    code = code_of("offload")
+    assert code.for_tangents(layout_of(code.tangent_values)) is code
+    turned = layout_of([t.transpose(0, 1).contiguous().transpose(0, 1) for t in code.tangent_values])
+    assert not isinstance(code.for_tangents(turned), CompiledPair)
 
 
 def test_a_layer_with_dropout_is_not_compiled(caplog):

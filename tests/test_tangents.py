@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from planner.graph import RECIPES, Pair, trace_block
+from planner.graph import RECIPES, Pair, make_pairs, trace_block
 from planner.graph.tangents import layout_of
 from planner.memory import gpu_peak_bytes
 from planner.meter import Meter
@@ -67,9 +67,18 @@ def test_a_frame_that_turns_gradients_trains_with_plain_bits_and_the_predicted_b
         batches, rest = data(step, slices)
         got, wanted = (each.step(batches, learning_rate=1e-2, **rest) for each in (engine, plain))
         assert all(torch.equal(a, b) for a, b in zip(got.losses, wanted.losses, strict=True))
-    assert predicted - 1024 <= got.peak_bytes <= predicted  # scalars that a caller may still hold
+        assert predicted - 1024 <= got.peak_bytes <= predicted  # scalars that a caller may still hold
     assert_same_state(engine, plain)
     engine.close()
+
+
+def test_options_that_share_code_keep_to_themselves_for_gradients_as_traced_and_otherwise():
+    joint = trace_block(nn.Linear(3, 5), (torch.ones(4, 3, requires_grad=True),), {})
+    pairs = make_pairs(joint, RECIPES.values())
+    assert len(pairs) == len(RECIPES)
+    for pair in pairs.values():
+        assert pair.for_tangents(layout_of(pair.tangent_values)) is pair
+        assert pair.for_tangents(((1, 4),)).recipe is pair.recipe
 
 
 class Scaled(nn.Linear):

@@ -129,7 +129,7 @@ def make_pairs(joint: Joint, recipes: Iterable[Recipe]) -> dict[str, Pair]:
         code = codes.get(recipe.saves) or codes.setdefault(recipe.saves, Pair(joint, recipe))
         if code.reads_interface or not recipe.offloads_input:
             made[recipe.name] = pair = copy.copy(code)
-            pair.recipe = recipe
+            pair.recipe, pair._others = recipe, {}
     return made
 
 
