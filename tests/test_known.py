@@ -69,3 +69,32 @@ def test_what_the_device_computed_or_changed_is_not_known():
         positions.add_(1)
         with pytest.raises(RuntimeError, match="meta"):
             view.sum().item()
+
+
+@pytest.mark.parametrize("make", [lambda t: t, lambda t: t[:1] + 1], ids=["copied", "computed"])
+def test_what_the_host_changed_after_it_was_copied_is_not_known(make):
+    source = torch.tensor([1, 2, 3])
+    with Known(META):
+        made = make(source.to(META))
+        made.sum().item()
+        source.add_(1)
+        with pytest.raises(RuntimeError, match="meta"):
+            made.sum().item()
+        assert source.to(META).sum().item() == 9
+
+
+def test_whether_an_element_is_in_it_is_known_of_known_elements():
+    with Known(META):
+        positions = torch.arange(3, device=META)
+        assert positions[:1] in positions and positions[2:] + 1 not in positions
+        unknown = torch.ones(3, device=META).argmax()
+        with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta"):
+            unknown in positions  # noqa: B015
+
+
+def test_a_range_up_to_a_tensor_is_not_known():
+    end = torch.tensor(3)
+    with Known(META):
+        for made in (torch.arange(end, device=META), torch.arange(end=end, device=META)):
+            with pytest.raises(RuntimeError, match="meta"):
+                made.sum().item()

@@ -23,15 +23,21 @@ _FOLLOWED = frozenset(
 
 _MADE = frozenset({"arange", "ones"})  # of lengths
 
-_Host = Callable[[], Tensor]
-"""Makes the numbers on the host."""
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """How the host makes a known tensor's numbers, and what it reads for that: `sources` are tensors of its own, by
+    their id, each with the version it had."""
+
+    host: Callable[[], Any]
+    sources: Mapping[int, tuple[Tensor, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a known tensor was among the arguments; the tensor itself must not stay alive."""
 
-    host: _Host
+    origin: _Origin
 
 
 class Known(TorchFunctionMode):
@@ -40,12 +46,15 @@ class Known(TorchFunctionMode):
 
     What is done with such numbers on the device is written down, and done on the host too if somebody asks. All else is
     as it ever is, as is what the code computes with.
+
+    Numbers that were changed in place since, on the device or on the host, are not known. That is seen by a tensor's
+    version: what passes it by, as writing to `tensor.data` or to a NumPy array over its memory does, is not seen.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._type = device.type
-        self._host: Any = WeakTensorKeyDictionary()  # tensor -> (its version, what makes its numbers on the host)
+        self._origins: Any = WeakTensorKeyDictionary()  # tensor -> (its version, its origin)
 
     def __torch_function__(
         self,
@@ -56,42 +65,51 @@ class Known(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if name in _ASKS and (host := self._of(args[0])) is not None:
-            return function(host(), *args[1:], **kwargs)
+        if name in _ASKS and (answer := self._made_of(function, args, kwargs)) is not None:
+            return answer.host()
         made = function(*args, **kwargs)
         if (
             torch.is_tensor(made)
             and made.device.type == self._type
             and (name == "ones" or not made.is_floating_point())  # ones are whole numbers in every dtype
         ):
-            host = self._follow(name, function, args, kwargs, made)
-            if host is not None and not made.is_inference():
-                self._host[made] = made._version, host
+            origin = self._follow(name, function, args, kwargs, made)
+            if origin is not None and not made.is_inference():
+                self._origins[made] = made._version, origin
         return made
 
-    def _of(self, value: Any) -> _Host | None:
+    def _of(self, tensor: Tensor) -> _Origin | None:
         """None when its numbers are not known, or were changed in place."""
-        version, host = self._host.get(value, (None, None)) if torch.is_tensor(value) else (None, None)
-        return host if host is not None and version == value._version else None
+        version, origin = self._origins.get(tensor, (None, None))
+        if origin is None or version != tensor._version:
+            return None
+        return origin if all(source._version == was for source, was in origin.sources.values()) else None
 
     def _follow(
         self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], made: Tensor
-    ) -> _Host | None:
+    ) -> _Origin | None:
         if name in _MADE:
             asked = {**kwargs, "device": "cpu"}
-            return None if any(map(torch.is_tensor, args)) else lambda: function(*args, **asked)
+            with_tensors = any(map(torch.is_tensor, tree_leaves((args, kwargs))))
+            return None if with_tensors else _Origin(lambda: function(*args, **asked), {})
         if name == "to":
             source, dtype = args[0], made.dtype
-            host = self._of(source) or ((lambda: source) if source.is_cpu else None)
-            return None if host is None else lambda: host().to(dtype)
-        tensors = [t for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)] if name in _FOLLOWED else []
-        hosts = {id(t): host for t in tensors if (host := self._of(t)) is not None}
-        if not tensors or len(hosts) < len({id(t) for t in tensors}):
+            if (known := self._of(source)) is not None:
+                return _Origin(lambda: known.host().to(dtype), known.sources)
+            if source.is_cpu and not source.is_inference():
+                return _Origin(lambda: source.to(dtype), {id(source): (source, source._version)})
+        return self._made_of(function, args, kwargs) if name in _FOLLOWED else None
+
+    def _made_of(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Origin | None:
+        """What `function` makes; None when the numbers of one of the tensors it is given are not known."""
+        tensors = {id(t): t for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)}
+        origins = {key: origin for key, t in tensors.items() if (origin := self._of(t)) is not None}
+        if not tensors or len(origins) < len(tensors):
             return None
-        shape = tree_map_only(Tensor, lambda t: _Place(hosts[id(t)]), (args, kwargs))
+        shape = tree_map_only(Tensor, lambda t: _Place(origins[id(t)]), (args, kwargs))
 
-        def compute() -> Tensor:
-            there, named = tree_map_only(_Place, lambda place: place.host(), shape)
-            return function(*there, **named)  # type: ignore[no-any-return]
+        def compute() -> Any:
+            there, named = tree_map_only(_Place, lambda place: place.origin.host(), shape)
+            return function(*there, **named)
 
-        return compute
+        return _Origin(compute, {key: source for origin in origins.values() for key, source in origin.sources.items()})
