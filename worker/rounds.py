@@ -52,6 +52,8 @@ class Rounds:
         self.codes: dict[Hashable, BlockCode] = {}
         self.calls: dict[tuple[int, int], Call | ChunkedCall] = {}
         self._given_to: list[Given] = []  # what blocks of each slice were given
+        self._cursor: Cursor  # `open` gives both
+        self._lockstep: Lockstep
 
     def open(self, cursor: Cursor) -> None:
         """Go by `cursor`, until `close`."""
