@@ -1,8 +1,8 @@
-"""Other fates for single tensors, other options for single blocks, as long as the played step gets shorter.
+"""Other fates for single tensors, other options for single blocks, as long as the step gets shorter.
 
 The solver splits tensors at will. Where a chain has few of them, its answer in whole tensors may be far from the best
-of those. Here one or two decisions at a time are changed by chance (the same every time) and the step is played; what
-is better is kept.
+of those. Here one or two decisions of the best draft at a time are changed by chance (the same every time), the others
+stay where they are or the step is played, and what comes near is shifted; what is better is kept.
 """
 
 from __future__ import annotations
@@ -19,36 +19,43 @@ from planner.improve import Climb, Look
 from planner.instance import make_instance
 from planner.journey import Draft, Journey, Side, movable
 from planner.legs import with_lead
+from planner.shift import shifted
 from planner.timing import Manner
 
-_PER_CHOICE, _LEAST = 6, 80  # attempts: for each tensor and block, in all
-_WORK = 6000  # attempts times choices: a long chain takes long to play
-_SLACK = 0.003  # a change that loses less than this may lead on
+_PER_CHOICE, _LEAST = 8, 80  # attempts: for each tensor and block, in all
+_WORK = 7000  # attempts times choices: a long chain takes long to play
+_NEAR = 1.1  # times the best step: more is too much to be shifted away
 _MANNERS = (Manner(), Manner(overtake=True), Manner(ahead=0.3), Manner(ahead=2.0))
 
 
 def exchanged(
-    setting: Setting, draft: Draft, look: Callable[[Draft], Look], *, attempts: int, go_on: Callable[[float], bool]
+    setting: Setting,
+    draft: Draft,
+    look: Callable[[Draft], Look],
+    *,
+    attempts: int,
+    shifts: int,
+    go_on: Callable[[float], bool],
 ) -> Draft:
-    """The fastest found in so many attempts, `draft` itself where none is faster."""
-    best = Climb(setting, draft, look)
-    base = with_lead(setting, draft, 0)
-    changes = _Changes(setting)
+    """The fastest found in so many attempts, each with so many `shifts`, `draft` itself where none is faster."""
+    best, changes = Climb(setting, draft, look), _Changes(setting)
     choices = len(changes.tensors) + len(changes.blocks)
     if choices == 0:
         return draft
     for _ in range(min(attempts, max(_LEAST, _PER_CHOICE * choices), _WORK // choices)):
         if not go_on(best.step_s):
             break
-        changed = changes.of(base)
-        if not look(changed).fits:
-            continue
+        changed = changes.of(best.draft)
         start = best.fitted(with_lead(setting, changed, changes.chance.choice((1, 1, 0))))
-        if start is None:
+        manner = changes.chance.choice(_MANNERS)
+        ways = (best.fitted(changed), start, None if start is None else best.play(start, manner))
+        found = min((way for way in ways if way is not None), key=lambda way: way[1].step_s, default=None)
+        if found is None:
             continue
-        step_s = best.play(start, changes.chance.choice(_MANNERS))
-        if step_s <= best.step_s * (1 + _SLACK):
-            base = changed
+        if shifts and found[1].step_s < _NEAR * best.step_s:
+            moved = shifted(setting, found[0], look, attempts=shifts, go_on=go_on)
+            found = moved, look(moved)
+        best.take(found)
     return best.draft
 
 

@@ -6,7 +6,6 @@ from the start, then, by chance (the same every time), from the best so far.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,12 +74,15 @@ class Climb:
             seen = self.look(draft)
         return (draft, seen) if seen.fits else None
 
-    def play(self, start: tuple[Draft, Look], manner: Manner) -> float:
-        """Play a draft that fits; the best is what is faster. Seconds of its step; inf where it fits no more."""
+    def play(self, start: tuple[Draft, Look], manner: Manner) -> tuple[Draft, Look] | None:
+        """Play a draft that fits; the best is what is faster. None where it fits no more."""
         draft, seen = start
         found = self.fitted(timed(self.setting, draft, seen.plan, seen.room_bytes, manner))
-        if found is None:
-            return math.inf
+        if found is not None:
+            self.take(found)
+        return found
+
+    def take(self, found: tuple[Draft, Look]) -> None:
+        """The best is what is faster; `found` fits."""
         if found[1].step_s < self.step_s:
             self.draft, self.seen = found
-        return found[1].step_s

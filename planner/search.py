@@ -49,8 +49,8 @@ _VARIANTS = (
 # Few tensors round badly, and few blocks are solved at once: more attempts.
 _SHORT_BLOCKS = 24
 _ATTEMPTS, _SHORT_ATTEMPTS = 8, 30  # to play a draft
-_EXCHANGES = 300  # of fates in a short chain
-_SHIFTS, _PACE_SHIFTS = 4000, 1500  # of stages in a short chain: for one candidate, and at another pace
+_EXCHANGES, _EXCHANGE_SHIFTS = 300, 300  # of fates in a short chain, and of stages after each
+_SHIFTS, _PACE_SHIFTS = 4000, 1500  # of stages where tensors are few: for one candidate, and at another pace
 _NEAR = 0.02  # to the goal, where long chains get no other candidate
 _SHORT_VARIANTS = (
     _Variant(barrier=True, source="o-ilp with barriers"),
@@ -60,7 +60,7 @@ _SHORT_VARIANTS = (
     _Variant(whole=True, pace=_at(0.94), source="o-ilp of whole tensors with time to spare"),
     _Variant(whole=True, barrier=True, pace=_at(0.94), source="o-ilp of whole tensors with time to spare and barriers"),
 )
-_WHOLE_TENSORS = 100  # more have too many binaries
+_FEW_TENSORS = 100  # more have too many binaries, and too many stages to try
 _WHOLE_SHARE = 0.1  # of the time left
 _PACES, _IDLE_PACES = 30, 10  # in all, and without gain
 _PACES_SHARE = 0.4  # of the time left
@@ -78,6 +78,7 @@ class Search:
         self.setting, self.gap, self.deadline, self.beat_s, self.bound_s = setting, gap, deadline, beat_s, bound_s
         self.least_s = least_s
         self.short = len(setting.chain.blocks) <= _SHORT_BLOCKS
+        self.few = self.short and sum(map(len, movable(setting.chain, setting.hardware))) <= _FEW_TENSORS
         self.judge = Judge(setting)
         self.solutions: list[Solution] = []
         self.known_s = math.inf
@@ -210,7 +211,7 @@ class Search:
     def _whole(self, instance: Instance, variant: _Variant, time_limit_s: float) -> Draft | None:
         """A draft of the tensors' fates that the solver chose one by one."""
         s = self.setting
-        if self._is_good() or sum(map(len, movable(s.chain, s.hardware))) > _WHOLE_TENSORS:
+        if self._is_good() or not self.few:
             return None
         whole = solve_whole(instance, s.chain, s.hardware, time_limit_s=time_limit_s * _WHOLE_SHARE, gap=self.gap)
         if whole is None:
@@ -254,14 +255,17 @@ class Search:
         return draft
 
     def _shifted(self, draft: Draft, attempts: int, go_on: Callable[[float], bool]) -> Draft:
-        """In a short chain, the draft with other stages: in a long one that takes too long and gains too little."""
-        if not self.short or self.setting.clip:
+        """Where there are few tensors, the draft with other stages: of many each gains little and takes long."""
+        if not self.few or self.setting.clip:
             return draft
         return shifted(self.setting, draft, self.judge.look, attempts=attempts, go_on=go_on)
 
     def _exchanged(self, draft: Draft, goal_s: float) -> Draft:
         """The draft with other fates of single tensors."""
-        return exchanged(self.setting, draft, self.judge.look, attempts=_EXCHANGES, go_on=self._until(goal_s))
+        shifts = _EXCHANGE_SHIFTS if self.few and not self.setting.clip else 0
+        return exchanged(
+            self.setting, draft, self.judge.look, attempts=_EXCHANGES, shifts=shifts, go_on=self._until(goal_s)
+        )  # fmt: skip
 
     def _until(self, goal_s: float) -> Callable[[float], bool]:
         """Whether to go on from a step: until it is as fast as `goal_s`, or time is up."""
