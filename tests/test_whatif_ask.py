@@ -121,8 +121,7 @@ def test_a_small_model_is_answered_with_what_would_help(small: Path) -> None:
 def test_a_model_is_a_folder_or_its_config(small: Path) -> None:
     hardware = preset("rtx4090", bf16=True)
     answers = [
-        ask(job_of(model, length=64), hardware, started_s=time.monotonic() - PATIENCE_S)
-        for model in (small, small / "config.json")
+        ask(job_of(model, length=64, slices=1), hardware, started_s=0.0) for model in (small, small / "config.json")
     ]
     assert answers[0].gpu == answers[1].gpu
     with pytest.raises(UserError, match="there is no model config at"):
@@ -139,7 +138,7 @@ def test_what_fits_on_the_same_machine_is_tried(small: Path) -> None:
     assert found.least_cpu_budget_bytes is None, "no host helps a card that is too small for one turn"
     assert any(text.startswith("shorter rows (max_length: ") for text in found.fits_with)
     again = job.model_copy(update={"gpu_budget": found.least_gpu_budget_bytes})
-    assert ask(again, preset("rtx3060", bf16=False), started_s=time.monotonic()).status != "infeasible"
+    assert ask(again, preset("rtx3060", bf16=False), started_s=0.0).status != "infeasible"
 
 
 def test_adapters_are_no_way_for_a_job_that_runs_as_it_is_without_weights(small: Path) -> None:
