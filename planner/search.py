@@ -60,7 +60,7 @@ _SHORT_VARIANTS = (
     _Variant(whole=True, pace=_at(0.94), source="o-ilp of whole tensors with time to spare"),
     _Variant(whole=True, barrier=True, pace=_at(0.94), source="o-ilp of whole tensors with time to spare and barriers"),
 )
-_FEW_TENSORS = 100  # more have too many binaries, and too many stages to try
+_FEW_TENSORS = 80  # more have too many binaries, and too many stages to try
 _WHOLE_SHARE = 0.1  # of the time left
 _PACES, _IDLE_PACES = 30, 10  # in all, and without gain
 _PACES_SHARE = 0.4  # of the time left
