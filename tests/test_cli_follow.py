@@ -15,7 +15,14 @@ import pytest
 from planner.runfolder import RunFolder
 from tests.daemons import PATIENCE_S, House, house, until
 
-COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
+# Where the tests themselves run in a shell's background, Ctrl-C is ignored, and would be by their children.
+START = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from offmated.cli import main
+main(prog_name='offmate')
+"""
+COMMAND = [sys.executable, "-P", "-c", START]
 
 
 @pytest.fixture(scope="module")

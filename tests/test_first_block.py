@@ -59,8 +59,10 @@ def test_sending_updating_and_fetching_it_take_their_time_one_after_another(barr
 
 
 def test_the_planner_takes_it_where_that_is_faster_than_its_states_on_the_way() -> None:
-    chain, machine = small.chain(2), replace(small.HARDWARE, cpu_update_parameters_per_s=10000.0)
-    given = {"cpu_budget_bytes": 10**9, "slices": 1, "clip": False}
+    machine = replace(
+        small.HARDWARE, cpu_update_parameters_per_s=10000.0, h2d_bytes_per_s=200.0, d2h_bytes_per_s=200.0
+    )  # fmt: skip
+    chain, given = small.chain(2), {"cpu_budget_bytes": 10**9, "slices": 1, "clip": False}
     budget = least_budget(chain, machine, **given).gpu_bytes + 1
     plan = make_plan(chain, machine, gpu_budget_bytes=budget, **given)
     assert "e" in plan.cpu_updated()
