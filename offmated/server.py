@@ -28,8 +28,9 @@ class Server:
         by then keeps the server there was, which ends after them. Raises OSError."""
         for server, _ in self._running[:-1]:
             server.should_exit |= not server.server_state.connections
+        listens = bool(self._running) and self._running[-1][1].is_alive()
         self._running = [(server, thread) for server, thread in self._running if thread.is_alive()]
-        if self._running and self._path.is_socket():
+        if listens and self._path.is_socket():
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # parents as the daemon's umask has it: closed
         self._path.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from planner.answers import title_of
 from planner.batch import WANTED, Candidate, best_first, hopeful
 from planner.cache import Cache, CachedPlan, Question
 from planner.codec import to_json
+from planner.errors import UserError
 from planner.hardware import Hardware
 from planner.job import Job
 from planner.model import beyond_positions, working_dtype
@@ -57,18 +58,21 @@ def ask(
         if least is not None and least <= problem.gpu_budget_bytes:
             plan, key = _kept(job, problem, plan, clock.stretched_s(_PLAN_S), cache)
             found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
-            more = list(_larger_slices(job, hardware, found, clock))
+            more = _larger_slices(job, hardware, found, clock)
             # No limit but the answer's own: a variation is the same however busy the machine is, or it is not planned.
-            others.start(problem, plan, max(1.0, clock.deadline - time.monotonic()), more=more)
+            others.start(problem, plan, max(1.0, clock.deadline - time.monotonic()), more=more or ())
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
             changes, unplanned = others.changes(problem, plan, clock.deadline)
-            found = replace(found, changes=changes, unplanned=unplanned, plan_key=key)
+            found = replace(
+                found, changes=changes, unplanned=unplanned, plan_key=key, complete=more is not None
+            )  # fmt: skip
         else:
             found = _too_large(job, problem, least, others, clock)
     note = beyond_positions(job)
     found = replace(found, notes=() if note is None else (note,))
     now = time.monotonic()
-    return replace(found, answer_s=now - started_s, complete=now < clock.deadline and not found.untried)
+    complete = found.complete and now < clock.deadline and not found.untried
+    return replace(found, answer_s=now - started_s, complete=complete)
 
 
 def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: Cache | None) -> tuple[Plan, str]:
@@ -147,19 +151,27 @@ def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> 
     return job, problem, known[rows][1] and carried_over(known[rows][1], problem) if rows in known else None
 
 
-def _larger_slices(job: Job, hardware: Hardware, found: Receipt, clock: _Clock) -> Iterator[tuple[str, Problem]]:
+def _larger_slices(
+    job: Job, hardware: Hardware, found: Receipt, clock: _Clock
+) -> list[tuple[str, Problem]] | None:  # fmt: skip
     """Where launching limits: the same rows in fewer slices, as many as it takes, or of a single slice more rows. The
-    operations of a slice are as many then, and longer."""
+    operations of a slice are as many then, and longer. None: there was no time to look."""
     busy_s = {load.resource: load.busy_s for load in found.loads}
-    if found.loads[0].resource != LAUNCHING or time.monotonic() >= clock.last_trace:
-        return
+    if found.loads[0].resource != LAUNCHING:
+        return []
+    if time.monotonic() >= clock.last_trace:
+        return None
     need, rows, slices = busy_s[LAUNCHING] / busy_s["GPU computing"], job.slice_rows, job.gradient_accumulation_steps
     by = next((n for n in range(2, slices) if slices % n == 0 and n >= need), slices)
     if slices == 1:
         by = min(_MOST_LARGER, 2 ** math.ceil(math.log2(max(2.0, need))))
     split = {"per_device_train_batch_size": by * rows, "gradient_accumulation_steps": max(1, slices // by)}
     keys = ", ".join(f"{key}: {value}" for key, value in split.items())
-    yield f"larger slices, of {by * rows} rows ({keys})", problem_of(job.model_copy(update=split), hardware, _DEVICE)
+    try:
+        larger = problem_of(job.model_copy(update=split), hardware, _DEVICE)
+    except UserError:
+        return []
+    return [(f"larger slices, of {by * rows} rows ({keys})", larger)]
 
 
 def _asked(job: Job) -> Asked:

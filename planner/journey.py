@@ -61,7 +61,7 @@ def movable(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
     """Per block the tensors that may leave the device: used by this block only, and worth a transfer."""
     users = chain.users()
     return [
-        [t for t in block.tensors if len(users[t.name]) == 1 and t.bytes >= hardware.min_transfer_bytes]
+        [t for t in block.tensors if len(users[t.name]) == 1 and t.bytes >= max(1, hardware.min_transfer_bytes)]
         for block in chain.blocks
     ]
 

@@ -14,7 +14,7 @@ from planner.instance import Budgets, make_instance
 from planner.oilp import solve_oilp
 from planner.plan import Plan
 from planner.search import Search
-from planner.solve import GAP, bound_of, fitting, in_rounds, least_gpu_bytes, make_plan
+from planner.solve import GAP, bound_of, in_rounds, least_gpu_bytes, make_plan, rounds_that_fit
 
 _AMPLE_S = 30.0  # 82 blocks take one
 _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
@@ -55,7 +55,9 @@ class Problem:
         """A plan in so many rounds, in a third of the time of `plan`; None where the solver hopes for no step below
         `beat_s`, or finds nothing that fits."""
         s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
-        return Search(s, time.monotonic() + time_limit_s, 0.0, GAP, beat_s, bound_of(s)).first()
+        bound_s = bound_of(s)
+        bound_s = 0.0 if bound_s == math.inf else bound_s  # a proof that there is no plan comes from tolerances
+        return Search(s, time.monotonic() + time_limit_s, 0.0, GAP, beat_s, bound_s).first()
 
     def bound_s(self) -> float:
         """Seconds that no plan of it beats."""
@@ -64,10 +66,10 @@ class Problem:
     def hope_s(self) -> float:
         """Seconds of the solver's step, before rounding, in as many rounds as are best; infinity where it finds none.
 
-        It takes a fraction of a plan's time, and nothing in it depends on the time there is.
+        It takes a fraction of a plan's time, and does not depend on the time there is.
         """
         best_s = math.inf
-        for bound_s, s in sorted(((bound_of(s), s) for s in fitting(self.setting)), key=lambda each: each[0]):
+        for bound_s, s in sorted(((bound_of(s), s) for s in rounds_that_fit(self.setting)), key=lambda each: each[0]):
             if bound_s >= best_s:
                 break
             p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)

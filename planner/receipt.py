@@ -41,7 +41,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of machine or job, planned anew: `factor` times as many tokens per second."""
+    """A change of machine or job: `factor` times as many tokens per second, planned anew, or by the same plan there."""
 
     text: str
     factor: float

@@ -91,8 +91,9 @@ def _smaller_slices(job: Job, problem: Problem, device: torch.device, last_trace
     if job.slice_rows > 1:
         if time.monotonic() >= last_trace:
             yield Way(text="the same step in smaller slices", least_bytes=None)
-            return
-        one = _changed(job, problem, device, **_rows(job, 1))
+            one = None
+        else:
+            one = _changed(job, problem, device, **_rows(job, 1))
         if one is not None and (least := _least(one)):
             rows = _most_rows(job, problem, one)
             more = _least(_changed(job, problem, device, **_rows(job, rows))) if rows > 1 else None

@@ -79,6 +79,8 @@ class Search:
         self.least_s = least_s
         self.short = len(setting.chain.blocks) <= _SHORT_BLOCKS
         self.few = self.short and sum(map(len, movable(setting.chain, setting.hardware))) <= _FEW_TENSORS
+        # The clock of these tries knows neither the wait for the norm nor that copies slow the computing.
+        self.shifts = self.few and not setting.clip and not setting.hardware.shared_compute
         self.judge = Judge(setting)
         self.solutions: list[Solution] = []
         self.known_s = math.inf
@@ -171,10 +173,12 @@ class Search:
         solution = solve_oilp(instance, time_limit_s=time_limit_s, gap=self.gap)
         if solution is None:
             return None
-        if variant.pace == FULL_PACE and not variant.barrier:  # the others prove nothing
+        proves = variant.pace == FULL_PACE and not variant.barrier
+        if proves:
             self.solutions.append(solution)
         if solution.step_s >= self.beat_s:
-            self.deadline = time.monotonic()
+            if proves:
+                self.deadline = time.monotonic()
             return None
         return self._rounded(solution, budgets, variant.source)
 
@@ -256,13 +260,13 @@ class Search:
 
     def _shifted(self, draft: Draft, attempts: int, go_on: Callable[[float], bool]) -> Draft:
         """Where there are few tensors, the draft with other stages: of many each gains little and takes long."""
-        if not self.few or self.setting.clip:
+        if not self.shifts:
             return draft
         return shifted(self.setting, draft, self.judge.look, attempts=attempts, go_on=go_on)
 
     def _exchanged(self, draft: Draft, goal_s: float) -> Draft:
         """The draft with other fates of single tensors."""
-        shifts = _EXCHANGE_SHIFTS if self.few and not self.setting.clip else 0
+        shifts = _EXCHANGE_SHIFTS if self.shifts else 0
         return exchanged(
             self.setting, draft, self.judge.look, attempts=_EXCHANGES, shifts=shifts, go_on=self._until(goal_s)
         )  # fmt: skip

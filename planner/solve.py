@@ -61,7 +61,7 @@ def make_plan(
     bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
     best: Plan | None = None
     beat_s = math.inf
-    drafts = fitting(step)
+    drafts = rounds_that_fit(step)
     # There is a schedule of these: a proof that there is none comes from the solver's tolerances.
     bounds_s |= {s.rounds: 0.0 for s in drafts if bounds_s[s.rounds] == math.inf}
     promising = _most_promising(list(drafts), time_limit_s, gap)
@@ -116,7 +116,7 @@ def least_gpu_bytes(step: Setting, *, enough: int = 0) -> int:
     return min(found)
 
 
-def fitting(step: Setting) -> dict[Setting, Draft]:
+def rounds_that_fit(step: Setting) -> dict[Setting, Draft]:
     """The rounds that fit the budgets, each with its most frugal draft. Tensors too small to be worth a transfer stay
     on the device where anything fits so; else all may leave."""
     for small in _small_tensors(step):

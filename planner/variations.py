@@ -112,7 +112,8 @@ class Variations:
             self._running.append((prospect, other, self._pool.apply_async(_step_s, task)))
 
     def changes(self, problem: Problem, plan: Plan, deadline: float) -> tuple[tuple[Change, ...], tuple[Prospect, ...]]:
-        """Those that help, the best first, and those that nobody looked into; `deadline` by the monotonic clock."""
+        """Those that help, the best first, and those that may help more but were not planned; `deadline` by the
+        monotonic clock."""
         found, late = [], []
         for prospect, other, result in self._running:
             try:
@@ -124,8 +125,8 @@ class Variations:
             if factor >= _WORTH:
                 tokens_per_s = other.tokens / step_s
                 found.append(Change(text=prospect.text, factor=factor, step_s=step_s, tokens_per_s=tokens_per_s))
-        known = {change.text for change in found}
-        unknown = [p for p in dict.fromkeys((*late, *self._open)) if p.text not in known]
+        gains = {change.text: change.factor for change in found}
+        unknown = [p for p in dict.fromkeys((*late, *self._open)) if gains.get(p.text, 0.0) * _WORTH < p.most]
         return (
             tuple(sorted(found, key=lambda change: -change.factor)),
             tuple(sorted(unknown, key=lambda prospect: -prospect.most)),

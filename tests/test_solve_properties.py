@@ -18,7 +18,7 @@ from planner.journey import Draft, assemble
 from planner.judge import device_bytes, host_bytes, predicted_step_s
 from planner.memory import cpu_peak_bytes, gpu_peak_bytes
 from planner.program import Program, compile_program
-from planner.solve import fitting, in_rounds, least_budget, least_gpu_bytes, make_plan
+from planner.solve import in_rounds, least_budget, least_gpu_bytes, make_plan, rounds_that_fit
 from planner.verify import verify
 from tests.random_chains import chains, machines
 
@@ -109,8 +109,8 @@ def test_that_small_tensors_stay_makes_no_budget_too_small(
     for enough in found:
         assert least_gpu_bytes(steps[0]) <= enough
         fits = replace(steps[0], budgets=replace(budgets, gpu_bytes=enough))
-        assert fitting(fits)
-        assert all(device_bytes(draft, s) <= enough for s, draft in fitting(fits).items())
+        assert rounds_that_fit(fits)
+        assert all(device_bytes(draft, s) <= enough for s, draft in rounds_that_fit(fits).items())
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
