@@ -89,7 +89,7 @@ def test_whether_an_element_is_in_it_is_known_of_known_elements():
         assert positions[:1] in positions and positions[2:] + 1 not in positions
         unknown = torch.ones(3, device=META).argmax()
         with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta"):
-            unknown in positions  # noqa: B015
+            assert unknown in positions
 
 
 def test_a_range_up_to_a_tensor_is_not_known():
