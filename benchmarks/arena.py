@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.cases import Case, llama2_case, llama3_case
 from benchmarks.chains import GB
-from planner.memory import Parts, gpu_breakdown
-from planner.program import compile_program
-from planner.solve import make_plan
+from planner.schedule.compile import compile_program
+from planner.schedule.memory import Parts, gpu_breakdown
+from planner.search.make_plan import make_plan
 
 _SOLVER_S = 10.0
 

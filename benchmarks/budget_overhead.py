@@ -35,21 +35,21 @@ from torch import Tensor
 
 from benchmarks.spread import Spread
 from benchmarks.step_overhead import LAYERS, LENGTH, ROWS, make_model
-from planner.chain import Chain
-from planner.greedy import Setting, profile, resident
-from planner.hardware import Hardware
-from planner.instance import Budgets
-from planner.journey import assemble
-from planner.meter import Meter
-from planner.plan import Plan
-from planner.probe import measure_hardware
-from planner.profile import analyse_model, measure_times
-from planner.program import compile_program
-from planner.solve import make_plan
-from planner.verify import verify
-from tests.engine_plans import adamw
-from tests.plain import PlainEngine
-from worker.engine import Engine
+from planner.cpu.meter import Meter
+from planner.draft.draft import assemble
+from planner.greedy.streaming import Setting, profile, resident
+from planner.ilp.instance import Budgets
+from planner.machine.hardware import Hardware
+from planner.measure.analysis import analyse_model, measure_times
+from planner.measure.machine_rates import measure_hardware
+from planner.schedule.chain import Chain
+from planner.schedule.compile import compile_program
+from planner.schedule.plan import Plan
+from planner.schedule.verify import verify
+from planner.search.make_plan import make_plan
+from tests.support.engine_plans import adamw
+from tests.support.plain_engine import PlainEngine
+from worker.engine.engine import Engine
 
 CPU = torch.device("cpu")
 CASES = ((128, 1), (256, 1), (256, 4))

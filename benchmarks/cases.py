@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from benchmarks import paper000
 from benchmarks.chains import GB, LLAMA3_70B, SERVER, Batch, head_s, layer_figures, llama_chain, random_chain
-from planner.chain import Chain
-from planner.greedy import Setting, profile, resident
-from planner.hardware import Hardware
-from planner.instance import Budgets
-from planner.journey import assemble
-from planner.memory import gpu_peak_bytes
-from planner.program import compile_program
-from planner.solve import least_budget
+from planner.draft.draft import assemble
+from planner.greedy.streaming import Setting, profile, resident
+from planner.ilp.instance import Budgets
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain
+from planner.schedule.compile import compile_program
+from planner.schedule.memory import gpu_peak_bytes
+from planner.search.make_plan import least_budget
 
 UNLIMITED = 2**60
 

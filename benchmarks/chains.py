@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from planner.chain import Block, Chain, Option, Tensor
-from planner.hardware import Hardware
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Block, Chain, Option, Tensor
 
 GB = 10**9
 

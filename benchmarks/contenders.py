@@ -29,13 +29,13 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from planner.chain import Chain
 from planner.codec import from_json, to_json
-from planner.meter import Meter
-from planner.plan import Plan
-from tests.engine_plans import adamw
-from tests.plain import PlainEngine
-from worker.engine import Engine
+from planner.cpu.meter import Meter
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from tests.support.engine_plans import adamw
+from tests.support.plain_engine import PlainEngine
+from worker.engine.engine import Engine
 
 WARM_STEPS = 2
 RATE = 1e-4

@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 from torch import Tensor
 
-from planner.kernel import build
-from planner.kernel.adamw import ChunkedKernel, NativeKernel, Step, Target, fused
-from planner.probe import machine_name
+from planner.cpu import build
+from planner.cpu.adamw import ChunkedKernel, NativeKernel, Step, Target, fused
+from planner.measure.machine_rates import machine_name
 
 BYTES = 28
 STREAMS = {"triad": 12, "copy": 8, "library_copy": 8, "in_place": 8, "torch_copy": 8}

@@ -33,15 +33,15 @@ import torch
 
 from benchmarks.contenders import Visit, Work
 from benchmarks.spread import Spread
-from planner.chain import Chain
 from planner.codec import Json, from_json, to_json
 from planner.errors import UserError
-from planner.hardware import Hardware
-from planner.plan import Plan
-from planner.probe import measure_hardware
-from planner.profile import analyse_model, measure_times
-from planner.solve import least_budget, make_plan
-from planner.times import device_name
+from planner.machine.hardware import Hardware
+from planner.measure.analysis import analyse_model, measure_times
+from planner.measure.machine_rates import measure_hardware
+from planner.measure.times import device_name
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from planner.search.make_plan import least_budget, make_plan
 
 ZERO = {"DeepSpeed ZeRO-Offload": "zero-offload", "DeepSpeed ZeRO-3 offload": "zero-3-offload"}
 RESULTS = Path(__file__).with_name("results")

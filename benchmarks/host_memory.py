@@ -31,20 +31,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from examples.pydoc import prepare
-from planner.chain import Chain
 from planner.codec import to_json
-from planner.greedy import Setting, profile, streamed
-from planner.hardware import Hardware
-from planner.instance import Budgets
-from planner.job import Job
-from planner.journey import assemble
-from planner.memory import cpu_peak_bytes, gpu_peak_bytes
-from planner.plan import Plan
-from planner.profile import analyse
-from planner.program import compile_program
-from planner.times import OptionTimes, Times
-from planner.verify import verify
-from worker.metrics import read_metrics
+from planner.draft.draft import assemble
+from planner.greedy.streaming import Setting, profile, streamed
+from planner.ilp.instance import Budgets
+from planner.job.schema import Job
+from planner.machine.hardware import Hardware
+from planner.measure.analysis import analyse
+from planner.measure.times import OptionTimes, Times
+from planner.schedule.chain import Chain
+from planner.schedule.compile import compile_program
+from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
+from planner.schedule.plan import Plan
+from planner.schedule.verify import verify
+from worker.training.metrics import read_metrics
 
 _ROOT = Path(__file__).resolve().parent.parent
 _UNLIMITED = 2**50

@@ -27,15 +27,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import chains
 from benchmarks.chains import GB, Batch, Shape, head_s, layer_figures, llama_chain
-from planner.bound import lower_bound_s
-from planner.chain import Block, Chain, Option, Tensor
 from planner.errors import UserError
-from planner.greedy import Setting
-from planner.hardware import Hardware
-from planner.instance import Budgets, make_instance
-from planner.oilp import solve_oilp
-from planner.presets import CARDS, preset, usable_cpu_bytes, usable_gpu_bytes
-from planner.solve import in_rounds, least_budget, make_plan
+from planner.greedy.streaming import Setting
+from planner.ilp.instance import Budgets, make_instance
+from planner.ilp.lower_bound import lower_bound_s
+from planner.ilp.program import solve_oilp
+from planner.machine.hardware import Hardware
+from planner.machine.presets import CARDS, preset, usable_cpu_bytes, usable_gpu_bytes
+from planner.schedule.chain import Block, Chain, Option, Tensor
+from planner.search.make_plan import in_rounds, least_budget, make_plan
 
 GAP = 0.002
 _GIB = 2**30

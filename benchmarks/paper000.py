@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.chains import GB, LLAMA2_7B, Batch, head_s, layer_figures, llama_chain
-from planner.chain import Chain
-from planner.hardware import Hardware
-from planner.plan import Plan
-from planner.solve import make_plan
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from planner.search.make_plan import make_plan
 
 # The authors' public script (topal-team/rockmate, exp/exp.py and exp/LLM.py) trains a classifier on a mean loss.
 SHAPE = replace(LLAMA2_7B, outputs=2)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.bound import lower_bound_s
-from planner.chain import Block, Chain, Option, Tensor
-from planner.greedy import Setting, profile
-from planner.greedy004 import by_profit
-from planner.hardware import Hardware
-from planner.instance import Budgets
-from planner.journey import Draft, Journey, Side, Trip, assemble, at_home, backward_stage, movable
-from planner.program import compile_program
-from planner.simulate import simulate
-from planner.verify import verify
+from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home, backward_stage, movable
+from planner.greedy.by_profit import by_profit
+from planner.greedy.streaming import Setting, profile
+from planner.ilp.instance import Budgets
+from planner.ilp.lower_bound import lower_bound_s
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Block, Chain, Option, Tensor
+from planner.schedule.compile import compile_program
+from planner.schedule.simulate import simulate
+from planner.schedule.verify import verify
 
 MIB = 2**20
 LINK = 12_000.0 * MIB  # bytes a second

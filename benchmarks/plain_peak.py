@@ -3,7 +3,7 @@
     python benchmarks/plain_peak.py examples/pydoc.yaml
 
 The model as the job makes it, `AdamW(fused=True)`, gradient accumulation over full-length rows of random tokens.
-On the CPU the bytes are those planner/meter.py counts, which is what "on the device" means there; on a GPU they are
+On the CPU the bytes are those planner/cpu/meter.py counts, which is what "on the device" means there; on a GPU they are
 the allocator's. The first step, which makes the optimizer's states, is not timed.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from planner.job import Job
-from planner.meter import Meter
+from planner.cpu.meter import Meter
+from planner.job.schema import Job
 from planner.units import format_bytes, format_seconds
 
 

@@ -27,26 +27,26 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.spread import Spread
-from planner.chain import Chain
-from planner.greedy import Setting, profile, resident, streamed
-from planner.hardware import Hardware
-from planner.instance import Budgets
-from planner.job import Job
-from planner.journey import Draft, assemble
-from planner.judge import predicted_step_s
-from planner.memory import gpu_peak_bytes
-from planner.model import model_config, working_dtype
-from planner.plan import Plan
-from planner.probe import measure_hardware
-from planner.profile import analyse, measure_times
-from planner.program import compile_program
-from planner.solve import make_plan
+from planner.draft.draft import Draft, assemble
+from planner.draft.evaluate import predicted_step_s
+from planner.greedy.streaming import Setting, profile, resident, streamed
+from planner.ilp.instance import Budgets
+from planner.job.schema import Job
+from planner.machine.hardware import Hardware
+from planner.measure.analysis import analyse, measure_times
+from planner.measure.hf_model import model_config, working_dtype
+from planner.measure.machine_rates import measure_hardware
+from planner.schedule.chain import Chain
+from planner.schedule.compile import compile_program
+from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.plan import Plan
+from planner.schedule.verify import verify
+from planner.search.make_plan import make_plan
 from planner.units import parse_bytes
-from planner.verify import verify
-from worker.engine import Engine
-from worker.model import load_model
-from worker.optimizer import AdamW
-from worker.schedule import decay_names
+from worker.engine.engine import Engine
+from worker.runtime.step_values import AdamW
+from worker.training.learning_rate import decay_names
+from worker.training.model import load_model
 
 CPU = torch.device("cpu")
 HOST = 2**40

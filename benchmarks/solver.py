@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.cases import Case, llama2_case, llama3_case, random_case
 from benchmarks.yardsticks import WholeTensors, greedy_step_s, whole_tensors
-from planner.instance import Budgets, make_instance
-from planner.oilp import build, solve_oilp
-from planner.solve import make_plan
+from planner.ilp.instance import Budgets, make_instance
+from planner.ilp.program import build, solve_oilp
+from planner.search.make_plan import make_plan
 
 GAP, TIME_LIMIT_S = 0.005, 300.0  # other work on the machine must not cut a search short
 BAR = 0.03  # of lp_step_s, for whole tensors

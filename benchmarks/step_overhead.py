@@ -24,14 +24,14 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.spread import Spread
-from planner.plan import Plan
-from planner.probe import estimate_hardware
-from planner.profile import analyse_model, estimate_times
-from planner.program import compile_program
-from planner.verify import verify
-from tests.engine_plans import adamw, resident_plan
-from tests.plain import PlainEngine
-from worker.engine import Engine
+from planner.measure.analysis import analyse_model, estimate_times
+from planner.measure.machine_rates import estimate_hardware
+from planner.schedule.compile import compile_program
+from planner.schedule.plan import Plan
+from planner.schedule.verify import verify
+from tests.support.engine_plans import adamw, resident_plan
+from tests.support.plain_engine import PlainEngine
+from worker.engine.engine import Engine
 
 LAYERS, ROWS, LENGTH = 4, 4, 256
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.chain import Chain
-from planner.greedy import Setting
-from planner.hardware import Hardware
-from planner.instance import Budgets, make_instance
-from planner.instant import instant
-from planner.journey import Draft, assemble
-from planner.judge import predicted_step_s
-from planner.memory import cpu_peak_bytes, gpu_peak_bytes
-from planner.program import compile_program
-from planner.whole import solve_whole
+from planner.draft.draft import Draft, assemble
+from planner.draft.evaluate import predicted_step_s
+from planner.greedy.candidates import instant
+from planner.greedy.streaming import Setting
+from planner.ilp.instance import Budgets, make_instance
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain
+from planner.schedule.compile import compile_program
+from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
+from planner.search.per_tensor_ilp import solve_whole
 
 
 def greedy_step_s(chain: Chain, hardware: Hardware, budgets: Budgets) -> float | None:

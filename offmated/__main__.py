@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
-from offmated.daemon import run
 from offmated.paths import Paths
+from offmated.service.daemon import run
 from planner.errors import UserError
 
 

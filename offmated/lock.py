@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from offmated.paths import Paths
 from planner.errors import UserError
-from planner.processes import Process
+from planner.run.processes import Process
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 Writes RUN_DIR/plan.json and prints the same object, less its chain, as one line. With `--job FILE` instead of a run
 folder it only prints. `--trace FILE` and `--html FILE` draw the plan, too. Exit codes are those of `planner.errors`;
 what a person should know goes to stderr, and into RUN_DIR/error.json. The subcommands `solve`, `ask`, `plans` and
-`picture` are those of `planner.questions`.
+`picture` are those of `planner.commands.parser`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner import questions
+from planner.commands import parser as questions
+from planner.commands.fast_imports import lasting_imports
 from planner.errors import Exit, UserError
-from planner.imports import lasting_imports
-from planner.job import Job
+from planner.job.schema import Job
 from planner.picture.basis import Basis
 from planner.picture.files import Pictures, add_options
-from planner.runfolder import RunFolder
+from planner.run.folder import RunFolder
 
 if TYPE_CHECKING:
     import torch
 
-    from planner.planning import Answer
+    from planner.commands.plan_job import Answer
 
 _STARTED_S = time.monotonic()
 
@@ -84,8 +84,8 @@ def _plan(job: Job, options: argparse.Namespace, distinct_tokens: tuple[int, ...
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # torch takes seconds to import: a wrong job file is told before that.
     with lasting_imports():
-        from planner.cache import Cache
-        from planner.planning import plan_job
+        from planner.cache.store import Cache
+        from planner.commands.plan_job import plan_job
 
     cache = Cache(options.database) if options.database else None
     return plan_job(

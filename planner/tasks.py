@@ -7,11 +7,11 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from offmated.states import JobState, StopReason
-from offmated.store import Store
-from planner.processes import Process
-from planner.runfolder import RunFolder
-from planner.watch import Watch
+from offmated.jobs.states import JobState, StopReason
+from offmated.jobs.store import Store
+from planner.run.folder import RunFolder
+from planner.run.processes import Process
+from planner.run.watch import Watch
 
 
 def plan_job(job_id: int) -> None:

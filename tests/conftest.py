@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests import engines
+from tests.support import engines
 
 
 @pytest.fixture

@@ -20,22 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.chain import Chain
-from planner.compiled import why_off
 from planner.errors import Exit, UserError
 from planner.graph import take_turns
-from planner.machine_memory import check_budgets
-from planner.plan import Plan
-from planner.probe import measure_hardware
-from planner.profile import Analysis, analyse_model, estimate_times, measure_times
-from planner.site import find_site
-from planner.solve import make_plan
+from planner.machine.memory import check_budgets
+from planner.measure.analysis import Analysis, analyse_model, estimate_times, measure_times
+from planner.measure.choose_compiled import why_off
+from planner.measure.machine_rates import measure_hardware
+from planner.measure.target import find_site
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from planner.search.make_plan import make_plan
 from planner.units import format_bytes, format_seconds, parse_bytes
-from worker.checkpoint import Checkpoints, Origin
-from worker.engine import Engine
-from worker.rows import IGNORED, num_items
-from worker.seeds import micro_batch_seed
-from worker.shards import STATE_BYTES_PER_PARAMETER
+from worker.data.padding import IGNORED, num_items
+from worker.data.seeds import micro_batch_seed
+from worker.engine.engine import Engine
+from worker.storage.checkpoint import Checkpoints, Origin
+from worker.storage.shards import STATE_BYTES_PER_PARAMETER
 from worker.torch_adamw import groups_of, learning_rates
 
 log = logging.getLogger(__name__)
@@ -64,9 +64,9 @@ def prepare(
     parameters that do not require grad are not trained. `optimizer` is an AdamW, fresh, over all parameters that
     do; its groups' learning rates are read at every step, so schedulers of torch work on it. Budgets are bytes or
     like "6GiB"; by default what is free. Micro-batch k of step n runs under
-    `torch.manual_seed(worker.seeds.micro_batch_seed(seed, n, k))`. `measure`: time the model's blocks on the device
-    first, which takes seconds; otherwise the plan rests on an estimate. `compile`: "auto" has inductor compile the
-    layers (measuring then takes minutes) and takes what is faster; losses and gradients differ in the last bits.
+    `torch.manual_seed(worker.data.seeds.micro_batch_seed(seed, n, k))`. `measure`: time the model's blocks on the
+    device first, which takes seconds; otherwise the plan rests on an estimate. `compile`: "auto" has inductor compile
+    the layers (measuring then takes minutes) and takes what is faster; losses and gradients differ in the last bits.
 
     Raises UserError for what cannot be trained, and where no plan fits.
     """

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit, UserError
-from planner.job import Job
-from planner.runfolder import RunFolder
+from planner.job.schema import Job
+from planner.run.folder import RunFolder
 from worker.trainer import report
 
 
@@ -23,8 +23,8 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     folder = RunFolder(Path(arguments[0]).absolute())
     try:
-        from worker.data import Batches
-        from worker.model import load_tokenizer
+        from worker.data.batches import Batches
+        from worker.training.model import load_tokenizer
 
         job = Job.from_resolved(folder.resolved)
         if not job.is_split and job.train_batch_size is not None:

@@ -6,22 +6,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from offmated.models import JobRow
-from offmated.states import Ending, JobState, account
-from offmated.store import Store
-from planner.cache import Cache
-from planner.chain import Chain
+from offmated.jobs.states import Ending, JobState, account
+from offmated.jobs.store import Store
+from offmated.jobs.table import JobRow
+from planner.cache.store import Cache
 from planner.codec import from_json
 from planner.errors import Exit
-from planner.job import Job
-from planner.localdata import is_local
-from planner.processes import Process
-from planner.runfolder import RunFolder
-from planner.steptimes import step_times
+from planner.job.local_data import is_local
+from planner.job.schema import Job
+from planner.run.folder import RunFolder
+from planner.run.processes import Process
+from planner.run.step_times import step_times
+from planner.run.watch import Watch
+from planner.schedule.chain import Chain
 from planner.tasks import cancelled, run_planner
 from planner.units import format_seconds
-from planner.watch import Watch
-from worker.metrics import read_metrics
+from worker.training.metrics import read_metrics
 
 _OFF = 1.5
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from planner.errors import Exit, UserError
-from worker.optimizer import AdamW
+from worker.runtime.step_values import AdamW
 
 _SWITCHES = ("amsgrad", "maximize", "differentiable")
 

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit, UserError
-from planner.runfolder import RunFolder
-from worker.stop import Stopped, StopRequest
+from planner.run.folder import RunFolder
+from worker.training.stop import Stopped, StopRequest
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     # Read when torch is loaded, which therefore happens below.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        from worker.run import run_job
+        from worker.training.run import run_job
 
         return Exit.DONE if run_job(folder, stop) else Exit.STOPPED
     except Stopped:

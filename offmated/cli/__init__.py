@@ -13,17 +13,17 @@ from pathlib import Path
 
 import click
 
-from offmated.cli import views
+from offmated.cli import job_view
 from offmated.cli.certify import certify
+from offmated.cli.client import Client
 from offmated.cli.follow import events, follow, log
-from offmated.cli.jobtext import read_job
+from offmated.cli.job_text import read_job
+from offmated.cli.launcher import runs, start_in_background
 from offmated.cli.output import JobNumber, budget_options, console, json_option, print_json
 from offmated.cli.pictures import draw_plan, drawn, picture_options
-from offmated.cli.plancommand import plan, plans
-from offmated.client import Client
-from offmated.launcher import runs, start_in_background
+from offmated.cli.plan_command import plan, plans
+from offmated.jobs.states import JobState
 from offmated.paths import Paths
-from offmated.states import JobState
 from planner.errors import Exit, UserError
 from planner.units import parse_bytes
 
@@ -67,10 +67,10 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: boo
     client = Client(paths)
     job = client.submit(text, str(folder), file.name)
     screen = console(stderr=as_json)
-    screen.print(views.submitted(job, views.place(job, client.jobs())))
+    screen.print(job_view.submitted(job, job_view.place(job, client.jobs())))
     job = follow(client, job["id"], screen)
-    print_json(job) if as_json else screen.print(views.ended(job))
-    sys.exit(views.exit_code(job))
+    print_json(job) if as_json else screen.print(job_view.ended(job))
+    sys.exit(job_view.exit_code(job))
 
 
 @main.command()
@@ -82,8 +82,8 @@ def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: 
     text, folder = read_job(file, gpu_budget, cpu_budget)
     client = Client(Paths.from_environment())
     job = client.submit(text, str(folder), file.name)
-    place = views.place(job, client.jobs())
-    print_json(job | {"place": place}) if as_json else console().print(views.submitted(job, place))
+    place = job_view.place(job, client.jobs())
+    print_json(job | {"place": place}) if as_json else console().print(job_view.submitted(job, place))
 
 
 main.add_command(plan)
@@ -95,7 +95,7 @@ main.add_command(certify)
 def status(as_json: bool) -> None:
     """List the jobs."""
     jobs = Client(Paths.from_environment()).jobs()
-    print_json(jobs) if as_json else console().print(views.jobs(jobs))
+    print_json(jobs) if as_json else console().print(job_view.jobs(jobs))
 
 
 @main.command()
@@ -107,7 +107,7 @@ def show(job_id: int, trace: Path | None, html: Path | None, as_json: bool) -> N
     client = Client(Paths.from_environment())
     job, plan = client.job(job_id), client.plan(job_id)
     draw_plan(job, trace, html)
-    print_json(job | {"plan_document": plan}) if as_json else console().print(views.job(job, plan))
+    print_json(job | {"plan_document": plan}) if as_json else console().print(job_view.job(job, plan))
     for line in () if as_json else drawn(trace, html):
         click.echo(line)
 
@@ -133,7 +133,7 @@ def logs(job_id: int, following: bool, as_json: bool) -> None:
 def cancel(job_id: int, as_json: bool) -> None:
     """End a job for good; a running one at once and without a checkpoint."""
     job = Client(Paths.from_environment()).cancel(job_id)
-    print_json(job) if as_json else console().print(views.cancelled(job))
+    print_json(job) if as_json else console().print(job_view.cancelled(job))
 
 
 @main.command()
@@ -145,8 +145,8 @@ def retry(job_id: int, gpu_budget: str | None, cpu_budget: str | None, as_json: 
     budgets = {"gpu_budget": gpu_budget, "cpu_budget": cpu_budget}
     client = Client(Paths.from_environment())
     job = client.retry(job_id, **{name: parse_bytes(size) for name, size in budgets.items() if size is not None})
-    place = views.place(job, client.jobs())
-    print_json(job | {"place": place}) if as_json else click.echo(views.retried(job, place))
+    place = job_view.place(job, client.jobs())
+    print_json(job | {"place": place}) if as_json else click.echo(job_view.retried(job, place))
 
 
 @main.command()
@@ -186,12 +186,12 @@ def down(as_json: bool) -> None:
 main.add_command(plans)
 
 
-@main.command()
+@main.command("doctor")
 @json_option
-def doctor(as_json: bool) -> None:
+def examine(as_json: bool) -> None:
     """Check that everything jobs need is here. Exits with 1 when something is missing."""
-    from offmated.cli import checks
+    from offmated.cli import doctor
 
-    found = list(checks.examine(Paths.from_environment()))
-    print_json(checks.as_json(found)) if as_json else console().print(checks.as_table(found))
-    sys.exit(Exit.FAILED if any(check.verdict == checks.PROBLEM for check in found) else Exit.DONE)
+    found = list(doctor.examine(Paths.from_environment()))
+    print_json(doctor.as_json(found)) if as_json else console().print(doctor.as_table(found))
+    sys.exit(Exit.FAILED if any(check.verdict == doctor.PROBLEM for check in found) else Exit.DONE)

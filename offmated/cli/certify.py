@@ -13,13 +13,13 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from offmated.cli import planning
+from offmated.cli import planner_process
 from offmated.cli.output import budget_options, console, json_option, pairs, print_json, table
-from offmated.cli.planview import option_runs
+from offmated.cli.plan_view import option_runs
 from offmated.paths import Paths
-from planner.certificate import Certificate, Finding
 from planner.codec import from_json
 from planner.errors import Exit
+from planner.reports.certificate import Certificate, Finding
 from planner.units import format_bytes, format_bytes_down
 
 _NOT_FINITE = 1e300
@@ -45,11 +45,11 @@ def _compare(file: Path, options: dict[str, str | int | None]) -> tuple[int, obj
     """Exit code and certificate; without one the process has said why on stderr, and we leave with its exit code."""
     state = Paths.from_environment().state
     with (
-        planning.resolved(planning.job_of(file, options)) as job,
+        planner_process.resolved(planner_process.job_of(file, options)) as job,
         # Beside the runs: a passing copy of what is trained may be too large for /tmp.
         tempfile.TemporaryDirectory(prefix=".certify-", dir=state if state.is_dir() else None) as folder,
     ):
-        url = planning.database()
+        url = planner_process.database()
         words = [f"--{name}={options[name]}" for name in ("steps", "layers", "device") if options[name] is not None]
         known = [f"--database={url}"] if url else []
         done = subprocess.run(

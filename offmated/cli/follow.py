@@ -10,11 +10,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from offmated.cli import views
-from offmated.client import Client
-from offmated.states import FINAL
+from offmated.cli import job_view
+from offmated.cli.client import Client
+from offmated.jobs.states import FINAL
 from planner.errors import Exit, UserError
-from planner.runfolder import RunFolder
+from planner.run.folder import RunFolder
 from planner.units import printable
 
 POLL_S = 0.5
@@ -42,7 +42,7 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
                     continue
                 if job["state"] in FINAL:
                     return job
-                line.update(" ".join(filter(None, (job["state"], views.progress(job), views.remaining(job)))))
+                line.update(" ".join(filter(None, (job["state"], job_view.progress(job), job_view.remaining(job)))))
                 time.sleep(POLL_S)
     except KeyboardInterrupt:
         screen.print(f"Job {job_id} goes on without you.  offmate logs -f {job_id} · offmate cancel {job_id}")
@@ -139,7 +139,7 @@ class News:
             self._plan = job["plan"]
             answer = self._client.plan(job["id"])
             if answer is not None:
-                self._screen.print(views.plan(answer))
+                self._screen.print(job_view.plan(answer))
         self._tell_evaluations(job)
         self._tell_loss(job)
         if over:
@@ -168,5 +168,5 @@ class News:
         if over or time.monotonic() >= self._line_due:
             self._step = found["step"]
             self._line_due = time.monotonic() + LINE_EVERY_S
-            left = f", {views.remaining(job)} left" if views.remaining(job) else ""
+            left = f", {job_view.remaining(job)} left" if job_view.remaining(job) else ""
             self._screen.print(f"step {found['step']} of {found['total_steps']}, loss {found['loss']:.3f}{left}")

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offmated.states import LARGEST_ID
+from offmated.jobs.states import LARGEST_ID
 from planner.errors import Exit, UserError
 from planner.units import parse_bytes, printable
 

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 import click
 
 from planner.errors import Exit, UserError
-from planner.runfolder import RunFolder
+from planner.run.folder import RunFolder
 
 P = ParamSpec("P")
 FILE = click.Path(path_type=Path, dir_okay=False)

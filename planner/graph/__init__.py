@@ -1,14 +1,14 @@
 """Graphs of blocks: detection, joint trace, cut by a recipe, generated code. Only here torch's private API is used."""
 
+from planner.graph.block_code import Pair, make_pairs
 from planner.graph.call import BlockCall, refuse_autocast, run_slice
 from planner.graph.chunks import ChunkedHead, check_chunked, chunk_rows, loss_only
-from planner.graph.code import BlockCode, Sink
-from planner.graph.compiled import CannotCompileError, CompiledPair, why_not_compilable
 from planner.graph.detect import BlockNames, find_blocks
 from planner.graph.eager import EagerPair
+from planner.graph.inductor import CannotCompileError, CompiledPair, why_not_compilable
+from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint, trace_block
 from planner.graph.label import label
-from planner.graph.pair import Pair, make_pairs
 from planner.graph.recipes import EAGER, RECIPES, Recipe
 from planner.graph.result import Result
 from planner.graph.signature import CallShape, flatten_call

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from planner.errors import Exit, UserError
-from planner.graph.code import BlockCode
+from planner.graph.interface import BlockCode
 from planner.graph.tangents import layout_of
 
 Given = dict[tuple[int, int], "tuple[FrameCall, int]"]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from planner.errors import UserError
 from planner.graph.call import FrameCall
-from planner.graph.code import BlockCode
+from planner.graph.interface import BlockCode
 
 Elementwise = Callable[[Tensor], Tensor]
 Sink = Callable[[str, Tensor], None]

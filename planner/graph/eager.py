@@ -13,16 +13,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functional_call
 from torch.utils._python_dispatch import _disable_current_modes
 
+from planner.cpu.meter import Meter
 from planner.errors import UserError, first_line
-from planner.graph.code import BlockCode, Sink
 from planner.graph.codegen import rng_of
 from planner.graph.fake import FakeMode
 from planner.graph.flat import Flat
+from planner.graph.interface import BlockCode, Sink
 from planner.graph.recipes import EAGER
 from planner.graph.sample import random_data
 from planner.graph.signature import flatten_call
 from planner.graph.work import Counting, Work
-from planner.meter import Meter
 
 
 class EagerPair(BlockCode):

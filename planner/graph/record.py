@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from planner.errors import Exit, UserError
 from planner.graph.fake import FakeMode, fake_weights, same_buffers
 from planner.graph.joint import untraceable
+from planner.graph.repeated_layers import Turns
 from planner.graph.signature import flatten_call
-from planner.graph.turns import Turns
 
 _aten = torch.ops.aten
 _MATMULS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default)

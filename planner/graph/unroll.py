@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from planner.graph.detect import repeated_layers
-from planner.graph.turns import Turns
+from planner.graph.repeated_layers import Turns
 
 
 def take_turns(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device) -> Callable[[], None]:

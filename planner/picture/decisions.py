@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.chain import Chain, Tensor
-from planner.plan import Plan
-from planner.program import OpKind, order_program
+from planner.schedule.chain import Chain, Tensor
+from planner.schedule.compile import OpKind, order_program
+from planner.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from planner.codec import Json, to_json
-from planner.memory import Parts
 from planner.picture.decisions import decisions
 from planner.picture.drawing import AROUND, STEPS, Drawing, Sort, sort_of
 from planner.picture.headline import figures, summary
 from planner.picture.trace import ns
-from planner.program import OpKind, Queue
+from planner.schedule.compile import OpKind, Queue
+from planner.schedule.memory import Parts
 
 FORMAT = 1
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.chain import Chain
-from planner.hardware import Hardware
-from planner.memory import Breakdown, Parts, gpu_breakdown
+from planner.machine.hardware import Hardware
 from planner.picture.basis import Basis
-from planner.plan import Direction, Plan
-from planner.program import Op, OpKind, Program, Queue, compile_program
-from planner.receipt import Load
-from planner.simulate import Span, host_traffic_bytes, last_steps, simulate
+from planner.reports.receipt import Load
+from planner.schedule.chain import Chain
+from planner.schedule.compile import Op, OpKind, Program, Queue, compile_program
+from planner.schedule.memory import Breakdown, Parts, gpu_breakdown
+from planner.schedule.plan import Direction, Plan
+from planner.schedule.simulate import Span, host_traffic_bytes, last_steps, simulate
 
 STEPS = 2  # that are shown
 AROUND = 1  # more of them on both sides: a queue may still be at the step before, or at the one after already

@@ -7,12 +7,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.chain import Chain
 from planner.codec import from_json
 from planner.errors import Exit, UserError
-from planner.hardware import Hardware
+from planner.machine.hardware import Hardware
 from planner.picture.basis import Basis
-from planner.plan import Plan
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.picture.basis import Basis
 from planner.picture.drawing import Drawing
-from planner.program import OpKind
+from planner.schedule.compile import OpKind
 from planner.units import format_bytes, format_bytes_down, format_seconds
 
 

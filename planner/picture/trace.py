@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import count
 
 from planner.codec import Json
-from planner.memory import Parts
 from planner.picture.drawing import AROUND, STEPS, TURNS, Drawing, Sort, sort_of
-from planner.program import OpKind, Queue
-from planner.simulate import Span
+from planner.schedule.compile import OpKind, Queue
+from planner.schedule.memory import Parts
+from planner.schedule.simulate import Span
 
 _PROCESS = 1
 _STAGES = 2  # a track with the number of the process would be called its main thread

@@ -1,0 +1,182 @@
+"""The HTTP API on the daemon's unix socket. Errors for people travel as their fields, with status 404 or 422."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Query, Request
+from fastapi import Path as InPath
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, Field
+
+from offmated.api.views import job_view
+from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
+from offmated.jobs.store import Store
+from offmated.jobs.submission import retry, submit
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from planner.run.folder import RunFolder
+
+Json = dict[str, Any]
+
+LOG_POLL_S = 0.2
+LOG_PIECE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the API needs of the daemon. `wake` tells it that something changed, `shut_down` asks it to end, `closing`
+    says that it is about to and answers must come to their end, `health` is its own account."""
+
+    store: Store
+    paths: Paths
+    wake: Callable[[], None]
+    shut_down: Callable[[], None]
+    closing: Callable[[], bool]
+    health: Callable[[], Json]
+
+
+class Submission(BaseModel):
+    """A job as handed in; relative paths in `yaml` are below `folder`, errors call the file `name`."""
+
+    yaml: str
+    folder: str
+    name: str = "job.yaml"
+
+
+class Budgets(BaseModel):
+    """Bytes a job may use from now on; null: as it was."""
+
+    gpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    cpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+Use = Annotated[Services, Depends(_services)]
+JobId = Annotated[int, InPath(ge=1, le=LARGEST_ID)]
+
+
+def make_app(services: Services) -> FastAPI:
+    """The application."""
+    app = FastAPI(title="offmate", docs_url=None, redoc_url=None)
+    app.state.services = services
+    app.add_exception_handler(UserError, _user_error)
+    app.get("/health")(health)
+    app.post("/jobs", status_code=201)(submit_job)
+    app.get("/jobs")(list_jobs)
+    app.get("/jobs/{job_id}")(show_job)
+    app.get("/jobs/{job_id}/plan")(show_plan)
+    app.get("/jobs/{job_id}/logs")(show_log)
+    app.get("/jobs/{job_id}/metrics")(show_metrics)
+    app.get("/jobs/{job_id}/events")(show_events)
+    app.post("/jobs/{job_id}/cancel")(cancel_job)
+    app.post("/jobs/{job_id}/retry")(retry_job)
+    app.post("/shutdown", status_code=202)(shut_down)
+    return app
+
+
+def health(use: Use) -> Json:
+    """How the daemon is."""
+    return use.health()
+
+
+def submit_job(body: Submission, use: Use) -> Json:
+    """Take a job in. 422 with the error's fields when it cannot be run as written."""
+    row, notes = submit(use.store, use.paths, body.yaml, Path(body.folder), body.name)
+    use.wake()
+    return show_job(row.id, use) | {"notes": list(notes)}
+
+
+def list_jobs(use: Use) -> list[Json]:
+    """All jobs."""
+    rows = use.store.jobs()
+    return [job_view(row, rows) for row in rows]
+
+
+def show_job(job_id: JobId, use: Use) -> Json:
+    """One job."""
+    return job_view(use.store.job(job_id), use.store.jobs())
+
+
+def show_plan(job_id: JobId, use: Use) -> Json | None:
+    """plan.json without its chain; null before there is one."""
+    document = RunFolder(Path(use.store.job(job_id).run_dir)).read_plan()
+    return document and {name: value for name, value in document.items() if name != "chain"}
+
+
+def cancel_job(job_id: JobId, use: Use) -> Json:
+    """Cancel a job. A running one is told so, and ends soon after."""
+    before = use.store.job(job_id).state
+    after = use.store.stop(job_id, StopReason.CANCEL)
+    if after in FINAL and (before in FINAL or after is not JobState.CANCELLED):
+        raise UserError(
+            f"Job {job_id} is over: {after}.", hint=f"offmate show {job_id}", code="job-ended", exit_code=Exit.USAGE
+        )  # fmt: skip
+    use.wake()
+    return show_job(job_id, use)
+
+
+def retry_job(job_id: JobId, use: Use, budgets: Budgets | None = None) -> Json:
+    """Have a failed or cancelled job tried again."""
+    asked = budgets or Budgets()
+    retry(use.store, job_id, gpu_budget=asked.gpu_budget, cpu_budget=asked.cpu_budget)
+    use.wake()
+    return show_job(job_id, use)
+
+
+def show_metrics(job_id: JobId, use: Use, skip: int = 0) -> list[Json]:
+    """The trainer's events from number `skip`."""
+    return RunFolder(Path(use.store.job(job_id).run_dir)).read_metrics(skip)
+
+
+def show_events(job_id: JobId, use: Use, position: Annotated[int, Query(ge=0)] = 0) -> Json:
+    """The trainer's events after what was read before, and the position to ask from next time."""
+    events, following = RunFolder(Path(use.store.job(job_id).run_dir)).metrics_after(position)
+    return {"events": events, "position": following}
+
+
+def show_log(job_id: JobId, use: Use, follow: bool = False) -> StreamingResponse:
+    """The log as text; with `follow`, as it grows, until the job is over."""
+    run = RunFolder(Path(use.store.job(job_id).run_dir))
+    return StreamingResponse(_log(run, job_id, use, follow), media_type="text/plain; charset=utf-8")
+
+
+async def _log(run: RunFolder, job_id: int, use: Services, follow: bool) -> AsyncIterator[bytes]:
+    position = 0
+    while True:
+        # Asked before reading: what was written before the job ended is then sure to be read.
+        last = not follow or use.closing() or (await asyncio.to_thread(use.store.job, job_id)).state in FINAL
+        while piece := await asyncio.to_thread(_read, run.log, position):
+            position += len(piece)
+            yield piece
+        if last:
+            return
+        await asyncio.sleep(LOG_POLL_S)
+
+
+def _read(path: Path, position: int) -> bytes:
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(position)
+        return file.read(LOG_PIECE_BYTES)
+
+
+def shut_down(use: Use) -> Json:
+    """End the daemon: running jobs save a checkpoint first. Answers at once with the process to wait for."""
+    use.shut_down()
+    return use.health()
+
+
+def _user_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, UserError)
+    status = 404 if error.exit_code is Exit.NO_SUCH_JOB else 422
+    return JSONResponse(error.to_json(), status_code=status)

@@ -1,0 +1,186 @@
+"""What the API shows of a job: its row, and what its run folder says."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from offmated.jobs.states import FINAL, TAKEN_FROM, JobState, StopReason
+from offmated.jobs.table import JobRow
+from offmated.trouble import Troubles
+from planner.run.folder import RunFolder
+from planner.run.step_times import StepTimes, step_times
+
+Json = dict[str, Any]
+_T = TypeVar("_T")
+
+KEPT_FILES = 512
+
+_troubles = Troubles()
+
+_PLAN_FIELDS = (
+    "slices", "rounds", "clip", "source", "step_s", "lp_step_s", "bound_s", "solver_gap",
+    "gpu_peak_bytes", "cpu_peak_bytes", "gpu_budget_bytes", "cpu_budget_bytes",
+)  # fmt: skip
+_ROW_FIELDS = (
+    "id", "name", "state", "stop_reason", "priority", "run_dir", "created_at", "started_at", "ended_at", "attempts",
+    "history", "crashes", "last_checkpoint_step", "exit_code", "error",
+)  # fmt: skip
+
+
+def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
+    """One job as `GET /jobs/{id}` answers it. `all_rows`: all jobs, to say what this one waits for.
+
+    predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; `step_s` is the median of the same
+                         steps, of which measured["steps"] says how many (see `planner.run.step_times`)
+    progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
+    plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
+    output               the model folder, when there is one
+    """
+    view = {name: getattr(row, name) for name in _ROW_FIELDS}
+    view |= {"reason": _reason(row, all_rows), "output": (row.result or {}).get("output")}
+    # Files that hold something else than they should blind nobody for the other jobs.
+    with _troubles.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
+        run = RunFolder(Path(row.run_dir))
+        return view | _figures(row, _recent.get(run, run.metrics), _plans.get(run, run.plan))
+    return view | _figures(row, [], None)
+
+
+def _figures(row: JobRow, events: list[Json], plan: Json | None) -> Json:
+    return {
+        "plan": plan,
+        "progress": _progress(row, events),
+        **_compared(row, plan, step_times(events)),
+    }
+
+
+class _Kept(Generic[_T]):
+    """What was read from a file, read again when the file is another: at its last version only, and for some hundred
+    jobs."""
+
+    def __init__(self, read: Callable[[RunFolder], _T]) -> None:
+        self._read = read
+        self._found: OrderedDict[Path, tuple[_Version, _T]] = OrderedDict()
+        self._lock = threading.Lock()  # answers are made in several threads
+
+    def get(self, run: RunFolder, file: Path) -> _T:
+        version = _version(file)
+        with self._lock:
+            if (found := self._found.get(file)) is not None and found[0] == version:
+                self._found.move_to_end(file)
+                return found[1]
+        value = self._read(run)
+        with self._lock:
+            self._found[file] = (version, value)
+            while len(self._found) > KEPT_FILES:
+                self._found.popitem(last=False)
+        return value
+
+
+_Version = tuple[int, int] | None
+"""When a file was last written, and its size; None when there is none."""
+
+
+def _version(path: Path) -> _Version:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _read_plan(run: RunFolder) -> Json | None:
+    """Figures of plan.json, which may be large, and is the same at each look."""
+    document = run.read_plan()
+    if document is None:
+        return None
+    plan = document["plan"]
+    return {name: plan[name] for name in _PLAN_FIELDS} | {
+        "blocks": len(plan["options"]),
+        "options": dict(Counter(plan["options"])),
+        "measured": document["measured"],
+        "cached": document["cached"],
+        "solve_s": document["solve_s"],
+    }
+
+
+_plans = _Kept(_read_plan)
+_recent = _Kept(RunFolder.recent_metrics)
+
+
+def _progress(row: JobRow, events: list[Json]) -> Json | None:
+    started = [number for number, event in enumerate(events) if event["event"] == "start"]
+    if not started:
+        return None
+    start = events[started[-1]]
+    total = start["total_steps"]
+    steps = [event for event in events[started[-1] :] if event["event"] == "step"]  # those before may be repeated
+    evaluations = [event for event in events if event["event"] == "eval"]
+    step = steps[-1]["step"] if steps else start["step"]
+    seconds = statistics.median(event["step_s"] for event in steps) if steps else None
+    return {
+        "step": step,
+        "total_steps": total,
+        "loss": steps[-1]["loss"] if steps else None,
+        "eval_loss": evaluations[-1]["eval_loss"] if evaluations else None,
+        "step_s": seconds,
+        "eta_s": (total - step) * seconds if seconds is not None and row.state not in FINAL else None,
+    }
+
+
+def _compared(row: JobRow, plan: Json | None, found: StepTimes) -> Json:
+    """What was predicted and what was measured of the same steps; before there are any, what the plan says."""
+    if (end := row.result) is not None:  # of the whole run, and the plan it ran under in its own words
+        return {
+            "predicted": {"step_s": end.get("predicted_step_s"), "gpu_peak_bytes": end.get("predicted_gpu_peak_bytes")},
+            "measured": {
+                "step_s": end.get("step_s"), "steps": end.get("measured_steps", 0),
+                "gpu_peak_bytes": end.get("gpu_peak_bytes"),
+            },
+        }  # fmt: skip
+    planned = plan or {"step_s": None, "gpu_peak_bytes": None}
+    return {
+        "predicted": {
+            "step_s": found.predicted_step_s or planned["step_s"], "gpu_peak_bytes": planned["gpu_peak_bytes"],
+        },
+        "measured": {"step_s": found.step_s, "steps": found.steps, "gpu_peak_bytes": found.gpu_peak_bytes},
+    }  # fmt: skip
+
+
+def _reason(row: JobRow, all_rows: Sequence[JobRow]) -> str:
+    """Why the job is where it is, in a few words; "" where the state says it all."""
+    if row.state in FINAL:
+        return str(row.error["what"]) if row.error else ""
+    if row.stop_reason is not None and row.state in TAKEN_FROM:
+        return "is being cancelled" if row.stop_reason is StopReason.CANCEL else "saves a checkpoint to stop"
+    if row.state in TAKEN_FROM:
+        return _again(row)
+    ahead = [other for other in all_rows if other.state is row.state and _before(other, row)]
+    busy_state = JobState.PLANNING if row.state is JobState.SUBMITTED else JobState.RUNNING
+    busy = [other for other in all_rows if other.state is busy_state]
+    worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
+    if ahead:
+        place = f"waits for the {worker}, {len(ahead) + len(busy)} before it"
+    else:
+        place = f"waits for job {busy[0].id}" if busy else f"goes to the {worker} next"
+    return "; ".join(filter(None, (place, _again(row))))
+
+
+def _again(row: JobRow) -> str:
+    """Of a job that is not in its first attempt: which one it is, from where, and how the last one ended."""
+    ended = [attempt for attempt in row.history if attempt["ended_at"] is not None]
+    if not ended:
+        return ""
+    running = row.state is JobState.RUNNING
+    step = row.history[-1]["from_step"] if running else row.last_checkpoint_step
+    number = row.attempts if running else row.attempts + 1
+    origin = "from the start" if step is None else f"from step {step}"
+    return f"attempt {number}, {origin}; before: {ended[-1]['ending']}"
+
+
+def _before(other: JobRow, row: JobRow) -> bool:
+    return (-other.priority, other.id) < (-row.priority, row.id)

@@ -1,0 +1,153 @@
+"""Talks to the daemon over its unix socket. Light: commands import it before they print anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from offmated.lock import lock_holder
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from planner.run.processes import Process
+
+Json = dict[str, Any]
+
+PATIENCE_S = 30.0
+
+
+class Client:
+    """One installation's daemon. Every method raises UserError: `daemon-not-running` (exit 69) when there is nobody to
+    answer, `daemon-silent` when somebody does not, otherwise what the daemon said."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+        transport = httpx.HTTPTransport(uds=str(paths.api_socket))
+        # Answers come from a local database at once; only a log that is followed may be silent for hours.
+        self._http = httpx.Client(transport=transport, base_url="http://offmated", timeout=PATIENCE_S)
+
+    def health(self) -> Json:
+        """`{"process", "state": "running"|"stopping", "state_folder", "children": {name: {"pid", "restarts"}}, …}`."""
+        return self._object("GET", "/health")
+
+    def running(self) -> bool:
+        """Whether a daemon answers."""
+        return self.health_if_running() is not None
+
+    def health_if_running(self) -> Json | None:
+        """As `health()`; None when no daemon runs."""
+        try:
+            return self.health()
+        except UserError as error:
+            if error.code != "daemon-not-running":
+                raise
+            return None
+
+    def submit(self, yaml_text: str, folder: str, name: str = "job.yaml") -> Json:
+        """Hand in a job; relative paths in it are below `folder`, errors call its file `name`. Returns the job as
+        `job()` does, with "notes"."""
+        return self._object("POST", "/jobs", {"yaml": yaml_text, "folder": folder, "name": name})
+
+    def jobs(self) -> list[Json]:
+        """All jobs, in the order of their numbers."""
+        answer: list[Json] = self._send("GET", "/jobs").json()
+        return answer
+
+    def job(self, job_id: int) -> Json:
+        """The row, `reason`, `progress`, `plan`, `predicted` and `measured`. UserError `no-such-job` (exit 4)."""
+        return self._object("GET", f"/jobs/{job_id}")
+
+    def cancel(self, job_id: int) -> Json:
+        """Cancel a job; a running one ends soon after, without a checkpoint. UserError `job-ended` when it is over."""
+        return self._object("POST", f"/jobs/{job_id}/cancel")
+
+    def retry(self, job_id: int, **budgets: int) -> Json:
+        """Have a failed or cancelled job tried again, from its last checkpoint if it has one. `budgets`: `gpu_budget`
+        and `cpu_budget` in bytes, for another plan. UserError `not-to-retry` when it is neither."""
+        return self._object("POST", f"/jobs/{job_id}/retry", budgets)
+
+    def plan(self, job_id: int) -> Json | None:
+        """plan.json without its chain; None before there is one."""
+        answer: Json | None = self._send("GET", f"/jobs/{job_id}/plan").json()
+        return answer
+
+    def metrics(self, job_id: int, skip: int = 0) -> list[Json]:
+        """The events of metrics.jsonl, from the one numbered `skip`."""
+        answer: list[Json] = self._send("GET", f"/jobs/{job_id}/metrics", params={"skip": skip}).json()
+        return answer
+
+    def events(self, job_id: int, position: int = 0) -> tuple[list[Json], int]:
+        """The trainer's events after what was read before, and the position to ask from next time."""
+        answer = self._send("GET", f"/jobs/{job_id}/events", params={"position": position}).json()
+        return answer["events"], answer["position"]
+
+    def logs(self, job_id: int, follow: bool = False) -> Iterator[str]:
+        """The job's log in pieces; with `follow` until the job is over (or the daemon goes)."""
+        timeout = httpx.Timeout(PATIENCE_S, read=None)
+        try:
+            with self._http.stream("GET", f"/jobs/{job_id}/logs", params={"follow": follow}, timeout=timeout) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise _error(answer)
+                yield from answer.iter_text()
+        except httpx.TransportError as error:
+            raise self._unanswered(error) from None
+
+    def shutdown(self, wait: bool = True) -> None:
+        """End the daemon: running jobs save a checkpoint first and wait for the next start. With `wait`, until it is
+        gone, which takes a step and a checkpoint."""
+        process = Process.parse(self._object("POST", "/shutdown")["process"])
+        while wait and process.alive():
+            time.sleep(0.05)
+
+    def _object(self, method: str, url: str, body: Json | None = None) -> Json:
+        answer: Json = self._send(method, url, body).json()
+        return answer
+
+    def _send(
+        self, method: str, url: str, body: Json | None = None, params: dict[str, int] | None = None
+    ) -> httpx.Response:
+        try:
+            answer = self._http.request(method, url, json=body, params=params)
+        except httpx.TransportError as error:
+            raise self._unanswered(error) from None
+        if answer.is_error:
+            raise _error(answer)
+        return answer
+
+    def _unanswered(self, error: httpx.TransportError) -> UserError:
+        if isinstance(error, httpx.TimeoutException):
+            return daemon_silent(self.paths, f"no answer within {PATIENCE_S:g} s")
+        return UserError(
+            "The daemon is not running.",
+            numbers=(f"socket {self.paths.api_socket}: {error}",),
+            hint="offmate up",
+            code="daemon-not-running",
+            exit_code=Exit.DAEMON_NOT_RUNNING,
+        )
+
+
+def daemon_silent(paths: Paths, number: str) -> UserError:
+    """A daemon runs, and does not answer."""
+    holder = lock_holder(paths)
+    who = f"process {holder.pid}, " if holder is not None else ""
+    return UserError(
+        "The daemon does not answer.",
+        numbers=(f"{who}socket {paths.api_socket}", number),
+        hint=f"{paths.log} may say why; " + (f"kill {holder.pid}, then offmate up" if holder else "try again"),
+        code="daemon-silent",
+    )
+
+
+def _error(answer: httpx.Response) -> UserError:
+    """The daemon's answer as the error it was there."""
+    if answer.headers.get("content-type") == "application/json" and "what" in (fields := answer.json()):
+        return UserError.from_json(fields)
+    return UserError(
+        "The daemon could not answer.",
+        numbers=(f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.reason_phrase}",),
+        hint="see daemon.log in the state folder",
+        code="daemon-error",
+    )

@@ -1,0 +1,199 @@
+"""`offmate doctor`: is all here that jobs need? One check per concern; each says what it found and what to do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+from packaging.requirements import Requirement
+from rich.table import Table
+
+from offmated.cli.client import Client
+from offmated.cli.output import coloured, table
+from offmated.config import Config
+from offmated.paths import Paths
+from offmated.service.broker import Broker
+from planner.errors import UserError
+from planner.units import format_bytes
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+TORCH_PATIENCE_S = 120
+LITTLE_DISK_BYTES = 20 * 2**30  # a small model's checkpoints and output
+LITTLE_RAM_BYTES = 8 * 2**30
+
+_TORCH = """
+import json, torch
+found = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
+if torch.cuda.is_available():
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        found["gpus"].append({"name": torch.cuda.get_device_name(index), "free": free, "total": total})
+from planner.cpu.adamw import cpu_kernel
+kernel = cpu_kernel()
+found["updates"] = {"description": kernel.description, "shortcoming": kernel.shortcoming}
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One finding: `verdict` is "ok", "warning" (works, with less) or "problem" (jobs fail); `advice` what to do."""
+
+    name: str
+    verdict: str
+    found: str
+    advice: str = ""
+
+
+def examine(paths: Paths) -> Iterator[Check]:
+    """All checks, the quick ones first."""
+    yield _python()
+    yield from _packages()
+    yield _memory()
+    yield _disk(paths)
+    yield _database()
+    yield _broker(paths)
+    yield _daemon(paths)
+    yield from _torch()
+
+
+def as_table(checks: Sequence[Check]) -> Table:
+    """The findings for people."""
+    rows = [(check.name, coloured(check.verdict), check.found, check.advice) for check in checks]
+    return table(("CHECK", "VERDICT", "FOUND", "WHAT TO DO"), rows)
+
+
+def as_json(checks: Sequence[Check]) -> list[dict[str, str]]:
+    """The findings for programs."""
+    return [asdict(check) for check in checks]
+
+
+def _python() -> Check:
+    return Check(name="python", verdict=OK, found=f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def _packages() -> Iterator[Check]:
+    """Whether what is installed are versions that offmate was run with; of what is optional only what is there."""
+    wrong = []
+    for need in map(Requirement, metadata.requires("offmate") or ()):
+        needed, optional = (need.marker is None or need.marker.evaluate({"extra": extra}) for extra in ("", "lora"))
+        if not (needed or optional):
+            continue
+        try:
+            have = metadata.version(need.name)
+        except metadata.PackageNotFoundError:
+            if needed:
+                wrong.append((f"{need.name} is missing", need))
+            continue
+        if not need.specifier.contains(have, prereleases=True):
+            wrong.append((f"{need.name} {have}, needed {need.specifier}", need))
+    version = metadata.version("offmate")
+    if wrong:
+        found = "; ".join((version, *(what for what, _ in wrong)))
+        advice = shlex.join(("pip", "install", *(f"{need.name}{need.specifier}" for _, need in wrong)))
+        yield Check(name="offmate", verdict=PROBLEM, found=found, advice=advice)
+    else:
+        named = ("transformers", "PuLP", "highspy", "rq", "SQLAlchemy")
+        versions = ", ".join(f"{name} {metadata.version(name)}" for name in named)
+        yield Check(name="offmate", verdict=OK, found=f"{version} with {versions}")
+
+
+def _memory() -> Check:
+    memory = psutil.virtual_memory()
+    found = f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}"
+    if memory.total < LITTLE_RAM_BYTES:
+        advice = "weights and optimizer states live here: about 12 bytes per parameter; train small models"
+        return Check(name="memory", verdict=WARNING, found=found, advice=advice)
+    return Check(name="memory", verdict=OK, found=found)
+
+
+def _disk(paths: Paths) -> Check:
+    folder = paths.state
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    found = f"{format_bytes(free)} free at {paths.state}"
+    if free < LITTLE_DISK_BYTES:
+        advice = "checkpoints go there; free some space, or set OFFMATE_HOME to a larger disk"
+        return Check(name="disk", verdict=WARNING, found=found, advice=advice)
+    return Check(name="disk", verdict=OK, found=found)
+
+
+def _database() -> Check:
+    return Check(name="sqlite", verdict=OK, found=sqlite3.sqlite_version)
+
+
+def _broker(paths: Paths) -> Check:
+    try:
+        broker = Broker.choose(Config.load(paths), paths)
+        if broker.command is None:
+            broker.wait_until_ready()
+    except UserError as error:
+        found = "; ".join((error.what, *error.numbers))
+        return Check(name="broker", verdict=PROBLEM, found=found, advice=error.hint)
+    if broker.command is not None:
+        return Check(name="broker", verdict=OK, found=f"{broker.command[0]}, run by the daemon")
+    url = urlsplit(broker.url)  # not shown whole: it may hold a password
+    return Check(name="broker", verdict=OK, found=f"yours at {url.hostname or url.path}")
+
+
+def _daemon(paths: Paths) -> Check:
+    client = Client(paths)
+    try:
+        health = client.health()
+    except UserError as error:
+        return Check(name="daemon", verdict=WARNING, found=error.what, advice=error.hint)
+    return Check(name="daemon", verdict=OK, found=f"{health['state']} at {paths.api_socket}")
+
+
+def _torch() -> Iterator[Check]:
+    """PyTorch and the GPUs, asked in a process of their own: importing torch takes seconds, CUDA leaves threads."""
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-P", "-c", _TORCH], capture_output=True, text=True, timeout=TORCH_PATIENCE_S
+        )
+    except subprocess.TimeoutExpired:
+        found = f"no answer within {TORCH_PATIENCE_S} s"
+        yield Check(name="torch", verdict=PROBLEM, found=found, advice="is the GPU driver stuck? try nvidia-smi")
+        return
+    if answer.returncode != 0:
+        found = answer.stderr.strip().splitlines()[-1] if answer.stderr.strip() else f"exit code {answer.returncode}"
+        yield Check(name="torch", verdict=PROBLEM, found=found, advice="pip install --force-reinstall torch")
+        return
+    found = json.loads(answer.stdout.splitlines()[-1])
+    build = f"CUDA {found['cuda']}" if found["cuda"] else "CPU build"
+    yield Check(name="torch", verdict=OK, found=f"{found['version']} ({build})")
+    yield _updates(**found["updates"])
+    for gpu in found["gpus"]:
+        room = f"{format_bytes(gpu['free'])} free of {format_bytes(gpu['total'])}"
+        yield Check(name="gpu", verdict=OK, found=f"{gpu['name']}, {room}")
+    if not found["gpus"]:
+        yield _no_gpu(cuda_build=bool(found["cuda"]))
+
+
+def _updates(*, description: str, shortcoming: str) -> Check:
+    if not shortcoming:
+        return Check(name="cpu updates", verdict=OK, found=description)
+    advice = "jobs run; updates are faster with a C compiler that works: sudo apt install gcc"
+    return Check(name="cpu updates", verdict=WARNING, found=f"{description}; {shortcoming}", advice=advice)
+
+
+def _no_gpu(*, cuda_build: bool) -> Check:
+    if not Path("/dev/nvidiactl").exists():
+        advice = "jobs run on the CPU; for an NVIDIA card install its driver"
+        return Check(name="gpu", verdict=WARNING, found="none", advice=advice)
+    if not cuda_build:
+        advice = "pip install --force-reinstall torch --index-url https://pypi.org/simple"
+        return Check(name="gpu", verdict=PROBLEM, found="there is one, this torch cannot use it", advice=advice)
+    advice = "the driver may be too old for this torch: compare nvidia-smi with the CUDA version above"
+    return Check(name="gpu", verdict=PROBLEM, found="there is one, torch cannot open it", advice=advice)

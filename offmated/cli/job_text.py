@@ -1,0 +1,74 @@
+"""A job file as it is handed in: its text, with what the command line says written into it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from planner.errors import Exit, UserError
+from planner.job.schema import CANONICAL
+from planner.job.source import read_text, read_yaml
+
+
+def read_job(path: Path, gpu_budget: str | None, cpu_budget: str | None) -> tuple[str, Path]:
+    """The text of the job file and its absolute folder. Raises UserError when it cannot be read."""
+    return with_budgets(read_text(path), gpu_budget, cpu_budget), path.absolute().parent
+
+
+def with_budgets(text: str, gpu_budget: str | None, cpu_budget: str | None) -> str:
+    """The job `text` with the budgets that are given."""
+    for key, value in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)):
+        if value is not None:
+            text = with_value(text, key, value)
+    return text
+
+
+def with_settings(text: str, settings: Iterable[str]) -> str:
+    """The job `text` with `settings`, each "KEY=VALUE" with a value as in the file. Raises UserError."""
+    for setting in settings:
+        key, there, value = setting.partition("=")
+        if not (there and key):
+            raise UserError(
+                f"--set takes KEY=VALUE, not {setting}.", code="usage", hint="--set max_length=512",
+                exit_code=Exit.USAGE,
+            )  # fmt: skip
+        found = read_yaml(f"{{value: {value}}}", f"--set {key}").values["value"]
+        # In brackets a list or a text with a colon stays one line.
+        value = yaml.safe_dump([found], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+        text = _with_yaml(text, key.strip(), value.strip()[1:-1])
+    return text
+
+
+def keys_of(settings: Iterable[str]) -> list[str]:
+    """The keys of `settings`."""
+    return [setting.partition("=")[0].strip() for setting in settings]
+
+
+def with_value(text: str, key: str, value: str) -> str:
+    """The YAML mapping `text` with `key` set to the text `value`, all else, comments included, as it was.
+
+    Text that is no mapping comes back unchanged: whoever reads it will say what is wrong with it.
+    """
+    return _with_yaml(text, key, yaml.safe_dump(value, default_style='"').strip())
+
+
+def _with_yaml(text: str, key: str, value: str) -> str:
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return text
+    if not isinstance(node, yaml.MappingNode):
+        return text
+    for name, old in node.value:
+        if CANONICAL.get(name.value, name.value) == CANONICAL.get(key, key):
+            end = len(text[: old.end_mark.index].rstrip())  # a list ends where the next line begins
+            return f"{text[: name.start_mark.index]}{key}: {value}{text[end:]}"
+    if node.flow_style:
+        start = node.start_mark.index + 1
+        return f"{text[:start]}{key}: {value}, {text[start:]}"
+    end, indent = node.end_mark.index, " " * node.start_mark.column  # at the end: lines keep their numbers
+    before = text[:end] if text[:end].endswith("\n") else text[:end] + "\n"
+    return f"{before}{indent}{key}: {value}\n{text[end:]}"

@@ -1,0 +1,192 @@
+"""What the API says of jobs, in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from offmated.cli.output import coloured, pairs, table
+from offmated.cli.plan_view import plan_rows
+from offmated.jobs.states import FINAL, JobState
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from planner.run.folder import RunFolder
+from planner.units import format_bytes, format_bytes_down, format_seconds
+
+Json = dict[str, Any]
+
+
+def exit_code(job: Json) -> Exit:
+    """The exit code that tells how the job ended."""
+    if job["state"] == JobState.DONE:
+        return Exit.DONE
+    return Exit(job["error"]["exit_code"]) if job["error"] else Exit.FAILED
+
+
+def submitted(job: Json, place: int) -> RenderableType:
+    """After a submission: number, place, folder, notes, and the commands people want next."""
+    number = job["id"]
+    rows = [("run folder", job["run_dir"])]
+    rows += [("note", note) for note in job["notes"]]
+    commands = ("offmate status", f"offmate logs -f {number}", f"offmate show {number}", f"offmate cancel {number}")
+    rows.append(("next", " · ".join(commands)))
+    return Group(Text(f"Job {number} ({job['name']}) is submitted, place {place} in the queue."), pairs(rows))
+
+
+def place(job: Json, jobs: list[Json]) -> int:
+    """The job's place among those that are not over, from 1."""
+    return 1 + sum(1 for other in jobs if other["state"] not in FINAL and other["id"] < job["id"])
+
+
+def cancelled(job: Json) -> str:
+    """After `cancel`."""
+    over = job["state"] == JobState.CANCELLED
+    done = "is cancelled" if over else job["reason"] or "is being cancelled"
+    return f"Job {job['id']} {done}.  {_again(job)}"
+
+
+def ended(job: Json) -> RenderableType:
+    """The last words of `run`."""
+    if job["state"] == JobState.DONE:
+        return Text(f"Job {job['id']} is done; the model is in {job['output']}")
+    error = f"\n{UserError.from_json(job['error'])}" if job["error"] else ""
+    how = "has failed" if job["state"] == JobState.FAILED else "is cancelled"
+    return Text(f"Job {job['id']} {how}.{error}\n{_again(job)}")
+
+
+def _again(job: Json) -> str:
+    if job["error"] and job["error"]["exit_code"] == Exit.DOES_NOT_FIT:  # it would end the same way
+        return f"offmate retry {job['id']} --gpu-budget SIZE tries it again with another budget."
+    return f"offmate retry {job['id']} tries it again, from its last checkpoint if there is one."
+
+
+def jobs(rows: list[Json]) -> RenderableType:
+    """The list of jobs."""
+    if not rows:
+        return Text("No jobs.  offmate submit job.yaml")
+    lines = [
+        (str(job["id"]), job["name"], coloured(job["state"]), progress(job), remaining(job), job["reason"])
+        for job in rows
+    ]
+    return table(("ID", "NAME", "STATE", "PROGRESS", "LEFT", "REASON"), lines)
+
+
+def progress(job: Json) -> str:
+    """ "120/200 60% loss 2.31 eval 2.45", or nothing."""
+    found = job["progress"]
+    if not found:
+        return ""
+    text = f"{found['step']}/{found['total_steps']} {100 * found['step'] // found['total_steps']}%"
+    for name, value in (("loss", found["loss"]), ("eval", found["eval_loss"])):
+        if value is not None:
+            text += f" {name} {value:.3f}"
+    return text
+
+
+def remaining(job: Json) -> str:
+    """The time a running job still takes, or nothing."""
+    found = job["progress"]
+    if not found or not found["eta_s"] or job["state"] != JobState.RUNNING:
+        return ""
+    return format_seconds(found["eta_s"])
+
+
+def plan(answer: Json) -> RenderableType:
+    """The answer of `offmate plan`."""
+    return pairs(plan_rows(answer))
+
+
+def job(found: Json, plan: Json | None) -> RenderableType:
+    """All about one job; `plan` is its plan.json, if it has one."""
+    rows: list[tuple[str, str | Text]] = [
+        ("job", f"{found['id']} ({found['name']})"),
+        ("state", coloured(found["state"])),
+        ("reason", found["reason"]),
+        ("progress", progress(found)),
+        ("left", remaining(found)),
+        ("submitted", moment(found["created_at"])),
+        ("started", moment(found["started_at"])),
+        *_attempts(found),
+        ("ended", moment(found["ended_at"])),
+        ("run folder", found["run_dir"]),
+        ("model folder", found["output"] or ""),
+    ]
+    rows += plan_rows(plan) if plan else _asked(RunFolder(Path(found["run_dir"])))
+    rows += [("step time", step_time(found)), ("GPU peak", gpu_peak(found))]
+    lines: list[RenderableType] = [pairs([(name, value) for name, value in rows if value])]
+    if found["error"]:
+        lines += [Text(), Text(str(UserError.from_json(found["error"])))]
+    return Group(*lines)
+
+
+def retried(job: Json, place: int) -> str:
+    """After `retry`."""
+    step = job["last_checkpoint_step"]
+    origin = "starts again from the start: it has no checkpoint" if step is None else f"goes on from step {step}"
+    return f"Job {job['id']} {origin}; place {place} in the queue."
+
+
+def _attempts(job: Json) -> Iterator[tuple[str, str]]:
+    """A line for each, where there was more than one, or one that did not end well."""
+    history = job["history"]
+    if len(history) == 1 and job["state"] in (JobState.RUNNING, JobState.DONE):
+        return
+    for attempt in history:
+        name = "" if attempt["number"] > 1 else "attempts"
+        origin = "from the start" if attempt["from_step"] is None else f"from step {attempt['from_step']}"
+        yield name, f"{attempt['number']}  {moment(attempt['started_at'])}, {origin}{_ending(attempt)}"
+
+
+def _ending(attempt: Json) -> str:
+    if attempt["ended_at"] is None:
+        return ""
+    reached, saved = attempt.get("reached_step"), attempt.get("checkpoint_step")  # neither was told always
+    to = "" if reached is None else f" to step {reached}"
+    new = "" if saved in (None, attempt["from_step"], reached) else f" (saved at {saved})"
+    return f"{to}{new}, {moment(attempt['ended_at'])}: {attempt['ending']}"
+
+
+def _asked(run: RunFolder) -> list[tuple[str, str | Text]]:
+    """The job file and its budgets, where there is no plan to tell them."""
+    rows: list[tuple[str, str | Text]] = [("job file", str(run.submitted))]
+    try:
+        asked = Job.from_resolved(run.resolved)
+    except UserError:  # its files have gone since
+        return rows
+    budgets = (("GPU budget", asked.gpu_budget), ("host budget", asked.cpu_budget))
+    return rows + [(name, "not given" if size is None else format_bytes_down(size)) for name, size in budgets]
+
+
+def moment(unix: float | None) -> str:
+    """A time as the clock on the wall shows it, or nothing."""
+    return "" if unix is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
+
+
+def step_time(job: Json) -> str:
+    """Predicted against measured; shorter rows than the plan's are said to be the reason for another prediction."""
+    full_s, predicted_s = (job["plan"] or {}).get("step_s"), job["predicted"]["step_s"]
+    rows = ""
+    if full_s and predicted_s and abs(predicted_s - full_s) > 0.01 * full_s:
+        rows = f" for rows as short as here ({format_seconds(full_s)} if full)"
+    steps = job["measured"].get("steps", 0)
+    return _against(job, "step_s", format_seconds, rows) + (f", median of {steps} steps" if steps > 1 else "")
+
+
+def gpu_peak(job: Json) -> str:
+    """Predicted against measured."""
+    return _against(job, "gpu_peak_bytes", format_bytes)
+
+
+def _against(job: Json, figure: str, shown: Callable[[Any], str], of: str = "") -> str:
+    predicted, measured = job["predicted"][figure], job["measured"][figure]
+    if predicted is None:
+        return ""
+    if measured is None:
+        return f"{shown(predicted)} predicted{of}, not measured" + ("" if job["state"] in FINAL else " yet")
+    off = f" ({100 * (measured - predicted) / predicted:+.1f}%)" if predicted else ""
+    return f"{shown(predicted)} predicted{of}, {shown(measured)} measured{off}"

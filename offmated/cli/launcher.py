@@ -1,0 +1,101 @@
+"""Starts the daemon in the background. Light, as commands import it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from offmated.cli.client import Client, daemon_silent
+from offmated.lock import lock_holder
+from offmated.paths import Paths
+from planner.errors import UserError
+from planner.run.processes import Process
+
+START_PATIENCE_S = 60.0
+OTHER_PATIENCE_S = 15.0  # for a daemon that holds the lock, and starts or ends just now
+TRIES = 5
+LOG_BYTES = 10 * 1024**2  # a log that is larger is put aside at the next start; the one before it goes
+TAIL_LINES = 15
+
+
+def start_in_background(paths: Paths) -> bool:
+    """Start a daemon and wait until one answers; False when one answered already. One that is stopping is waited for,
+    which takes as long as the checkpoints of its jobs.
+
+    Two that are started at once are no mistake: one wins, and both callers have a daemon. Raises UserError with the end
+    of its log when it does not come up, `daemon-silent` when there is one that nobody can reach.
+    """
+    client = Client(paths)
+    if (health := client.health_if_running()) is not None:
+        if health["state"] == "running":
+            return False
+        stopping = Process.parse(health["process"])
+        while stopping.alive():
+            time.sleep(0.05)
+    paths.create()
+    for _ in range(TRIES):
+        if _start(client, paths):
+            return True
+    raise daemon_silent(paths, f"the lock {paths.lock} is held by nobody knows whom")
+
+
+def runs(paths: Paths) -> bool:
+    """Whether a daemon answers. One that is there and does not listen, because it starts or ends just now or its socket
+    was deleted, is waited for. Raises UserError `daemon-silent` when that takes too long."""
+    client, deadline = Client(paths), time.monotonic() + OTHER_PATIENCE_S
+    while not client.running():
+        if lock_holder(paths) is None:
+            return False
+        if time.monotonic() > deadline:
+            raise daemon_silent(paths, "nobody listens there")
+        time.sleep(0.05)
+    return True
+
+
+def _start(client: Client, paths: Paths) -> bool:
+    """Start a daemon and wait until one answers; False when the one that was in its way has gone meanwhile."""
+    if paths.log.exists() and paths.log.stat().st_size > LOG_BYTES:
+        paths.log.replace(paths.log.with_name(f"{paths.log.name}.1"))
+    with paths.log.open("ab") as log:
+        start = log.tell()
+        daemon = subprocess.Popen(
+            [sys.executable, "-P", "-m", "offmated"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=paths.state,  # the caller's folder may be unmounted later
+            env={**os.environ, **paths.environment()},
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_PATIENCE_S
+    other_deadline = float("inf")
+    while not client.running():
+        now = time.monotonic()
+        if daemon.poll() is not None:
+            if "[already-running]" not in _said(paths, start):
+                raise _failed(paths, start, f"it ended with exit code {daemon.returncode}")
+            if lock_holder(paths) is None:
+                return False
+            other_deadline = min(other_deadline, now + OTHER_PATIENCE_S)
+        if now > other_deadline:
+            raise daemon_silent(paths, f"nobody listens there, and a second daemon may not start ({paths.lock})")
+        if now > deadline:
+            daemon.terminate()
+            raise _failed(paths, start, f"no answer within {START_PATIENCE_S:.0f} s")
+        time.sleep(0.05)
+    return True
+
+
+def _said(paths: Paths, start: int) -> str:
+    return paths.log.read_bytes()[start:].decode(errors="replace")
+
+
+def _failed(paths: Paths, start: int, how: str) -> UserError:
+    return UserError(
+        "The daemon did not start.",
+        numbers=(how, *_said(paths, start).splitlines()[-TAIL_LINES:]),
+        hint=f"the log is {paths.log}",
+        code="daemon-did-not-start",
+    )

@@ -1,0 +1,100 @@
+"""The commands `plan` and `plans`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from offmated.cli import job_view, planner_process, receipt_view
+from offmated.cli.output import Size, budget_options, console, json_option, print_json
+from offmated.cli.pictures import drawn, picture_options
+from planner.errors import Exit
+
+_COUNT = click.IntRange(min=1)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@budget_options
+@click.option("--measure", is_flag=True, help="Measure the blocks on this machine first, as training does.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Plan for this device.")
+@click.option("--hardware", metavar="NAME|FILE", help="Ask about another machine: rtx3060, rtx4090, h100 …, or JSON.")
+@click.option("--cpu-memory", type=Size(), metavar="SIZE", help="With --hardware NAME: the host's memory.")
+@click.option("--link", metavar="NAME|RATE", help="With --hardware NAME: pcie3x8 … pcie5x16, or bytes per second.")
+@click.option("--model", metavar="ID|PATH", help="Ask about a model by its config: a hub id, a folder, a config.json.")
+@click.option("--max-length", type=_COUNT, metavar="N", help="With --model: tokens in a row (1024).")
+@click.option("--batch-size", metavar="N|auto", help="With --model: rows in a slice (1); auto: as is fastest.")
+@click.option("--lora", type=_COUNT, metavar="RANK", help="With --model: LoRA on all linear layers.")
+@click.option("--fp32", is_flag=True, help="With --model: train in fp32, not in bf16 with fp32 masters.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of a job, with FILE or --model.")
+@click.option("--chain", type=click.Path(path_type=Path), metavar="FILE", help="Plan a chain in JSON.")
+@click.option("--slices", type=_COUNT, metavar="N", help="Slices in a step: 8 with --model, 1 with --chain.")
+@click.option("--clip", type=click.Choice(["none", "exact"]), help="exact with --model, none with --chain.")
+@click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="With --chain (60).")
+@click.option("--gap", type=click.FloatRange(0, 1, max_open=True), metavar="SHARE", help="With --chain (0.01).")
+@click.option("--no-cpu-updates", is_flag=True, help="With --chain: all updates on the GPU.")
+@click.option("--no-activation-offload", is_flag=True, help="With --chain: activations stay, or are recomputed.")
+@picture_options
+@json_option
+def plan(file: Path | None, as_json: bool, **options: object) -> None:
+    """Show how a job would run, without running it; here, or on a machine you do not have. Exits with 3 when it does
+    not fit.
+
+    \b
+    offmate plan job.yaml
+    offmate plan job.yaml --hardware rtx4090 --cpu-memory 128GiB
+    offmate plan --model meta-llama/Llama-3.1-8B --hardware rtx3060 --lora 16 --set exact=false
+    offmate plan --chain chain.json --hardware hardware.json --gpu-budget 10GiB --json
+    offmate plan job.yaml --html plan.html --trace plan.json
+    """
+    given = {name: value for name, value in options.items() if value not in (None, False, ())}
+    kind = planner_process.kind_of_question(file, given)
+    if kind == "FILE" and file is not None:
+        code, answer = int(Exit.DONE), planner_process.make_plan(file, given)
+        shown = None if as_json else job_view.plan(answer)
+    else:
+        code, answer = planner_process.ask(file, given)
+        shown = None if as_json else receipt_view.answer(answer)
+    if as_json:
+        print_json(answer)
+    elif shown is not None:
+        console().print(shown)
+    for line in drawn(options["trace"], options["html"]) if code == Exit.DONE and not as_json else ():
+        click.echo(line)
+    sys.exit(code)
+
+
+@click.group()
+def plans() -> None:
+    """The plans that are kept: the same question is not solved twice."""
+
+
+@plans.command("list")
+@json_option
+def list_plans(as_json: bool) -> None:
+    """List the kept plans, the one used last first."""
+    rows = planner_process.kept_plans("list")
+    print_json(rows) if as_json else console().print(receipt_view.kept(rows))
+
+
+@plans.command("show")
+@click.argument("key")
+@json_option
+def show_plan(key: str, as_json: bool) -> None:
+    """Show the plan whose key begins with KEY."""
+    found = planner_process.kept_plans("show", key)
+    print_json(found) if as_json else console().print(receipt_view.kept_plan(found))
+
+
+@plans.command("forget")
+@click.argument("key", required=False)
+@click.option("--all", "everything", is_flag=True, help="Forget all plans.")
+@json_option
+def forget_plan(key: str | None, everything: bool, as_json: bool) -> None:
+    """Forget the plan whose key begins with KEY, or all of them. The next job that needs it plans anew."""
+    if (key is None) != everything:
+        raise click.UsageError("give the KEY of one plan, or --all")
+    done = planner_process.kept_plans("forget", *([key] if key else []))
+    print_json(done) if as_json else click.echo(f"Forgotten: {done['forgotten']}")

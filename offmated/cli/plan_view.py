@@ -1,0 +1,98 @@
+"""A plan in a few lines: what each block does, where the memory goes, how long a step takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.text import Text
+
+from planner.codec import from_json
+from planner.schedule.plan import Plan
+from planner.units import format_part, format_seconds
+
+
+def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
+    """Names and values for `pairs()`; `answer` is plan.json, its chain not needed."""
+    plan = from_json(Plan, answer["plan"])
+    return [
+        ("plan", _origin(plan, answer)),
+        ("batch", _batch(plan, answer)),
+        *(("", text) for text in _compared(answer)),
+        ("step", _time(plan)),
+        ("GPU memory", f"peak {format_part(plan.gpu_peak_bytes, plan.gpu_budget_bytes)}, with full rows"),
+        ("host memory", f"peak {format_part(plan.cpu_peak_bytes, plan.cpu_budget_bytes)}"),
+        ("blocks", " · ".join(option_runs(plan.options))),
+        ("updates", _updates(plan)),
+        ("transfers", _transfers(plan)),
+    ]
+
+
+def option_runs(options: Sequence[str]) -> Iterator[str]:
+    """Neighbours that are treated alike, together: "0 keep", "1–6 recompute"."""
+    for option, run in groupby(enumerate(options), key=lambda pair: pair[1]):
+        numbers = [number for number, _ in run]
+        span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"
+        yield f"{span} {option}"
+
+
+def _origin(plan: Plan, answer: dict[str, Any]) -> str:
+    known = "measured on this machine" if answer["measured"] else "an estimate: the blocks are measured before training"
+    made = "from the cache" if answer["cached"] else f"made in {format_seconds(answer['solve_s'])}"
+    return f"{plan.source}, {made}; {known}"
+
+
+def _batch(plan: Plan, answer: dict[str, Any]) -> str:
+    """What a step is of, and how it goes through the model. Kept plans do not say how large their slices are."""
+    count = plan.slices * plan.rounds
+    text = f"{count} micro-batch" + ("es" if count > 1 else "")
+    if (rows := answer.get("rows")) is not None:
+        length = answer["length"]
+        text += (
+            f" × {rows} row{'s' if rows > 1 else ''} × {length} tokens = {count * rows * length} tokens a step at most"
+        )
+    if count > 1:
+        together = f"{plan.rounds} rounds of {plan.slices}" if plan.rounds > 1 else f"1 round of all {plan.slices}"
+        text += f"; through each block in {together} slices"
+    return text
+
+
+def _compared(answer: dict[str, Any]) -> Iterator[str]:
+    """Where the planner decided the split: what it compared, with the estimates of their steps."""
+    if splits := answer.get("splits"):
+        others = (
+            f"{s['slices']} × {s['rows']} ({format_seconds(s['step_s'])})"
+            for s in splits
+            if s["rows"] != answer["rows"]
+        )
+        shown = ", ".join(others)
+        yield "the split is the planner's choice" + (f"; compared by estimate: {shown}" if shown else "")
+
+
+def _time(plan: Plan) -> str:
+    text = f"{format_seconds(plan.step_s)} predicted for full rows"
+    return text + (f"; no schedule takes less than {format_seconds(plan.bound_s)}" if plan.bound_s > 0 else "")
+
+
+def _updates(plan: Plan) -> str:
+    on_cpu = sum(len(stage.cpu_update) for stage in plan.stages)
+    on_gpu = sum(len(stage.gpu_update) for stage in plan.stages)
+    text = f"{on_cpu} tensors on the CPU, {on_gpu} on the GPU"
+    return text + (", after the norm of all gradients is known" if plan.clip else "")
+
+
+_SORTS = {"w": "weights", "g": "gradients", "s": "optimizer states"}
+
+
+def _transfers(plan: Plan) -> str:
+    """What travels in a step, by sort: "up 12 weights, 3 optimizer states; down 12 gradients"."""
+    up = _sorts(item for stage in plan.stages for item in stage.prefetch)
+    down = _sorts(item for stage in plan.stages for item in stage.offload)
+    return f"up {up or 'nothing'}; down {down or 'nothing'}"
+
+
+def _sorts(items: Iterator[str]) -> str:
+    counts = Counter(item.partition(":")[0] for item in items)
+    return ", ".join(f"{counts[sort]} {name}" for sort, name in _SORTS.items() if counts[sort])

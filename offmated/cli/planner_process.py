@@ -1,0 +1,169 @@
+"""`offmate plan` and `offmate plans`: the planner in a process of its own, as it needs torch and a solver."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from offmated.cli import pictures
+from offmated.cli.job_text import keys_of, read_job, with_budgets, with_settings
+from offmated.config import Config
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from planner.job.schema import CANONICAL, Job
+
+_MACHINE = {"hardware", "cpu_memory", "link", "gpu_budget", "cpu_budget"}
+_JOB = {"gpu_budget", "cpu_budget", "settings"}
+_SHORT = {"model", "max_length", "batch_size", "slices", "clip", "fp32", "lora"}
+_KINDS = {
+    "FILE": _JOB | {"measure", "device"},
+    "FILE --hardware": _JOB | _MACHINE,
+    "--model --hardware": _JOB | _MACHINE | _SHORT,
+    "--chain --hardware": _MACHINE
+    | {"chain", "slices", "clip", "time_limit", "gap", "no_cpu_updates", "no_activation_offload"},
+}
+"""What can be asked, and the options that belong to it."""
+
+
+def kind_of_question(file: Path | None, given: Mapping[str, Any]) -> str:
+    """Which of `_KINDS` the command line asks; `given` has the options that are on it. Raises UserError."""
+    subjects = [
+        name for name, there in (("FILE", file), ("--model", "model" in given), ("--chain", "chain" in given)) if there
+    ]
+    if len(subjects) != 1:
+        raise _usage("Give one thing to plan: a job FILE, --model or --chain.", "offmate plan job.yaml")
+    kind = subjects[0] if subjects == ["FILE"] and "hardware" not in given else f"{subjects[0]} --hardware"
+    if subjects != ["FILE"] and "hardware" not in given:
+        raise _usage(f"{subjects[0]} needs a machine.", f"offmate plan {subjects[0]} … --hardware rtx3060")
+    for name in given:
+        if name not in _KINDS[kind] | pictures.NAMES:
+            option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+            raise _usage(f"{option} does not go with offmate plan {kind}.", "offmate plan --help")
+    return kind
+
+
+def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """plan.json, less its chain, of the job in `file`. Uses the daemon's caches where there are any.
+
+    Raises UserError for a file that is wrong, and `click.exceptions.Exit` with the planner's exit code when the planner
+    refuses: it has said why on stderr by then.
+    """
+    with resolved(job_of(file, given)) as path:
+        url = database()
+        known = ["--database", url] if url else []
+        code, answer = _planner("plan", "--job", str(path), *known, *_words(given, _JOB))
+    if code != Exit.DONE:
+        raise click.exceptions.Exit(code)
+    found: dict[str, Any] = answer
+    return found
+
+
+def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Exit code and `planner.reports.receipt.Receipt` of a job or a model on a machine by name, or `Solved` of a
+    chain."""
+    if "chain" in given:
+        return _planner("solve", *_words(given))
+    with resolved(question(file, given)) as path:
+        url = database()
+        known = [f"--database={url}"] if url else []
+        return _planner("ask", "--job", str(path), *known, *_words(given, _JOB | _SHORT))
+
+
+def job_of(file: Path, given: Mapping[str, Any]) -> Job:
+    """The job in a file, with what the command line says of it. Raises UserError."""
+    text, folder = read_job(file, given.get("gpu_budget"), given.get("cpu_budget"))
+    settings = given.get("settings", ())
+    return Job.parse(with_settings(text, settings), folder, name=file.name, told=keys_of(settings))
+
+
+def question(file: Path | None, given: Mapping[str, Any]) -> Job:
+    """The job that is asked about: that of a file, or of a model in short. Raises UserError."""
+    budgets, settings = (given.get("gpu_budget"), given.get("cpu_budget")), given.get("settings", ())
+    if file is not None:
+        text, folder = read_job(file, *budgets)
+        return Job.question(with_settings(text, settings), folder, name=file.name, told=keys_of(settings))
+    text = with_settings(with_budgets(short_form(given), *budgets), settings)
+    try:
+        return Job.question(text, Path.cwd(), name="The question", in_lines=False, told=keys_of(settings))
+    except UserError as error:
+        hint = "offmate plan --help; docs/jobs.md lists the keys for --set"
+        raise UserError(
+            error.what, code=error.code, numbers=error.numbers, hint=hint, exit_code=error.exit_code
+        ) from None
+
+
+def short_form(given: Mapping[str, Any]) -> str:
+    """The job file behind `--model`: full fine-tuning in bf16, in steps of 8 slices of one row."""
+    values: dict[str, Any] = {"model": given["model"], "bf16": "fp32" not in given}
+    rows = yaml.safe_load(given.get("batch_size", "1"))
+    total = any(CANONICAL.get(text.partition("=")[0]) == "train_batch_size" for text in given.get("settings", ()))
+    if total or not isinstance(rows, int):  # auto, or a mistake that will be told
+        values |= {"gradient_accumulation_steps": given["slices"]} if "slices" in given else {}
+        values |= {"per_device_train_batch_size": rows} if "batch_size" in given else {}
+    else:
+        values |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": given.get("slices", 8)}
+    if given.get("clip") == "none":
+        values["max_grad_norm"] = 0
+    if "lora" in given:
+        values |= {"method": "lora", "lora_r": given["lora"]}
+    if "max_length" in given:
+        values["max_length"] = given["max_length"]
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def kept_plans(verb: str, *words: str) -> Any:
+    """What the plan cache says: a list, a plan, or how many were forgotten. Nothing is kept before the first `up`."""
+    url = database()
+    if url is None and verb == "list":
+        return []
+    if url is None:
+        raise UserError("No plans are kept yet.", code="no-such-plan", exit_code=Exit.NO_SUCH_JOB)
+    code, answer = _planner("plans", verb, *words, "--database", url)
+    if code != Exit.DONE:
+        raise click.exceptions.Exit(code)
+    return answer
+
+
+def database() -> str | None:
+    """The URL of the daemon's database, if that has been made: opening an SQLite file that is not there makes one."""
+    paths = Paths.from_environment()
+    url = Config.load(paths).database_url
+    return url if paths.database.exists() or url != f"sqlite:///{paths.database}" else None
+
+
+@contextmanager
+def resolved(job: Job) -> Iterator[Path]:
+    """The job in a file, with all defaults and absolute paths."""
+    with tempfile.TemporaryDirectory(prefix="offmate-") as scratch:
+        path = Path(scratch) / "job.yaml"
+        path.write_text(job.resolved_yaml(), "utf-8")
+        yield path
+
+
+def _words(given: Mapping[str, Any], told: Collection[str] = ()) -> Iterator[str]:
+    """The options for the planner's process, but for those `told` in the job."""
+    for name, value in given.items():
+        if name not in told:
+            yield f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
+
+
+def _planner(*words: str) -> tuple[int, Any]:
+    """Exit code and answer of the planner process; without an answer it has said why on stderr, and we leave."""
+    done = subprocess.run([sys.executable, "-P", "-m", "planner", *words], stdout=subprocess.PIPE, text=True)
+    code = done.returncode if done.returncode >= 0 else int(Exit.FAILED)
+    if not done.stdout.strip():
+        raise click.exceptions.Exit(code or Exit.FAILED)
+    return code, json.loads(done.stdout.splitlines()[-1])
+
+
+def _usage(what: str, hint: str) -> UserError:
+    return UserError(what, code="usage", hint=hint, exit_code=Exit.USAGE)

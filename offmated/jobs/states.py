@@ -1,0 +1,149 @@
+"""The states of a job and the ways between them: one table. `offmated/jobs/store.py` has the one function that writes
+them.
+
+submitted ─> planning ─> waiting ─> running ─> done
+     ^─────────┘            ^─────────┘          (back: stopped, or its process died; it goes on later)
+every state that is not final may also become cancelled; planning and running may become failed
+failed and cancelled: a person may send the job back to submitted, or to waiting where its plan still holds
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from planner.errors import Exit
+
+LARGEST_ID = 2**31 - 1  # what `jobs.id` holds in every database
+CRASH_LIMIT = 3  # deaths of a job's process without a new checkpoint, after which it has failed
+
+
+class JobState(StrEnum):
+    """Where a job stands. SUBMITTED is due for the planner, WAITING is planned and due for the GPU."""
+
+    SUBMITTED = "submitted"
+    PLANNING = "planning"
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class StopReason(StrEnum):
+    """Why the daemon stops a job. CANCEL: for good, without a checkpoint. SHUTDOWN: with one, to go on later."""
+
+    CANCEL = "cancel"
+    SHUTDOWN = "shutdown"
+
+
+NEXT: dict[JobState, frozenset[JobState]] = {
+    JobState.SUBMITTED: frozenset({JobState.PLANNING, JobState.CANCELLED}),
+    JobState.PLANNING: frozenset({JobState.WAITING, JobState.SUBMITTED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.WAITING: frozenset({JobState.RUNNING, JobState.CANCELLED}),
+    JobState.RUNNING: frozenset({JobState.DONE, JobState.WAITING, JobState.FAILED, JobState.CANCELLED}),
+    JobState.DONE: frozenset(),
+    JobState.FAILED: frozenset({JobState.SUBMITTED, JobState.WAITING}),
+    JobState.CANCELLED: frozenset({JobState.SUBMITTED, JobState.WAITING}),
+}
+
+FINAL = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
+"""A job stays in these until a person asks for more."""
+
+AGAIN = frozenset(state for state in FINAL if NEXT[state])
+TAKEN_FROM = {JobState.PLANNING: JobState.SUBMITTED, JobState.RUNNING: JobState.WAITING}
+"""A state in which a process works on the job -> the state in which the job is due for it."""
+
+_STOPPED = (Exit.STOPPED, -signal.SIGTERM, -signal.SIGKILL, None)
+"""How a process ends that the daemon stops: it says so, or the second SIGTERM, or its worker's end, ends it."""
+
+_FINISHED = {JobState.PLANNING: JobState.WAITING, JobState.RUNNING: JobState.DONE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a job's planner or trainer process ended.
+
+    `process` is the one that ended last, "planner", "data" or "trainer". `exit_code` is negative for the signal that
+    ended it, None when its watcher died with it. `progressed`: there is a checkpoint that was not there when it began.
+    `blameless`: it went down with the daemon or the machine. `error`: its last UserError, in its JSON form; `log`: the
+    last lines of its log.
+    """
+
+    process: str
+    exit_code: int | None
+    progressed: bool = False
+    blameless: bool = False
+    error: dict[str, Any] | None = None
+    log: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What becomes of the job: `crashes` is the new count, `error` why it failed."""
+
+    state: JobState
+    crashes: int
+    error: dict[str, Any] | None = None
+
+
+def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending) -> Verdict:
+    """What becomes of a job whose process ended in `phase` (PLANNING or RUNNING), with `crashes` behind it.
+
+    What is finished stays finished, even when a stop came late. A person's error is final; a death is not, before
+    `CRASH_LIMIT` of them.
+    """
+    code = ending.exit_code
+    since = 0 if ending.progressed else crashes
+    if code == Exit.DONE and not (phase is JobState.PLANNING and stop is StopReason.CANCEL):
+        return Verdict(state=_FINISHED[phase], crashes=0)
+    if stop is StopReason.CANCEL:
+        return Verdict(state=JobState.CANCELLED, crashes=since)
+    if code is not None and code > 0 and code != Exit.STOPPED:
+        return Verdict(state=JobState.FAILED, crashes=since, error=ending.error or _unexplained(ending))
+    if stop is None and not ending.blameless and not (code == Exit.STOPPED and ending.progressed):
+        since += 1
+    if since >= CRASH_LIMIT:
+        return Verdict(state=JobState.FAILED, crashes=since, error=_crashed(ending, since))
+    return Verdict(state=TAKEN_FROM[phase], crashes=since)
+
+
+def account(stop: StopReason | None, ending: Ending) -> str:
+    """How a process ended, in the words of logs and displays; `stop`: why it was to end, if it was."""
+    code, who = ending.exit_code, f"the {ending.process}"
+    if code == Exit.DONE:
+        return f"{who} is done"
+    if stop is StopReason.CANCEL:
+        return "cancelled"
+    if stop is StopReason.SHUTDOWN and code in _STOPPED:
+        return "stopped with the daemon"
+    if code is None:
+        return "went down with the daemon or the machine" if ending.blameless else "went down with its worker"
+    if code < 0:
+        return f"{who} was killed by {signal.Signals(-code).name} (signal {-code})"
+    if code == Exit.STOPPED:
+        return f"{who} was stopped from outside"
+    return f"{who} failed: {ending.error['what']}" if ending.error else f"{who} failed with exit code {code}"
+
+
+def _unexplained(ending: Ending) -> dict[str, Any]:
+    return {
+        "what": f"The {ending.process} ended with exit code {ending.exit_code}.",
+        "numbers": list(ending.log),
+        "hint": "the job's log has the whole story",
+        "code": f"{ending.process}-failed",
+        "exit_code": int(Exit.FAILED),
+    }
+
+
+def _crashed(ending: Ending, crashes: int) -> dict[str, Any]:
+    killed = "signal 9 is often the system's out-of-memory killer: lower cpu_budget"
+    return {
+        "what": f"The {ending.process} died {crashes} times without a new checkpoint.",
+        "numbers": [f"the last time: {account(None, ending)}", *ending.log],
+        "hint": killed if ending.exit_code == -signal.SIGKILL else "see the job's log",
+        "code": "crashed",
+        "exit_code": int(Exit.FAILED),
+    }

@@ -1,0 +1,190 @@
+"""Jobs in the database, which is the truth about them. `Store._write` is the only function that changes a state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from offmated.config import Config
+from offmated.jobs.database import open_engine, reading
+from offmated.jobs.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, account, judge
+from offmated.jobs.table import JobRow
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from planner.run.folder import RunFolder
+from planner.run.processes import Process
+
+LOG_LINES = 12
+PROCESSES = {JobState.PLANNING: "planner", JobState.RUNNING: "trainer"}
+
+
+class Store:
+    """The jobs of one database. Each method is one transaction; rows it returns are detached copies."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = open_engine(url)
+        self._reading = reading(self.engine)
+
+    @classmethod
+    def from_environment(cls) -> Store:
+        """The store of this user's daemon."""
+        return cls(Config.load(Paths.from_environment()).database_url)
+
+    def add(self, name: str, prepare: Callable[[int], Path], priority: int = 0) -> JobRow:
+        """A new job. `prepare` gets its number and makes its run folder; what it raises leaves no row behind."""
+        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            row = JobRow(
+                name=name, state=JobState.SUBMITTED, priority=priority, run_dir="", created_at=time.time(),
+                attempts=0, history=[], crashes=0,
+            )  # fmt: skip
+            session.add(row)
+            session.flush()
+            row.run_dir = str(prepare(row.id))
+        return row
+
+    def job(self, job_id: int) -> JobRow:
+        """The job with this number. Raises UserError `no-such-job` (exit 4)."""
+        with self._look() as session:
+            row = session.get(JobRow, job_id)
+        if row is None:
+            raise UserError(
+                f"There is no job {job_id}.", hint="offmate status", code="no-such-job", exit_code=Exit.NO_SUCH_JOB
+            )
+        return row
+
+    def jobs(self, *states: JobState) -> Sequence[JobRow]:
+        """Jobs in these states (none given: all), in the order of their numbers."""
+        query = select(JobRow).order_by(JobRow.id)
+        if states:
+            query = query.where(JobRow.state.in_(states))
+        with self._look() as session:
+            return session.scalars(query).all()
+
+    def due(self, phase: JobState) -> Sequence[JobRow]:
+        """Jobs due for `phase` (PLANNING or RUNNING), the next one first."""
+        return sorted(self.jobs(TAKEN_FROM[phase]), key=lambda row: (-row.priority, row.id))
+
+    def take(self, job_id: int, phase: JobState, owner: Process) -> JobRow | None:
+        """Begin `phase` of a job that is due for it, as `owner`. None when it is not due: someone was faster."""
+        row = self.job(job_id)
+        begun: dict[str, Any] = {"owner": str(owner), "stop_reason": None, "exit_code": None}
+        if phase is JobState.RUNNING:
+            now, number = time.time(), row.attempts + 1
+            from_step = RunFolder(Path(row.run_dir)).last_checkpoint_step()
+            attempt = {"number": number, "started_at": now, "from_step": from_step, "ended_at": None}
+            started_at = now if row.started_at is None else row.started_at
+            begun |= {"started_at": started_at, "attempts": number, "history": [*row.history, attempt]}
+        if not self._write(job_id, TAKEN_FROM[phase], phase, row, begun):
+            return None
+        return self.job(job_id)
+
+    def end(self, row: JobRow, exit_code: int | None, *, process: str = "", blameless: bool = False) -> JobState | None:
+        """Record that the process of `row`, as `take` gave it, ended; returns the job's new state.
+
+        `exit_code`, `process` (the phase's own where not given) and `blameless` are those of `Ending`. None when the
+        job is no longer `row.owner`'s.
+        """
+        folder = RunFolder(Path(row.run_dir))
+        step = folder.last_checkpoint_step()
+        before = row.last_checkpoint_step
+        ending = Ending(
+            process=process or PROCESSES[row.state],
+            exit_code=exit_code,
+            blameless=blameless,
+            progressed=step is not None and (before is None or step > before),
+            error=folder.read_error(),
+            log=folder.tail_of_log(LOG_LINES),
+        )
+        while True:
+            now = self.job(row.id)
+            if (now.state, now.owner) != (row.state, row.owner):
+                return None
+            verdict = judge(now.state, now.stop_reason, now.crashes, ending)
+            values: dict[str, Any] = {
+                "owner": None, "crashes": verdict.crashes, "error": verdict.error, "exit_code": exit_code,
+                "last_checkpoint_step": step,
+            }  # fmt: skip
+            began = None
+            if now.state is JobState.RUNNING:
+                began = now.history[-1]["started_at"]
+                over = {
+                    "ended_at": time.time(), "ending": account(now.stop_reason, ending),
+                    "reached_step": _reached(folder, began), "checkpoint_step": step,
+                }  # fmt: skip
+                values["history"] = [*now.history[:-1], now.history[-1] | over]
+            if verdict.state in FINAL:
+                values |= {"ended_at": time.time(), "result": _last_end(folder, began)}
+            # A stop that arrives between the look and the write changes the verdict: look again.
+            if self._write(row.id, now.state, verdict.state, now, values):
+                return verdict.state
+
+    def stop(self, job_id: int, reason: StopReason) -> JobState:
+        """Ask for a stop, and return the state the job is in then. Idle jobs are cancelled at once; one that a process
+        works on is marked, and the dispatcher tells the process. CANCEL outranks SHUTDOWN; final states stay."""
+        while True:
+            row = self.job(job_id)
+            if row.state in FINAL or row.stop_reason in (reason, StopReason.CANCEL):
+                return row.state
+            if row.state in TAKEN_FROM:
+                if self._write(job_id, row.state, row.state, row, {"stop_reason": reason}):
+                    return row.state
+            elif reason is StopReason.SHUTDOWN:
+                return row.state
+            else:
+                values = {"stop_reason": reason, "ended_at": time.time()}
+                if self._write(job_id, row.state, JobState.CANCELLED, row, values):
+                    return JobState.CANCELLED
+
+    def retry(self, job_id: int, due: JobState) -> JobRow:
+        """Bring a failed or cancelled job back, to be `due` (SUBMITTED or WAITING) as if nothing had happened since its
+        last checkpoint. Raises UserError `not-to-retry` when it is neither."""
+        row = self.job(job_id)
+        back: dict[str, Any] = {
+            "stop_reason": None, "ended_at": None, "crashes": 0, "exit_code": None, "error": None, "result": None,
+        }  # fmt: skip
+        if row.state not in AGAIN or not self._write(job_id, row.state, due, row, back):
+            row = self.job(job_id)
+            raise UserError(
+                f"Job {job_id} is {row.state}; only a job that failed or was cancelled can be tried again.",
+                code="not-to-retry", exit_code=Exit.USAGE, hint=f"offmate show {job_id}",
+            )  # fmt: skip
+        return self.job(job_id)
+
+    def _write(self, job_id: int, state: JobState, new: JobState, seen: JobRow | None, values: dict[str, Any]) -> bool:
+        """Compare and set: write `new` and `values` if the job is in `state` (with the owner, the stop reason and the
+        attempts of `seen`, if given). False, and nothing written, if it is not. Raises ValueError for a way that does
+        not exist."""
+        if new is not state and new not in NEXT[state]:
+            raise ValueError(f"a job does not go from {state} to {new}")
+        change = update(JobRow).where(JobRow.id == job_id, JobRow.state == state)
+        if seen is not None:
+            change = change.where(
+                JobRow.owner.is_not_distinct_from(seen.owner),
+                JobRow.stop_reason.is_not_distinct_from(seen.stop_reason),
+                JobRow.attempts == seen.attempts,
+            )
+        with self.engine.begin() as connection:
+            return connection.execute(change.values(state=new, **values)).rowcount == 1
+
+    def _look(self) -> Session:
+        return Session(self._reading, expire_on_commit=False)
+
+
+def _reached(folder: RunFolder, since: float) -> int | None:
+    """The last step done by the trainer that started at `since`; None when it did none."""
+    events = (event for event in reversed(folder.recent_metrics()) if event["event"] == "step")
+    return next((event["step"] for event in events if event["time"] >= since), None)
+
+
+def _last_end(folder: RunFolder, since: float | None) -> dict[str, Any] | None:
+    """The trainer's account of its end; None when the one that started at `since` gave none."""
+    if since is None:
+        return None
+    events = (event for event in reversed(folder.recent_metrics()) if event["event"] == "end")
+    return next((event for event in events if event["time"] >= since), None)

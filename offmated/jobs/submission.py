@@ -1,0 +1,150 @@
+"""Taking a job in: all of it, or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from offmated.jobs.states import AGAIN, FINAL, JobState
+from offmated.jobs.store import Store
+from offmated.jobs.table import JobRow
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from planner.job.data_check import check_data
+from planner.job.output_dir import check_place
+from planner.job.schema import Job
+from planner.machine.memory import check_budgets_here
+from planner.run.folder import RunFolder
+
+NAME_LENGTH = 255
+_ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and each writes what it looked at before
+
+
+def submit(
+    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str = "job.yaml"
+) -> tuple[JobRow, tuple[str, ...]]:
+    """Check the job, make its run folder and its row; returns the row and the notes to the user.
+
+    Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then nothing was kept.
+    """
+    job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
+    _check_output(job, store)
+    check_budgets_here(job.gpu_budget, job.cpu_budget)
+    unseen = check_data(job)
+    name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
+    draft = paths.runs / f".new-{uuid.uuid4().hex}"
+    kept: list[str] = []
+
+    def make_folder(job_id: int) -> Path:
+        final = paths.run_folder(job_id)
+        if final.exists():
+            kept.extend(_make_room(final))
+        draft.rename(final)
+        _flush(paths.runs)
+        return final
+
+    try:
+        draft.mkdir(mode=0o700)
+        run = RunFolder(draft)
+        _write(run.submitted, yaml_text)
+        _write(run.resolved, job.resolved_yaml())
+        _flush(draft)
+        row = store.add(name, make_folder)
+        for entry in unseen:
+            RunFolder(Path(row.run_dir)).say(
+                f"{entry} is of the Hugging Face hub: it is read when the job has its turn, before all else"
+            )
+        return row, (*notes, *kept)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # still there only when something went wrong
+
+
+def retry(store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None) -> JobRow:
+    """Have a failed or cancelled job tried again, from its last checkpoint if it has one; budgets in bytes, None for
+    those it has. With a checkpoint it goes on under the plan it was made under, else the job is planned anew.
+
+    Raises UserError when the job is neither, or cannot be run any more as it was written.
+    """
+    budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
+    with _ONE_AT_A_TIME:
+        row = store.job(job_id)
+        again = row.state in AGAIN
+        return store.retry(job_id, _make_ready(store, RunFolder(Path(row.run_dir)), budgets) if again else row.state)
+
+
+def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int]) -> JobState:
+    """Check the job of a run folder once more, and write what another try changes; returns what it is due for."""
+    before = job = Job.from_resolved(run.resolved)
+    _check_output(job, store, run)
+    goes_on = run.last_checkpoint_step() is not None
+    if not goes_on:
+        check_data(job)
+        if job.train_batch_size is not None:  # the planner may have split it, for the budgets of then
+            asked = Job.from_resolved(run.submitted)
+            keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
+            job = job.model_copy(update={key: getattr(asked, key) for key in keys})
+    if budgets:
+        check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))
+        job = job.model_copy(update=budgets)
+    if job != before:
+        run.plan.unlink(missing_ok=True)  # or a later retry, without budgets, would find it and go on under it
+        run.write_resolved(job.resolved_yaml())
+    plan = run.read_plan()
+    return JobState.WAITING if goes_on and plan is not None and plan["measured"] else JobState.SUBMITTED
+
+
+def _check_output(job: Job, store: Store, run: RunFolder | None = None) -> None:
+    """Raise UserError when the model cannot go where the job says, now, and not after days of training; `run`: that of
+    a job that was there before."""
+    if job.output_dir is None:
+        return
+    check_place(Path(job.output_dir), str(run.path) if run is not None else None)
+    for row in store.jobs(*(state for state in JobState if state not in FINAL)):
+        other = _output_dir(row)
+        if other is not None and os.path.realpath(other) == os.path.realpath(job.output_dir):
+            raise UserError(
+                f"Job {row.id} writes its model to {job.output_dir}, too.", code="output-taken", exit_code=Exit.USAGE,
+                hint=f"give another output_dir, or offmate cancel {row.id}",
+            )  # fmt: skip
+
+
+def _output_dir(row: JobRow) -> str | None:
+    try:
+        return Job.from_resolved(RunFolder(Path(row.run_dir)).resolved).output_dir
+    except UserError:  # it will fail before it writes anything
+        return None
+
+
+def _make_room(folder: Path) -> tuple[str, ...]:
+    """Free the name of a run folder that no row has; returns what to tell the user.
+
+    A submission that did not get as far as its row leaves only its own two files, and they go. Anything more is the
+    work of a job that a lost or replaced database no longer knows, and is kept.
+    """
+    run = RunFolder(folder)
+    if {path.name for path in folder.iterdir()} <= {run.submitted.name, run.resolved.name}:
+        shutil.rmtree(folder)
+        return ()
+    aside = folder.with_name(f"{folder.name}.lost-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder.rename(aside)
+    return (f"a job {folder.name} that the database does not know was here before; its run folder is now {aside}",)
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush(folder: Path) -> None:
+    """Make the folder's entries durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,59 @@
+"""The table of jobs. The planner's cache has its own tables in the same database, see planner/cache/tables.py."""
+
+from __future__ import annotations
+
+from enum import Enum as PythonEnum
+from typing import Any
+
+from sqlalchemy import JSON, Enum, Float, Integer, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from offmated.jobs.states import JobState, StopReason
+
+
+def _values(kind: type[PythonEnum]) -> list[str]:
+    return [str(member.value) for member in kind]
+
+
+class Base(DeclarativeBase):
+    """Tables of the daemon."""
+
+
+class JobRow(Base):
+    """One job. Times are seconds since 1970.
+
+    `owner` is the process that works on it now (`str(planner.run.processes.Process)`), `stop_reason` why it is to stop,
+    or stopped last. `started_at` is its first start, `attempts` counts them, and `history` has for each {"number",
+    "started_at", "from_step", "ended_at", "ending", "reached_step", "checkpoint_step"}: the checkpoint it went on from,
+    in words how it ended, the last step it did, and the newest checkpoint then (null where there is none). `crashes`
+    counts deaths since the last new checkpoint. `error` has the fields of `UserError`; `result` is the trainer's last
+    "end" event.
+    """
+
+    __tablename__ = "jobs"
+    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012  # a number once given is never given again
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str] = mapped_column(String(255))
+    state: Mapped[JobState] = mapped_column(
+        Enum(JobState, native_enum=False, length=16, values_callable=_values), index=True
+    )
+    stop_reason: Mapped[StopReason | None] = mapped_column(
+        Enum(StopReason, native_enum=False, length=16, values_callable=_values)
+    )
+    priority: Mapped[int] = mapped_column(Integer, default=0)
+    run_dir: Mapped[str] = mapped_column(Text)
+    owner: Mapped[str | None] = mapped_column(String(128))
+    created_at: Mapped[float] = mapped_column(Float)
+    started_at: Mapped[float | None] = mapped_column(Float)
+    ended_at: Mapped[float | None] = mapped_column(Float)
+    attempts: Mapped[int] = mapped_column(Integer, default=0)
+    history: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
+    crashes: Mapped[int] = mapped_column(Integer, default=0)
+    last_checkpoint_step: Mapped[int | None] = mapped_column(Integer)
+    exit_code: Mapped[int | None] = mapped_column(Integer)
+    error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+
+metadata = Base.metadata

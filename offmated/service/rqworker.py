@@ -1,0 +1,78 @@
+"""A worker of one queue: `python -m offmated.service.rqworker plan|gpu`. It forks a horse for every message."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+from redis.client import Pipeline
+from rq import Queue, Worker
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+import offmated.jobs.store  # noqa: F401  # the tasks need it: imported here, the horses have it at once
+from offmated.config import Config
+from offmated.paths import Paths
+from offmated.service.broker import Broker
+from planner.run.processes import die_with
+
+log = logging.getLogger(__name__)
+
+
+class ForkWorker(Worker):
+    """RQ's, but for two things: its horse dies with it, and a broker that is away for a while does not end it."""
+
+    def main_work_horse(self, job: Job, queue: Queue) -> None:
+        """The horse's life. RQ would leave it to go on alone, unwatched, when its worker is killed."""
+        assert self.pid is not None
+        die_with(self.pid)
+        super().main_work_horse(job, queue)
+
+    # What RQ tells the broker while a horse works, all of it news of no weight. A failure would end the worker, and a
+    # training with it that needs no broker.
+
+    def maintain_heartbeats(self, job: Job) -> None:
+        """RQ's heartbeat."""
+        with _broker_may_be_away():
+            super().maintain_heartbeats(job)
+
+    def set_current_job_working_time(self, current_job_working_time: float, pipeline: Pipeline | None = None) -> None:
+        """How long the horse has worked; 0 after its end."""
+        with _broker_may_be_away():
+            super().set_current_job_working_time(current_job_working_time, pipeline)
+
+    def set_shutdown_requested_date(self) -> None:
+        """When the worker was asked to end."""
+        with _broker_may_be_away():
+            super().set_shutdown_requested_date()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _broker_may_be_away() -> Iterator[None]:
+    try:
+        yield
+    except redis.RedisError as error:
+        log.warning("the broker does not take what is said to it: %s", error)
+
+
+def main(name: str) -> int:
+    """Serve the queue "plan" or "gpu" until SIGTERM. Exit code 1: something failed, and the log says what."""
+    paths = Paths.from_environment()
+    broker = Broker.choose(Config.load(paths), paths)
+    connection = broker.connect()
+    try:
+        worker = ForkWorker([broker.queue(name, connection)], connection=connection, serializer=JSONSerializer)
+        worker.work(logging_level="WARNING")
+    except redis.RedisError as error:
+        log.error("the broker is away, or refuses: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format=f"%(asctime)s {sys.argv[1]}-worker[{os.getpid()}] %(message)s", level=logging.INFO)
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""Keeps the daemon's children alive: starts them, starts them again when they die, ends them."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from planner.run.processes import spawn
+
+log = logging.getLogger(__name__)
+
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 30.0
+HEALTHY_AFTER_S = 10.0  # who lived this long starts again without delay
+
+
+class Child:
+    """One process to be kept alive. It lives in a session of its own, so that Ctrl-C at a daemon in front does not
+    reach it, and dies with the thread that started it. `socket`: where it listens; without that it is no use, and
+    starts again."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str],
+        socket: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.restarts = 0
+        self._command = command
+        self._folder = folder
+        self._environment = environment
+        self._socket = socket
+        self._listens = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._failures = 0
+        self._due = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """None while it waits for its next start."""
+        return self._process.pid if self._process is not None else None
+
+    def keep(self) -> None:
+        """Start it if it is not there and its time has come; notice if it died, or if its socket was deleted."""
+        now = time.monotonic()
+        if self._reap():
+            self._failures = 0 if now - self._started > HEALTHY_AFTER_S else self._failures + 1
+            delay = min(FIRST_DELAY_S * 2 ** (self._failures - 1), LONGEST_DELAY_S) if self._failures else 0.0
+            self._due = now + delay
+            self.restarts += 1
+        if self._process is None and now >= self._due:
+            self._process = spawn(self._command, folder=self._folder, environment=self._environment)
+            self._started, self._listens = now, False
+        if self._socket is not None and self._process is not None:
+            if self._socket.is_socket():
+                self._listens = True
+            elif self._listens:
+                log.warning("%s was deleted: %s starts again", self._socket, self.name)
+                self.terminate()
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+
+    def gone(self) -> bool:
+        """Whether it has ended, without starting it again."""
+        self._reap()
+        return self._process is None
+
+    def _reap(self) -> bool:
+        if self._process is None or (code := self._process.poll()) is None:
+            return False
+        level = logging.INFO if code == 0 else logging.WARNING
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        log.log(level, "%s (process %d) ended: %s", self.name, self._process.pid, how)
+        self._process = None
+        return True

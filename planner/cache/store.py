@@ -1,0 +1,295 @@
+"""Plans and measurements kept between jobs, in tables of the job database. Imports neither torch nor PuLP.
+
+`planner/cache/tables.py` declares the tables. A plan is found by what it was made for, never by the rates it was made
+with: rates differ a little with every measurement, and a plan stays right when they do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import Engine, create_engine, delete, select, update
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.orm import Session
+
+from planner.cache.tables import AnswerRow, MeasurementRow, PlanRow
+from planner.codec import from_json, to_json
+from planner.errors import Exit, UserError
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+
+log = logging.getLogger(__name__)
+
+PLANNER = 7
+"""The planner's version in the key: raise it when the same question gets another answer."""
+
+_BUSY_S = 30.0
+_NO_TABLE = ("no such table", "does not exist", "doesn't exist")  # SQLite, PostgreSQL, MySQL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPlan:
+    """A plan with the chain and the machine it was made for; `solve_s` is what finding it took; `measurement` the key
+    of the measurement it rests on, None for an estimate."""
+
+    plan: Plan
+    chain: Chain
+    hardware: Hardware
+    solve_s: float
+    measurement: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """All that a plan depends on. Times and rates are left out, but for whether they are measured."""
+
+    chain: Chain
+    machine: str
+    gpu_budget_bytes: int
+    cpu_budget_bytes: int
+    slices: int
+    clip: bool
+    measured: bool
+    dtype: str
+    optimizer: str = "adamw"
+    exact: bool = True
+    compiling: bool = False
+
+    def key(self) -> str:
+        """Digest of the question, the planner's and torch's versions included."""
+        parts = to_json(replace(self, chain=without_times(self.chain)))
+        return _digest({"question": parts, "planner": PLANNER, "torch": version("torch")})
+
+
+def without_times(chain: Chain) -> Chain:
+    """The chain with all times zero."""
+    blocks = tuple(
+        replace(block, options=tuple(replace(option, forward_s=0.0, backward_s=0.0) for option in block.options))
+        for block in chain.blocks
+    )
+    return replace(chain, blocks=blocks)
+
+
+def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int, slices: int) -> str:
+    """Digest of what is measured: option names per kind of block (which fixes shapes and dtypes), in a step of how many
+    slices, and on what."""
+    parts = {"kinds": kinds, "machine": machine, "threads": threads, "slices": slices}
+    return _digest({"measurement": parts, "planner": PLANNER, "torch": version("torch")})
+
+
+def answer_key(job: str, config: str, hardware: Hardware) -> str:
+    """Digest of a question as it is asked: the job's keys, the text of the model's config, the machine's figures, and
+    the versions of all that makes an answer."""
+    versions = {name: version(name) for name in ("offmate", "torch", "transformers")}
+    parts = {"job": job, "config": config, "hardware": to_json(hardware)}
+    return _digest({"answer": parts, "planner": PLANNER, "versions": versions})
+
+
+def _digest(parts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPlan:
+    """What a list of plans says of one. `slices` are those of a step. `hits`: how often it was found; times
+    are seconds since 1970."""
+
+    key: str
+    model: str
+    machine: str
+    step_s: float
+    gpu_budget_bytes: int
+    cpu_budget_bytes: int
+    slices: int
+    solve_s: float
+    hits: int
+    created_at: float
+    used_at: float
+
+
+def _kept(row: PlanRow) -> KeptPlan:
+    plan = row.document["plan"]
+    return KeptPlan(
+        key=row.key,
+        model=row.model,
+        machine=row.document["hardware"]["name"],
+        step_s=plan["step_s"],
+        gpu_budget_bytes=plan["gpu_budget_bytes"],
+        cpu_budget_bytes=plan["cpu_budget_bytes"],
+        slices=plan["rounds"] * plan["slices"],
+        solve_s=row.solve_s,
+        hits=row.hits,
+        created_at=_unix(row.created_at),
+        used_at=_unix(row.used_at),
+    )
+
+
+def _is_known(row: PlanRow) -> bool:
+    try:
+        _kept(row)
+    except (KeyError, TypeError):
+        return False
+    return True
+
+
+def _unix(moment: datetime) -> float:
+    """SQLite gives back moments without their zone; they were written in UTC."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+_Row = TypeVar("_Row", PlanRow, MeasurementRow, AnswerRow)
+
+
+class Cache:
+    """The three tables of one database. Every method raises UserError when the tables are not there."""
+
+    def __init__(self, database: str | Engine) -> None:
+        """`database`: a SQLAlchemy URL or engine; the daemon's, whose migrations made the tables."""
+        if isinstance(database, str):
+            wait = {"timeout": _BUSY_S} if database.startswith("sqlite") else {}
+            database = create_engine(database, connect_args=wait)
+        self._engine = database
+
+    def find_plan(self, key: str) -> CachedPlan | None:
+        """The plan kept under `key`, one hit more. None also for one in the form of another version."""
+        found = self._find(PlanRow, key)
+        if found is None:
+            return None
+        document, solve_s = found.document, found.solve_s
+        try:
+            return CachedPlan(
+                plan=from_json(Plan, document["plan"]),
+                chain=from_json(Chain, document["chain"]),
+                hardware=from_json(Hardware, document["hardware"]),
+                solve_s=solve_s,
+                measurement=document.get("measurement"),
+            )
+        except (ValueError, KeyError) as error:
+            log.info("the plan kept under %s is not used: %s", key[:12], error)
+            return None
+
+    def keep_plan(self, key: str, cached: CachedPlan, *, model: str) -> None:
+        """Keep a plan under `key`, in place of what was there."""
+        document = {name: to_json(getattr(cached, name)) for name in ("plan", "chain", "hardware", "measurement")}
+        self._keep(PlanRow, key, {"model": model, "document": document, "solve_s": cached.solve_s})
+
+    def find_measurement(self, key: str) -> dict[str, Any] | None:
+        """The measurement kept under `key`, one hit more."""
+        found = self._find(MeasurementRow, key)
+        return None if found is None else found.document
+
+    def keep_measurement(self, key: str, document: dict[str, Any], *, device: str) -> None:
+        """Keep a measurement under `key`, in place of what was there."""
+        self._keep(MeasurementRow, key, {"device": device[:255], "document": document})
+
+    def find_answer(self, key: str) -> dict[str, Any] | None:
+        """The receipt kept under `key`, one hit more."""
+        found = self._find(AnswerRow, key)
+        return None if found is None else found.document
+
+    def keep_answer(self, key: str, document: dict[str, Any]) -> None:
+        """Keep a receipt under `key`, in place of what was there."""
+        self._keep(AnswerRow, key, {"document": document})
+
+    def plans(self) -> list[KeptPlan]:
+        """What plans there are, the one used last first. Those in the form of another version are left out."""
+        with self._transaction() as session:
+            rows = session.scalars(select(PlanRow).order_by(PlanRow.used_at.desc(), PlanRow.id.desc())).all()
+            return [_kept(row) for row in rows if _is_known(row)]
+
+    def show_plan(self, key: str) -> dict[str, Any]:
+        """`KeptPlan` and the document (see `PlanRow`) of the one plan whose key begins with `key`; no hit is
+        counted. Raises UserError."""
+        with self._transaction() as session:
+            row = self._one(session, key)
+            return {**cast(dict[str, Any], to_json(_kept(row))), **row.document}
+
+    def forget_plan(self, key: str) -> None:
+        """Delete the one plan whose key begins with `key`, what it was measured by, and the receipts made of it: the
+        next job that needs it is measured and planned anew. Raises UserError."""
+        with self._transaction() as session:
+            row = self._one(session, key)
+            for answer in session.scalars(select(AnswerRow)).all():
+                if answer.document.get("plan_key") == row.key:
+                    session.delete(answer)
+            session.execute(delete(MeasurementRow).where(MeasurementRow.key == row.document.get("measurement")))
+            session.delete(row)
+
+    def forget_plans(self) -> int:
+        """Delete all plans, measurements and receipts; how many plans there were."""
+        with self._transaction() as session:
+            session.execute(delete(MeasurementRow))
+            session.execute(delete(AnswerRow))
+            return len(session.scalars(delete(PlanRow).returning(PlanRow.id)).all())
+
+    def forget_measurement(self, key: str) -> None:
+        """Delete a measurement, if it is there, and every plan that rests on it."""
+        with self._transaction() as session:
+            session.execute(delete(MeasurementRow).where(MeasurementRow.key == key))
+            for row in session.scalars(select(PlanRow)).all():
+                if row.document.get("measurement") == key:
+                    session.delete(row)
+
+    @staticmethod
+    def _one(session: Session, key: str) -> PlanRow:
+        found = session.scalars(select(PlanRow).where(PlanRow.key.startswith(key, autoescape=True)).limit(2)).all()
+        if len(found) == 1:
+            return found[0]
+        raise UserError(
+            f"There is no plan {key}." if not found else f"More than one plan begins with {key}.",
+            code="no-such-plan", hint="offmate plans list", exit_code=Exit.NO_SUCH_JOB if not found else Exit.USAGE,
+        )  # fmt: skip
+
+    def hits(self, key: str) -> int:
+        """How often the plan under `key` was found; 0 when there is none."""
+        with self._transaction() as session:
+            return session.scalar(select(PlanRow.hits).where(PlanRow.key == key)) or 0
+
+    def _find(self, table: type[_Row], key: str) -> _Row | None:
+        with self._transaction() as session:
+            # Writing first takes SQLite's lock at once; reading first could not wait for another writer.
+            values = {"hits": table.hits + 1, "used_at": datetime.now(UTC)}
+            session.execute(update(table).where(table.key == key).values(values))
+            row = session.scalar(select(table).where(table.key == key))
+            if row is not None:
+                session.expunge(row)
+            return row
+
+    def _keep(self, table: type[PlanRow | MeasurementRow | AnswerRow], key: str, values: dict[str, Any]) -> None:
+        now = datetime.now(UTC)
+        for _ in range(2):  # a second time when another process kept the same key in between
+            try:
+                with self._transaction() as session:
+                    changed = session.execute(
+                        update(table).where(table.key == key).values(**values, used_at=now).returning(table.id)
+                    ).first()
+                    if changed is None:
+                        session.add(table(key=key, hits=0, created_at=now, used_at=now, **values))
+                return
+            except IntegrityError:
+                continue
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
+        """A transaction, in which missing tables are told as what they are."""
+        try:
+            with Session(self._engine) as session, session.begin():
+                yield session
+        except (OperationalError, ProgrammingError) as error:
+            if not any(words in str(error.orig) for words in _NO_TABLE):
+                raise
+            raise UserError(
+                "The database has no tables for plans yet.",
+                code="database-not-ready",
+                numbers=(f"database {self._engine.url}",),
+                hint="offmate up",
+            ) from error

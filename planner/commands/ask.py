@@ -1,0 +1,215 @@
+""" "Will it fit, and how fast?", for any machine, from the model's config alone: no weights are loaded, nothing is
+measured. Times come from operations and bytes against the machine's rates.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from planner.cache.store import Cache, CachedPlan, Question
+from planner.codec import to_json
+from planner.commands.question import title_of
+from planner.errors import UserError
+from planner.job.schema import Job
+from planner.machine.hardware import Hardware
+from planner.machine.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
+from planner.measure.hf_model import beyond_positions, working_dtype
+from planner.picture.files import NO_PICTURES, Pictures
+from planner.reports.make_receipt import LAUNCHING, no_fit, receipt
+from planner.reports.receipt import Asked, Receipt
+from planner.schedule.plan import Plan
+from planner.search.make_plan import GAP, round_up
+from planner.search.problem import Problem
+from planner.whatif.batch_size import WANTED, Candidate, best_first, hopeful
+from planner.whatif.ways_to_fit import problem_of, ways_to_fit
+from planner.whatif.what_helps import Variations, carried_over
+
+PATIENCE_S = 17.0
+"""When to answer, in seconds of a quiet machine since the process's start: what is not planned by then is left out."""
+_DEVICE = torch.device("cpu")  # blocks are traced there
+_PLAN_S = 5.0  # of the solver for the plan itself
+_TRACES = 2.5  # how many times longer than the job's own trace that of a change may take: LoRA has many small tensors
+_MOST_LARGER = 64  # times, slices of more rows than a step has now
+_NEAR = 0.03  # between splits that are planned before one is chosen: what whole tensors may cost
+
+
+def ask(
+    job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = NO_PICTURES, cache: Cache | None = None
+) -> Receipt:
+    """The receipt of `job` on `hardware`, within `PATIENCE_S` of `started_s` (monotonic) where the model's size allows.
+    Its plan is found in the cache, or goes there.
+
+    Raises UserError for a model that cannot be used.
+    """
+    with Variations() as others:
+        clock, plan = _Clock(started_s), None
+        if job.is_split:
+            problem = problem_of(job, hardware, _DEVICE)
+            clock.look()
+        else:
+            job, problem, plan = _chosen(job, hardware, others, clock)
+        least = problem.least_bytes(enough=problem.gpu_budget_bytes)
+        if least is not None and least <= problem.gpu_budget_bytes:
+            plan, key = _kept(job, problem, plan, clock.stretched_s(_PLAN_S), cache)
+            found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
+            more = _larger_slices(job, hardware, found, clock)
+            # No limit but the answer's own: a variation is the same however busy the machine is, or it is not planned.
+            others.start(problem, plan, max(1.0, clock.deadline - time.monotonic()), more=more or ())
+            pictures.write(plan, problem.chain, hardware, title=title_of(job))
+            changes, unplanned = others.changes(problem, plan, clock.deadline)
+            found = replace(
+                found, changes=changes, unplanned=unplanned, plan_key=key, complete=more is not None
+            )  # fmt: skip
+        else:
+            found = _too_large(job, problem, least, others, clock)
+    note = beyond_positions(job)
+    found = replace(found, notes=() if note is None else (note,))
+    now = time.monotonic()
+    complete = found.complete and now < clock.deadline and not found.untried
+    return replace(found, answer_s=now - started_s, complete=complete)
+
+
+def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: Cache | None) -> tuple[Plan, str]:
+    """The plan and the key it is kept under: what the cache has, or else `plan`, or else one made now."""
+    if cache is None:
+        return plan or problem.plan(limit_s), ""
+    question = Question(
+        chain=problem.chain,
+        # A machine that is asked about is nothing but its figures.
+        machine=json.dumps(to_json(problem.hardware), sort_keys=True),
+        gpu_budget_bytes=problem.gpu_budget_bytes,
+        cpu_budget_bytes=problem.cpu_budget_bytes,
+        slices=problem.slices,
+        clip=problem.clip,
+        measured=False,
+        dtype=str(working_dtype(job)),
+        exact=job.exact,
+    )
+    key = question.key()
+    if (found := cache.find_plan(key)) is not None:
+        return found.plan, key
+    start = time.monotonic()
+    plan = plan or problem.plan(limit_s)
+    made = CachedPlan(plan=plan, chain=problem.chain, hardware=problem.hardware, solve_s=time.monotonic() - start)
+    cache.keep_plan(key, made, model=job.model)
+    return plan, key
+
+
+class _Clock:
+    """Time as a quiet machine's clock would show it: where others compute too, a limit by the wall's clock would make
+    the answer another one. How many times slower all is, is seen while the model is traced."""
+
+    def __init__(self, started_s: float) -> None:
+        self._started_s, self._began_s, self._worked_s = started_s, time.monotonic(), time.process_time()
+        self.slower = 1.0
+        self._last_trace_s = self.deadline
+
+    def look(self) -> None:
+        """The machine has worked for this process alone since the beginning: it traced the model."""
+        took_s = time.monotonic() - self._began_s
+        self.slower = max(1.0, took_s / max(time.process_time() - self._worked_s, 1e-3))
+        self._last_trace_s = self.deadline - _TRACES * took_s
+
+    def stretched_s(self, limit_s: float) -> float:
+        """A limit by the wall's clock."""
+        return limit_s * self.slower
+
+    @property
+    def deadline(self) -> float:
+        """When to answer, by the monotonic clock."""
+        return self._started_s + self.stretched_s(PATIENCE_S)
+
+    @property
+    def last_trace(self) -> float:
+        """After this no change of the job is traced any more: it would not be ready by the deadline."""
+        return self._last_trace_s
+
+
+def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> tuple[Job, Problem, Plan | None]:
+    """The job with the micro-batches that are the fastest, its problem, and the plan if it was made on the way; where
+    none fits, with the smallest.
+
+    Those for which the solver hopes for nearly the same are all planned.
+    """
+    splits = hopeful(job, _DEVICE, hardware)
+    clock.look()
+    near = [split for split in splits if split.hope_s <= splits[0].hope_s * (1 + _NEAR)][:WANTED]
+    plans = others.plans([split.problem for split in near], clock.stretched_s(_PLAN_S))
+    known = {split.rows: (split, plan) for split, plan in zip(near, plans, strict=True) if plan is not None}
+    candidates = [Candidate(rows=r, slices=s.problem.slices, step_s=p.step_s) for r, (s, p) in known.items()]
+    rows = best_first(candidates)[0].rows if candidates else min(split.rows for split in splits)
+    job = job.with_slices(rows)
+    if rows in known and known[rows][0].traced:
+        return job, known[rows][0].problem, known[rows][1]
+    problem = problem_of(job, hardware, _DEVICE)
+    return job, problem, known[rows][1] and carried_over(known[rows][1], problem) if rows in known else None
+
+
+def _larger_slices(
+    job: Job, hardware: Hardware, found: Receipt, clock: _Clock
+) -> list[tuple[str, Problem]] | None:  # fmt: skip
+    """Where launching limits: the same rows in fewer slices, as many as it takes, or of a single slice more rows. The
+    operations of a slice are as many then, and longer. None: there was no time to look."""
+    busy_s = {load.resource: load.busy_s for load in found.loads}
+    if found.loads[0].resource != LAUNCHING:
+        return []
+    if time.monotonic() >= clock.last_trace:
+        return None
+    need, rows, slices = busy_s[LAUNCHING] / busy_s["GPU computing"], job.slice_rows, job.gradient_accumulation_steps
+    by = next((n for n in range(2, slices) if slices % n == 0 and n >= need), slices)
+    if slices == 1:
+        by = min(_MOST_LARGER, 2 ** math.ceil(math.log2(max(2.0, need))))
+    split = {"per_device_train_batch_size": by * rows, "gradient_accumulation_steps": max(1, slices // by)}
+    keys = ", ".join(f"{key}: {value}" for key, value in split.items())
+    try:
+        larger = problem_of(job.model_copy(update=split), hardware, _DEVICE)
+    except UserError:
+        return []
+    return [(f"larger slices, of {by * rows} rows ({keys})", larger)]
+
+
+def _asked(job: Job) -> Asked:
+    return Asked(
+        model=job.model,
+        dtype="bf16" if job.bf16 else "fp32",
+        length=job.max_length,
+        rows=job.slice_rows,
+        slices=job.gradient_accumulation_steps,
+        clip=job.max_grad_norm is not None,
+        keep=job.save_total_limit,
+    )
+
+
+def _too_large(job: Job, problem: Problem, least: int | None, others: Variations, clock: _Clock) -> Receipt:
+    cpu_bytes = others.least_cpu_bytes(problem)  # meanwhile
+    ways = list(ways_to_fit(job, problem, _DEVICE, clock.last_trace, runs=False))
+    least_cpu = cpu_bytes.get()
+    found = no_fit(
+        problem.chain, problem.hardware, _asked(job), budgets=(problem.gpu_budget_bytes, problem.cpu_budget_bytes),
+        least=(least, least_cpu),
+    )  # fmt: skip
+    fits_with = (*_more_machine(problem, least, least_cpu), *(str(way) for way in ways if way.least_bytes is not None))
+    return replace(found, fits_with=fits_with, untried=tuple(way.text for way in ways if way.least_bytes is None))
+
+
+def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) -> Iterator[str]:
+    """Machines on which the job fits as it is."""
+    if least_cpu is not None and least_cpu > problem.cpu_budget_bytes:
+        yield f"{needed_cpu_memory(least_cpu) // 2**30} GiB of RAM"
+        parameters = sum(t.elements for t in problem.chain.tensors()) * problem.cpu_budget_bytes / least_cpu
+        yield f"this host and a model of about {parameters / 1e9:.1f} billion parameters"
+    if least is None or least <= problem.gpu_budget_bytes:
+        return
+    if least <= problem.hardware.gpu_bytes:
+        yield f"more of this GPU (--gpu-budget {round_up(least)})"
+    else:
+        for name, card in sorted(CARDS.items(), key=lambda each: each[1].memory_bytes):
+            if usable_gpu_bytes(card.memory_bytes) >= least:
+                yield f"a GPU with {card.memory_bytes // 2**30} GiB (--hardware {name})"
+                return

@@ -1,0 +1,184 @@
+"""Chains and machines from JSON files: the forms of `Chain` and `Hardware`, with defaults for what is not given.
+
+A tensor has a name and `elements`; `bytes` are 4 per element, `gradient_bytes` as many as `bytes`, `state_bytes` 8 per
+element and 4 more where `bytes` are fewer than 4 per element (the fp32 master); a frozen one (`trainable: false`) has
+neither gradient nor states. A block is called "block" and its number, its `kind` is its name, it has no tensors and one
+option "keep"; what its frame holds is its input and output: `forward_held_bytes` and `backward_frame_bytes` are
+`input_bytes`, `forward_frame_bytes` and `backward_held_bytes` are `output_bytes`. The last block has forward figures
+only. All other numbers are 0, `reads_input` is true, `reads_weights` all of the block's, `recipe` the option's name.
+
+A machine has `h2d_bytes_per_s`; `d2h_bytes_per_s` is the same, memory sizes are no limit, other rates are no limit,
+updates on the CPU apart: without `cpu_update_parameters_per_s` they are as fast as `cpu_memory_bytes_per_s` lets them
+be, and one of the two must be there. Everything else is 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from planner.codec import from_json
+from planner.errors import Exit, UserError
+from planner.ilp.instance import UPDATE_TRAFFIC_BYTES
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain
+
+NO_LIMIT_BYTES = 2**62
+
+_T = TypeVar("_T", Chain, Hardware)
+
+
+def load_chain(path: Path) -> Chain:
+    """The chain in the file `path`. Raises UserError (exit 2) naming the path of the field that is wrong."""
+    data = _read(path)
+    if isinstance(data, dict) and isinstance(data.get("blocks"), list):
+        blocks = data["blocks"]
+        data = data | {
+            "blocks": [_block(b, i, last=i == len(blocks) - 1) for i, b in enumerate(blocks)],
+            "frame_tensors": _each(data.get("frame_tensors", []), _tensor),
+        }
+    return _decoded(Chain, data, path)
+
+
+def load_hardware(path: Path) -> Hardware:
+    """The machine in the file `path`. Raises UserError (exit 2) naming the path of the field that is wrong."""
+    data = _read(path)
+    if isinstance(data, dict):
+        data = _hardware(data, path)
+    return _decoded(Hardware, data, path)
+
+
+def _hardware(given: dict[str, Any], path: Path) -> dict[str, Any]:
+    for field, value in given.items():
+        if field.endswith("_per_s") and field != "flops_per_s" and value == 0:
+            raise _wrong(path, f"$.{field} is 0; a rate is more than zero")
+    if "h2d_bytes_per_s" not in given:
+        raise _wrong(path, "$.h2d_bytes_per_s: missing")
+    if "cpu_update_parameters_per_s" not in given and "cpu_memory_bytes_per_s" not in given:
+        raise _wrong(path, "$.cpu_update_parameters_per_s: missing, and so is $.cpu_memory_bytes_per_s")
+    rates = {key: value for key, value in given.items() if isinstance(value, (int, float))}
+    up = rates.get("h2d_bytes_per_s", 0.0)
+    down = rates.get("d2h_bytes_per_s", up)
+    updates = rates.get("cpu_update_parameters_per_s", rates.get("cpu_memory_bytes_per_s", 0.0) / UPDATE_TRAFFIC_BYTES)
+    # "No limit" is more than all users of the host's memory could ask for, and small enough for a solver's arithmetic.
+    return {
+        "name": path.stem,
+        "gpu_bytes": NO_LIMIT_BYTES,
+        "cpu_bytes": NO_LIMIT_BYTES,
+        "d2h_bytes_per_s": down,
+        "gpu_update_parameters_per_s": 1000 * max(up, updates),
+        "cpu_update_parameters_per_s": updates,
+        "cpu_memory_bytes_per_s": 10 * (up + down + UPDATE_TRAFFIC_BYTES * updates),
+    } | given
+
+
+def _block(data: object, index: int, *, last: bool) -> object:
+    if not isinstance(data, dict):
+        return data
+    name = data.get("name", f"block{index}")
+    received, sent = data.get("input_bytes", 0), data.get("output_bytes", 0)
+    backward = (0, 0) if last else (sent, received)
+    defaults = {
+        "name": name,
+        "kind": name,
+        "forward_held_bytes": received,
+        "forward_frame_bytes": sent,
+        "backward_held_bytes": backward[0],
+        "backward_frame_bytes": backward[1],
+    }
+    parts = {
+        "tensors": _each(data.get("tensors", []), _tensor),
+        "options": _each(data.get("options", [{"name": "keep"}]), _option),
+    }
+    return defaults | data | parts
+
+
+def _tensor(data: object) -> object:
+    if not isinstance(data, dict) or not isinstance(data.get("elements"), int):
+        return data
+    elements, trains = data["elements"], data.get("trainable", True) is not False
+    size = data.get("bytes", 4 * elements)
+    master = 4 * elements if isinstance(size, int) and size < 4 * elements else 0
+    states = 8 * elements + master if trains else 0
+    return {"bytes": size, "gradient_bytes": size if trains else 0, "state_bytes": states} | data
+
+
+def _option(data: object) -> object:
+    return {"recipe": data["name"]} | data if isinstance(data, dict) and "name" in data else data
+
+
+def _each(data: object, fill: Any) -> object:
+    return [fill(item) for item in data] if isinstance(data, list) else data
+
+
+def _read(path: Path) -> object:
+    try:
+        data: object = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
+    except OSError as error:
+        raise _wrong(path, error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise _wrong(path, "it is not text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise _wrong(path, f"line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise _wrong(path, "its lists and objects are nested too deeply") from None
+    except _Twice as error:
+        raise _wrong(path, f"{error}: the field is there twice in one object") from None
+    for place, number in _numbers(data, "$"):
+        if not math.isfinite(number):
+            raise _wrong(path, f"{place} is {number}; it must be a finite number")
+        if number < 0:
+            raise _wrong(path, f"{place} is {number}; it must be zero or more")
+        if number > NO_LIMIT_BYTES:
+            raise _wrong(path, f"{place} is {number}; that is more than any machine has")
+    return _whole(data)
+
+
+class _Twice(Exception):
+    """An object with two fields of one name."""
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _numbers(data: object, place: str) -> Iterator[tuple[str, float]]:
+    """Every number and where it stands."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _numbers(value, f"{place}.{key}")
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            yield from _numbers(value, f"{place}[{index}]")
+    elif isinstance(data, (int, float)) and not isinstance(data, bool):
+        yield place, data
+
+
+def _whole(data: object) -> object:
+    """`data` with numbers like 12e9 as whole ones: JSON has one sort of number."""
+    if isinstance(data, dict):
+        return {key: _whole(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_whole(value) for value in data]
+    return int(data) if isinstance(data, float) and data.is_integer() else data
+
+
+def _decoded(cls: type[_T], data: object, path: Path) -> _T:
+    try:
+        return from_json(cls, data)
+    except ValueError as error:
+        raise _wrong(path, str(error)) from None
+
+
+def _wrong(path: Path, what: str) -> UserError:
+    return UserError(
+        f"Cannot use {path}.", numbers=(what,), hint="docs/planning.md has the fields", code="bad-file",
+        exit_code=Exit.USAGE,
+    )  # fmt: skip

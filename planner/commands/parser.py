@@ -1,0 +1,228 @@
+"""What the planner process answers beside planning a job: chains from files, other machines, and the kept plans.
+
+    solve   a chain and a machine from files
+    ask     a job on a machine by name, from its model's config
+    plans   list, show and forget what the plan cache has
+    picture draw a plan.json
+
+Each prints one JSON object as one line. What does not fit is an answer, with exit code 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from planner.cache.store import Cache, answer_key
+from planner.codec import Json, to_json
+from planner.commands.chain_files import load_chain, load_hardware
+from planner.commands.fast_imports import lasting_imports
+from planner.commands.question import config_text, title_of
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from planner.job.source import read_text
+from planner.machine.hardware import Hardware
+from planner.machine.presets import is_preset, preset
+from planner.picture.basis import Basis
+from planner.picture.files import NO_PICTURES, Pictures, add_options, redraw
+from planner.schedule.chain import Chain
+from planner.units import parse_bytes
+
+
+def add_parsers(commands: Any) -> None:
+    """The subcommands; `commands` is what `add_subparsers` gave."""
+    solve = commands.add_parser("solve", help="plan a chain on a machine, both from files")
+    solve.add_argument("--chain", type=Path, required=True, metavar="FILE")
+    _machine(solve)
+    solve.add_argument("--gpu-budget", type=parse_bytes, metavar="SIZE")
+    solve.add_argument("--cpu-budget", type=parse_bytes, metavar="SIZE")
+    solve.add_argument("--slices", type=_count, default=1)
+    solve.add_argument("--clip", choices=("none", "exact"), default="none")
+    solve.add_argument("--time-limit", type=_seconds, default=60.0, metavar="SECONDS")
+    solve.add_argument("--gap", type=_share, default=0.01)
+    solve.add_argument("--no-cpu-updates", action="store_true")
+    solve.add_argument("--no-activation-offload", action="store_true")
+    add_options(solve)
+    ask = commands.add_parser("ask", help="a job on some machine")
+    ask.add_argument("--job", type=Path, required=True, metavar="FILE", help="only what a plan depends on is read")
+    _machine(ask)
+    ask.add_argument("--database", metavar="URL", help="where plans and answers are kept")
+    add_options(ask)
+    plans = commands.add_parser("plans", help="the kept plans")
+    plans.add_argument("verb", choices=("list", "show", "forget"))
+    plans.add_argument("key", nargs="?", help="a plan's key or how it begins; forget takes all without one")
+    plans.add_argument("--database", required=True, metavar="URL")
+    picture = commands.add_parser("picture", help="draw a plan")
+    picture.add_argument("plan", type=Path, metavar="PLAN_JSON")
+    picture.add_argument("--title", default="")
+    add_options(picture)
+
+
+def _machine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hardware", required=True, metavar="NAME_OR_FILE")
+    parser.add_argument("--cpu-memory", type=parse_bytes, metavar="SIZE")
+    parser.add_argument("--link", metavar="NAME_OR_RATE")
+
+
+def answer(options: argparse.Namespace, started_s: float) -> int:
+    """Answer what the command line asks; the exit code. `started_s`: when the process began (monotonic)."""
+    try:
+        if options.command == "ask":
+            code, said = _ask(options, started_s)
+        else:
+            code, said = {"solve": _solve, "plans": _plans, "picture": _picture}[options.command](options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(said))
+    return code
+
+
+def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
+    from planner.reports.make_receipt import solved
+    from planner.search.make_plan import make_plan
+
+    pictures = Pictures.wanted(options)
+    chain, hardware = load_chain(options.chain), _hardware(options, bf16=True)
+    start = time.monotonic()
+    try:
+        plan = make_plan(
+            chain, hardware, gpu_budget_bytes=_given(options.gpu_budget, hardware.gpu_bytes),
+            cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes), slices=options.slices,
+            clip=options.clip == "exact", time_limit_s=options.time_limit, gap=options.gap,
+            cpu_updates=not options.no_cpu_updates, activation_offload=not options.no_activation_offload,
+        )  # fmt: skip
+    except UserError as error:
+        if error.exit_code is not Exit.DOES_NOT_FIT:
+            raise
+        return Exit.DOES_NOT_FIT, _infeasible(chain, hardware, options, error) | {"solve_s": time.monotonic() - start}
+    said = to_json(solved(plan, chain, gap=options.gap, solve_s=time.monotonic() - start))
+    pictures.write(plan, chain, hardware, title=options.chain.stem, basis=Basis.GIVEN)
+    return Exit.DONE, said
+
+
+def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, error: UserError) -> dict[str, Json]:
+    """The answer about a chain that does not fit; people are told on stderr, in the words of this command."""
+    from planner.search.make_plan import least_budget, round_up
+
+    least = None
+    try:
+        least = least_budget(
+            chain, hardware, cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes), slices=options.slices,
+            clip=options.clip == "exact", cpu_updates=not options.no_cpu_updates,
+            activation_offload=not options.no_activation_offload,
+        ).gpu_bytes  # fmt: skip
+        hint = f"offmate plan … --gpu-budget {round_up(least)}"
+    except UserError as host_error:  # the host is too small, whatever the device
+        hint = host_error.hint
+    said = UserError(error.what, code=error.code, numbers=error.numbers, hint=hint, exit_code=error.exit_code)
+    print(said, file=sys.stderr)
+    return {"status": "infeasible", "code": error.code, "least_gpu_budget_bytes": least}
+
+
+def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
+    pictures = Pictures.wanted(options)
+    job = Job.question(read_text(options.job), options.job.absolute().parent)
+    hardware = _hardware(options, bf16=job.bf16)
+    if not hardware.flops_per_s:
+        raise UserError(
+            "Times of a model are estimated from the machine's arithmetic.", code="bad-file", exit_code=Exit.USAGE,
+            numbers=(f"{options.hardware} has no flops_per_s",), hint="docs/planning.md has the fields",
+        )  # fmt: skip
+    cache = _cache(options.database)
+    config = config_text(job.model) if cache is not None else None
+    key = answer_key(job.resolved_yaml(), config, hardware) if config is not None else None
+    said = cache.find_answer(key) if cache is not None and key is not None else None
+    if said is None or not _drawn_again(said, pictures, cache, title=title_of(job)):
+        # torch takes seconds to import: what is known, and what is wrong with the words, is told before that.
+        with lasting_imports():
+            from planner.commands.ask import ask
+
+        found = ask(job, hardware, started_s=started_s, pictures=pictures, cache=cache)
+        said = cast(dict[str, Any], to_json(found))
+        if cache is not None and key is not None and found.complete:
+            cache.keep_answer(key, said)
+    return Exit.DOES_NOT_FIT if said["status"] == "infeasible" else Exit.DONE, said
+
+
+def _cache(database: str | None) -> Cache | None:
+    """The cache of a database that this version has made ready; without one an answer is not kept."""
+    if database is None:
+        return None
+    cache = Cache(database)
+    try:
+        cache.find_answer("")
+    except UserError as error:
+        print(f"This answer is not kept: {error}", file=sys.stderr)
+        return None
+    return cache
+
+
+def _drawn_again(said: dict[str, Any], pictures: Pictures, cache: Cache | None, *, title: str) -> bool:
+    """Draw the plan of a kept receipt, where that is wanted; False where the plan is not kept any more."""
+    if pictures == NO_PICTURES or said["status"] == "infeasible":
+        return True
+    found = cache.find_plan(said["plan_key"]) if cache is not None else None
+    if found is None:
+        return False
+    pictures.write(found.plan, found.chain, found.hardware, title=title)
+    return True
+
+
+def _hardware(options: argparse.Namespace, *, bf16: bool) -> Hardware:
+    """A machine by its name or from a file. Raises UserError."""
+    path = Path(options.hardware)
+    if is_preset(options.hardware) or not (path.suffix == ".json" or path.exists()):
+        return preset(options.hardware, bf16=bf16, cpu_memory_bytes=options.cpu_memory, link=options.link)
+    if options.cpu_memory is not None or options.link is not None:
+        raise UserError(
+            "--cpu-memory and --link change a machine known by its name.", code="two-machines",
+            numbers=(f"{path} is a file",), hint="change them in the file", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    return load_hardware(path)
+
+
+def _plans(options: argparse.Namespace) -> tuple[Exit, Json]:
+    cache = Cache(options.database)
+    if options.verb == "list":
+        return Exit.DONE, to_json(cache.plans())
+    if options.verb == "show":
+        return Exit.DONE, cache.show_plan(options.key)
+    if options.key is None:
+        return Exit.DONE, {"forgotten": cache.forget_plans()}
+    cache.forget_plan(options.key)
+    return Exit.DONE, {"forgotten": 1}
+
+
+def _picture(options: argparse.Namespace) -> tuple[Exit, Json]:
+    redraw(options.plan, Pictures.wanted(options), title=options.title)
+    return Exit.DONE, {"drawn": [str(path) for path in (options.trace, options.html) if path is not None]}
+
+
+def _given(budget: int | None, default: int) -> int:
+    return default if budget is None else budget
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < 1:
+        raise ValueError(text)
+    return number

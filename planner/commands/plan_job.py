@@ -1,0 +1,268 @@
+"""From a job to its plan: analysis, times from the cache, a measurement or an estimate, and a plan cached or solved."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+
+from planner.cache import store as kept
+from planner.cache.store import Cache, CachedPlan, Question
+from planner.codec import Json, from_json, to_json
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from planner.machine.hardware import Hardware
+from planner.machine.memory import check_budgets
+from planner.measure.analysis import Analysis, analyse, estimate_times, measure_times
+from planner.measure.choose_compiled import why_off
+from planner.measure.hf_model import beyond_positions, working_dtype
+from planner.measure.machine_rates import measure_hardware
+from planner.measure.target import find_site
+from planner.measure.times import Times
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
+from planner.whatif.batch_size import WANTED, Candidate, ranked
+from planner.whatif.ways_to_fit import ways_to_fit
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+_WAYS_S = 10.0  # for what would fit, where nothing does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time.
+    `measurement`: the key of the measurement it rests on; None for an estimate. `rows`: of a slice, of
+    `length` tokens at most; `splits`: where the
+    planner decided them, what it compared, the best estimate first."""
+
+    rows: int
+    length: int
+    plan: Plan
+    chain: Chain
+    hardware: Hardware
+    measured: bool
+    cached: bool
+    solve_s: float
+    key: str
+    measurement: str | None
+    splits: tuple[Candidate, ...] = ()
+
+    def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
+        """The object of plan.json."""
+        parts: dict[str, Json] = {
+            "format": FORMAT,
+            "plan": to_json(self.plan),
+            "rows": self.rows,
+            "length": self.length,
+        }
+        if with_chain:
+            parts["chain"] = to_json(self.chain)
+        return parts | {
+            "hardware": to_json(self.hardware),
+            "measured": self.measured,
+            "cached": self.cached,
+            "solve_s": self.solve_s,
+            "key": self.key,
+            "measurement": self.measurement,
+            "splits": to_json(self.splits),
+        }
+
+
+def plan_job(
+    job: Job, device: torch.device, *, cache: Cache | None, measure: bool, distinct_tokens: tuple[int, ...] = ()
+) -> Answer:
+    """The plan of a job on this machine. Raises UserError; where no plan fits, with changes of the job that do.
+
+    A plan made from measurements is found first; else one is made from a kept measurement; else, with `measure`, the
+    blocks are measured now, and without it the plan rests on an estimate. Without `measure` a GPU is not touched,
+    because a job may be running on it: there the plan is always an estimate. So it is where the plan depends on the
+    job's data and these are not counted yet (`distinct_tokens`, see `planner.schedule.chain.Chain`).
+
+    Where the split of a step is left to the planner, those that are the fastest by the estimate are measured, and the
+    fastest of them is taken; without `measure` it is the first by the estimate, and the plan is an estimate.
+    """
+
+    def planning(of: Job) -> _Planning:
+        return _Planning(of, device, cache, measure=measure, distinct_tokens=distinct_tokens)
+
+    if measure and (reason := why_off(job.compile, device, exact=job.exact)):
+        log.info("compile: off, because %s", reason)
+    if job.is_split:
+        return planning(job).answer_or_ways()
+    site = find_site(device, working_dtype(job), measure=measure)
+    check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=site.gpu_bytes, ram_bytes=site.ram_bytes)
+    splits = tuple(ranked(job, site.device, site.machine, distinct_tokens=distinct_tokens))
+    answers: list[Answer] = []
+    for split in splits:
+        try:
+            its = planning(job.with_slices(split.rows))
+            answers.append(its.answer() if measure else its.preview())
+        except UserError as error:  # its bytes were read off those of two others, and are a little more
+            if error.exit_code is not Exit.DOES_NOT_FIT:
+                raise
+        if len(answers) == (WANTED if measure else 1):
+            break
+    if not answers:  # the error of the smallest split says what would fit
+        assert job.train_batch_size is not None
+        try:
+            smallest = planning(job.with_slices(1))
+        except UserError as error:
+            if error.code != "loss-per-slice":
+                raise
+            smallest = planning(job.with_slices(job.train_batch_size))
+        return smallest.answer_or_ways()
+    return replace(min(answers, key=lambda answer: answer.plan.step_s), splits=splits)
+
+
+class _Planning:
+    def __init__(
+        self, job: Job, device: torch.device, cache: Cache | None, *, measure: bool, distinct_tokens: tuple[int, ...]
+    ) -> None:
+        self.job, self.cache, self.measure = job, cache, measure
+        self.site = find_site(device, working_dtype(job), measure=measure)
+        there = self.site
+        check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=there.gpu_bytes, ram_bytes=there.ram_bytes)
+        if (note := beyond_positions(job)) is not None:
+            log.warning("model: %s", note)
+        self.machine = self.site.machine
+        self.analysis: Analysis = analyse(job, self.site.device)
+        several = job.gradient_accumulation_steps > 1
+        self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)
+        self.distinct_tokens = distinct_tokens if self.asks_for_data else ()
+        self.estimate = estimate_times(self.analysis, self.machine)
+        self.compiling = self.site.final and why_off(job.compile, self.site.device, exact=job.exact) is None
+
+    def answer(self) -> Answer:
+        """A final plan where there may be one, or else an estimate."""
+        knows_enough = self.measure or not self.asks_for_data or self.distinct_tokens
+        final = self._final() if self.site.final and knows_enough else None
+        return final or self.preview()
+
+    def answer_or_ways(self) -> Answer:
+        """As `answer`. Where nothing fits, the error names what would: more memory, if the machine has it, or changes
+        of the job, each planned by the estimate."""
+        try:
+            return self.answer()
+        except UserError as error:
+            if error.exit_code is not Exit.DOES_NOT_FIT:
+                raise
+            problem = Problem(
+                chain=self.analysis.chain(self.estimate, self.distinct_tokens), hardware=self.machine,
+                gpu_budget_bytes=self.job.gpu_budget or self.machine.gpu_bytes,
+                cpu_budget_bytes=self.job.cpu_budget or self.machine.cpu_bytes,
+                slices=self.job.gradient_accumulation_steps, clip=self.job.max_grad_norm is not None,
+            )  # fmt: skip
+            ways = ways_to_fit(self.job, problem, self.site.device, time.monotonic() + _WAYS_S, runs=True)
+            told = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
+            numbers = (*error.numbers, *told)
+            least = problem.least_bytes()
+            larger = "offmate plan job.yaml --hardware rtx4090 asks about another machine"
+            hint = error.hint if least is None or least <= self.site.gpu_bytes else larger
+            raise UserError(
+                error.what, code=error.code, numbers=numbers, hint=hint, exit_code=error.exit_code
+            ) from None  # fmt: skip
+
+    def preview(self) -> Answer:
+        """A plan that rests on an estimate."""
+        question = self._question(self.machine, measured=False)
+        return self._found(question) or self._solve(question, self.estimate, self.machine)
+
+    def _final(self) -> Answer | None:
+        """A plan from measurements, where there are any or they may be made."""
+        final = self._question(self.machine, measured=True)
+        if (found := self._found(final)) is not None:
+            return found
+        measurement = self._kept_measurement()
+        if measurement is None and self.measure:
+            measurement = self._measure()
+        if measurement is None:
+            return None
+        times, hardware = measurement
+        return self._solve(final, times, hardware)
+
+    def _question(self, machine: Hardware, *, measured: bool) -> Question:
+        job = self.job
+        return Question(
+            chain=self.analysis.chain(self.estimate, self.distinct_tokens),
+            machine=machine.name,
+            gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes,
+            cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
+            slices=job.gradient_accumulation_steps,
+            clip=job.max_grad_norm is not None,
+            measured=measured,
+            dtype=str(working_dtype(job)),
+            exact=job.exact,
+            compiling=self.compiling,
+        )
+
+    def _found(self, question: Question) -> Answer | None:
+        if self.cache is None:
+            return None
+        key = question.key()
+        found = self.cache.find_plan(key)
+        if found is None:
+            return None
+        return Answer(
+            rows=self.job.slice_rows, length=self.job.max_length, plan=found.plan, chain=found.chain,
+            hardware=found.hardware,
+            measured=question.measured, cached=True, solve_s=0.0, key=key, measurement=found.measurement,
+        )  # fmt: skip
+
+    def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
+        chain = self.analysis.chain(times, self.distinct_tokens)
+        start = time.monotonic()
+        plan = make_plan(
+            chain, hardware, gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
+            slices=question.slices, clip=question.clip,
+        )  # fmt: skip
+        solve_s = time.monotonic() - start
+        key, measurement = question.key(), self._measurement_key() if question.measured else None
+        if self.cache is not None:
+            cached = CachedPlan(plan=plan, chain=chain, hardware=hardware, solve_s=solve_s, measurement=measurement)
+            self.cache.keep_plan(key, cached, model=self.job.model)
+        return Answer(
+            rows=self.job.slice_rows, length=self.job.max_length, plan=plan, chain=chain, hardware=hardware,
+            measured=question.measured,
+            cached=False, solve_s=solve_s, key=key, measurement=measurement,
+        )  # fmt: skip
+
+    def _measurement_key(self) -> str:
+        kinds = {kind: sorted(by_option) for kind, by_option in self.analysis.pairs.items()}
+        # With the head all is measured that is not in the other blocks.
+        *blocks, head = self.analysis.names.kinds
+        kinds[head] += [f"{count} of {kind}" for kind, count in sorted(Counter(blocks).items())]
+        kinds[head] += [f"{t.name}: {t.bytes}" for t in self.analysis.frame_tensors]
+        kinds[head].append(f"chunks of {self.analysis.chunk_rows}")
+        if self.compiling:
+            kinds["compiled where faster"] = []
+        slices = min(2, self.job.gradient_accumulation_steps)  # whether any is added to one before
+        return kept.measurement_key(kinds, machine=self.machine.name, threads=torch.get_num_threads(), slices=slices)
+
+    def _kept_measurement(self) -> tuple[Times, Hardware] | None:
+        key = self._measurement_key()
+        document = self.cache.find_measurement(key) if self.cache is not None else None
+        if document is None:
+            return None
+        try:
+            return from_json(Times, document["times"]), from_json(Hardware, document["hardware"])
+        except (ValueError, KeyError) as error:  # in the form of another version
+            log.info("the measurement kept under %s is not used: %s", key[:12], error)
+            return None
+
+    def _measure(self) -> tuple[Times, Hardware]:
+        hardware = measure_hardware(self.site.device, working_dtype(self.job))
+        times = measure_times(
+            self.analysis, self.site.device, hardware, slices=self.job.gradient_accumulation_steps,
+            compiling=self.compiling,
+        )  # fmt: skip
+        if self.cache is not None:
+            document = {"times": to_json(times), "hardware": to_json(hardware)}
+            self.cache.keep_measurement(self._measurement_key(), document, device=hardware.name)
+        return times, hardware

@@ -1,0 +1,28 @@
+"""What can be said of a question's model without torch: the text of its config, and a name for pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
+from planner.job.schema import Job
+
+
+def config_text(model: str) -> str | None:
+    """The text of a model's config, if it is at hand: of a file, a folder, or an id that was asked about before."""
+    path = Path(model)
+    if path.is_file() or path.is_dir():
+        file = path if path.is_file() else path / "config.json"
+        return file.read_text("utf-8", errors="replace") if file.is_file() else None
+    try:
+        kept = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:  # no id at all: reading the model says so
+        return None
+    return Path(kept).read_text("utf-8", errors="replace") if isinstance(kept, str) else None
+
+
+def title_of(job: Job) -> str:
+    """Of a picture."""
+    return job.run_name or Path(job.model).name.removesuffix(".json")

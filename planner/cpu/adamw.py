@@ -1,0 +1,271 @@
+"""AdamW(fused=True) on tensors in host memory, bit for bit, in one pass over memory where there is a C compiler; norms.
+
+`cpu_kernel()` gives the fastest way that this machine has. Both ways split tensors only at multiples of a cache line
+and never join them: the last elements of each take another path, which rounds elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from planner.cpu import build
+
+log = logging.getLogger(__name__)
+
+CHUNK = 1 << 19  # elements: what a pass leaves in the cache is still there for the next one
+SOURCE = Path(__file__).with_name("adamw.c")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A tensor to update, with everything the update reads, on one device.
+
+    `master` is what the optimizer works on, contiguous like the moments; `work` the copy that computes: `master` itself
+    where it is as narrow. `before`: master and moments to read in place of these, which are then only written (on the
+    CPU).
+    """
+
+    name: str
+    weight_decay: float
+    work: Tensor
+    master: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    gradient: Tensor
+    before: tuple[Tensor, Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What an update reads beside its tensors. `count`: the step's number, and `coefficient`: what gradients are
+    multiplied by, None without clipping; both float32 without dimensions, beside the tensors."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+    eps: float
+    count: Tensor
+    coefficient: Tensor | None
+
+
+class Kernel(Protocol):
+    """A way of updating tensors in host memory, by as many threads as torch has in the calling thread.
+
+    `description` says in a few words what it is, `shortcoming` why it is not a better one, "" if there is none.
+    """
+
+    description: str
+    shortcoming: str
+
+    def update(self, targets: Sequence[Target], step: Step) -> None:
+        """One step of AdamW on every target. Gradients stay as they are."""
+
+    def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The 2-norm of each in fp32, as `torch.linalg.vector_norm` takes that of the converted gradient; float32
+        tensors without dimensions."""
+
+
+class ChunkedKernel:
+    """PyTorch's own kernel, a chunk at a time: conversions, scaling and update find their data in the cache."""
+
+    description = "PyTorch's, in chunks"
+
+    def __init__(self, shortcoming: str = "") -> None:
+        self.shortcoming = shortcoming
+
+    def update(self, targets: Sequence[Target], step: Step) -> None:
+        """See `Kernel`."""
+        for target in targets:
+            _update_in_chunks(target, step)
+
+    def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """See `Kernel`."""
+        return [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+
+
+def _update_in_chunks(target: Target, step: Step) -> None:
+    converts = target.gradient.dtype != target.master.dtype or step.coefficient is not None
+    scratch = torch.empty(min(CHUNK, target.master.numel()) if converts else 0, dtype=target.master.dtype)
+    parts = (target.master, target.gradient, target.exp_avg, target.exp_avg_sq, target.work)
+    flat = [tensor.reshape(-1) for tensor in parts]
+    before = [tensor.reshape(-1) for tensor in target.before or ()]
+    for start in range(0, target.master.numel(), CHUNK):
+        master, gradient, exp_avg, exp_avg_sq, work = (tensor[start : start + CHUNK] for tensor in flat)
+        for old, new in zip(before, (master, exp_avg, exp_avg_sq), strict=False):
+            new.copy_(old[start : start + CHUNK])
+        if converts:
+            gradient = scratch[: gradient.numel()].copy_(gradient)
+            if step.coefficient is not None:
+                gradient.mul_(step.coefficient)
+        fused([master], [gradient], [exp_avg], [exp_avg_sq], step, target.weight_decay)
+        if target.work is not target.master:
+            work.copy_(master)
+
+
+def fused(
+    masters: list[Tensor], gradients: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor], step: Step,
+    weight_decay: float,
+) -> None:  # fmt: skip
+    """PyTorch's fused AdamW, called as `torch.optim` calls it, on any device."""
+    torch._fused_adamw_(
+        masters, gradients, exp_avgs, exp_avg_sqs, [], [step.count] * len(masters), lr=step.learning_rate,
+        beta1=step.betas[0], beta2=step.betas[1], weight_decay=weight_decay, eps=step.eps, amsgrad=False,
+        maximize=False,
+    )  # fmt: skip
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("n", ctypes.c_long), ("gradient", ctypes.c_void_p), ("from", ctypes.c_void_p * 3),
+        ("master", ctypes.c_void_p), ("exp_avg", ctypes.c_void_p), ("exp_avg_sq", ctypes.c_void_p),
+        ("work", ctypes.c_void_p), ("decay", ctypes.c_float), ("layout", ctypes.c_int),
+    )  # fmt: skip
+
+
+class _Step(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_float) for name in ("rise", "beta2", "growth", "root", "size", "eps", "factor")
+    )  # fmt: skip
+
+
+_LAYOUTS = {
+    (torch.float32, torch.float32, torch.float32): 0,
+    (torch.float32, torch.bfloat16, torch.bfloat16): 1,
+    (torch.bfloat16, torch.bfloat16, torch.bfloat16): 2,
+}
+"""Dtypes of master, gradient and working copy, by their numbers in adamw.c. Moments are as the master."""
+
+
+class NativeKernel:
+    """One pass over memory by `adamw.c`: 28 bytes a parameter where it is bf16 with an fp32 master, or all fp32."""
+
+    description = "one pass, built for this processor"
+    shortcoming = ""
+
+    def __init__(self) -> None:
+        """Raises CannotBuildError."""
+        library = build.load(SOURCE)
+        self._update, self._norm = library.offmate_adamw, library.offmate_norm
+        self._update.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_long)
+        self._update.restype = None
+        self._norm.argtypes = (ctypes.c_void_p, ctypes.c_long)
+        self._norm.restype = ctypes.c_float
+        self._others = ChunkedKernel()
+
+    def update(self, targets: Sequence[Target], step: Step) -> None:
+        """See `Kernel`."""
+        known = [(t, layout) for t in targets if (layout := _layout(t)) is not None]
+        if len(known) < len(targets):
+            self._others.update([t for t in targets if _layout(t) is None], step)
+        gradients = [t.gradient.contiguous() for t, _ in known]  # alive until the call is over, should they be copies
+        tensors = (_Tensor * len(known))(
+            *(_tensor(t, g, layout, step) for (t, layout), g in zip(known, gradients, strict=True))
+        )
+        constants = _constants(step)
+        self._update(ctypes.byref(tensors), len(known), ctypes.byref(constants), torch.get_num_threads())
+
+    def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """See `Kernel`. PyTorch would make an fp32 copy of a bf16 gradient; of an fp32 one its norm is as good."""
+        return [
+            torch.tensor(self._norm(gradient.data_ptr(), gradient.numel()), dtype=torch.float32)
+            if gradient.dtype == torch.bfloat16 and gradient.is_contiguous()
+            else self._others.norms([gradient])[0]
+            for gradient in gradients
+        ]
+
+
+def _layout(target: Target) -> int | None:
+    return _LAYOUTS.get((target.master.dtype, target.gradient.dtype, target.work.dtype))
+
+
+def _tensor(target: Target, gradient: Tensor, layout: int, step: Step) -> _Tensor:
+    state = (target.master, target.exp_avg, target.exp_avg_sq)
+    before = target.before or state
+    assert all(t.is_contiguous() and t.numel() == gradient.numel() for t in (*state, *before, target.work)), target.name
+    return _Tensor(
+        gradient.numel(), gradient.data_ptr(), (ctypes.c_void_p * 3)(*(t.data_ptr() for t in before)),
+        *(t.data_ptr() for t in (*state, target.work)),
+        1 - step.learning_rate * target.weight_decay, layout,
+    )  # fmt: skip
+
+
+def _constants(step: Step) -> _Step:
+    """In double, as PyTorch computes them; each is rounded once, where it becomes a field."""
+    count, (beta1, beta2) = float(step.count), step.betas
+    return _Step(
+        rise=1 - beta1, beta2=beta2, growth=1 - beta2, root=math.sqrt(1 - beta2**count),
+        size=step.learning_rate / (1 - beta1**count), eps=step.eps,
+        factor=1.0 if step.coefficient is None else float(step.coefficient),
+    )  # fmt: skip
+
+
+_choosing = threading.Lock()  # building takes a second, and several threads may be the first
+
+
+def cpu_kernel() -> Kernel:
+    """The fastest kernel that this machine has, and that is exact. The first call in a process tries it against
+    PyTorch's, and says in the log what was found."""
+    with _choosing:
+        return _chosen()
+
+
+@functools.cache
+def _chosen() -> Kernel:
+    kernel: Kernel
+    try:
+        kernel = NativeKernel()
+        check(kernel)
+    except (build.CannotBuildError, ArithmeticError) as error:
+        kernel = ChunkedKernel(str(error))
+        log.warning("updates on the CPU: %s, slower than they could be (%s)", kernel.description, error)
+    else:
+        log.info("updates on the CPU: %s", kernel.description)
+    return kernel
+
+
+def check(kernel: Kernel) -> None:
+    """Update small tensors of every layout beside PyTorch. Raises ArithmeticError when a bit differs: another
+    processor, another PyTorch, or ATEN_CPU_CAPABILITY may do the same arithmetic in another order."""
+    plain, draw, same = ChunkedKernel(), torch.Generator().manual_seed(0), True
+    for master_dtype, gradient_dtype, _ in _LAYOUTS:
+        for beta1 in (0.9, 0.3):  # a moment far from the gradient, and one near it
+            ours, theirs = (_sample(master_dtype, gradient_dtype) for _ in range(2))
+            for count in range(1, 4):
+                step = Step(
+                    learning_rate=1e-2, betas=(beta1, 0.95), eps=1e-8,
+                    count=torch.tensor(float(count), dtype=torch.float32),
+                    coefficient=torch.tensor(0.7, dtype=torch.float32),
+                )  # fmt: skip
+                for mine, other in zip(ours, theirs, strict=True):
+                    other.gradient.copy_(mine.gradient.normal_(generator=draw))
+                kernel.update(ours, step)
+                plain.update(theirs, step)
+                norms = (each.norms([target.gradient for target in ours]) for each in (kernel, plain))
+                same = same and all(torch.equal(a, b) for a, b in zip(*norms, strict=True))
+            for mine, other in zip(ours, theirs, strict=True):
+                pairs = [(mine.master, other.master), (mine.exp_avg, other.exp_avg), (mine.work, other.work)]
+                pairs.append((mine.exp_avg_sq, other.exp_avg_sq))
+                same = same and all(torch.equal(a, b) for a, b in pairs)
+    if not same:
+        raise ArithmeticError("its results differ from PyTorch's on this machine")
+
+
+def _sample(master_dtype: torch.dtype, gradient_dtype: torch.dtype) -> list[Target]:
+    """Tensors with whole groups and without, and with remainders of several lengths."""
+    targets = []
+    for size in (3, 77, 1003):
+        master, exp_avg, exp_avg_sq = (torch.zeros(size, dtype=master_dtype) for _ in range(3))
+        work = master if gradient_dtype == master_dtype else torch.zeros(size, dtype=gradient_dtype)
+        gradient = torch.empty(size, dtype=gradient_dtype)
+        targets.append(Target(f"{size}", 0.1, work, master.fill_(1.0), exp_avg, exp_avg_sq, gradient))
+    return targets

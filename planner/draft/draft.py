@@ -1,0 +1,153 @@
+"""Where each tensor goes in a step, and the plan these journeys add up to.
+
+Every candidate, greedy or solved, is a list of journeys; `assemble` writes them into the stages of a `Plan`.
+Stages are numbered 0 … T-1 in `stage_order`; T = 2L - 1 for L blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain, Tensor
+from planner.schedule.plan import Plan, Stage, stage_order
+
+
+class Side(StrEnum):
+    """Who updates a tensor."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    NOBODY = "nobody"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trip:
+    """An absence from the device: after the end of stage `evict`, until stage `prefetch`, around the cycle if need be.
+
+    `offload` is the stage that copies to the host first; None where the host's copy is current.
+    """
+
+    evict: int
+    prefetch: int
+    offload: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journey:
+    """One tensor's step. `send` and `drop` are the stages that copy the gradient to the host and release it there
+    (on the GPU side only between rounds), `fetch` the one that brings it back for the next round (None: the one that
+    adds to it); `update` is the stage the update is listed at.
+    """
+
+    tensor: Tensor
+    side: Side
+    update: int | None = None
+    send: int | None = None
+    drop: int | None = None
+    fetch: int | None = None
+    weight: tuple[Trip, ...] = ()
+    states: tuple[Trip, ...] = ()
+
+
+def backward_stage(chain: Chain, block: int) -> int:
+    """The stage that makes the gradients of `block`."""
+    return 2 * (len(chain.blocks) - 1) - block
+
+
+def movable(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
+    """Per block the tensors that may leave the device: used by this block only, and worth a transfer."""
+    users = chain.users()
+    return [
+        [t for t in block.tensors if len(users[t.name]) == 1 and t.bytes >= max(1, hardware.min_transfer_bytes)]
+        for block in chain.blocks
+    ]
+
+
+def settled(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
+    """Per block the tensors whose states may leave, but not the weight: shared with later blocks, first used here."""
+    users = chain.users()
+    return [
+        [
+            t
+            for t in block.tensors
+            if t.trainable and users[t.name][0] == index < users[t.name][-1]
+            and t.state_bytes >= hardware.min_transfer_bytes
+        ]
+        for index, block in enumerate(chain.blocks)
+    ]  # fmt: skip
+
+
+def at_home(chain: Chain, tensor: Tensor, clip: bool) -> Journey:
+    """Always on the device; updated there as soon as its gradient is complete, with clipping at the end."""
+    if not tensor.trainable:
+        return Journey(tensor=tensor, side=Side.NOBODY)
+    first = chain.users()[tensor.name][0]
+    return Journey(tensor=tensor, side=Side.GPU, update=backward_stage(chain, 0 if clip else first))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A candidate: an option name per block and a journey per tensor. `source` says who proposes it."""
+
+    options: tuple[str, ...]
+    journeys: tuple[Journey, ...]
+    source: str
+
+
+def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool, rounds: int = 1) -> Plan:
+    """The plan in which every tensor follows its journey. Within a stage, items go in order of their next use."""
+    order = stage_order(len(chain.blocks))
+    lists: list[dict[str, list[tuple[int, int, str]]]] = [
+        {word: [] for word in ("prefetch", "offload", "evict", "cpu_update", "gpu_update")} for _ in order
+    ]
+    users = chain.users()
+    resident: list[str] = []
+
+    def put(stage: int, word: str, urgency: int, item: str) -> None:
+        lists[stage][word].append((urgency, len(lists[stage][word]), item))
+
+    def travel(item: str, trips: tuple[Trip, ...], uses: Sequence[int]) -> None:
+        away = False
+        for trip in trips:
+            due = min((use - trip.prefetch) % len(order) for use in uses)
+            # States are read at the stage's end, by the update.
+            put(trip.prefetch, "prefetch", 2 * due + (item[0] == "s"), item)
+            put(trip.evict, "evict", due, item)
+            if trip.offload is not None:
+                put(trip.offload, "offload", (trip.prefetch - trip.offload) % len(order) + due, item)
+            away = away or trip.prefetch <= trip.evict
+        if not away:
+            resident.append(item)
+
+    for journey in draft.journeys:
+        name = journey.tensor.name
+        blocks = users[name]
+        backward = [backward_stage(chain, block) for block in blocks]
+        travel(f"w:{name}", journey.weight, [*blocks, *backward])
+        if journey.side is Side.GPU:
+            assert journey.update is not None
+            put(journey.update, "gpu_update", 0, name)
+            if journey.drop is None or journey.drop < journey.update:
+                put(journey.update, "evict", 0, f"g:{name}")
+            travel(f"s:{name}", journey.states, [journey.update])
+        elif journey.side is Side.CPU:
+            assert journey.update is not None and journey.send is not None
+            put(journey.update, "cpu_update", blocks[0], name)
+        if journey.send is not None:
+            assert journey.drop is not None
+            put(journey.send, "offload", 0, f"g:{name}")  # first: the CPU waits for it
+            put(journey.drop, "evict", 0, f"g:{name}")
+            if rounds > 1:
+                fetch = backward[0] if journey.fetch is None else journey.fetch
+                put(fetch, "prefetch", 2 * (backward[0] - fetch), f"g:{name}")
+    stages = tuple(
+        Stage(block=block, direction=direction, **{w: tuple(i for *_, i in sorted(rows)) for w, rows in words.items()})
+        for (direction, block), words in zip(order, lists, strict=True)
+    )
+    return Plan(
+        stages=stages, options=draft.options, resident=tuple(resident), slices=slices, rounds=rounds, clip=clip,
+        source=draft.source,
+    )  # fmt: skip

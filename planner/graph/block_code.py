@@ -1,0 +1,168 @@
+"""The generated forward and backward of one block under one recipe, with the bytes they will allocate."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import fx
+
+from planner.graph.codegen import Rng, eager_dropouts, generate, on_demand, rng_of
+from planner.graph.interface import BlockCode, Sink
+from planner.graph.joint import Joint
+from planner.graph.liveness import peak_bytes
+from planner.graph.nodes import Storages, is_random, is_view, nbytes
+from planner.graph.recipes import Recipe
+from planner.graph.tangents import Layout, laid_out, layout_of
+from planner.graph.work import Work, work_of
+
+
+class Pair(BlockCode):
+    """Generated code; no state, so that all blocks of a kind share one. `saved`: the saved tensors in order."""
+
+    def __init__(self, joint: Joint, recipe: Recipe, rng: Rng | None = None) -> None:
+        """`rng`: the generator of the random operations; None: the default one of the joint graph's device."""
+        self.joint, self.recipe = joint, recipe
+        self.name, self.result = joint.name, joint.result
+        self.n_params, self.n_buffers = len(joint.param_names), len(joint.buffer_names)
+        self.primals: list[fx.Node | None] = [
+            *(joint.params.get(name) for name in joint.param_names),
+            *(joint.buffers.get(name) for name in joint.buffer_names),
+            *joint.inputs,
+        ]
+        graph = joint.module.graph
+        body = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+        storages = Storages(graph)
+        rng = self._rng = rng or rng_of(joint.device)
+        swap = eager_dropouts(graph)
+        grads = [g for g in joint.grads.values() if g is not None]
+
+        forward_set = _forward_nodes(joint, body)
+        forward_nodes = [n for n in body if n in forward_set]
+        saved, needed = _cut(grads, forward_set, recipe)
+        self.saved = [n for n in forward_nodes if n in saved]
+        replayed = [n for n in forward_nodes if n in needed and is_random(n)]
+        forward = generate(
+            "forward", self.primals, forward_nodes, [*joint.outputs, *self.saved],
+            constants=joint.module, rng=rng, swap=swap, record=replayed,
+        )  # fmt: skip
+        backward_nodes = on_demand([n for n in body if n in needed], forward_set)
+        used = {a for n in backward_nodes for a in n.all_input_nodes} | set(grads)
+        where = {n: i for i, n in enumerate(self.primals) if n is not None}
+        self.backward_primals = tuple(where[n] for n in self.primals if n is not None and n in used)
+        self.param_grads = tuple(n for n in joint.param_names if joint.grads.get(n) is not None)
+        backward_inputs = [*self.saved, *(self.primals[i] for i in self.backward_primals), *joint.tangents]
+        input_grads = [joint.grads.get(i) for i in range(len(joint.inputs))]
+        sinks: dict[fx.Node, list[str]] = {}
+        for name in self.param_grads:
+            node = joint.grads[name]
+            assert node is not None
+            sinks.setdefault(node, []).append(name)
+        backward = generate(
+            "backward", backward_inputs, backward_nodes, input_grads,
+            constants=joint.module, rng=rng, swap=swap, sinks=sinks, replay=replayed,
+        )  # fmt: skip
+        self.forward_nodes, self.backward_nodes = forward_nodes, backward_nodes
+        self._forward, self._backward = forward.function, backward.function
+        self.forward_source, self.backward_source = forward.source, backward.source
+
+        storages_of_grads = [s for g in grads for s in storages.of[g]]
+        self.adoptable = {
+            name: storages.own(node) and storages_of_grads.count(storages.of[node][0]) == 1
+            for node, names in sinks.items()
+            for name in names
+        }
+        noise = {node: _result_bytes(node) for node in swap}
+        borrowed = [n for n in self.primals if n is not None]
+        self.forward_peak = peak_bytes(forward.steps, storages, borrowed=borrowed, scratch=noise)
+        self.backward_peak = {
+            first: peak_bytes(
+                backward.steps, storages, owned=self.saved, adoptable=self.adoptable if first else None, scratch=noise
+            )
+            for first in (True, False)
+        }
+        self.interface = next((i for i, g in enumerate(input_grads) if g is not None), None)
+        first_input = self.n_params + self.n_buffers
+        self.reads_interface = self.interface is not None and first_input + self.interface in self.backward_primals
+        self.interface_bytes = joint.input_bytes[self.interface] if self.interface is not None else 0
+        on_device = [n for n in self.saved if n.meta["val"].device.type == joint.device.type]
+        self.saved_bytes = storages.saved_bytes(on_device)
+        self.output_bytes = storages.saved_bytes(joint.outputs)
+        self.backward_weights = tuple(joint.param_names[i] for i in self.backward_primals if i < self.n_params)
+
+        self.primal_values = [n.meta["val"] if n is not None else None for n in self.primals]
+        self.output_values = joint.output_values
+        self.tangent_values = [n.meta["val"] for n in joint.tangents]
+        self._layout, self._others = layout_of(self.tangent_values), dict[Layout, Pair]()
+        self.input_grad_values = [n.meta["val"] if n is not None else None for n in input_grads]
+
+    def for_tangents(self, layout: Layout) -> Pair:
+        if layout == self._layout:
+            return self
+        if layout not in self._others:
+            self._others[layout] = Pair(laid_out(self.joint, layout), self.recipe, self._rng)
+        return self._others[layout]
+
+    def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
+        return work_of(self.forward_nodes), work_of(self.backward_nodes)
+
+    def forward(self, values: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        with torch._C.DisableTorchFunction():  # what looks at the frame's operations would make these take longer
+            results, states = self._forward(values, [], None)
+        return results, states
+
+    def backward(
+        self, values: list[torch.Tensor], states: Sequence[torch.Tensor], sink: Sink
+    ) -> list[torch.Tensor | None]:
+        results, _ = self._backward(values, states, sink)
+        return list(results)
+
+
+def make_pairs(joint: Joint, recipes: Iterable[Recipe]) -> dict[str, Pair]:
+    """A pair per recipe, by its name: those that save alike share their code. Without those that would send an input
+    which backward does not read."""
+    codes: dict[str, Pair] = {}
+    made: dict[str, Pair] = {}
+    for recipe in recipes:
+        code = codes.get(recipe.saves) or codes.setdefault(recipe.saves, Pair(joint, recipe))
+        if code.reads_interface or not recipe.offloads_input:
+            made[recipe.name] = pair = copy.copy(code)
+            pair.recipe, pair._others = recipe, {}
+    return made
+
+
+def _forward_nodes(joint: Joint, body: Sequence[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    todo = list(joint.outputs)
+    while todo:
+        node = todo.pop()
+        if node.op != "placeholder" and node not in found:
+            found.add(node)
+            todo += node.all_input_nodes
+    # A dropout's mask, the logsumexp of attention, mean and rstd of a norm are no ancestors of an output. Without them
+    # here they could not be saved, and "keep" would run those operations (and their random state) twice.
+    return found | {n for n in body if n.target is operator.getitem and n.args[0] in found}
+
+
+def _result_bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return nbytes(value[0] if isinstance(value, (tuple, list)) else value)
+
+
+def _cut(grads: Sequence[fx.Node], forward: set[fx.Node], recipe: Recipe) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Walk back from the gradients and stop at what exists (inputs, tangents) or may be saved. Returns what is saved
+    and what backward computes."""
+    saved, needed = set[fx.Node](), set[fx.Node]()
+    todo = list(grads)
+    while todo:
+        node = todo.pop()
+        if node in needed or node in saved or node.op == "placeholder":
+            continue
+        if node in forward and recipe.may_save(node) and not is_view(node) and torch.is_tensor(node.meta.get("val")):
+            saved.add(node)
+        else:
+            needed.add(node)
+            todo += node.all_input_nodes
+    return saved, needed

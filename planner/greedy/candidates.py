@@ -1,0 +1,67 @@
+"""All plans that need no solver: those of `planner.greedy.streaming`, paper 004's by profit, activations by their
+benefit.
+
+They are there at once, so that there is an answer whatever time the solver has, and no plan may be worse than they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from planner.draft.draft import Draft
+from planner.greedy.by_profit import by_profit
+from planner.greedy.streaming import PROFILES, Setting, candidates, profile, streamed
+from planner.schedule.chain import Block, Option
+from planner.schedule.peak_moments import kept_bytes
+
+_SPARE = 2  # see `by_profit`
+
+
+def instant(setting: Setting, fits: Callable[[Draft], bool]) -> Iterator[Draft]:
+    """Drafts that fit."""
+    yield from candidates(setting, fits)
+    for name in PROFILES:
+        draft = by_profit(setting, profile(setting, name), spare=_SPARE)
+        if draft is not None and fits(draft):
+            yield draft
+    draft = by_benefit(setting, fits)
+    if draft is not None:
+        yield draft
+
+
+def by_benefit(setting: Setting, fits: Callable[[Draft], bool]) -> Draft | None:
+    """LoHan's order: streamed weights, all activations recomputed, then kept or offloaded block by block, most seconds
+    saved per byte first, as many as fit; None where not even the first fits.
+    """
+    blocks = setting.chain.blocks
+    least = profile(setting, "recompute")
+    changes = sorted(
+        (-_seconds_per_byte(block, block.option(name), option), index, option.name)
+        for index, (block, name) in enumerate(zip(blocks, least, strict=True))
+        for option in setting.options(block)
+        if option.name != name and _seconds_per_byte(block, block.option(name), option) > 0
+    )
+
+    def draft_of(count: int) -> Draft:
+        options = list(least)
+        changed: set[int] = set()
+        for _, index, name in changes[:count]:
+            if index not in changed:  # the first change of a block is its best
+                changed.add(index)
+                options[index] = name
+        return streamed(setting, options, ahead=True, source="streamed, by benefit")
+
+    if not fits(draft_of(0)):
+        return None
+    low, high = 0, len(changes) + 1  # low fits
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(draft_of(middle)) else (low, middle)
+    return draft_of(low)
+
+
+def _seconds_per_byte(block: Block, least: Option, option: Option) -> float:
+    """Computing time that the option saves against `least`, per byte that it keeps or moves beyond it."""
+    saved_s = least.forward_s + least.backward_s - option.forward_s - option.backward_s
+    more = kept_bytes(block, option) + option.offloaded_bytes - kept_bytes(block, least) - least.offloaded_bytes
+    return saved_s / max(1, more)

@@ -1,0 +1,256 @@
+"""Plans without a solver: instant answers, and the most frugal plan, which says what is the least possible budget.
+
+Profiles of options: "fast" the quickest without transfers, "recompute" the fewest bytes kept or moved, "offload" the
+most bytes on the host. Journeys: "resident" all on the device, "streamed" every weight fetched one stage ahead and
+released after use, its update on the CPU (L2L), "exposed" the same but fetched in the very stage: slow, and frugal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from planner.draft.draft import Draft, Journey, Side, Trip, at_home, backward_stage, movable, settled
+from planner.ilp.instance import Budgets
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Block, Chain, Option, Tensor
+from planner.schedule.peak_moments import kept_bytes, moments
+
+PROFILES = ("fast", "recompute", "offload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all candidates of one problem share. `slices` are those of a round."""
+
+    chain: Chain
+    hardware: Hardware
+    budgets: Budgets
+    slices: int
+    clip: bool
+    rounds: int = 1
+
+    def options(self, block: Block) -> list[Option]:
+        """The options the job may use; all of them where activation offload is off and nothing else is left."""
+        allowed = [o for o in block.options if self.budgets.activation_offload or not o.offloaded_bytes]
+        return allowed or list(block.options)
+
+
+def profile(setting: Setting, name: str) -> list[str]:
+    """An option name per block."""
+    return [_pick(setting.options(block), block, name).name for block in setting.chain.blocks]
+
+
+def _pick(options: Sequence[Option], block: Block, name: str) -> Option:
+    def time_s(option: Option) -> float:
+        return option.forward_s + option.backward_s
+
+    if name == "offload":
+        return max(options, key=lambda o: (o.offloaded_bytes, -kept_bytes(block, o), -time_s(o)))
+    still = [o for o in options if not o.offloaded_bytes] or options
+    if name == "recompute":
+        return min(still, key=lambda o: (kept_bytes(block, o), time_s(o)))
+    return min(still, key=lambda o: (time_s(o), kept_bytes(block, o)))
+
+
+def streamed(
+    setting: Setting, options: Sequence[str], *, ahead: bool, at_home_names: frozenset[str] = frozenset(),
+    gpu_updated: frozenset[str] = frozenset(), source: str,
+) -> Draft:  # fmt: skip
+    """Every tensor that may leave is away between its uses, but for `at_home_names`. The CPU updates them, but for
+    `gpu_updated`.
+
+    `ahead`: fetched in the stage before the one that reads it, its gradient released in the stage after; else in the
+    very stage, and the device waits.
+    """
+    chain, clip = setting.chain, setting.clip
+    free = {
+        tensor.name: index
+        for index, tensors in enumerate(movable(chain, setting.hardware))
+        for tensor in tensors
+        if tensor.name not in at_home_names
+    }
+    staying = {t.name for tensors in settled(chain, setting.hardware) for t in tensors} - at_home_names
+
+    def journey(tensor: Tensor) -> Journey:
+        if tensor.name in free:
+            return _stream(setting, tensor, free[tensor.name], ahead, on_gpu=tensor.name in gpu_updated)
+        home = at_home(chain, tensor, clip)
+        return replace(home, states=_states_trip(home, ahead)) if tensor.name in staying else home
+
+    return Draft(options=tuple(options), journeys=tuple(map(journey, chain.tensors())), source=source)
+
+
+def _states_trip(journey: Journey, ahead: bool) -> tuple[Trip, ...]:
+    assert journey.update is not None
+    return (Trip(evict=journey.update, prefetch=journey.update - ahead, offload=journey.update),)
+
+
+def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu: bool = False) -> Journey:
+    chain, clip = setting.chain, setting.clip
+    backward, stages = backward_stage(chain, block), 2 * len(chain.blocks) - 1
+    lead = 1 if ahead else 0
+    side = Side.NOBODY
+    if tensor.trainable:
+        # Block 0's forward would wait for its update: less memory, more time.
+        able = block > 0 or (setting.rounds == 1 and not ahead)
+        side = Side.CPU if setting.budgets.cpu_updates and able and not on_gpu else Side.GPU
+    if side is Side.GPU and clip and block > 0:  # the update waits for the norm with all its data there
+        return at_home(chain, tensor, clip)
+    trips: list[Trip] = []
+    fetch = backward - lead if setting.rounds > 1 else None
+    # With the update on the device the host's copy is taken at the update, in time for both absences.
+    offload = backward if side is Side.GPU else None
+    after_forward = Trip(evict=block, prefetch=backward - lead, offload=offload if block == 0 else None)
+    if block < len(chain.blocks) - 1 and after_forward.prefetch > block + 1:
+        trips.append(after_forward)
+    after_backward = Trip(evict=backward, prefetch=max(0, block - lead), offload=offload)
+    if block > 0 or side is Side.CPU:
+        trips.append(after_backward)
+    if side is Side.CPU:
+        update = stages - 1 if clip else min(backward + 1, stages - 1)  # once its stale weight is gone
+        drop = min(backward + lead, stages - 1)
+        return Journey(
+            tensor=tensor, side=side, update=update, send=backward, drop=drop, fetch=fetch, weight=tuple(trips)
+        )
+    if side is Side.GPU:
+        updated = Journey(tensor=tensor, side=side, update=backward, weight=tuple(trips))
+        updated = replace(updated, states=_states_trip(updated, ahead))
+        return replace(updated, send=backward, drop=backward, fetch=fetch) if setting.rounds > 1 else updated
+    return Journey(tensor=tensor, side=side, weight=tuple(trips))
+
+
+def resident(setting: Setting, options: Sequence[str], source: str) -> Draft:
+    """Everything on the device all the time."""
+    journeys = tuple(at_home(setting.chain, tensor, setting.clip) for tensor in setting.chain.tensors())
+    return Draft(options=tuple(options), journeys=journeys, source=source)
+
+
+def candidates(setting: Setting, fits: Callable[[Draft], bool]) -> Iterator[Draft]:
+    """Instant plans that fit: all resident, all streamed, and streamed with as many tensors at home as fit."""
+    for name in PROFILES:
+        options = profile(setting, name)
+        plan = resident(setting, options, f"resident, {name}")
+        if fits(plan):
+            yield plan
+        plan = streamed(setting, options, ahead=True, source=f"streamed, {name}")
+        if fits(plan):
+            yield plan
+            yield from _filled(setting, options, name, fits)
+
+
+def _filled(setting: Setting, options: Sequence[str], name: str, fits: Callable[[Draft], bool]) -> Iterator[Draft]:
+    """The streamed plan with the most blocks at home that fit, counted from the head down."""
+    tensors = movable(setting.chain, setting.hardware)
+
+    def plan_of(count: int) -> Draft:
+        names = frozenset(t.name for block in tensors[len(tensors) - count :] for t in block)
+        return streamed(setting, options, ahead=True, at_home_names=names, source=f"{count} blocks at home, {name}")
+
+    low, high = 0, len(tensors)  # low fits
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(plan_of(middle)) else (low, middle)
+    if low:
+        yield plan_of(low)
+
+
+def frugal(setting: Setting, peak_bytes: Callable[[Draft], int], cpu_bytes: Callable[[Draft], int]) -> Draft | None:
+    """The plan with the least device memory whose host memory fits; None when the host is too small for any.
+
+    Weights come in the stage that reads them. Of the options those are taken that keep the least among the ones whose
+    own peak allows the budget, for the least budget at which this works out.
+    """
+    least = _least_options(setting)
+    plans = [
+        streamed(setting, options, ahead=False, source="frugal")
+        for options in (least, profile(setting, "recompute"), profile(setting, "offload"))
+    ]
+    plans += [resident(setting, options, "frugal, resident") for options in (least, profile(setting, "recompute"))]
+    plans += _less_on_host(setting, least, cpu_bytes)
+    fitting = [plan for plan in plans if cpu_bytes(plan) <= setting.budgets.cpu_bytes]
+    return min(fitting, key=peak_bytes, default=None)
+
+
+def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[Draft], int]) -> list[Draft]:
+    """Streamed, with the options `least` but for as few blocks without offloaded activations as make the host's memory
+    suffice. Or all without, with as few tensors at home; or, as an update on the device needs no gradient on the host,
+    with as few of these updates."""
+    options = profile(setting, "recompute")
+    order = [t for block in movable(setting.chain, setting.hardware) for t in block]
+
+    def at_home_plan(count: int) -> Draft:
+        names = frozenset(t.name for t in order[len(order) - count :])
+        return streamed(setting, options, ahead=False, at_home_names=names, source="frugal, host full")
+
+    def gpu_updated_plan(count: int) -> Draft:
+        names = frozenset(t.name for t in order[:count])  # the head last: its states would be there with its loss
+        return streamed(setting, options, ahead=False, gpu_updated=names, source="frugal, host full, GPU updates")
+
+    def recomputed_plan(count: int) -> Draft:
+        first = len(least) - count  # these leave while there is room, before the others add up
+        mixed = [*least[:first], *options[first:]]
+        return streamed(setting, mixed, ahead=False, source="frugal, host full, fewer offloads")
+
+    # With clipping an update on the device waits for the norm there, with all its data: nothing is gained.
+    ways = [(at_home_plan, len(order)), (recomputed_plan, len(least))]
+    ways += [] if setting.clip else [(gpu_updated_plan, len(order))]
+    drafts = (_fewest(way, most, lambda d: cpu_bytes(d) <= setting.budgets.cpu_bytes) for way, most in ways)
+    return [draft for draft in drafts if draft is not None]
+
+
+def _fewest(plan_of: Callable[[int], Draft], most: int, suffices: Callable[[Draft], bool]) -> Draft | None:
+    """The draft with the smallest count up to `most` that suffices; None where 0 does, or none does."""
+    if suffices(plan_of(0)) or not suffices(plan_of(most)):
+        return None
+    low, high = 0, most  # high suffices
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(plan_of(middle)) else (middle, high)
+    return plan_of(high)
+
+
+def _least_options(setting: Setting) -> list[str]:
+    """Options that keep the activations' part of the peak as low as possible, by bisection over that part."""
+    chain, slices = setting.chain, setting.slices
+    stages: list[list[tuple[int, dict[tuple[int, int], int]]]] = [[] for _ in chain.blocks]
+    for moment in moments(chain, slices, setting.clip, setting.rounds):
+        block = min(moment.stage, 2 * (len(chain.blocks) - 1) - moment.stage)
+        # A movable block's weight and gradients are there while it runs, whatever the options: part of its level.
+        weights = sum(t.bytes for t in chain.blocks[block].tensors)
+        stages[block].append((moment.fixed_bytes + weights, moment.bytes_of))
+
+    allowed = [[block.options.index(o) for o in setting.options(block)] for block in chain.blocks]
+    kept = [[slices * kept_bytes(block, o) for o in block.options] for block in chain.blocks]
+    # What a block's own options, and those of the block before, add to the fullest of its moments.
+    own = [
+        {o: max(fixed + of.get((i, o), 0) for fixed, of in stages[i]) for o in sorted(options, key=kept[i].__getitem__)}
+        for i, options in enumerate(allowed)
+    ]
+    before = [
+        {o: max((of.get((i - 1, o), 0) for _, of in stages[i]), default=0) for o in allowed[i - 1]} if i else {}
+        for i in range(len(allowed))
+    ]
+
+    def attempt(limit: float) -> list[int] | None:
+        chosen: list[int] = []
+        standing = 0
+        for i, levels in enumerate(own):
+            room = limit - standing - (before[i][chosen[-1]] if i else 0)
+            option = next((o for o, level in levels.items() if level <= room), None)
+            if option is None:
+                return None
+            chosen.append(option)
+            standing += kept[i][option]
+        return chosen
+
+    high = 1.0
+    while attempt(high) is None:
+        high *= 2
+    low = high / 2 if high > 1 else 0.0
+    while high - low > 1:
+        middle = (low + high) / 2
+        low, high = (low, middle) if attempt(middle) is not None else (middle, high)
+    chosen = attempt(high)
+    assert chosen is not None
+    return [block.options[o].name for block, o in zip(chain.blocks, chosen, strict=True)]

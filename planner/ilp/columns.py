@@ -1,0 +1,101 @@
+"""The columns of the O-ILP: what each block's bytes do in all, what each stage moves, and their running sums.
+
+Symbols are those of the legend in `planner.ilp.program`.
+"""
+
+from __future__ import annotations
+
+import pulp
+
+from planner.ilp.instance import Instance
+from planner.ilp.rows import Flow, Rows, Sums, Term
+
+SENDS = ("send_X", "send_N", "send_D")
+FETCHES = ("fetch_X", "fetch_N", "fetch_R")
+
+
+def limits_of(p: Instance) -> dict[str, list[float]]:
+    """The most that each kind of total can be, per block: 0 where the block has no gap for it, or clipping forbids."""
+    last = p.blocks - 1
+    return {
+        "X": [w if able else 0.0 for w, able in zip(p.weights, p.cpu_updatable, strict=True)],
+        "N": [0.0 if p.clip or i == 0 else w for i, w in enumerate(p.weights)],
+        "R": [0.0 if i == 0 else z for i, z in enumerate(p.frozen)],
+        "E": [0.0 if i == last else w + z for i, (w, z) in enumerate(zip(p.weights, p.frozen, strict=True))],
+        "D": [0.0 if p.clip or i == last else w for i, w in enumerate(p.weights)],
+        "K": [0.0 if i == last else w for i, w in enumerate(p.weights)],
+        "Y": [0.0 if p.clip and i else y for i, y in enumerate(p.states)],
+    }
+
+
+class Columns:
+    """All columns and running sums of one instance."""
+
+    def __init__(self, rows: Rows, p: Instance) -> None:
+        L, T = p.blocks, p.stages
+        self.rows, self.p = rows, p
+        self.comp = [[rows.variable(f"Comp_{i}_{c.index}", binary=True) for c in p.choices[i]] for i in range(L)]
+        self.time = [rows.variable(f"Time_{s}") for s in range(T)]
+        self.round_time = [rows.variable(f"RoundTime_{s}") for s in range(T)] if p.rounds > 1 else []
+        limits = limits_of(p)
+        self.total = {
+            kind: [rows.variable(f"{kind}_{i}", limit) for i, limit in enumerate(of)] for kind, of in limits.items()
+        }
+        self.frozen_moved = [rows.variable(f"Z_{i}", w) for i, w in enumerate(p.frozen)]
+        self.sum = {kind: Sums(rows, kind, of) for kind, of in self.total.items()}
+        dropped = [e + d for e, d in zip(self.total["E"], self.total["D"], strict=True)]
+        self.sum["ED"] = Sums(rows, "ED", dropped)  # away from the forward's end on
+        self.sum["S"] = Sums(rows, "S", [self.choice(i, "kept") for i in range(L)])
+        self.flow = {name: Flow(rows, name, T) for name in (*SENDS, "update", "send_K", "fetch_E")}
+        self.flow |= {name: Flow(rows, name, T + 1) for name in FETCHES}  # the head's own fetch is at u = T
+        self.send_Y = [rows.variable(f"send_Y_{u}") for u in range(T)]
+        self.fetch_Y = [rows.variable(f"fetch_Y_{u}") for u in range(T)]
+        self.waiting = [rows.variable(f"waiting_Y_{u}") for u in range(T)]
+        self.back = [rows.variable(f"back_Y_{u}") for u in range(T)]
+        self.away = [rows.variable(f"away_Y_{u}") for u in range(T)]
+        self.excess = [rows.variable(f"excess_{s}", 0) for s in range(T)]  # above the budget: see `solve_oilp`
+        self.own = {
+            name: [rows.variable(f"own_{name}_{i}") for i in range(L)]
+            for name in (*SENDS, *FETCHES, "fetch_E", "send_Y", "fetch_Y")
+        }
+        self.own_update = rows.variable("own_update_0")  # block 0's, at its forward: it has no gap before it
+
+    def step_time(self) -> Term:
+        """The round with the updates, and all others."""
+        return pulp.lpSum(self.time) + (self.p.rounds - 1) * pulp.lpSum(self.round_time)
+
+    def gradients_coming(self, s: int) -> Term:
+        """In rounds, gradients that the CPU gets in the end come back a stage before the one that adds to them."""
+        p, i = self.p, self.p.stages - 2 - s
+        return p.gradient_ratio * self.total["X"][i] if p.rounds > 1 and 0 <= i < p.blocks else 0
+
+    def choice(self, i: int, what: str) -> Term:
+        """A figure of block i's chosen option."""
+        return pulp.lpSum(getattr(c, what) * x for c, x in zip(self.p.choices[i], self.comp[i], strict=True))
+
+    def states_on_host(self, i: int) -> Term:
+        """States of what the CPU updates, which are on the host for good."""
+        return self.p.state_ratio[i] * self.total["X"][i]
+
+    def released(self, kind: str, u: int) -> Term:
+        """Sum over blocks whose backward has ended by the end of position u."""
+        return self.sum[kind].since(max(0, self.p.blocks - 1 - u)) if u >= 0 else 0
+
+    def dropped(self, v: int) -> Term:
+        """Sum of E + D over blocks whose forward has ended by the end of stage v."""
+        return self.sum["ED"].upto(v)
+
+
+# Positions after backward; after forward they are stages.
+
+
+def backward_position(p: Instance, i: int) -> int:
+    return p.blocks - 1 - i
+
+
+def forward_position(p: Instance, i: int) -> int:
+    return p.blocks + i
+
+
+def position(p: Instance, s: int) -> int:
+    return (s - (p.blocks - 1)) % p.stages

@@ -1,0 +1,259 @@
+"""The numbers of the O-ILP: a chain on a machine, per block, in units that suit a solver.
+
+Solvers work with absolute tolerances near 1e-7 and go wrong on bytes. `unit_bytes` and `unit_s` are chosen so that a
+model has a few units of bytes and a step a few units of time: about GB and seconds for a 7B model at home.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.draft.draft import movable, settled
+from planner.draft.update_ahead import ahead_bytes
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain, Tensor
+from planner.schedule.peak_moments import Moment, kept_bytes, moments, standing_bytes
+
+UPDATE_TRAFFIC_BYTES = 28  # host memory traffic of a CPU update, per parameter: master and moments, gradient, copy
+AHEAD_TRAFFIC_BYTES = 40  # of one ahead of the norm, which writes master and moments to other memory than it reads
+CLIPPED_SHARE = 0.5  # of steps, as long as nothing is known: where the norm clips, and such an update is done twice
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The share of each queue's rate that the solver counts on, as whole tensors waste some."""
+
+    h2d: float = 1.0
+    d2h: float = 1.0
+    cpu: float = 1.0
+
+
+FULL_PACE = Pace()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """Bytes the job may use, and the freedoms the solver has.
+
+    `barrier`: an update's weight comes back from the stage after the update's on (the papers' stages); without it, both
+    may share a stage.
+    """
+
+    gpu_bytes: int
+    cpu_bytes: int
+    cpu_updates: bool = True
+    activation_offload: bool = True
+    barrier: bool = True
+    pace: Pace = FULL_PACE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One option of a block for all slices: computing time and transfers, scaled."""
+
+    index: int
+    forward: float
+    backward: float
+    kept: float
+    offloaded: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The least and the most of something per byte of weight, over the trainable tensors of a block that may leave."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """See the legend of `planner.ilp.program`. Lists are per block, but those of `stage_…`.
+
+    The solver takes every trainable weight for an average one (`gradient_ratio`, `parameter_ratio`): exact where all
+    are of one dtype. The spreads are for `planner.ilp.lower_bound`, which must be right in any case.
+    """
+
+    unit_bytes: float
+    unit_s: float
+    slices: int
+    rounds: int
+    clip: bool
+    barrier: bool
+    weights: list[float]  # of trainable tensors that may leave
+    frozen: list[float]  # of others that may leave
+    states: list[float]  # of these trainable tensors, and of those that only their states may leave
+    gradients: list[float]
+    cpu_updatable: list[bool]
+    choices: list[list[Choice]]
+    state_ratio: list[float]  # bytes of states per byte of weight, of the trainable tensors that may leave
+    gradient_ratio: float  # bytes of gradient per byte of trainable weight
+    host_gradient_ratio: float  # likewise, of those that need memory of their own on the host
+    parameter_ratio: float  # parameters, in unit_bytes, per byte of trainable weight
+    parameters: list[float]
+    gradient_spread: list[Spread]
+    host_gradient_spread: list[Spread]
+    parameter_spread: list[Spread]
+    state_spread: list[Spread]
+    ahead_spread: list[Spread]
+    stage_update: list[float]  # time of updates that are always on the device
+    stage_standing: list[float]  # bytes always there in a stage: frame, pinned weights and states, tied gradients
+    moments: list[Moment]
+    d2h: float
+    h2d: float
+    host: float
+    gpu_update: float
+    cpu_update: float
+    launch: float
+    shared_compute: float
+    gpu_budget: float
+    cpu_budget: float
+
+    @property
+    def blocks(self) -> int:
+        """L."""
+        return len(self.weights)
+
+    @property
+    def stages(self) -> int:
+        """T = 2L - 1."""
+        return 2 * self.blocks - 1
+
+
+def make_instance(
+    chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool, rounds: int = 1
+) -> Instance:
+    """The scaled numbers of one problem; `slices` are those of a round."""
+    free = movable(chain, hardware)
+    trainable = [[t for t in tensors if t.trainable and t.bytes] for tensors in free]
+    names = {t.name for tensors in free for t in tensors}
+    staying = settled(chain, hardware)
+    total = sum(t.bytes + t.state_bytes for t in chain.tensors())
+    need = _need_bytes(chain, slices, rounds)
+    unit_bytes = need / 16
+    slowest = sum(max(o.forward_s + o.backward_s for o in block.options) for block in chain.blocks) * slices
+    unit_s = max(slowest, total / hardware.h2d_bytes_per_s / 4, 1e-9) / 10
+    weights = [sum(t.bytes for t in tensors) for tensors in trainable]
+    moving = [t for tensors in trainable for t in tensors]
+    moving_bytes = max(1, sum(weights))
+    rate = unit_s / unit_bytes
+    last = len(chain.blocks) - 1
+    return Instance(
+        unit_bytes=unit_bytes,
+        unit_s=unit_s,
+        slices=slices,
+        rounds=rounds,
+        clip=clip,
+        barrier=budgets.barrier,
+        weights=[w / unit_bytes for w in weights],
+        frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
+        states=[
+            sum(t.state_bytes for t in (*tensors, *others)) / unit_bytes
+            for tensors, others in zip(trainable, staying, strict=True)
+        ],
+        gradients=[sum(t.gradient_bytes for t in tensors) / unit_bytes for tensors in trainable],
+        # Block 0 has no gap between its backward and its forward: its update is waited for, once a step.
+        cpu_updatable=[budgets.cpu_updates and (index > 0 or rounds == 1) for index in range(last + 1)],
+        choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
+        state_ratio=[_ratio(tensors) for tensors in trainable],
+        gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,
+        host_gradient_ratio=sum(t.host_gradient_bytes(rounds) for t in moving) / moving_bytes,
+        parameter_ratio=sum(t.elements for t in moving) / moving_bytes,
+        parameters=[sum(t.elements for t in tensors) / unit_bytes for tensors in trainable],
+        gradient_spread=[_spread([t.gradient_bytes / t.bytes for t in tensors]) for tensors in trainable],
+        host_gradient_spread=[
+            _spread([t.host_gradient_bytes(rounds) / t.bytes for t in tensors]) for tensors in trainable
+        ],
+        parameter_spread=[_spread([t.elements / t.bytes for t in tensors]) for tensors in trainable],
+        state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
+        ahead_spread=[_spread([ahead_bytes(t, rounds) / t.bytes for t in tensors]) for tensors in trainable],
+        stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
+        stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
+        moments=list(moments(chain, slices, clip, rounds)),
+        d2h=hardware.d2h_bytes_per_s * rate * budgets.pace.d2h,
+        h2d=hardware.h2d_bytes_per_s * rate * budgets.pace.h2d,
+        host=hardware.cpu_memory_bytes_per_s * rate,
+        gpu_update=hardware.gpu_update_parameters_per_s * rate,
+        cpu_update=hardware.cpu_update_parameters_per_s * rate * budgets.pace.cpu,
+        launch=hardware.launch_s * slices * (2 * last + 1) / unit_s,
+        shared_compute=hardware.shared_compute,
+        gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
+        cpu_budget=min(budgets.cpu_bytes, need) / unit_bytes,
+    )
+
+
+def _ratio(tensors: list[Tensor]) -> float:
+    return sum(t.state_bytes for t in tensors) / max(1, sum(t.bytes for t in tensors))
+
+
+def _spread(ratios: list[float]) -> Spread:
+    return Spread(least=min(ratios, default=0.0), most=max(ratios, default=0.0))
+
+
+def _need_bytes(chain: Chain, slices: int, rounds: int) -> int:
+    """More than any plan of the chain could use, on the device or on the host."""
+    tensors = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
+    activations = sum(max(kept_bytes(b, o) + o.offloaded_bytes for o in b.options) for b in chain.blocks)
+    every = moments(chain, slices, True, rounds)
+    most = max(moment.fixed_bytes + sum(moment.bytes_of.values()) for moment in every)
+    standing = max(standing_bytes(chain, slices, True, rounds))
+    return max(1, standing + 2 * tensors + 2 * slices * activations + most)
+
+
+def _choices(
+    chain: Chain, index: int, budgets: Budgets, slices: int, unit_bytes: float, unit_s: float
+) -> list[Choice]:  # fmt: skip
+    block = chain.blocks[index]
+    allowed = [o for o in block.options if budgets.activation_offload or not o.offloaded_bytes] or list(block.options)
+    # The head runs both directions at once: nothing of it is kept.
+    bytes_scale = 0.0 if index == len(chain.blocks) - 1 else slices / unit_bytes
+    return [
+        Choice(
+            index=block.options.index(option),
+            forward=slices * option.forward_s / unit_s,
+            backward=slices * option.backward_s / unit_s,
+            kept=kept_bytes(block, option) * bytes_scale,
+            offloaded=option.offloaded_bytes * bytes_scale,
+        )
+        for option in allowed
+    ]
+
+
+def _pinned_updates(chain: Chain, hardware: Hardware, free: set[str], clip: bool, unit_s: float) -> list[float]:
+    last = len(chain.blocks) - 1
+    parameters = [0] * (2 * last + 1)
+    users = chain.users()
+    for tensor in chain.tensors():
+        if tensor.trainable and tensor.name not in free:
+            parameters[2 * last - (0 if clip else users[tensor.name][0])] += tensor.elements
+    parameters[-1] += sum(t.elements for t in chain.frame_tensors if t.trainable)
+    return [n / hardware.gpu_update_parameters_per_s / unit_s for n in parameters]
+
+
+def _standing(
+    chain: Chain, free: set[str], staying: list[list[Tensor]], slices: int, clip: bool, rounds: int, unit_bytes: float
+) -> list[float]:
+    """What is on the device whatever the solver decides; with clipping, complete gradients of pinned tensors wait, and
+    in rounds they stay all the time (that of a tied one is in `standing_bytes`)."""
+    pinned = [t for t in chain.tensors() if t.name not in free]
+    resident = sum(t.bytes + t.state_bytes for t in pinned)
+    resident -= sum(t.state_bytes for tensors in staying for t in tensors)
+    bytes_at = [resident + standing for standing in standing_bytes(chain, slices, clip, rounds)]
+    users, last = chain.users(), len(chain.blocks) - 1
+    for tensor in pinned if clip or rounds > 1 else ():
+        made = 2 * last - users[tensor.name][0]
+        waits = range(made + 1, 2 * last + 1)
+        if rounds > 1:
+            waits = range(0) if len(users[tensor.name]) > 1 else range(2 * last + 1)
+        for stage in waits if tensor.trainable else ():
+            bytes_at[stage] += tensor.gradient_bytes if stage != made else 0  # the stage that adds to it counts it
+    return [b / unit_bytes for b in bytes_at]
+
+
+def tensor_lists(chain: Chain, hardware: Hardware) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """Per block the tensors that may leave: trainable ones, and frozen ones."""
+    free = movable(chain, hardware)
+    return (
+        [[t for t in tensors if t.trainable] for tensors in free],
+        [[t for t in tensors if not t.trainable] for tensors in free],
+    )

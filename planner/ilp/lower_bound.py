@@ -1,0 +1,163 @@
+"""A lower bound on the step of any schedule: each resource's total work, under the memory of two instants.
+
+Whatever the order of operations, in one step every queue does all its work, at the head every block's saved
+activations are there at once, and at block 0's backward the weights that never leave after their own. One linear
+program over classes of identical blocks, their options relaxed; valid for the asynchronous program, not only for
+the stages of `planner.ilp.program`. Letters are those of its legend; D stands for D and K together, and A, new here,
+for what of X is updated ahead of the norm. With clipping there is a window: what waits for the norm is updated between
+the end of one step's backward and the head's turn in the next, for every weight is read by then.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pulp
+
+from planner.ilp.columns import limits_of
+from planner.ilp.instance import (
+    AHEAD_TRAFFIC_BYTES,
+    CLIPPED_SHARE,
+    UPDATE_TRAFFIC_BYTES,
+    Budgets,
+    Instance,
+    Spread,
+    make_instance,
+)
+from planner.ilp.rows import Rows, Term
+from planner.ilp.solver import solve
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain
+
+_AHEAD = AHEAD_TRAFFIC_BYTES / UPDATE_TRAFFIC_BYTES  # times the work of an update that waits
+_REPLAY = CLIPPED_SHARE * _AHEAD
+
+
+@dataclass(slots=True)
+class _Class:
+    """Identical blocks, and their totals as variables."""
+
+    blocks: list[int]
+    total: dict[str, Term]
+    comp: list[Term]
+
+
+def lower_bound_s(
+    chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool, rounds: int = 1,
+    time_limit_s: float = 10.0,
+) -> float:  # fmt: skip
+    """Seconds that no schedule of a step can beat whose rounds are all alike; 0 where the solver finds no bound in
+    time, infinity where it proves that there is no schedule. `slices` are those of a round."""
+    p = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip, rounds=rounds)
+    rows = Rows("bound")
+    time = rows.variable("Time")
+    classes = _classes(rows, p)
+    between = rows.variable("G", sum(p.gradients) if p.rounds > 1 else 0.0)  # gradients that leave between rounds
+    _work_takes_time(rows, p, classes, between, time)
+    _memory_fits_at_the_turns(rows, p, classes, between)
+    rows.problem.setObjective(time)
+    outcome = solve(rows.problem, time_limit_s=time_limit_s, gap=0.0)
+    if outcome.infeasible:
+        return math.inf
+    return max(0.0, outcome.bound) * p.unit_s if outcome.found else 0.0
+
+
+def _classes(rows: Rows, p: Instance) -> list[_Class]:
+    limits = limits_of(p)
+    groups: dict[object, list[int]] = {}
+    for i in range(p.blocks):
+        alone = i if i in (0, p.blocks - 1) else -1
+        choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded) for c in p.choices[i])
+        sizes = (p.weights[i], p.frozen[i], p.states[i], p.parameters[i])
+        spreads = (p.gradient_spread[i], p.host_gradient_spread[i], p.parameter_spread[i], p.state_spread[i])
+        groups.setdefault((alone, sizes, spreads, p.ahead_spread[i], choices), []).append(i)
+    classes = []
+    for number, blocks in enumerate(groups.values()):
+        first, count = blocks[0], len(blocks)
+
+        def variable(kind: str, number: int = number, first: int = first, count: int = count) -> Term:
+            limit = limits["D"][first] + limits["K"][first] if kind == "D" else limits[kind][first]
+            return rows.variable(f"{kind}_{number}", count * limit)
+
+        total = {kind: variable(kind) for kind in ("X", "N", "R", "E", "D", "Y")}
+        total["Z"] = rows.variable(f"Z_{number}", count * p.frozen[first])
+        total["A"] = rows.variable(f"A_{number}", count * limits["X"][first] if p.clip else 0.0)
+        comp = [rows.variable(f"Comp_{number}_{c.index}") for c in p.choices[first]]
+        weights, states = count * p.weights[first], count * p.states[first]
+        rows.equal(f"options_{number}", pulp.lpSum(comp), count)
+        rows.at_most(f"weights_{number}", total["X"] + total["N"] + total["D"], weights)
+        rows.at_most(f"ahead_{number}", total["A"], total["X"])
+        rows.at_most(f"frozen_{number}", total["R"], total["Z"])
+        rows.at_most(f"current_{number}", total["E"], total["X"] + total["N"] + total["Z"])
+        rows.at_most(f"states_{number}", total["Y"] + p.state_spread[first].least * total["X"], states)
+        classes.append(_Class(blocks, total, comp))
+    return classes
+
+
+def _chosen(p: Instance, c: _Class, what: str) -> Term:
+    return pulp.lpSum(getattr(o, what) * x for o, x in zip(p.choices[c.blocks[0]], c.comp, strict=True))
+
+
+def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Term, time: Term) -> None:
+    def on_cpu(spreads: list[Spread], which: str, kind: str = "X") -> Term:
+        return pulp.lpSum(getattr(spreads[c.blocks[0]], which) * c.total[kind] for c in classes)
+
+    updated_there = pulp.lpSum(c.total["N"] + c.total["D"] for c in classes)  # it changes, and is copied, once a step
+    states = pulp.lpSum(c.total["Y"] for c in classes)
+    offloaded = pulp.lpSum(_chosen(p, c, "offloaded") for c in classes)
+    fetched = pulp.lpSum(c.total["X"] + c.total["R"] + c.total["E"] for c in classes)
+    ahead = on_cpu(p.parameter_spread, "least", "A")
+    waiting = on_cpu(p.parameter_spread, "least") - ahead + _REPLAY * ahead  # for the norm
+    updated = waiting + _AHEAD * ahead
+    gradients = on_cpu(p.gradient_spread, "least")
+    gradients_between = (p.rounds - 1) * between
+    d2h = updated_there + states + p.rounds * offloaded + gradients + gradients_between
+    h2d = p.rounds * (updated_there + offloaded + fetched) + states + gradients_between
+    compute = p.rounds * pulp.lpSum(_chosen(p, c, "forward") + _chosen(p, c, "backward") for c in classes)
+    updates = (1 / p.gpu_update) * (sum(p.parameters) - on_cpu(p.parameter_spread, "most"))
+    alone = compute
+    if p.shared_compute:
+        compute = compute + p.shared_compute * ((1 / p.h2d) * h2d + (1 / p.d2h) * d2h + (1 / p.cpu_update) * updated)
+    rows.at_most("compute", compute + sum(p.stage_update) + updates, time)
+    rows.at_most("compute_alone", compute + sum(p.stage_update), time)
+    if p.clip:
+        of_head = p.blocks - 1
+        before = pulp.lpSum(_chosen(p, c, "forward") for c in classes if of_head not in c.blocks)
+        rows.at_most("window", alone - before + (1 / p.cpu_update) * waiting, time)
+    rows.at_most("h2d", h2d, p.h2d * time)
+    rows.at_most("d2h", d2h, p.d2h * time)
+    rows.at_most("cpu", updated, p.cpu_update * time)
+    rows.at_most("host", h2d + d2h + UPDATE_TRAFFIC_BYTES * updated, p.host * time)
+    rows.at_most("launch", p.rounds * p.launch, time)
+    host = [c.total["X"] + c.total["Z"] for c in classes]
+    beside = on_cpu(p.host_gradient_spread, "least") + on_cpu(p.state_spread, "least")
+    copies = updated_there + states + offloaded + pulp.lpSum(host) + beside
+    rows.at_most("cpu_memory", copies + on_cpu(p.ahead_spread, "least", "A"), p.cpu_budget)
+
+
+def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class], between: Term) -> None:
+    """At the head all activations are there; at block 0's backward all weights that stay after theirs. Both with the
+    gradients that stay between rounds, those of the running block not counted twice."""
+    of_block = {i: c for c in classes for i in c.blocks}
+    weights = sum(p.weights) + sum(p.frozen)
+    states = sum(p.states) - pulp.lpSum(p.state_spread[c.blocks[0]].most * c.total["X"] + c.total["Y"] for c in classes)
+    kept = pulp.lpSum(_chosen(p, c, "kept") for c in classes if c.blocks[0] != p.blocks - 1)
+    turns = {
+        p.blocks - 1: kept - pulp.lpSum(c.total["E"] + c.total["D"] for c in classes),
+        p.stages - 1: -pulp.lpSum(c.total["X"] + c.total["N"] + c.total["R"] for c in classes if 0 not in c.blocks),
+    }
+    for number, moment in enumerate(p.moments):
+        if moment.stage not in turns or moment.update:
+            continue
+        # Options of a block within a class of several are not told apart: leave their share out.
+        own = pulp.lpSum(
+            moment.bytes_of.get((i, o.index), 0) / p.unit_bytes * x
+            for i in {i for i, _ in moment.bytes_of}
+            if len(of_block[i].blocks) == 1
+            for o, x in zip(p.choices[i], of_block[i].comp, strict=True)
+        )
+        used = p.stage_standing[moment.stage] + moment.fixed_bytes / p.unit_bytes + own + weights + states
+        if p.rounds > 1:
+            used = used + sum(p.gradients) - p.gradients[p.stages - 1 - moment.stage] - between
+        rows.at_most(f"gpu_memory_{number}", used + turns[moment.stage], p.gpu_budget)

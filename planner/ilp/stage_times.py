@@ -1,0 +1,115 @@
+"""How long stages last: the O-ILP's rows of time, thesis (4.19)-(4.23). Symbols: see the legend in
+`planner.ilp.program`."""
+
+from __future__ import annotations
+
+import pulp
+
+from planner.ilp.columns import FETCHES, Columns, position
+from planner.ilp.instance import UPDATE_TRAFFIC_BYTES
+from planner.ilp.rows import Term
+
+
+def stages_last_as_long_as_their_work(v: Columns) -> None:
+    """(4.19)-(4.23): a stage lasts as long as the slowest of device, both directions, host memory and CPU."""
+    p = v.p
+    for s in range(p.stages):
+        _stage_lasts(v, s, v.time[s], "", updates=True)
+    v.rows.at_most("eq4_23_launch", p.launch, pulp.lpSum(v.time))
+    if p.rounds > 1:
+        for s in range(p.stages):
+            _stage_lasts(v, s, v.round_time[s], "round_", updates=False)
+        v.rows.at_most("round_eq4_23_launch", p.launch, pulp.lpSum(v.round_time))
+
+
+def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) -> None:
+    """A stage of the round with the `updates`, where their work comes on top, or of the other rounds."""
+    p, u = v.p, position(v.p, s)
+    compute, h2d, d2h = _work(v, s, u)
+    backward = s >= p.blocks - 1
+    updated: Term = 0
+    if updates:
+        more, fetched, sent = _work_of_updates(v, s, u)
+        compute, h2d, d2h = compute + more, h2d + fetched, d2h + sent
+        updated = p.parameter_ratio * v.flow["update"].moved(u)
+        v.rows.at_most(f"eq4_23_cpu_s{s}", updated, p.cpu_update * time)
+    if p.shared_compute:
+        others = (1 / p.h2d) * pulp.lpSum(h2d) + (1 / p.d2h) * pulp.lpSum(d2h) + (1 / p.cpu_update) * updated
+        compute.append(p.shared_compute * others)
+    kind = "eq4_20_backward" if backward else "eq4_19_forward"
+    v.rows.at_most(f"{name}{kind}_s{s}", pulp.lpSum(compute), time)
+    v.rows.at_most(f"{name}eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
+    v.rows.at_most(f"{name}eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
+    traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updated
+    v.rows.at_most(f"{name}host_bandwidth_s{s}", traffic, p.host * time)
+
+
+def _work(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term], list[Term]]:
+    """What a stage does in every round: computing (waits for its own copies among it), bytes up, bytes down."""
+    p, flow = v.p, v.flow
+    i = s if s < p.blocks else p.stages - 1 - s
+    compute: list[Term] = []
+    if s < p.blocks:
+        compute.append(v.choice(i, "forward"))
+        compute.append((1 / p.h2d) * pulp.lpSum(v.own[name][i] for name in FETCHES))
+    if s >= p.blocks - 1:
+        compute += [v.choice(i, "backward"), (p.gradient_ratio / p.d2h) * v.own["send_X"][i]]
+        compute.append((1 / p.h2d) * v.own["fetch_E"][i])
+    compute.append((1 / p.h2d) * _activations_awaited(v, s))
+    h2d: list[Term] = [flow[name].moved(u) for name in FETCHES] + [flow["fetch_E"].moved(s)]
+    if u == 0:  # the head's own fetch, a cycle after its backward
+        h2d += [flow[name].moved(p.stages) for name in FETCHES]
+    h2d += [_activations_coming(v, s), v.gradients_coming(s)]
+    d2h: list[Term] = [p.gradient_ratio * flow["send_X"].moved(u), _activations_leaving(v, s)]
+    return compute, h2d, d2h
+
+
+def _work_of_updates(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term], list[Term]]:
+    """Likewise what a stage does once a step: updates on the device, their states, copies of what they changed."""
+    p, flow = v.p, v.flow
+    compute: list[Term] = [p.stage_update[s]]
+    if s == 0:
+        compute.append((p.parameter_ratio / p.cpu_update) * v.own_update)
+    if s >= p.blocks - 1:
+        i = p.stages - 1 - s
+        sends = pulp.lpSum(v.own[name][i] for name in ("send_N", "send_D", "send_Y"))
+        compute += [_gpu_updates(v, s, i), (1 / p.d2h) * sends, (1 / p.h2d) * v.own["fetch_Y"][i]]
+    d2h: list[Term] = [flow["send_N"].moved(u), flow["send_D"].moved(u), flow["send_K"].moved(s), v.send_Y[u]]
+    return compute, [v.fetch_Y[u]], d2h
+
+
+def _activations_leaving(v: Columns, s: int) -> Term:
+    """Offloaded activations on their way in stage s: a slice's leave in the turn after its own."""
+    p = v.p
+    own = v.choice(s, "offloaded") if s < p.blocks - 1 else 0
+    below = v.choice(s - 1, "offloaded") if 0 < s < p.blocks else 0
+    return (1 - 1 / p.slices) * own + (1 / p.slices) * below
+
+
+def _activations_coming(v: Columns, s: int) -> Term:
+    """Those that come back in stage s: a slice's in the turn before its own. See `_activations_awaited`."""
+    p = v.p
+    if s < p.blocks - 1:
+        return 0
+    i = p.stages - 1 - s
+    own = v.choice(i, "offloaded") if i < p.blocks - 1 else 0
+    following = v.choice(i - 1, "offloaded") if i else 0
+    if p.slices == 1 and i == p.blocks - 1:
+        return 0
+    return (1 - 1 / p.slices) * own + (1 / p.slices) * following + _activations_awaited(v, s)
+
+
+def _activations_awaited(v: Columns, s: int) -> Term:
+    """A single slice of the last layer leaves in the turn before its backward: it comes in its own, awaited."""
+    p = v.p
+    return v.choice(p.blocks - 2, "offloaded") if p.slices == 1 and s == p.blocks else 0
+
+
+def _gpu_updates(v: Columns, s: int, i: int) -> Term:
+    """Time of the updates at the end of stage s; with clipping all are at the end of block 0's backward."""
+    p = v.p
+    if p.clip and s < p.stages - 1:
+        return 0
+    blocks = range(p.blocks) if p.clip else [i]
+    left = pulp.lpSum(p.weights[j] - v.total["X"][j] for j in blocks)
+    return (p.parameter_ratio / p.gpu_update) * left

@@ -1,0 +1,241 @@
+"""A job's data files, looked at before the job is taken in: do they open, do their records say what they are? No torch.
+
+Only what the trainer would refuse is refused here, so that it is told now and not when the job has its turn. Of large
+files the beginning is read. What can be told by the tokenizer only, or of a dataset of the hub, stays for the trainer.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.codec import json_object
+from planner.errors import Exit, UserError, first_line
+from planner.job.local_data import Kind, csv_columns, csv_rows, is_local, local_data
+from planner.job.records import Record, check_record, is_chat, kind_of
+from planner.job.schema import Job
+
+MOST_BYTES = 32 * 2**20
+"""Read of each entry of `dataset`: about a second."""
+
+_ROWS = 1000  # read of a parquet file, whose columns tell the rest
+
+_NO_TEMPLATE = "The data are conversations, and the tokenizer has no chat template."
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates", "tekken.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A record and where it is: "line 3 of a.jsonl"."""
+
+    place: str
+    record: Record
+
+
+@dataclass(slots=True, kw_only=True)
+class _Found:
+    """What was read of an entry: `rows` to look into, `count` of records (rows included), all `columns`. `whole`: it
+    was read to its end, in no more than `left_bytes`."""
+
+    rows: list[_Row]
+    columns: dict[str, None]
+    left_bytes: int
+    count: int = 0
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Text:
+    """What a file begins with; `whole`: all there is."""
+
+    file: str
+    text: str
+    whole: bool
+
+
+def check_data(job: Job) -> tuple[str, ...]:
+    """Look at the data of a job. Returns the entries that are of the hub, which nobody has looked at. Raises UserError
+    (exit 2) with the codes of the trainer."""
+    corpora = (job.dataset, job.eval_dataset or ())
+    for entries in corpora:
+        empty = {entry: _check_entry(Path(entry), job) if is_local(entry) else None for entry in entries}
+        if empty and None not in empty.values():
+            raise UserError(
+                "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
+                numbers=tuple(f"{entry}: {count} records, all of them empty" for entry, count in empty.items()),
+                hint="give data with texts to learn",
+            )  # fmt: skip
+    return tuple(entry for entries in corpora for entry in entries if not is_local(entry))
+
+
+def _check_entry(path: Path, job: Job) -> int | None:
+    """How many records there are when every one of them is empty; None where there may be something to learn."""
+    try:
+        data = local_data(path)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, first_line(error), "give the path of data that is there") from error
+    if data.kind == "saved":
+        return None
+    found = _Found(rows=[], columns={}, left_bytes=MOST_BYTES)
+    for file in data.files:
+        _read(file, data.kind, found, path)
+    if data.kind == "csv":
+        try:
+            csv_columns(data.files)
+        except (OSError, ValueError, csv.Error) as error:
+            hint = "give all files the same columns, or list them as separate entries of dataset"
+            raise _unreadable(path, first_line(error), hint) from error
+    if not found.count and found.whole:
+        raise UserError(
+            f"The dataset {path} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records",),
+            hint="give a file with at least one record",
+        )  # fmt: skip
+    if not found.columns:
+        return None
+    kind = kind_of(tuple(found.columns), path.name)
+    learned = False
+    for row in found.rows:
+        try:
+            learned |= check_record(kind, row.record)
+        except ValueError as error:
+            raise UserError(
+                f"A record of {path.name} is broken.", code="broken-record", exit_code=Exit.USAGE,
+                numbers=(f"{row.place}: {error}",), hint="correct the record or take it out",
+            ) from error  # fmt: skip
+        if is_chat(kind, row.record) and not _has_template(job):
+            raise UserError(
+                _NO_TEMPLATE, code="no-chat-template", exit_code=Exit.USAGE, numbers=(row.place,),
+                hint="give chat_template, the path of a Jinja template, in the job file",
+            )  # fmt: skip
+    return found.count if found.whole and found.count == len(found.rows) and not learned else None
+
+
+def _read(file: Path, kind: Kind, found: _Found, entry: Path) -> None:
+    """Add the records of a file to what was found, as far as its first bytes go."""
+    try:
+        if kind == "parquet":
+            _read_parquet(file, found)
+        else:
+            {"csv": _read_csv, "text": _read_txt}.get(kind, _read_json)(_beginning(file, found), found)
+    except UnicodeDecodeError as error:
+        raise _unreadable(entry, f"{file.name} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}",
+                          "save it as UTF-8") from error  # fmt: skip
+    except csv.Error:  # pandas may read it
+        found.whole = False
+    except (OSError, ValueError, RecursionError) as error:
+        hint = "check the file's format" + (" (one JSON object per line)" if file.suffix.lower() == ".jsonl" else "")
+        raise _unreadable(entry, first_line(error), hint) from error
+
+
+def _beginning(file: Path, found: _Found) -> _Text:
+    """The file's text; of a large file the whole lines at its beginning."""
+    with file.open("rb") as content:
+        piece = content.read(found.left_bytes)
+        whole = not content.read(1)
+    if not whole:
+        piece = piece[: piece.rfind(b"\n") + 1]
+        found.whole = False
+    found.left_bytes -= len(piece)
+    return _Text(file=file.name, text=piece.decode("utf-8-sig"), whole=whole)
+
+
+def _read_txt(text: _Text, found: _Found) -> None:
+    found.count += 1
+    found.columns["text"] = None
+    found.rows.append(_Row(place=text.file, record={"text": text.text}))
+
+
+def _read_csv(text: _Text, found: _Found) -> None:
+    rows = csv_rows(io.StringIO(text.text, newline=""), whole=text.whole)
+    _, columns = next(rows, (0, []))
+    found.columns |= dict.fromkeys(columns)
+    for number, row in rows:
+        place = f"line {number} of {text.file}"
+        if len(row) > len(columns):
+            raise ValueError(f"{place} has {len(row)} fields for {len(columns)} columns: texts with commas need quotes")
+        # Of two columns with one name the first counts.
+        found.rows.append(_Row(place=place, record=dict(reversed(list(zip(columns, row, strict=False))))))
+        found.count += 1
+
+
+def _read_parquet(file: Path, found: _Found) -> None:
+    from pyarrow import parquet  # late: it is large, and hardly anybody needs it
+
+    with parquet.ParquetFile(file) as content:
+        found.columns |= dict.fromkeys(content.schema_arrow.names)
+        found.count += content.metadata.num_rows
+        first = next(content.iter_batches(_ROWS), None)
+    records = first.to_pylist() if first is not None else []
+    found.rows += [_Row(place=f"row {n} of {file.name}", record=record) for n, record in enumerate(records, start=1)]
+
+
+def _read_json(text: _Text, found: _Found) -> None:
+    if text.text[:100].lstrip().startswith("["):
+        if text.whole:
+            values = json.loads(text.text)
+            texts = all(isinstance(value, str) for value in values)
+            records = [{"text": value} for value in values] if texts else values
+            _add(((f"record {number} of {text.file}", record) for number, record in enumerate(records, 1)), found)
+        return
+    try:
+        _add(_lines(text), found)
+    except ValueError:
+        if (record := json_object(text.text)) is None:
+            raise
+        _add([(text.file, record)], found)
+
+
+def _lines(text: _Text) -> Iterator[tuple[str, Any]]:
+    """The values of the lines and where they are; a line may have several."""
+    decoder = json.JSONDecoder()
+    for number, line in enumerate(text.text.split("\n"), start=1):
+        place, rest = f"line {number} of {text.file}", line.strip()
+        while rest:
+            try:
+                value, end = decoder.raw_decode(rest)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{place} is no JSON: {error.msg} (character {error.pos + 1})") from None
+            yield place, value
+            rest = rest[end:].lstrip()
+
+
+def _add(values: Iterable[tuple[str, Any]], found: _Found) -> None:
+    rows = []
+    for place, value in values:
+        if not isinstance(value, dict | None):
+            raise ValueError(f"{place} is no object with columns: {str(value)[:80]}")
+        rows.append(_Row(place=place, record=value or {}))
+    found.rows += rows
+    found.count += len(rows)
+    for row in rows:
+        found.columns |= dict.fromkeys(row.record)
+
+
+def _has_template(job: Job) -> bool:
+    """Whether there may be a chat template: the job's, or one in the tokenizer's folder."""
+    folder = Path(job.tokenizer)
+    if job.chat_template is not None or not folder.is_absolute():
+        return True
+    if any((folder / name).exists() for name in _TEMPLATE_FILES):
+        return True
+    try:
+        return bool(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("chat_template"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, AttributeError):  # whoever loads it will say what is wrong with it
+        return True
+
+
+def _unreadable(path: Path, number: str, hint: str) -> UserError:
+    return UserError(
+        f"Cannot read the dataset {path}.",
+        code="dataset-unreadable",
+        exit_code=Exit.USAGE,
+        numbers=(number,),
+        hint=hint,
+    )

@@ -1,0 +1,31 @@
+"""The keys of a job that ask for evaluation, and what they say together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
+
+_SUBJECTS = ("eval_dataset", "val_size", "sample_prompts")
+_TIMES = ("eval_strategy", "eval_steps", "eval_on_start")
+
+
+def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
+    """Mistakes in what the keys of evaluation say together. `values` by canonical name; `names`: canonical name -> the
+    name in the file. `eval_strategy: no` takes the others out of `values`."""
+    if "eval_strategy" in values and values["eval_strategy"] in SWITCHED_OFF[1:]:
+        for key in (*_SUBJECTS, *_TIMES):
+            values.pop(key, None)
+    given = {key for key in (*_SUBJECTS, *_TIMES) if key in values and values[key] not in SWITCHED_OFF}
+    mistakes = [
+        source.mistake(names[key], "bad-value", f"it is {shown(value)}; 1 or more must be a whole number")
+        for key in ("val_size", "eval_steps")
+        if isinstance(value := values.get(key), float) and value >= 1 and not value.is_integer()
+    ]
+    if {"eval_dataset", "val_size"} <= given:
+        text = "eval_dataset is given too; evaluate on a dataset or on a part of the training data"
+        mistakes.append(source.mistake(names["val_size"], "bad-value", text))
+    if given.isdisjoint(_SUBJECTS):
+        text = "there is nothing to evaluate on; give val_size, eval_dataset or sample_prompts, or leave this key out"
+        mistakes += [source.mistake(names[key], "bad-value", text) for key in _TIMES if key in given]
+    return mistakes

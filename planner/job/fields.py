@@ -1,0 +1,104 @@
+"""What the keys of a job file may hold: types with their bounds, and other spellings of a value.
+
+Each type carries the phrase that an error about it ends with: "max_length is 0; it must be …".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from planner.job.source import SWITCHED_OFF
+from planner.units import parse_bytes
+
+
+def _size(value: object) -> object:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _no_clip(value: object) -> object:
+    """0 is no clipping."""
+    return None if value == 0 and not isinstance(value, bool) else value
+
+
+def _no_limit(value: object) -> object:
+    """-1 is what `TrainingArguments` write for none."""
+    return None if value == -1 else value
+
+
+def _prompts(value: object) -> object:
+    """One text, or a list of texts and of lists of messages, as tuples."""
+    if value in SWITCHED_OFF:
+        return None
+    entries = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
+
+
+def _nothing(value: object) -> object:
+    """What people write to switch a thing off."""
+    return None if value in SWITCHED_OFF else value
+
+
+def _off(value: object) -> object:
+    """YAML reads the bare word as false."""
+    return "off" if value is False else value
+
+
+def _no_report(value: object) -> object:
+    """No tracker, in any spelling."""
+    return "none" if value in (*SWITCHED_OFF, ["none"]) else value
+
+
+MOST = 10**9
+"""The upper bound of counts: beyond it there is a slip of the finger, not a job."""
+
+Switch = Annotated[bool, Field(description="true or false")]
+# Text goes to terminals, logs and file names: no control characters (Unicode's category Cc).
+Text = Annotated[
+    str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", description="text without control characters")
+]
+Count = Annotated[int, Field(ge=1, le=MOST, description="a whole number from 1 to 10^9")]
+NotNegative = Annotated[float, Field(ge=0, description="a number, 0 or more")]
+Positive = Annotated[float, Field(gt=0, description="a number above 0")]
+Beta = Annotated[float, Field(ge=0, lt=1, description="a number from 0 up to, not including, 1")]
+Size = Annotated[
+    Annotated[int, Field(ge=1, lt=2**63)] | None,
+    BeforeValidator(_size),
+    Field(description="a size like 10GiB or 500MB, or null for the default"),
+]
+
+Message = Annotated[dict[Literal["role", "content"], str], Field(min_length=2)]
+StepLimit = Annotated[
+    Count | None,
+    BeforeValidator(_no_limit),
+    Field(description="a whole number from 1 to 10^9, or null to count by epochs"),
+]
+Clip = Annotated[
+    Positive | None,
+    BeforeValidator(_no_clip),
+    Field(description="a number above 0, or 0 or null for no clipping"),
+]
+Minutes = Annotated[
+    Positive | None, BeforeValidator(_nothing), Field(description="a number above 0, or 0 or null for never")
+]
+Compile = Annotated[Literal["auto", "off"], BeforeValidator(_off), Field(description="auto or off")]
+ReportTo = Annotated[Literal["none"], BeforeValidator(_no_report), Field(description="none")]
+ValSize = Annotated[
+    Annotated[int | float, Field(gt=0, le=MOST)] | None,
+    BeforeValidator(_nothing),
+    Field(description="a share of the rows below 1, a whole number of rows, or 0 for none"),
+]
+EvalStrategy = Annotated[
+    Literal["steps", "epoch"] | None, BeforeValidator(_nothing), Field(description="no, steps or epoch")
+]
+EvalSteps = Annotated[
+    Annotated[int | float, Field(gt=0, le=MOST)] | None,
+    BeforeValidator(_nothing),
+    Field(description="a whole number of steps, a share of all steps below 1, or null"),
+]
+Prompts = Annotated[
+    tuple[Annotated[str, Field(min_length=1)] | Annotated[tuple[Message, ...], Field(min_length=1)], ...] | None,
+    BeforeValidator(_prompts),
+    Field(description="a text, or a list of texts or of lists of messages with role and content, none of them empty"),
+]

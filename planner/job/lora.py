@@ -1,0 +1,59 @@
+"""The keys of a job that say what LoRA trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
+
+ALL_LINEAR = "all-linear"
+"""peft's word for every linear layer but the head."""
+
+DEFAULTS: dict[str, object] = {
+    "lora_r": 16, "lora_alpha": 32.0, "lora_dropout": 0.05, "lora_target_modules": ALL_LINEAR,
+}  # fmt: skip
+"""TRL's."""
+
+
+def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
+    """Mistakes in the keys of LoRA; `values` by canonical name, `names`: canonical name -> the name in the file. Fills
+    the defaults into `values` for `method: lora`; else takes out keys that are switched off."""
+    if values.get("method") != "lora":
+        given = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
+        for key in DEFAULTS:
+            values.pop(key, None)
+        return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given]
+    targets = values.get("lora_target_modules")
+    values["lora_target_modules"] = _targets(targets)
+    for key, default in DEFAULTS.items():
+        if values.get(key) is None:
+            values[key] = default
+    mistakes = []
+    if values["lora_target_modules"] == ():
+        text = f"it is {shown(targets)}; it must be {ALL_LINEAR}, or a list of modules' names"
+        mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", text))
+    return mistakes
+
+
+def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
+    """The mistake of training adapters beside weights that are not there."""
+    if values.get("method") == "lora" and isinstance(model := values.get("model"), str) and has_no_weights(model):
+        text = f"lora needs a model with weights, and {model} has none"
+        return [source.mistake(names["method"], "bad-value", text)]
+    return []
+
+
+def has_no_weights(model: str) -> bool:
+    """Whether `model` is a local folder with a config and no weights."""
+    folder = Path(model)
+    return folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+
+
+def _targets(value: object) -> object:
+    """The modules as peft has them: of axolotl's `lora_target_linear: true`, of LLaMA-Factory's "all" and "a,b"."""
+    if value in (True, "all", ALL_LINEAR):
+        return ALL_LINEAR
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(value) if isinstance(value, list) else value

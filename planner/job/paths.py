@@ -1,0 +1,121 @@
+"""What a job's `model`, `tokenizer`, `dataset` and `chat_template` point at: local files made absolute, or hub ids.
+
+Each function takes the value as written and the folder relative paths start at; None for the values of `resolved.yaml`,
+in which a path is absolute, a template is its text, and all else is an id. It raises FileNotFoundError when a
+path that looks local is not there, ValueError when it is there and cannot serve, TypeError when it is no path at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from planner.job.local_data import KINDS, local_data
+from planner.job.source import shown
+
+DATASET_TYPES = ("alpaca", "chat_template", "completion", "sharegpt")
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt",
+)  # fmt: skip
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+
+
+def resolve(text: object, folder: Path | None) -> str:
+    """`text` as an absolute path, `~` expanded."""
+    if not isinstance(text, str):
+        raise TypeError(f"it is {shown(text)}; it must be a path")
+    if folder is None:
+        return text
+    try:
+        return os.path.normpath(folder / Path(text).expanduser())
+    except RuntimeError as error:
+        raise FileNotFoundError(f"there is no home folder {text.split('/')[0]}") from error
+
+
+def looks_local(text: str, folder: Path | None) -> bool:
+    """True for a path, False for a Hugging Face id ("name" or "owner/name" of which nothing is in `folder`)."""
+    if folder is None:
+        return text.startswith("/")
+    if text.startswith(("/", ".", "~")) or text.endswith("/") or not _HUB_ID.fullmatch(text):
+        return True
+    if text.lower().endswith((*KINDS, ".jinja")) or (folder / text).exists():
+        return True
+    return "/" in text and (folder / text.split("/")[0]).is_dir()
+
+
+def _path_or_id(text: object, folder: Path | None, what: str) -> Path | str:
+    """The absolute path of something that exists, or a hub id."""
+    if not isinstance(text, str) or not text:
+        raise TypeError(f"it is {shown(text)}; it must be a path or a Hugging Face id")
+    if not looks_local(text, folder):
+        return text
+    path = Path(resolve(text, folder))
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {what} at {path}")
+    return path
+
+
+def local_model(text: object, folder: Path | None) -> str:
+    """A folder with config.json, or a hub id."""
+    path = _path_or_id(text, folder, "model folder")
+    if isinstance(path, Path) and not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} has no config.json; a model is a folder in Hugging Face's layout")
+    return str(path)
+
+
+def local_config(text: object, folder: Path | None) -> str:
+    """A folder with config.json, a config's file itself, or a hub id: enough to plan a model, not to train it."""
+    path = _path_or_id(text, folder, "model config")
+    if not isinstance(path, Path) or (path.is_file() and path.name != "config.json"):
+        return str(path)
+    return local_model(str(path.parent if path.is_file() else path), folder)
+
+
+def local_tokenizer(text: object, folder: Path | None) -> str:
+    """A folder with a tokenizer's files, or a hub id."""
+    path = _path_or_id(text, folder, "tokenizer folder")
+    if isinstance(path, Path) and not any((path / name).is_file() for name in _TOKENIZER_FILES):
+        raise FileNotFoundError(f"{path} has no tokenizer files ({', '.join(_TOKENIZER_FILES[:3])} …)")
+    return str(path)
+
+
+def local_dataset(value: object, folder: Path | None) -> tuple[str, ...]:
+    """Files, folders or hub ids; also axolotl's list of {path, type, split, ds_type}."""
+    entries = value if isinstance(value, (list, tuple)) else [value]
+    if not entries:
+        raise ValueError("the list is empty")
+    return tuple(_dataset_entry(entry, folder) for entry in entries)
+
+
+def _dataset_entry(entry: object, folder: Path | None) -> str:
+    if isinstance(entry, dict):
+        if set(entry) - {"path", "type", "split", "ds_type"} or "path" not in entry:
+            raise ValueError(
+                f"an entry has path, type, split and ds_type only, this one has {', '.join(map(str, entry))}"
+            )
+        if entry.get("split") not in (None, "train"):
+            raise ValueError(f"split is {shown(entry['split'])}; it must be train")
+        if entry.get("type") not in (None, *DATASET_TYPES):
+            known = ", ".join(DATASET_TYPES)
+            raise ValueError(f"type is {shown(entry['type'])}; columns are detected, known types are {known}")
+        entry = entry["path"]
+    path = _path_or_id(entry, folder, "dataset")
+    if isinstance(path, Path):
+        local_data(path)
+    return str(path)
+
+
+def local_file_or_template(text: object, folder: Path | None) -> str:
+    """The text of a Jinja template: read from a file, or given as it is."""
+    if not isinstance(text, str):
+        raise TypeError(f"it is {shown(text)}; it must be a path to a Jinja template, or its text")
+    if folder is None or "{{" in text or "{%" in text:
+        return text
+    path = Path(resolve(text, folder))
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no template file at {path}; leave the key out to use the tokenizer's own")
+    template = path.read_text("utf-8", errors="replace")
+    if "{{" not in template and "{%" not in template:
+        raise ValueError(f"{path} is not a Jinja template: it has no {{{{ }}}} and no {{% %}}")
+    return template

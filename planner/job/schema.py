@@ -1,0 +1,312 @@
+"""The job file: what people write, checked, with every default filled in.
+
+Names are those of transformers' `TrainingArguments` and TRL; `planner/job/aliases.py` has the others. A file is read
+by `planner/job/source.py`, which finds the lines and the mistakes; `planner/job/fields.py` says what values there are,
+and this module what a right file is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planner.job.aliases import ALIASES, canonical
+from planner.job.batch import AUTO, DEFAULT_ROWS, check_batch
+from planner.job.evaluation import check_evaluation
+from planner.job.fields import (
+    MOST,
+    Beta,
+    Clip,
+    Compile,
+    Count,
+    EvalSteps,
+    EvalStrategy,
+    Minutes,
+    NotNegative,
+    Positive,
+    Prompts,
+    ReportTo,
+    Size,
+    StepLimit,
+    Switch,
+    Text,
+    ValSize,
+)
+from planner.job.lora import check_lora, check_weights, has_no_weights
+from planner.job.paths import (
+    local_config,
+    local_dataset,
+    local_file_or_template,
+    local_model,
+    local_tokenizer,
+    resolve,
+)
+from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
+
+NOT_PLANNED = frozenset({
+    "tokenizer", "dataset", "chat_template", "packing", "train_on", "learning_rate", "lr_scheduler_type",
+    "warmup_steps", "num_train_epochs", "max_steps", "seed", "optim", "weight_decay", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "gradient_checkpointing", "run_name", "report_to", "eval_dataset", "val_size", "eval_strategy",
+    "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens", "per_device_eval_batch_size", "save_steps",
+    "save_minutes", "output_dir",
+})  # fmt: skip
+"""Keys that no estimate of a plan depends on."""
+
+
+class Job(BaseModel):
+    """One fine-tuning job, canonical names, defaults filled, paths absolute, sizes in bytes. A value.
+
+    `model`, `tokenizer` and the entries of `dataset` are absolute paths or Hugging Face ids. `chat_template` is the
+    template's text. `warmup_steps` below 1 is a share of all steps. `max_grad_norm` None means no clipping.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    model: Annotated[Text, Field(description="a path or Hugging Face id")]
+    tokenizer: Annotated[Text, Field(description="a path or Hugging Face id")]
+    dataset: Annotated[
+        tuple[Text, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")
+    ]
+    chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
+    max_length: Annotated[int, Field(ge=2, le=10**7, description="a whole number of tokens from 2 to 10^7")] = 1024
+    packing: Switch = False
+    per_device_train_batch_size: Annotated[
+        Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"],
+        Field(description="a whole number from 1 to 10^9, or auto"),
+    ] = DEFAULT_ROWS
+    gradient_accumulation_steps: Count = 1
+    train_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = None
+    learning_rate: Positive = 5e-5
+    lr_scheduler_type: Annotated[
+        Literal["linear", "cosine", "constant", "constant_with_warmup"],
+        Field(description="linear, cosine, constant or constant_with_warmup"),
+    ] = "linear"
+    warmup_steps: Annotated[
+        int | float, Field(ge=0, le=MOST, description="a whole number of steps, or a share of all steps below 1")
+    ] = 0
+    num_train_epochs: Annotated[float, Field(gt=0, le=10**6, description="a number above 0, at most 10^6")] = 3.0
+    max_steps: StepLimit = None
+    weight_decay: NotNegative = 0.0
+    adam_beta1: Beta = 0.9
+    adam_beta2: Beta = 0.999
+    adam_epsilon: Positive = 1e-8
+    optim: Annotated[
+        Literal["adamw_torch_fused", "adamw_torch"],
+        Field(description="adamw_torch_fused or adamw_torch; their states are fp32 and need no GPU memory"),
+    ] = "adamw_torch_fused"
+    max_grad_norm: Clip = 1.0
+    save_steps: Count = 500
+    save_minutes: Minutes = 15.0
+    save_total_limit: Annotated[
+        Count | None, Field(description="a whole number from 1 to 10^9, or null to keep all")
+    ] = 2
+    output_dir: Annotated[Text | None, Field(description="a path, or null for the run folder")] = None
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more, below 2^63")] = 42
+    method: Annotated[Literal["full", "lora"], Field(description="full or lora")] = "full"
+    lora_r: Annotated[Count | None, Field(description="a whole number from 1 to 10^9")] = None
+    lora_alpha: Annotated[Positive | None, Field(description="a number above 0")] = None
+    lora_dropout: Annotated[Beta | None, Field(description="a number from 0 up to, not including, 1")] = None
+    lora_target_modules: Annotated[
+        tuple[Text, ...] | Literal["all-linear"] | None,
+        Field(description="all-linear, or a list of modules' names"),
+    ] = None
+    bf16: Switch = False
+    attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
+    exact: Switch = True
+    compile: Compile = "auto"
+    gradient_checkpointing: Annotated[bool | None, Field(description="true, false or null")] = None
+    gpu_budget: Size = None
+    cpu_budget: Size = None
+    run_name: Annotated[Text | None, Field(description="text without control characters, or null")] = None
+    report_to: ReportTo = "none"
+    train_on: Annotated[Literal["completions", "all"], Field(description="completions or all")] = "completions"
+    eval_dataset: Annotated[
+        Annotated[tuple[Text, ...], Field(min_length=1)] | None,
+        Field(description="a path or Hugging Face id, a list of them, or null"),
+    ] = None
+    val_size: ValSize = None
+    eval_strategy: EvalStrategy = None
+    eval_steps: EvalSteps = None
+    eval_on_start: Switch = False
+    sample_prompts: Prompts = None
+    sample_tokens: Count = 64
+    per_device_eval_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = (
+        None
+    )
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        """The job in the file `path`; relative paths in it start at its folder. Raises UserError (exit 2)."""
+        return cls.parse(read_text(path), path.parent, name=path.name)
+
+    @classmethod
+    def parse(cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()) -> Job:
+        """The job in the YAML `text`; relative paths start at `folder`, errors call the file `name`, but for keys that
+        the command line `told`."""
+        source = replace(read_yaml(text, name), told=frozenset(told))
+        return cls._checked(source, Path(folder).absolute())[0]
+
+    @classmethod
+    def parse_with_notes(cls, text: str, folder: Path, *, name: str = "job.yaml") -> tuple[Job, tuple[str, ...]]:
+        """As `parse`, and what to tell the person who submits the file: what in it means something else here."""
+        job, notes = cls._checked(read_yaml(text, name), Path(folder).absolute())
+        return job, (*notes, *job.notes)
+
+    @classmethod
+    def question(
+        cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True, told: Collection[str] = ()
+    ) -> Job:  # fmt: skip
+        """As `parse`, for planning only: the model's config is enough, weights, tokenizer and data need not be there.
+
+        Keys of `NOT_PLANNED` are as if they had not been given, so that jobs with the same plan are equal. `in_lines`:
+        there is a file, whose lines errors may name.
+        """
+        source = replace(read_yaml(text, name), told=frozenset(told))
+        source = source if in_lines else replace(source, lines={})
+        job, _ = cls._checked(source, Path(folder).absolute(), only_planned=True)
+        return job.model_copy(update={"train_batch_size": None}) if job.is_split else job
+
+    @classmethod
+    def _checked(
+        cls, source: Source, folder: Path | None, *, only_planned: bool = False
+    ) -> tuple[Job, tuple[str, ...]]:  # fmt: skip
+        """The job of a file's values, and notes on its keys; `folder` is that of relative paths, None where there are
+        none."""
+        values, mistakes, notes = canonical(source, CANONICAL)
+        if only_planned:
+            values = {key: value for key, value in values.items() if key not in NOT_PLANNED}
+        mistakes += _resolve_paths(values, folder, source, _CONFIG if only_planned else _FINDERS)
+        if only_planned:
+            values |= {"tokenizer": _NOTHING, "dataset": (_NOTHING,)}
+        names = {key: _name_in(source, key) for key in values}
+        mistakes += check_evaluation(values, names, source) + check_lora(values, names, source)
+        mistakes += check_batch(values, names, source)
+        mistakes += [] if only_planned else check_weights(values, names, source)
+        broken = {mistake.key for mistake in mistakes}
+        try:
+            job = cls.model_validate(values)
+        except ValidationError as error:
+            mistakes += [m for m in _describe(error, values, source) if m.key not in broken]
+        if mistakes:
+            raise to_user_error(mistakes, source.name)
+        return job, notes
+
+    @classmethod
+    def from_resolved(cls, path: Path) -> Job:
+        """The job in a run folder's `resolved.yaml`, as `resolved_yaml` wrote it. Raises UserError.
+
+        Nothing beside the file makes a path of an id: run folders have an `output`, and `output/x` is a fine id.
+        """
+        return cls._checked(read_yaml(read_text(path), path.name), None)[0]
+
+    def resolved_yaml(self) -> str:
+        """The job as YAML with canonical names and every default; `from_resolved` gives back an equal job."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    @property
+    def slice_rows(self) -> int:
+        """Rows of a micro-batch, once they are decided."""
+        assert isinstance(self.per_device_train_batch_size, int), "the planner has not decided it yet"
+        return self.per_device_train_batch_size
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is decided how the rows of a step are split; otherwise the planner does, see `with_slices`."""
+        return self.per_device_train_batch_size != AUTO
+
+    def with_slices(self, rows: int) -> Job:
+        """The job with micro-batches of so many of its `train_batch_size` rows."""
+        assert self.train_batch_size is not None and self.train_batch_size % rows == 0
+        slices = self.train_batch_size // rows
+        return self.model_copy(update={"per_device_train_batch_size": rows, "gradient_accumulation_steps": slices})
+
+    def eval_every(self, total_steps: int) -> int | None:
+        """Steps between two evaluations of a run of `total_steps`; None for one after every epoch."""
+        if self.eval_strategy == "epoch" or (self.eval_strategy is None and self.eval_steps is None):
+            return None
+        steps = self.save_steps if self.eval_steps is None else self.eval_steps
+        return max(1, math.ceil(steps * total_steps)) if steps < 1 else int(steps)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to tell the person who submits this job, whatever its file looked like."""
+        notes = []
+        if self.gradient_checkpointing is not None:
+            notes.append(
+                "gradient_checkpointing is decided by the planner, block by block; the value in the file is not used."
+            )
+        if self.per_device_eval_batch_size is not None:
+            notes.append("per_device_eval_batch_size is not used: evaluation has the rows of training.")
+        if has_no_weights(self.model):
+            notes.append(f"{self.model} has no weights: the model starts from random ones under seed {self.seed}.")
+        if self.max_steps is not None and "num_train_epochs" in self.model_fields_set:
+            notes.append(f"max_steps ({self.max_steps}) decides the length; num_train_epochs is not used.")
+        return tuple(notes)
+
+
+CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases} | {k: k for k in Job.model_fields}
+"""Every name a key may have -> its canonical name."""
+
+
+_PATH_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}
+
+
+_FINDERS: dict[str, Callable[[object, Path | None], object]] = {
+    "model": local_model,
+    "tokenizer": local_tokenizer,
+    "dataset": local_dataset,
+    "eval_dataset": local_dataset,
+    "chat_template": local_file_or_template,
+    "output_dir": resolve,
+}
+_CONFIG: dict[str, Callable[[object, Path | None], object]] = {"model": local_config}
+_NOTHING = "none"  # the tokenizer and the data of a question
+
+
+def _resolve_paths(
+    values: dict[str, Any], folder: Path | None, source: Source,
+    finders: Mapping[str, Callable[[object, Path | None], object]],
+) -> list[Mistake]:  # fmt: skip
+    """Make the paths in `values` absolute, in place; the mistakes are those of missing or unfit files."""
+    mistakes: list[Mistake] = []
+    for key, find in finders.items():
+        if key == "tokenizer" and values.get(key) is None:  # it follows the model, whose own mistake says enough
+            values.pop(key, None)
+            if values.get("model") is not None and not mistakes:
+                values[key] = values["model"]
+        if values.get(key) is None:
+            continue
+        try:
+            values[key] = find(values[key], folder)
+        except (OSError, TypeError, ValueError) as error:
+            code = next(code for kind, code in _PATH_CODES.items() if isinstance(error, kind))
+            mistakes.append(source.mistake(_name_in(source, key), code, str(error)))
+    return mistakes
+
+
+def _name_in(source: Source, canonical: str) -> str:
+    """The name under which the file gives `canonical`; `canonical` itself where it does not."""
+    return next((key for key in source.values if CANONICAL.get(key) == canonical), canonical)
+
+
+def _describe(error: ValidationError, values: dict[str, Any], source: Source) -> list[Mistake]:
+    """One mistake per key of pydantic's errors, in our words."""
+    mistakes: dict[str, Mistake] = {}
+    for detail in error.errors():
+        field = str(detail["loc"][0])
+        key = _name_in(source, field)
+        phrase = Job.model_fields[field].description
+        if detail["type"] == "missing":
+            if field == "tokenizer":
+                continue
+            mistakes.setdefault(field, source.mistake(key, "missing-key", f"it is missing; it must be {phrase}"))
+        else:
+            code = "wrong-type" if detail["type"].endswith(("_type", "_from_float")) else "bad-value"
+            mistakes.setdefault(field, source.mistake(key, code, f"it is {shown(values[field])}; it must be {phrase}"))
+    return list(mistakes.values())

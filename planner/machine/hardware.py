@@ -1,0 +1,39 @@
+"""A machine as the planner sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.schedule.chain import check_numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Sizes and rates of one machine.
+
+    Rates are those reached while the others work too (updates under transfer traffic). `launch_s` is the time of the
+    issuing thread per block and slice. `cpu_memory_bytes_per_s` is shared by transfers and CPU updates (28 bytes per
+    parameter). Tensors below `min_transfer_bytes` stay where there is room. `shared_compute`: which part of its speed
+    computing loses while a copy or a CPU update runs beside it; 0 but where the CPU is the device and they share its
+    cores.
+    """
+
+    name: str
+    gpu_bytes: int
+    cpu_bytes: int
+    h2d_bytes_per_s: float
+    d2h_bytes_per_s: float
+    gpu_update_parameters_per_s: float
+    cpu_update_parameters_per_s: float
+    cpu_memory_bytes_per_s: float
+    launch_s: float = 0.0
+    min_transfer_bytes: int = 0
+    flops_per_s: float = 0.0
+    shared_compute: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        for rate in ("h2d_bytes_per_s", "d2h_bytes_per_s", "gpu_update_parameters_per_s",
+                     "cpu_update_parameters_per_s", "cpu_memory_bytes_per_s"):  # fmt: skip
+            if getattr(self, rate) == 0:
+                raise ValueError(f"Hardware.{rate} is 0; a rate is more than zero")

@@ -1,0 +1,296 @@
+"""Everything about a model that the planner needs: its blocks, tensors, options and bytes. With times it is a chain."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from planner.errors import Exit, UserError
+from planner.graph import (
+    RECIPES,
+    BlockCode,
+    BlockNames,
+    EagerPair,
+    check_chunked,
+    find_blocks,
+    make_pairs,
+    refuse_autocast,
+)
+from planner.graph import chunk_rows as rows_of_a_chunk
+from planner.job.schema import Job
+from planner.machine.hardware import Hardware
+from planner.measure.choose_compiled import with_compiled
+from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
+from planner.measure.head_time import rehearsal
+from planner.measure.hf_model import sample_batch, skeleton_model
+from planner.measure.times import (
+    CompiledBytes,
+    Times,
+    device_name,
+    estimate_pairs,
+    forget,
+    measure_pairs,
+    measure_rest,
+    sums,
+)
+from planner.schedule.chain import Block, Chain, Option, Tensor
+
+log = logging.getLogger(__name__)
+
+_ITEMS = 10_007  # beyond the small numbers that Python has only one object of
+_SCALAR_BYTES = 1024  # losses and norm of the step before, which its reader may still hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """The bytes of a model's blocks and frame for slices of one shape, and the generated code behind the options.
+
+    `tensors` has the parameters of each block; `pairs` kind -> option -> code; `resident_bytes` is what stays on the
+    device all the time beside the frame's tensors: buffers and some scalars. `sums_slices`: the model's loss is divided
+    by the number of tokens of the whole step, so that the losses of slices add up to the step's. `model` and `batch`
+    are what was analysed.
+    """
+
+    names: BlockNames
+    tensors: tuple[tuple[Tensor, ...], ...]
+    local_names: tuple[tuple[str, ...], ...]
+    frame_tensors: tuple[Tensor, ...]
+    pairs: Mapping[str, Mapping[str, BlockCode]] = field(repr=False)
+    frame: FrameBytes
+    resident_bytes: int
+    slice_tokens: int
+    sums_slices: bool
+    model: nn.Module = field(repr=False)
+    batch: Mapping[str, torch.Tensor] = field(repr=False)
+    chunk_rows: int = 0
+
+    def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
+        """The chain with these times, which must have all kinds and options of this analysis (KeyError).
+
+        `distinct_tokens`: see `Chain`.
+        """
+        frame_bytes = sum(t.bytes + t.state_bytes for t in self.frame_tensors)
+        return Chain(
+            blocks=tuple(self._block(index, times) for index in range(len(self.names.all))),
+            frame_bytes=frame_bytes + self.resident_bytes,
+            start_bytes=self.frame.start,
+            slice_tokens=self.slice_tokens,
+            distinct_tokens=distinct_tokens,
+            frame_tensors=self.frame_tensors,
+        )
+
+    @property
+    def inexact(self) -> tuple[str, ...]:
+        """Why results equal those of plain PyTorch within rounding only: gradients add up in another order."""
+        reasons = []
+        if self.frame.shared:
+            reasons.append("blocks share arguments that have a gradient, such as what an encoder made")
+        users = Counter(t.name for block in self.tensors for t in block if t.trainable)
+        if any(count > 1 and not t.row_bytes for block in self.tensors for t in block if (count := users[t.name])):
+            reasons.append("with several micro-batches, weights are shared by others than embedding and head")
+        return tuple(reasons)
+
+    @property
+    def eager(self) -> Mapping[str, str]:
+        """Blocks that run as their own code, computed again in backward -> why they cannot be traced."""
+        found = zip(self.names.all, self.names.kinds, strict=True)
+        codes = {name: next(iter(self.pairs[kind].values())) for name, kind in found}
+        return {name: code.reason for name, code in codes.items() if isinstance(code, EagerPair)}
+
+    def _block(self, index: int, times: Times) -> Block:
+        kind, frame = self.names.kinds[index], self.frame
+        pairs = self.pairs[kind]
+        pair = next(iter(pairs.values()))
+        return Block(
+            name=self.names.all[index],
+            kind=kind,
+            tensors=self.tensors[index],
+            options=tuple(self._option(index, name, times) for name in pairs),
+            input_bytes=pair.interface_bytes,
+            output_bytes=pair.output_bytes,
+            forward_held_bytes=frame.forward_held[index],
+            forward_frame_bytes=frame.forward_tail[index],
+            backward_held_bytes=frame.backward_held[index],
+            backward_frame_bytes=frame.backward_tail[index],
+            frame_gradient_bytes=frame.gradients[index],
+        )
+
+    def _option(self, index: int, name: str, times: Times) -> Option:
+        kind = self.names.kinds[index]
+        pair = self.pairs[kind][name]
+        layout = self.frame.layouts[index]
+        backward = (pair.for_tangents(layout) if layout is not None else pair).backward_peak
+        taken = times.of(kind, name)
+        is_head = index == len(self.names.all) - 1
+        names = dict(zip(self.local_names[index], (t.name for t in self.tensors[index]), strict=True))
+        saved = pair.saved_bytes * pair.recipe.offloads
+        own = taken.compiled or CompiledBytes(forward=0, backward=0, backward_first=0)
+        return Option(
+            name=name,
+            saved_bytes=pair.saved_bytes - saved,
+            offloaded_bytes=saved + pair.interface_bytes * pair.recipe.offloads_input,
+            forward_s=taken.forward_s,
+            backward_s=taken.backward_s,
+            forward_peak_bytes=self.frame.head_peak if is_head else max(pair.forward_peak, own.forward),
+            backward_peak_bytes=max(backward[False], own.backward),
+            backward_first_peak_bytes=max(backward[True], own.backward_first),
+            reads_input=pair.keeps_interface,
+            reads_weights=tuple(names[local] for local in pair.backward_weights),
+            recipe=pair.recipe.name,
+            chunk_rows=self.chunk_rows if is_head else 0,
+            compiled=taken.compiled is not None,
+        )
+
+
+def analyse(job: Job, device: torch.device) -> Analysis:
+    """The analysis of a job's model under slices of its largest shape, without memory for weights. Raises UserError."""
+    model = skeleton_model(job, device)
+    rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight.shape[-1])
+    analysis = analyse_model(model, sample_batch(job), device=device, chunk_rows=rows)
+    if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
+        raise UserError(
+            f"{job.model} takes the mean over each micro-batch by itself.", code="loss-per-slice",
+            exit_code=Exit.USAGE,
+            numbers=(
+                f"gradient_accumulation_steps: {job.gradient_accumulation_steps}",
+                "its loss does not use num_items_in_batch, so the step would not be the mean over all its tokens",
+            ),
+            hint="use gradient_accumulation_steps: 1, with a larger per_device_train_batch_size",
+        )  # fmt: skip
+    return analysis
+
+
+def analyse_model(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0
+) -> Analysis:
+    """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
+    `input_ids` and `labels` [rows, length]. `chunk_rows`: head and loss in chunks of so many rows; 0: in one piece.
+    Raises UserError."""
+    refuse_autocast(device)
+    names = find_blocks(model, batch, device=device)
+    if chunk_rows:
+        check_chunked(model.get_submodule(names.head))
+    watch = _Watch(_ITEMS)
+    model_kwargs = {"num_items_in_batch": watch.number}
+    joints = trace_blocks(model, names, batch, device, model_kwargs)
+    pairs: dict[str, dict[str, BlockCode]] = {}
+    for index, kind in enumerate(names.kinds):
+        joint = joints[kind]
+        if isinstance(joint, EagerPair):
+            pairs[kind] = {joint.recipe.name: joint}
+        elif kind not in pairs:
+            # Embedding and head keep everything: what they save is small, or used at once.
+            recipes = RECIPES.values() if 0 < index < len(names.kinds) - 1 else (RECIPES["keep"],)
+            pairs[kind] = {**make_pairs(joint, recipes)}
+    with watch:
+        by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
+        frame = measure_frame(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)
+    first_names = {id(p): name for name, p in model.named_parameters()}
+    params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
+    in_blocks = {id(p) for block in params for p in block.values()}
+    users = Counter(id(p) for block in params for p in block.values())
+    ends = {id(p) for p in params[0].values()} & {id(p) for p in params[-1].values()}
+    tied = {p for p in ends if users[p] == 2}
+    code = [next(iter(pairs[kind].values())) for kind in names.kinds]
+    reached = {id(block[local]) for block, c in zip(params, code, strict=True) for local in c.param_grads}
+    still = {id(p) for block in params for p in block.values() if p.requires_grad} - reached
+    analysis = Analysis(
+        names=names,
+        tensors=tuple(
+            tuple(
+                _tensor(first_names[id(p)], p, tied=id(p) in tied, trained=p.requires_grad and id(p) not in still)
+                for p in block.values()
+            )
+            for block in params
+        ),
+        local_names=tuple(tuple(block) for block in params),
+        frame_tensors=tuple(
+            _tensor(n, p, trained=p.requires_grad) for n, p in model.named_parameters() if id(p) not in in_blocks
+        ),
+        pairs=pairs,
+        frame=frame,
+        resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES,
+        slice_tokens=batch["input_ids"].numel(),
+        sums_slices=watch.seen,
+        model=model,
+        batch=batch,
+        chunk_rows=chunk_rows,
+    )
+    if analysis.eager:
+        first, reason = next(iter(analysis.eager.items()))
+        more = f" and {len(analysis.eager) - 1} more" if len(analysis.eager) > 1 else ""
+        log.warning("model: %s%s run by their own code, recomputed in backward (option eager). %s", first, more, reason)
+    if analysis.inexact:
+        log.info("model: results equal plain PyTorch's within rounding, because %s", "; ".join(analysis.inexact))
+    if still:
+        names_of = sorted(first_names[i] for i in still)
+        log.warning("model: no gradient reaches %s: it stays as it is, as in plain PyTorch", ", ".join(names_of))
+    return analysis
+
+
+def measure_times(
+    analysis: Analysis, device: torch.device, hardware: Hardware, *, slices: int, compiling: bool = False
+) -> Times:
+    """Seconds of each kind and option, measured on `device`, where a step has so many `slices` in all. `compiling`: of
+    compiled layers where they are faster."""
+    estimate, names = estimate_times(analysis, hardware), analysis.names
+    *_, head = names.kinds
+    adds, pairs = slices > 1, analysis.pairs
+    blocks = measure_pairs({k: v for k, v in pairs.items() if k != head}, device, estimate, adds=adds)
+    first = {kind: next(iter(by_option.values())) for kind, by_option in pairs.items()}
+    alone = rehearsal(
+        analysis.model, names, first, analysis.batch, device, chunk_rows=analysis.chunk_rows,
+        sink=sums() if adds else forget,
+    )  # fmt: skip
+    rest = measure_rest(estimate.of(head, first[head].recipe.name), alone, device, names.head)
+    times = Times(options=(*blocks, rest), device=device_name(device), measured=True)
+    layers = dict.fromkeys(kind for kind in names.kinds[1:-1] if kind not in (names.kinds[0], head))
+    return with_compiled(pairs, layers, times, device, adds=adds) if compiling else times
+
+
+def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:
+    """Seconds of each kind and option, from arithmetic and memory traffic and what `hardware` reaches."""
+    return estimate_pairs(analysis.pairs, analysis.names.kinds[-1], hardware)
+
+
+class _Watch(TorchFunctionMode):
+    """Sees whether `number`, this very object, is an operand of an operation on tensors: a model may take an argument
+    and not use it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.seen = False
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.seen |= any(value is self.number for value in (*args, *(kwargs or {}).values()))
+        return function(*args, **(kwargs or {}))
+
+
+def _tensor(name: str, p: nn.Parameter, *, trained: bool, tied: bool = False) -> Tensor:
+    """Moments take 8 bytes per element; where the working copy is narrower than fp32 there is a master too."""
+    count, size = p.numel(), p.element_size()
+    states = 8 if p.dtype == torch.float32 else 12
+    return Tensor(
+        name=name,
+        elements=count,
+        bytes=count * size,
+        gradient_bytes=count * size * trained,
+        state_bytes=count * states * trained,
+        trainable=trained,
+        row_bytes=p.shape[-1] * size if tied and trained else 0,
+    )
+
+
+def _buffer_bytes(model: nn.Module) -> int:
+    storages = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
+    return sum(storages.values())

@@ -1,0 +1,191 @@
+"""Which layers run compiled: those that can, agree with the generated code, and are measured to be faster."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import statistics
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from planner.cpu.meter import Meter
+from planner.errors import first_line
+from planner.graph import BlockCode, CannotCompileError, CompiledPair, Pair, why_not_compilable
+from planner.graph.sample import random_data
+from planner.measure.times import CompiledBytes, OptionTimes, Pairs, Times, measure_kind
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+BOUND = 1e-5
+"""How far a compiled layer's results and gradients may be from the generated code's: of the greatest number in each."""
+ROUNDINGS = 4
+"""How far where a layer computes in less than fp32, in norm: of what it changes to round once more all that goes in.
+Compiled code rounds elsewhere, mostly less often; what the differences of large numbers are then is anyone's guess."""
+
+
+def why_off(setting: str, device: torch.device, *, exact: bool) -> str | None:
+    """Why no layer is compiled, in words for the log; None where those are that gain. `setting`: "auto" or "off"."""
+    if setting == "off":
+        return "so it is set"
+    return "exact: true keeps the bits of plain PyTorch" if exact else why_not_compilable(device)
+
+
+@torch.no_grad()
+def with_compiled(pairs: Pairs, layers: Collection[str], times: Times, device: torch.device, *, adds: bool) -> Times:
+    """`times`, with those of compiled code in place of generated code's where it is faster. `layers`: the kinds to
+    compile; `adds`: gradients are added to those of a slice before. The log says of each what came of it."""
+    better: dict[tuple[str, str], OptionTimes] = {}
+    for kind in layers:
+        codes = {pair.recipe.saves: pair for pair in pairs[kind].values() if isinstance(pair, Pair)}  # options share
+        for saves, pair in codes.items():
+            options = [option for option, its in pairs[kind].items() if its.recipe.saves == saves]
+            what = f"layers like {pair.name} ({', '.join(options)})"
+            try:
+                compiled = CompiledPair(pair)
+                peaks = tried(pair, compiled, device)
+            except (CannotCompileError, torch.OutOfMemoryError) as error:
+                log.info("compile: %s run as generated: %s", what, first_line(error))
+                continue
+            runs = measure_kind({"generated": pair, "compiled": compiled}, device, adds=adds)
+            counted = list(zip(runs["generated"][1:], runs["compiled"][1:], strict=False))
+            ratio = statistics.median(sum(new) / sum(old) for old, new in counted) if counted else 1.0
+            faster = ratio < 1
+            log.info("compile: %s run %s: %.2f of the time", what, "compiled" if faster else "as generated", ratio)
+            if faster:
+                # Over the times of all options, which were taken side by side.
+                forward, backward = (statistics.median(new[i] / old[i] for old, new in counted) for i in range(2))
+                for its in (times.of(kind, option) for option in options):
+                    better[kind, its.option] = replace(
+                        its, forward_s=its.forward_s * forward, backward_s=its.backward_s * backward, compiled=peaks
+                    )
+    return replace(times, options=tuple(better.get((t.kind, t.option), t) for t in times.options))
+
+
+def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledBytes:
+    """What the compiled code allocates, seen while it ran on random data. Raises CannotCompileError where its results
+    are not those of `pair` within the bound, or are laid out otherwise."""
+    room = _Room(device)
+    primals = [random_data(t, device) if t is not None else torch.empty(0) for t in pair.primal_values]
+    tangents = [random_data(t, device) for t in pair.tangent_values]
+
+    def backward(
+        code: BlockCode, given: Sequence[Tensor], saved: list[Tensor], first: bool
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        values = [*saved, *given]
+        saved.clear()
+        sums: dict[str, Tensor] = {}
+
+        def sink(name: str, gradient: Tensor) -> None:
+            if first:
+                sums[name] = gradient if pair.adoptable[name] else gradient.clone()
+
+        grads = code.backward(values, states, sink)
+        return [t for t in grads if t is not None], sums
+
+    def read(primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
+        return [*(primals[i] for i in pair.backward_primals), *tangents]
+
+    rounded = [[_rounded(t) for t in tensors] for tensors in (primals, tangents)]
+    near, states = pair.forward(list(rounded[0]))
+    wanted, states = pair.forward(list(primals))
+    allowed = _distances(near, wanted)
+    made, forward_bytes = room.peak(lambda: compiled.forward(list(primals))[0])
+    borrowed = {t.untyped_storage().data_ptr() for t in primals}
+    if any(t.untyped_storage().data_ptr() in borrowed for t in made):
+        raise CannotCompileError("it returns what it was given")
+    _compare(made, wanted, allowed)
+    made.clear()
+
+    del near[: pair.n_outputs]
+    near_grads, near_sums = backward(pair, read(*rounded), near, True)
+    rounded.clear()
+    grads, sums = backward(pair, read(primals, tangents), wanted[pair.n_outputs :], True)
+    wanted.clear()
+    allowed = _distances(near_grads, grads)
+    allowed_of = dict(zip(sums, _distances([near_sums.pop(name) for name in sums], list(sums.values())), strict=True))
+    near_grads.clear()
+    peaks = {}
+    for first in (True, False):
+        # Made in the meter's sight: what dies in backward makes room there.
+        saved, _ = room.peak(lambda: compiled.forward(list(primals))[0])
+        del saved[: pair.n_outputs]
+        (new_grads, new_sums), peaks[first] = room.peak(
+            functools.partial(backward, compiled, read(primals, tangents), saved, first)
+        )
+        if first:
+            names = list(new_sums)
+            _compare(list(new_sums.values()), [sums[name] for name in names], [allowed_of[name] for name in names])
+            _compare(new_grads, grads, allowed)
+        del new_grads, new_sums
+    return CompiledBytes(forward=forward_bytes, backward=peaks[False], backward_first=peaks[True])
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """Laid out alike, each number moved by up to a last digit and rounded again; fp32 stays as it is."""
+    if tensor.dtype not in (torch.bfloat16, torch.float16):
+        return tensor
+    whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    moved = whole * (1 + torch.finfo(tensor.dtype).eps * (torch.rand(whole.shape, device=whole.device) - 0.5))
+    return moved.to(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _distances(made: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
+    """The norm of each difference."""
+    pairs = zip(made, wanted, strict=True)
+    return [float(torch.dist(new.float(), old.float())) if old.is_floating_point() else 0.0 for new, old in pairs]
+
+
+def _compare(made: Sequence[Tensor], wanted: Sequence[Tensor], rounding: Sequence[float]) -> None:
+    """`rounding`: how far one more rounding leads."""
+    for new, old, noise in zip(made, wanted, rounding, strict=True):
+        if _layout(new) != _layout(old):
+            raise CannotCompileError("its results are laid out otherwise")
+        if not old.is_floating_point():
+            if not torch.equal(new, old):
+                raise CannotCompileError("its results differ")
+            continue
+        most, off = float(old.abs().max()), float((new.double() - old.double()).abs().max())
+        if not off <= BOUND * most and not (math.isfinite(noise) and _distances([new], [old])[0] <= ROUNDINGS * noise):
+            raise CannotCompileError(f"its results are off by {off:.2g} where the greatest is {most:.2g}")
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    """Strides of dimensions of one element say nothing."""
+    strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return tensor.dtype, tensor.shape, strides, tensor.untyped_storage().nbytes()
+
+
+class _Room:
+    """The device's bytes: by the allocator, or by a meter where the device is the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.meter = device, Meter()
+
+    def peak(self, function: Callable[[], _T]) -> tuple[_T, int]:
+        """What `function`, of compiled code, returns, and the most bytes alive meanwhile above those before. Raises
+        CannotCompileError where it fails."""
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            start = torch.cuda.memory_allocated(self.device)
+        else:
+            self.meter.reset_peak()
+            start = self.meter.now
+        try:
+            with nullcontext() if on_gpu else self.meter.watch():
+                result = function()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of a kernel: the cause is for the log
+            raise CannotCompileError(f"{type(error).__name__}: {first_line(error)}") from error
+        if on_gpu:
+            torch.cuda.synchronize(self.device)
+        return result, (torch.cuda.max_memory_allocated(self.device) if on_gpu else self.meter.peak) - start

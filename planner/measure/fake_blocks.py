@@ -1,0 +1,136 @@
+"""What stands in for the blocks while the frame of a model is measured: nothing is computed, bytes are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from planner.cpu.meter import Meter
+from planner.errors import UserError
+from planner.graph import BlockCall, BlockCode, ChunkedHead
+from planner.graph.call import Given
+from planner.graph.fake import FakeMode
+
+
+class Shared:
+    """What the calls of one run share.
+
+    keep_input  blocks keep their input for the backward
+    given       what blocks were given so far
+    arguments   how many arguments of blocks other blocks were given too, and have a gradient
+    sums        of the gradients of the head's weights
+    """
+
+    def __init__(self, mode: FakeMode, meter: Meter, *, keep_input: bool) -> None:
+        self.mode, self.meter, self.keep_input = mode, meter, keep_input
+        self.given: Given = {}
+        self.arguments = 0
+        self.sums: list[Tensor] = []
+
+    def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """New tensors laid out as `values`, which the meter counts."""
+        made = self.mode.fresh(values)
+        for tensor in made:
+            self.meter.add(tensor)
+        return made
+
+
+def not_profiled(cause: str) -> UserError:
+    return UserError(
+        f"The model's forward outside its blocks cannot be profiled: {cause}",
+        code="frame-not-traceable",
+        hint="offmate trains causal language models of the transformers library that are a chain of equal layers",
+    )
+
+
+class StandIn(BlockCall):
+    """A block that computes nothing: outputs and gradients of the traced shapes, and what it keeps of the frame."""
+
+    def __init__(self, shared: Shared, name: str, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]) -> None:
+        super().__init__(pairs[0], tensors, shared.given)
+        self.shared, self.pairs, self.name = shared, pairs, name
+        shared.arguments += len(self.shares)
+        self.x: Tensor | None = None
+        self.others: list[Tensor] = []
+
+    def zeros(self, output: Tensor) -> Tensor:
+        return self.shared.fresh([output])[0]
+
+    def take_tangents(self) -> list[Tensor]:
+        if self.tangents is None and any(self.pair.result.differentiable):
+            raise not_profiled(f"the loss does not depend on what the block {self.name} computes")
+        return super().take_tangents()
+
+    def sum(self, output: int, old: Tensor, new: Tensor) -> Tensor:
+        raise not_profiled(
+            f"a result of the block {self.name} is read by the next block and by the model's code after it, whose "
+            "gradients cannot be added up in plain PyTorch's order"
+        )
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        first = self.pair.n_params + self.pair.n_buffers
+        read = {i - first for pair in self.pairs for i in pair.backward_primals if i >= first}
+        self.others = [tensors[i] for i in sorted(read) if i != self.pair.interface]
+        if self.shared.keep_input and self.pair.interface in read:
+            self.x = tensors[self.pair.interface]
+        tensors.clear()
+        return self.shared.fresh(self.pair.output_values)
+
+    def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
+        """Gradients of the arguments. Forgets what was kept."""
+        self.others, self.x = [], None
+        values = self.pair.input_grad_values
+        made = iter(self.shared.fresh([value for value in values if value is not None]))
+        return [next(made) if value is not None else None for value in values]
+
+
+class HeadStandIn(StandIn):
+    """The head runs its generated code: its peak depends on what the loss keeps meanwhile."""
+
+    def __init__(
+        self, shared: Shared, name: str, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]
+    ) -> None:
+        super().__init__(shared, name, pairs, tensors)
+        self.primals = [*(p.detach() for p in module.parameters()), *module.buffers()]
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        primals = [*self.primals, *tensors]
+        tensors.clear()
+        self.kept = [primals[i] for i in self.pair.backward_primals]
+        results, self.states = self.pair.forward(primals)
+        outputs, self.saved = results[: self.pair.n_outputs], results[self.pair.n_outputs :]
+        return outputs
+
+    def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
+        values = [*self.saved, *self.kept, *tangents]
+        self.saved, self.primals = [], []
+        tangents.clear()
+        grads = self.pair.backward(values, self.states, self.add)
+        self.kept = []  # not before: the call of a step lets go of it now
+        return grads
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        self.shared.sums.append(gradient if self.pair.adoptable[name] else self.shared.fresh([gradient])[0])
+
+
+class ChunkedStandIn(ChunkedHead):
+    """The head in chunks does what it does in training."""
+
+    def __init__(
+        self, shared: Shared, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor], chunk_rows: int
+    ) -> None:
+        super().__init__(pairs[0], tensors, chunk_rows)
+        self.shared = shared
+        self.x: Tensor | None = None
+        self.given = {name: p.detach() for name, p in module.named_parameters()}
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.given
+
+    def take_tangents(self) -> list[Tensor]:
+        return []
+
+    def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
+        """Gradients of the arguments. Forgets what was kept."""
+        return self.finish(lambda name, gradient: self.shared.sums.append(gradient))

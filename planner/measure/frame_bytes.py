@@ -1,0 +1,284 @@
+"""What the frame of a model holds and needs: all of its forward outside the blocks.
+
+The model's own forward and the frame's pieces of backward run once for one slice, on fake tensors: they have shapes,
+strides and lifetimes, so that a meter counts the bytes, but no memory. Parameters are fake, and so is all that depends
+on them; the batch, positions and masks are real, so that code which looks at them takes the same way as in training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.cpu.meter import Meter
+from planner.errors import UserError, first_line
+from planner.graph import (
+    BlockCode,
+    BlockNames,
+    EagerPair,
+    Joint,
+    flatten_call,
+    run_slice,
+    trace_block,
+)
+from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights, same_buffers
+from planner.graph.tangents import Layout, layout_of
+from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn, not_profiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameBytes:
+    """Bytes of one slice's frame, per block in order. Weights, sums of gradients and buffers of the frame do not count.
+
+    start           the most before the slice arrives at its first block
+    forward_held    what it holds when it arrives at a block's forward, the block's input included
+    forward_tail    the most it holds from the end of a block's forward to the next block, the saved tensors not counted
+    head_peak       the most from the arrival at the head to the end of the head's backward, all included
+    backward_held, backward_tail
+                    likewise for backward, the incoming gradients included; 0 for the head
+    shared          how many arguments of blocks other blocks are given too, and have a gradient
+    layouts         how the gradients of each block's results are laid out when they arrive; None for the head
+    gradients       gradients of the frame's weights that come into being after a block's backward; `tail` counts them
+    """
+
+    start: int
+    forward_held: tuple[int, ...]
+    forward_tail: tuple[int, ...]
+    head_peak: int
+    backward_held: tuple[int, ...]
+    backward_tail: tuple[int, ...]
+    gradients: tuple[int, ...]
+    layouts: tuple[Layout | None, ...]
+    shared: int
+
+
+def trace_blocks(
+    model: nn.Module,
+    names: BlockNames,
+    batch: Mapping[str, Tensor],
+    device: torch.device,
+    model_kwargs: Mapping[str, Any],
+) -> dict[str, Joint | EagerPair]:
+    """The joint graph of each kind of block, under the arguments that the model gives to the first block of the kind;
+    of a layer that cannot be traced, its own code.
+
+    Raises UserError "block-not-traceable".
+    """
+    joints: dict[str, Joint | EagerPair] = dict(names.eager)
+    mode = FakeMode()
+
+    def enter(index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        kind, name = names.kinds[index], names.all[index]
+        if kind not in joints:
+            try:
+                joints[kind] = trace_block(module, args, kwargs, name=name)
+            except UserError as error:
+                if not 0 < index < len(names.all) - 1:
+                    raise
+                joints[kind] = EagerPair.measured(module, args, kwargs, name=name, reason=error.what)
+        joint = joints[kind]
+        outputs = mode.fresh(joint.output_values)
+        grads = joint.result.differentiable
+        made = [t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)]
+        return joint.result.deliver(made, flatten_call(args, kwargs)[1])
+
+    with frame_alone(model, names, fake_weights(model, mode, device, buffers=False), enter):
+        model(**{name: t.to(device) for name, t in batch.items()}, **model_kwargs)
+    return joints
+
+
+def measure_frame(
+    model: nn.Module,
+    names: BlockNames,
+    pairs: Mapping[str, Sequence[BlockCode]],
+    batch: Mapping[str, Tensor],
+    device: torch.device,
+    model_kwargs: Mapping[str, Any],
+    *,
+    chunk_rows: int = 0,
+) -> FrameBytes:
+    """The frame's bytes, when blocks of a kind run under any of its `pairs`: where pairs differ in what they keep of
+    the frame, the most. `chunk_rows`: the head computes its loss in chunks of so many rows; 0: in one piece."""
+    reading = {pair.keeps_interface for kind in names.kinds for pair in pairs[kind] if pair.interface is not None}
+    runs = []
+    for keep_input in sorted(reading) or [False]:  # nothing below the head is trained
+        run = _Run(model, names, pairs, device, keep_input=keep_input, chunk_rows=chunk_rows)
+        run.run(batch, model_kwargs)
+        runs.append(run)
+    count = len(names.all)
+
+    def most(table: Callable[[_Run], Mapping[int, int]]) -> tuple[int, ...]:
+        return tuple(max(table(run).get(index, 0) for run in runs) for index in range(count))
+
+    return FrameBytes(
+        start=max(run.start for run in runs),
+        forward_held=most(lambda run: run.held["F"]),
+        forward_tail=most(lambda run: run.tail["F"]),
+        head_peak=max(run.head_peak for run in runs),
+        backward_held=most(lambda run: run.held["B"]),
+        backward_tail=most(lambda run: run.tail["B"]),
+        gradients=most(lambda run: run.gradients),
+        layouts=tuple(map(runs[0].layouts.get, range(count))),
+        shared=runs[0].shared.arguments,
+    )
+
+
+@contextlib.contextmanager
+def frame_alone(
+    model: nn.Module, names: BlockNames, weights: AbstractContextManager[None], enter: Callable[..., Any]
+) -> Iterator[None]:
+    """Inside, which is inside `weights` too, the model's blocks call `enter(index, module, *args, **kwargs)`."""
+    modules = [model.get_submodule(name) for name in names.all]
+
+    def stand_in(index: int, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        module.forward = forward  # what traces the block calls the module itself
+        try:
+            return enter(index, module, *args, **kwargs)
+        finally:
+            module.forward = functools.partial(stand_in, index, module, forward)
+
+    own = [module.__dict__.get("forward") for module in modules]
+    for index, module in enumerate(modules):
+        module.forward = functools.partial(stand_in, index, module, module.forward)
+    try:
+        with (
+            weights,
+            same_buffers(model),
+            torch.autograd.set_multithreading_enabled(False),
+            torch.random.fork_rng(devices=[]),
+            torch.enable_grad(),
+        ):
+            yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the model's own code failed; that is the cause to name
+        raise not_profiled(f"{type(error).__name__}: {first_line(error)}") from error
+    finally:
+        for module, forward in zip(modules, own, strict=True):
+            del module.forward
+            if forward is not None:
+                module.forward = forward
+
+
+class _Run:
+    """One metered forward and backward of the frame."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: BlockNames,
+        pairs: Mapping[str, Sequence[BlockCode]],
+        device: torch.device,
+        *,
+        keep_input: bool,
+        chunk_rows: int,
+    ) -> None:
+        self.chunk_rows = chunk_rows
+        self.model, self.names, self.pairs, self.device = model, names, pairs, device
+        self.mode = FakeMode()
+        self.meter = Meter(device.type, counted=FAKE_TYPES)
+        self.shared = Shared(self.mode, self.meter, keep_input=keep_input)
+        self.calls: dict[int, StandIn | ChunkedStandIn] = {}
+        self.start = self.head_peak = 0
+        self.held: dict[str, dict[int, int]] = {"F": {}, "B": {}}
+        self.tail: dict[str, dict[int, int]] = {"F": {}, "B": {}}
+        self.gradients: dict[int, int] = {}
+        self.layouts: dict[int, Layout] = {}
+        self.own: list[nn.Parameter] = []  # outside the blocks, which compute no gradients here
+        self.last: tuple[str, int, int] | None = None
+        self.base = 0
+
+    @property
+    def head(self) -> int:
+        return len(self.names.all) - 1
+
+    def run(self, batch: Mapping[str, Tensor], model_kwargs: Mapping[str, Any]) -> None:
+        weights = fake_weights(self.model, self.mode, self.device, buffers=False)
+        with frame_alone(self.model, self.names, weights, self.enter):
+            with self.meter.host():
+                for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.values()):
+                    self.meter.add(tensor)
+            blocks = {id(p) for name in self.names.all for p in self.model.get_submodule(name).parameters()}
+            self.own = [p for p in self.model.parameters() if id(p) not in blocks]
+            self.anchor = self.mode.scalar(self.device).requires_grad_()
+            with self.meter.watch(), torch.no_grad():
+                with torch.enable_grad():
+                    loss = run_slice(self.model, batch, model_kwargs, self.device)
+                call = self.calls.pop(self.head)
+                grads = call.backward(call.take_tangents())
+                self.head_peak = self.meter.mark() - self.base
+                call.x = None
+                self.leave("F", self.head)
+                call.pass_on(grads, self.calls.get(self.head - 1))
+                call.clear()
+                for index in reversed(range(self.head)):
+                    self.arrive("B", index)
+                    call = self.calls.pop(index)
+                    tangents = call.take_tangents()
+                    self.layouts[index] = layout_of(tangents)
+                    grads = call.backward(tangents)
+                    tangents.clear()
+                    self.leave("B", index)
+                    call.pass_on(grads, self.calls.get(index - 1))
+                    call.clear()
+                self.close_tail()
+                del loss
+            self.model.zero_grad()
+
+    def enter(self, index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self.arrive("F", index)
+        tensors = flatten_call(args, kwargs)[1]
+        pairs = self.pairs[self.names.kinds[index]]
+        name = self.names.all[index]
+        call: StandIn | ChunkedStandIn
+        if index != self.head:
+            call = StandIn(self.shared, name, pairs, tensors)
+        elif self.chunk_rows:
+            call = ChunkedStandIn(self.shared, module, pairs, tensors, self.chunk_rows)
+        else:
+            call = HeadStandIn(self.shared, name, module, pairs, tensors)
+        if len({(e.node, e.output_nr) for e in call.edges if e}) < sum(e is not None for e in call.edges):
+            raise not_profiled(f"the block {name} is given one tensor twice")
+        self.calls[index] = call
+        result = call.enter(tensors, self.anchor)
+        if index != self.head:  # the head's turn goes on until its backward is done
+            self.leave("F", index)
+        return result
+
+    def arrive(self, direction: str, index: int) -> None:
+        """A gate: what is held here, and the peak since the last block."""
+        self.close_tail()
+        self.base = self.charged_elsewhere()
+        self.held[direction][index] = self.meter.now - self.base
+        self.meter.mark()
+
+    def leave(self, direction: str, index: int) -> None:
+        # What is alive now is within the block's own peak; the tail is what the frame adds to it.
+        self.meter.mark(alive=False)
+        self.last = direction, index, self.charged_elsewhere()
+
+    def close_tail(self) -> None:
+        peak = self.meter.mark()
+        if self.last is None:
+            self.start = peak
+        else:
+            direction, index, base = self.last
+            self.tail[direction][index] = max(0, peak - base)
+            made = sum(p.grad.nbytes for p in self.own if p.grad is not None)
+            self.gradients[index] = made - sum(self.gradients.values())
+
+    def charged_elsewhere(self) -> int:
+        """Bytes that are not the frame's: inputs that wait for their block's backward, sums of the head's gradients;
+        gradients of the frame's weights, which count once for all slices."""
+        inputs = (call.x for call in self.calls.values())
+        grads = (p.grad for p in self.own)
+        tensors = [t for t in (*inputs, *grads, *self.shared.sums) if t is not None]
+        storages = {t.untyped_storage()._cdata: self.meter.bytes_of(t) for t in tensors}
+        return sum(storages.values())

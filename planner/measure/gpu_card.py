@@ -1,0 +1,51 @@
+"""The graphics card by what its driver says of it. Nothing here makes a CUDA context: that would take some hundred MiB
+of the card from a job that runs, and what is free then says nothing about what will be free for the job to come."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+
+import torch
+
+from planner.machine.hardware import Hardware
+from planner.machine.memory import Card, driver_card
+from planner.machine.presets import is_preset, preset, usable_gpu_bytes
+from planner.measure.machine_rates import cpu_bytes, machine_name
+
+_FLOPS_PER_S = 8e12  # fp32, of a small card; a bf16 product runs at twice that at least
+_MEMORY_BYTES_PER_S = 300e9
+_LINK_BYTES_PER_S = 12e9
+_HOST_BYTES_PER_S = 20e9
+_UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes weight and moments
+
+
+def ask_card() -> Card:
+    """The card that a process which uses CUDA would take."""
+    try:
+        return driver_card()
+    except (OSError, subprocess.SubprocessError, ValueError):  # no such tool: properties need no context either
+        properties = torch.cuda.get_device_properties(0)
+        return Card(name=properties.name, memory_bytes=properties.total_memory)
+
+
+def estimate_card(card: Card, dtype: torch.dtype) -> Hardware:
+    """This host with `card`, computing in `dtype`: rates of its maker where they are known, else modest ones; memory as
+    built in, less a reserve."""
+    model, bf16 = card.name.removeprefix("NVIDIA "), dtype is not torch.float32
+    if is_preset(model):
+        known = preset(model, bf16=bf16)
+    else:
+        known = Hardware(
+            name=card.name, gpu_bytes=0, cpu_bytes=0, h2d_bytes_per_s=_LINK_BYTES_PER_S,
+            d2h_bytes_per_s=_LINK_BYTES_PER_S, gpu_update_parameters_per_s=_MEMORY_BYTES_PER_S / _UPDATE_BYTES,
+            cpu_update_parameters_per_s=_HOST_BYTES_PER_S / 2 / _UPDATE_BYTES,
+            cpu_memory_bytes_per_s=_HOST_BYTES_PER_S, launch_s=0.75e-3,
+            min_transfer_bytes=int(20e-6 * _LINK_BYTES_PER_S), flops_per_s=_FLOPS_PER_S * (2 if bf16 else 1),
+        )  # fmt: skip
+    return replace(
+        known,
+        name=machine_name(card.name),
+        gpu_bytes=max(2**20, usable_gpu_bytes(card.memory_bytes)),
+        cpu_bytes=cpu_bytes(torch.device("cuda")),
+    )

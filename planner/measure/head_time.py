@@ -1,0 +1,146 @@
+"""How long a slice takes beside its layers: the head with its loss, and the frame.
+
+The model's own forward and backward run on the device, for one slice on random data. The head is the real one; the
+other blocks compute nothing, but are called as the engine calls them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.graph import BlockCall, BlockCode, BlockNames, ChunkedHead, Sink, flatten_call, run_slice
+from planner.graph.call import Given
+from planner.graph.fake import other_weights
+from planner.graph.sample import random_data
+from planner.measure.frame_bytes import frame_alone
+
+
+@contextlib.contextmanager
+def rehearsal(
+    model: nn.Module, names: BlockNames, pairs: Mapping[str, BlockCode], batch: Mapping[str, Tensor],
+    device: torch.device, *, chunk_rows: int, sink: Sink,
+) -> Iterator[Callable[[], None]]:  # fmt: skip
+    """Inside, what it gives runs one slice of `model`, forward and backward, its weights anywhere. `pairs` has a code
+    for each kind of block; `chunk_rows`: the head has its loss in chunks of so many rows; `sink` takes the gradients of
+    the head's weights.
+
+    Raises torch.OutOfMemoryError when it does not fit the device.
+    """
+    head = {id(p) for p in model.get_submodule(names.head).parameters()}
+    others = {id(p) for name in names.all for p in model.get_submodule(name).parameters()} - head
+
+    def weight(own: Tensor) -> Tensor:
+        if id(own) in others:  # nobody reads them
+            return torch.empty((1,) * own.dim(), dtype=own.dtype, device=device).expand(own.shape)
+        return torch.empty(own.shape, dtype=own.dtype, device=device).normal_(std=0.02)
+
+    run = _Run(model, names, pairs, batch, device, chunk_rows, sink)
+    with frame_alone(model, names, other_weights(model, weight), run.enter):
+        yield run.once
+
+
+class _Run:
+    def __init__(
+        self, model: nn.Module, names: BlockNames, pairs: Mapping[str, BlockCode], batch: Mapping[str, Tensor],
+        device: torch.device, chunk_rows: int, sink: Sink,
+    ) -> None:  # fmt: skip
+        self.model, self.names, self.pairs, self.batch, self.device = model, names, pairs, batch, device
+        self.chunk_rows, self.sink = chunk_rows, sink
+        layers = {kind: pairs[kind] for kind in names.kinds[:-1]}
+        self.outputs = {kind: [random_data(v, device) for v in pair.output_values] for kind, pair in layers.items()}
+        self.gradients = {
+            kind: [None if v is None else random_data(v, device) for v in pair.input_grad_values]
+            for kind, pair in layers.items()
+        }
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        self.calls: dict[int, _Silent | _Head | _Chunks] = {}
+        self.given: Given = {}
+
+    @torch.no_grad()
+    def once(self) -> None:
+        self.given = {}
+        tokens = {"num_items_in_batch": self.batch["input_ids"].numel()}
+        with torch.enable_grad():
+            run_slice(self.model, self.batch, tokens, self.device)
+        for index in reversed(range(len(self.names.all))):
+            call = self.calls.pop(index)
+            call.pass_on(call.backward(), self.calls.get(index - 1))
+            call.clear()
+        self.model.zero_grad()
+
+    def enter(self, index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tensors, kind = flatten_call(args, kwargs)[1], self.names.kinds[index]
+        pair = self.pairs[kind]
+        call: _Silent | _Head | _Chunks
+        if index < len(self.names.all) - 1:
+            call = _Silent(pair, tensors, self.given, self.outputs[kind], self.gradients[kind])
+        elif self.chunk_rows:
+            call = _Chunks(pair, tensors, self.chunk_rows, module, self.sink)
+        else:
+            call = _Head(pair, tensors, self.given, module, self.sink)
+        self.calls[index] = call
+        return call.enter(tensors, self.anchor)
+
+
+class _Silent(BlockCall):
+    """A block that computes nothing: what it gives is there before."""
+
+    def __init__(
+        self, pair: BlockCode, tensors: Sequence[Tensor], given: Given, outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+    ) -> None:  # fmt: skip
+        super().__init__(pair, tensors, given)
+        self._outputs, self._gradients = outputs, gradients
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        tensors.clear()
+        return [tensor.detach() for tensor in self._outputs]
+
+    def backward(self) -> list[Tensor | None]:
+        """Gradients of the arguments."""
+        self.take_tangents()
+        return list(self._gradients)
+
+
+class _Head(BlockCall):
+    """The head's generated code."""
+
+    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], given: Given, module: nn.Module, sink: Sink) -> None:
+        super().__init__(pair, tensors, given)
+        self._primals, self._sink = [*(p.detach() for p in module.parameters()), *module.buffers()], sink
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        primals = [*self._primals, *tensors]
+        tensors.clear()
+        kept = [primals[i] for i in self.pair.backward_primals]
+        results, self._states = self.pair.forward(primals)
+        self._saved = [*results[self.pair.n_outputs :], *kept]
+        return results[: self.pair.n_outputs]
+
+    def backward(self) -> list[Tensor | None]:
+        """Gradients of the arguments."""
+        values = [*self._saved, *self.take_tangents()]
+        self._saved = []
+        return self.pair.backward(values, self._states, self._sink)
+
+
+class _Chunks(ChunkedHead):
+    """The head with its loss in chunks."""
+
+    def __init__(
+        self, pair: BlockCode, tensors: Sequence[Tensor], chunk_rows: int, module: nn.Module, sink: Sink
+    ) -> None:
+        super().__init__(pair, tensors, chunk_rows)
+        self._weights, self._sink = {name: p.detach() for name, p in module.named_parameters()}, sink
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._weights
+
+    def backward(self) -> list[Tensor | None]:
+        """The gradient of the head's input."""
+        return self.finish(self._sink)

@@ -1,0 +1,231 @@
+"""What a machine can do: measured in a few seconds, or estimated from what it says about itself.
+
+Where the device is the CPU, its memory is a share of the host's, and transfers are copies within it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.cpu.adamw import Step, Target, cpu_kernel
+from planner.machine.hardware import Hardware
+from planner.machine.memory import ram_bytes
+from planner.measure.times import Stopwatch, device_name
+
+_MIB = 2**20
+_COPY_BYTES = 64 * _MIB
+_UPDATED = 4 * _MIB  # parameters of the update that is timed
+_BLOCK_OPERATIONS = 150  # what a block's forward launches, about
+_REPEATS = 5
+_UPDATE_BYTES = 28  # AdamW reads master, gradient and moments, writes master, moments and, in bf16, the working copy
+_COPY_TRAFFIC = 2  # a copy in host memory reads each byte and writes it
+
+
+def measure_hardware(device: torch.device, dtype: torch.dtype = torch.float32) -> Hardware:
+    """The machine with rates measured on `device`; each while the others work that share memory with it. `dtype`: what
+    blocks compute in."""
+    watch = Stopwatch(device)
+    with torch.no_grad():
+        up, down = _link_bytes_per_s(device, watch)
+        with _copying():
+            cpu_update = _cpu_update_parameters_per_s(dtype)
+        gpu_update = _gpu_update_parameters_per_s(device) if device.type == "cuda" else cpu_update
+        memory = _cpu_memory_bytes_per_s()
+        latency_s = _copy_latency_s(device, watch)
+        return Hardware(
+            name=machine_name(device_name(device)),
+            gpu_bytes=gpu_bytes(device),
+            cpu_bytes=cpu_bytes(device),
+            h2d_bytes_per_s=up,
+            d2h_bytes_per_s=down,
+            gpu_update_parameters_per_s=gpu_update,
+            cpu_update_parameters_per_s=cpu_update,
+            cpu_memory_bytes_per_s=memory,
+            launch_s=_launch_s(device),
+            min_transfer_bytes=int(latency_s * max(up, down)),
+            flops_per_s=_flops_per_s(device, dtype, watch),
+            shared_compute=_shared_compute(device),
+        )
+
+
+def estimate_hardware(device: torch.device, dtype: torch.dtype = torch.float32) -> Hardware:
+    """The machine with rates guessed on the safe side: a first plan before anything has been measured."""
+    memory = 20e9
+    copies = 12e9 if device.type == "cuda" else memory / 4
+    device_memory, flops = _device_rates(device, dtype) if device.type == "cuda" else (memory, _cpu_flops())
+    return Hardware(
+        name=machine_name(device_name(device)),
+        gpu_bytes=gpu_bytes(device),
+        cpu_bytes=cpu_bytes(device),
+        h2d_bytes_per_s=copies,
+        d2h_bytes_per_s=copies,
+        gpu_update_parameters_per_s=device_memory / _UPDATE_BYTES,
+        cpu_update_parameters_per_s=memory / 2 / _UPDATE_BYTES,
+        cpu_memory_bytes_per_s=memory,
+        launch_s=_BLOCK_OPERATIONS * 5e-6 if device.type == "cuda" else 0.0,
+        min_transfer_bytes=int(20e-6 * copies),
+        flops_per_s=flops,
+        shared_compute=_shared_compute(device),
+    )
+
+
+def machine_name(device: str) -> str:
+    """Which machine this is, by its device's name; the same in every run: a plan or a measurement is found again by
+    it."""
+    return f"{device} on {_processor()}, {ram_bytes() // 2**30} GiB"
+
+
+def gpu_bytes(device: torch.device) -> int:
+    """Device memory that a job may use by default: what is free, less a reserve for the desktop. On the CPU a quarter
+    of the host's memory. Rounded down to 128 MiB, so that it does not change with every window that opens."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        usable = free - max(256 * _MIB, total // 50)
+    else:
+        usable = ram_bytes() // 4
+    return max(_MIB, usable // (128 * _MIB) * 128 * _MIB)
+
+
+def cpu_bytes(device: torch.device) -> int:
+    """Host memory that a job may use by default: all but the system's share, and but the device's where that is the
+    CPU."""
+    ram = ram_bytes()
+    usable = ram - max(2**30, ram // 10) - (0 if device.type == "cuda" else ram // 4)
+    return max(_MIB, usable // _MIB * _MIB)
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _link_bytes_per_s(device: torch.device, watch: Stopwatch) -> tuple[float, float]:
+    """Host to device and back, each while the other direction is busy."""
+    host, back = (torch.ones(_COPY_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2))
+    there, source = (torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    if device.type != "cuda":
+        with _copying():
+            rate = _COPY_BYTES / _median_s(watch, lambda: there.copy_(host))
+        return rate, rate
+    other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def both(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> None:
+        with torch.cuda.stream(other):
+            for _ in range(3):
+                second[0].copy_(second[1], non_blocking=True)
+        first[0].copy_(first[1], non_blocking=True)
+
+    up = _COPY_BYTES / _median_s(watch, lambda: both((there, host), (back, source)))
+    torch.cuda.synchronize(device)
+    down = _COPY_BYTES / _median_s(watch, lambda: both((back, source), (there, host)))
+    torch.cuda.synchronize(device)
+    return up, down
+
+
+def _copy_latency_s(device: torch.device, watch: Stopwatch) -> float:
+    """What a copy costs beside its bytes: on a GPU its start; on the CPU its way through a queue's thread as well."""
+    host = torch.ones(1, pin_memory=device.type == "cuda")
+    there = torch.ones(1, device=device)
+    copy_s = _median_s(watch, lambda: there.copy_(host, non_blocking=True), repeats=50)
+    return copy_s if device.type == "cuda" else copy_s + 20e-6
+
+
+def _cpu_update_parameters_per_s(dtype: torch.dtype) -> float:
+    """By the kernel that the worker will use, with the masters that weights of `dtype` have."""
+    work, gradient = (torch.ones(_UPDATED, dtype=dtype) for _ in range(2))
+    master = work if dtype == torch.float32 else work.float()
+    target = Target("probe", 0.1, work, master, torch.zeros(_UPDATED), torch.zeros(_UPDATED), gradient)
+    step = Step(learning_rate=1e-3, betas=(0.9, 0.999), eps=1e-8, count=torch.tensor(1.0), coefficient=None)
+    kernel = cpu_kernel()
+    return _UPDATED / _median_s(Stopwatch(torch.device("cpu")), lambda: kernel.update([target], step))
+
+
+def _gpu_update_parameters_per_s(device: torch.device) -> float:
+    weight = torch.zeros(_UPDATED, device=device, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    adamw = torch.optim.AdamW([weight], fused=True)
+    return _UPDATED / _median_s(Stopwatch(device), adamw.step)
+
+
+def _cpu_memory_bytes_per_s() -> float:
+    """Bytes read and written per second by two threads at once."""
+    count = 2 if (os.cpu_count() or 1) > 1 else 1
+    with contextlib.ExitStack() as stack:
+        for _ in range(count - 1):
+            stack.enter_context(_copying())
+        source, target = torch.ones(_COPY_BYTES, dtype=torch.uint8), torch.ones(_COPY_BYTES, dtype=torch.uint8)
+        one_s = _median_s(Stopwatch(torch.device("cpu")), lambda: target.copy_(source))
+    return count * _COPY_TRAFFIC * _COPY_BYTES / one_s
+
+
+def _launch_s(device: torch.device) -> float:
+    """What the issuing thread spends on a block. The CPU computes as it issues: the blocks' own times have it."""
+    if device.type != "cuda":
+        return 0.0
+    x = torch.ones(64, device=device)
+    clock = Stopwatch(torch.device("cpu"))
+    operation_s = _median_s(clock, lambda: [x + 1 for _ in range(100)]) / 100
+    torch.cuda.synchronize(device)
+    return _BLOCK_OPERATIONS * operation_s
+
+
+def _flops_per_s(device: torch.device, dtype: torch.dtype, watch: Stopwatch) -> float:
+    size = 4096 if device.type == "cuda" else 1024
+    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    return 2 * size**3 / _median_s(watch, lambda: a @ b)
+
+
+def _shared_compute(device: torch.device) -> float:
+    """What computing loses to one that computes or copies beside it with as many threads, on the cores there are."""
+    if device.type == "cuda":
+        return 0.0
+    return max(0.0, 1 - len(os.sched_getaffinity(0)) / (2 * torch.get_num_threads()))
+
+
+def _device_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """Memory bytes per second and floating point operations per second of a GPU, from its sizes."""
+    properties = torch.cuda.get_device_properties(device)
+    flops = properties.multi_processor_count * 128 * 2 * 1.4e9  # fp32 lanes at a usual clock
+    return 300e9, flops * (4 if dtype is not torch.float32 else 1)
+
+
+def _cpu_flops() -> float:
+    return torch.get_num_threads() * 30e9
+
+
+def _median_s(watch: Stopwatch, function: Callable[[], object], repeats: int = _REPEATS) -> float:
+    function()
+    return max(statistics.median(watch.seconds(function) for _ in range(repeats)), 1e-9)
+
+
+@contextlib.contextmanager
+def _copying() -> Iterator[None]:
+    """Another thread copies in host memory all the while."""
+    source, target = torch.ones(_COPY_BYTES, dtype=torch.uint8), torch.ones(_COPY_BYTES, dtype=torch.uint8)
+    done, begun = threading.Event(), threading.Event()
+
+    def copy() -> None:
+        while not done.is_set():
+            target.copy_(source)
+            begun.set()
+
+    thread = threading.Thread(target=copy, name="copying", daemon=True)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,43 @@
+"""LoRA through peft: adapters beside a model's linear layers are trained, its own weights are not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from planner.errors import Exit, UserError, first_line
+from planner.job.schema import Job
+
+
+def with_adapters(model: nn.Module, job: Job) -> nn.Module:
+    """`model` in peft's hands: fresh adapters under `job.seed`, in fp32 as peft makes them, all else frozen.
+
+    Raises UserError where peft is missing, or a target is not in the model.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise UserError(
+            "LoRA needs the package peft.", code="peft-missing", numbers=(first_line(error),),
+            hint="pip install 'offmate[lora]'", exit_code=Exit.USAGE,
+        ) from error  # fmt: skip
+    assert job.lora_r is not None and job.lora_alpha is not None and job.lora_dropout is not None
+    targets = job.lora_target_modules
+    config = LoraConfig(
+        r=job.lora_r, lora_alpha=cast(int, job.lora_alpha), lora_dropout=job.lora_dropout,
+        target_modules=list(targets) if isinstance(targets, tuple) else targets, task_type="CAUSAL_LM",
+        base_model_name_or_path=job.model,
+    )  # fmt: skip
+    torch.manual_seed(job.seed)
+    try:
+        with warnings.catch_warnings():  # peft asks transformers by a name that transformers is about to drop
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            return cast(nn.Module, get_peft_model(cast(Any, model), config))
+    except ValueError as error:
+        raise UserError(
+            "The LoRA adapters cannot be added to this model.", code="lora-targets", numbers=(first_line(error),),
+            hint="lora_target_modules: all-linear", exit_code=Exit.USAGE,
+        ) from error  # fmt: skip

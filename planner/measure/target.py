@@ -1,0 +1,46 @@
+"""Where a job is planned for: the device that blocks are traced on, the machine, how much memory there is at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from planner.machine.hardware import Hardware
+from planner.machine.memory import ram_bytes
+from planner.measure.gpu_card import ask_card, estimate_card
+from planner.measure.machine_rates import estimate_hardware
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """`machine` has estimated rates; its sizes are the default budgets. `gpu_bytes` and `ram_bytes` are all there is.
+
+    `final`: plans for it may be final. They are not when the device must not be touched: then blocks are traced on the
+    CPU, whose code saves nearly the same bytes, and the default budget is not what will be free.
+    """
+
+    device: torch.device
+    machine: Hardware
+    gpu_bytes: int
+    ram_bytes: int
+    final: bool
+
+
+def find_site(device: torch.device, dtype: torch.dtype, *, measure: bool) -> Site:
+    """The site for plans on `device`. `measure`: the job has the device for itself now. Otherwise another may be
+    running there, and a GPU is neither touched nor asked what is free."""
+    if device.type != "cuda":
+        ram = ram_bytes()
+        return Site(
+            device=device, machine=estimate_hardware(device, dtype), gpu_bytes=ram, ram_bytes=ram, final=True
+        )  # fmt: skip
+    if measure:
+        total = torch.cuda.mem_get_info(device)[1]
+        machine = estimate_hardware(device, dtype)
+        return Site(device=device, machine=machine, gpu_bytes=total, ram_bytes=ram_bytes(), final=True)
+    card = ask_card()
+    return Site(
+        device=torch.device("cpu"), machine=estimate_card(card, dtype), gpu_bytes=card.memory_bytes,
+        ram_bytes=ram_bytes(), final=False,
+    )  # fmt: skip

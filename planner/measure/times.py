@@ -1,0 +1,214 @@
+"""How long blocks take, per kind and option: measured with the generated code on the device, or estimated."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from planner.graph import BlockCode, Sink
+from planner.graph.sample import random_data
+from planner.graph.work import Work
+from planner.machine.hardware import Hardware
+
+log = logging.getLogger(__name__)
+
+_REPEATS = 5
+_LONG_S = 4.0  # no more repeats once a kind has taken that long
+_UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes weight and moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledBytes:
+    """The most that compiled code has alive above what there was before; as in `planner.graph.BlockCode`."""
+
+    forward: int
+    backward: int
+    backward_first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionTimes:
+    """Seconds of one slice of a block of `kind` under `option`. In the head's forward the loss counts; where it was
+    measured, its backward and the frame too. `compiled`: they are of compiled code, which has these bytes."""
+
+    kind: str
+    option: str
+    forward_s: float
+    backward_s: float
+    compiled: CompiledBytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Times of every kind and option of a model; `device` names the machine, `measured` is False for an estimate."""
+
+    options: tuple[OptionTimes, ...]
+    device: str
+    measured: bool
+
+    def of(self, kind: str, option: str) -> OptionTimes:
+        """Raises KeyError when that kind and option is not there."""
+        for times in self.options:
+            if (times.kind, times.option) == (kind, option):
+                return times
+        raise KeyError(f"no times of kind {kind} under option {option}")
+
+
+Pairs = Mapping[str, Mapping[str, BlockCode]]
+"""Kind -> option -> pair."""
+
+
+def estimate_pairs(pairs: Pairs, head: str, hardware: Hardware) -> Times:
+    """Each operation takes as long as its arithmetic or its memory traffic, whichever is longer. `head`: the head's
+    kind, whose loss is added."""
+    options = []
+    for kind, by_option in pairs.items():
+        for option, pair in by_option.items():
+            loss = _loss_work(pair) if kind == head else ()
+            forward, backward = pair.work()
+            forward_s, backward_s = _seconds([*forward, *loss], hardware), _seconds(backward, hardware)
+            options.append(OptionTimes(kind=kind, option=option, forward_s=forward_s, backward_s=backward_s))
+    return Times(options=tuple(options), device=hardware.name, measured=False)
+
+
+def _seconds(work: Iterable[Work], hardware: Hardware) -> float:
+    # What an update on the device reaches is its memory's rate: updates do nothing but move bytes.
+    bytes_per_s = _UPDATE_BYTES * hardware.gpu_update_parameters_per_s
+    flops_per_s = hardware.flops_per_s
+    return sum(max(w.bytes / bytes_per_s, w.flops / flops_per_s if flops_per_s else 0.0) for w in work)
+
+
+def _loss_work(pair: BlockCode) -> tuple[Work, ...]:
+    """Cross entropy on the logits: to float, log-softmax, and their backward, each reading and writing them once."""
+    logits = pair.output_values[0]
+    return tuple(Work(0, logits.numel() * (4 + size)) for size in (logits.element_size(), 4, 4, logits.element_size()))
+
+
+def measure_pairs(pairs: Pairs, device: torch.device, estimate: Times, *, adds: bool) -> tuple[OptionTimes, ...]:
+    """Run every pair on random data: the median of a few runs after a warm-up. The options of a kind take turns,
+    so that what else the machine does in between touches all alike; those with the same code share its time. `adds`:
+    gradients are added to those of a slice before.
+
+    An option that does not fit the device's memory by itself gets the time of `estimate`; a plan cannot use it anyhow.
+    """
+    options = []
+    for kind, by_option in pairs.items():
+        codes = {code.recipe.saves: code for code in by_option.values()}
+        by_code = measure_kind(codes, device, adds=adds)
+        for option, code in by_option.items():
+            seconds = by_code[code.recipe.saves]
+            if not seconds:
+                options.append(_estimated(estimate.of(kind, option), code.name))
+                continue
+            counted = seconds[1:] or seconds
+            forward_s, backward_s = (statistics.median(each) for each in zip(*counted, strict=True))
+            options.append(OptionTimes(kind=kind, option=option, forward_s=forward_s, backward_s=backward_s))
+    return tuple(options)
+
+
+def measure_rest(
+    estimate: OptionTimes, rehearsal: AbstractContextManager[Callable[[], None]], device: torch.device, name: str
+) -> OptionTimes:
+    """The times of the head `name` with all that is not in the other blocks: see `planner.measure.head_time`. Those of
+    `estimate` where it does not fit the device."""
+    watch, runs = Stopwatch(device), list[float]()
+    try:
+        with rehearsal as once:
+            while len(runs) <= _REPEATS and sum(runs) < _LONG_S:
+                runs.append(watch.seconds(once))
+    except torch.OutOfMemoryError:
+        return _estimated(estimate, name)
+    return replace(estimate, forward_s=statistics.median(runs[1:] or runs), backward_s=0.0)
+
+
+def _estimated(times: OptionTimes, name: str) -> OptionTimes:
+    log.warning("option %s of %s does not fit the device: its time is estimated", times.option, name)
+    return times
+
+
+@torch.no_grad()
+def measure_kind(
+    pairs: Mapping[str, BlockCode], device: torch.device, *, adds: bool
+) -> dict[str, list[tuple[float, float]]]:
+    """Per pair (forward, backward) seconds of each run, the warm-up first; nothing for one that does not fit."""
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
+    pair = next(iter(pairs.values()))  # what goes in and what comes back is the same for all
+    try:
+        primals = [random_data(t, device) if t is not None else torch.empty(0) for t in pair.primal_values]
+        tangents = [random_data(t, device) for t in pair.tangent_values]
+    except torch.OutOfMemoryError:
+        return runs
+    fitting, sink = dict(pairs), sums() if adds else forget
+    started = time.perf_counter()
+    for _ in range(1 + _REPEATS):
+        for option, pair in tuple(fitting.items()):
+            try:
+                runs[option].append(_run(pair, primals, tangents, device, sink))
+            except torch.OutOfMemoryError:
+                del fitting[option]
+        if time.perf_counter() - started > _LONG_S:
+            break
+    return runs
+
+
+def _run(
+    pair: BlockCode, primals: Sequence[Tensor], tangents: Sequence[Tensor], device: torch.device, sink: Sink
+) -> tuple[float, float]:
+    watch = Stopwatch(device)
+    made: list[tuple[list[Tensor], list[Tensor]]] = []
+    forward_s = watch.seconds(lambda: made.append(pair.forward(list(primals))))
+    results, states = made.pop()
+    values = [*results[pair.n_outputs :], *(primals[i] for i in pair.backward_primals), *tangents]
+    results.clear()
+    return forward_s, watch.seconds(lambda: pair.backward(values, states, sink))
+
+
+def sums() -> Sink:
+    """Adds up gradients, as the slices of a step do."""
+    so_far: dict[str, Tensor] = {}
+
+    def add(name: str, gradient: Tensor) -> None:
+        if name in so_far:
+            so_far[name].add_(gradient)
+        else:
+            so_far[name] = gradient.clone()
+
+    return add
+
+
+def forget(name: str, gradient: Tensor) -> None:
+    """Keeps no gradient, as a single slice has nothing to add to."""
+
+
+def device_name(device: torch.device) -> str:
+    """What the machine calls the device; times measured on one say nothing about another."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+class Stopwatch:
+    """Seconds of a function on a device: by events where the device works by itself, else by the clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def seconds(self, function: Callable[[], object]) -> float:
+        """How long `function` keeps the device busy; returns when it is done."""
+        if self.device.type != "cuda":
+            start = time.perf_counter()
+            function()
+            return time.perf_counter() - start
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record(torch.cuda.current_stream(self.device))
+        function()
+        after.record(torch.cuda.current_stream(self.device))
+        after.synchronize()
+        return float(before.elapsed_time(after)) / 1e3

@@ -1,0 +1,169 @@
+"""What a plan costs: where each byte goes, what limits. Makes the values of `planner.reports.receipt`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.machine.hardware import Hardware
+from planner.reports.receipt import Asked, Load, Receipt, Share, Solved
+from planner.schedule.chain import Chain, Tensor
+from planner.schedule.compile import OpKind, Program, Queue, compile_program
+from planner.schedule.memory import cpu_parts, parts_at_peak
+from planner.schedule.plan import Plan
+from planner.schedule.simulate import durations_s, host_traffic_bytes, simulate
+
+LAUNCHING = "launching the GPU's operations"
+_MASTER_BYTES = 12  # of a checkpoint, per trained parameter: the fp32 weight and two moments
+
+
+def status_of(plan: Plan, gap: float) -> str:
+    """ "optimal" when it is proven that the plan is within `gap` of the O-ILP's optimum or of the best schedule."""
+    near_solver = plan.step_s <= plan.lp_step_s * (1 - plan.solver_gap) * (1 + gap)
+    near_bound = plan.step_s <= plan.bound_s * (1 + gap)
+    return "optimal" if near_solver or near_bound else "feasible"
+
+
+def cpu_update_share(plan: Plan, chain: Chain) -> float:
+    """The share of the trained parameters that the CPU updates."""
+    updated = plan.cpu_updated()
+    trained = [t for t in _tensors(chain) if t.trainable]
+    return sum(t.elements for t in trained if t.name in updated) / max(1, sum(t.elements for t in trained))
+
+
+def receipt(plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: float) -> Receipt:
+    """The receipt of a plan, without changes."""
+    program = compile_program(plan, chain)
+    tokens = plan.rounds * plan.slices * chain.slice_tokens
+    return Receipt(
+        status=status_of(plan, gap),
+        asked=asked,
+        hardware=hardware,
+        parameters=sum(t.elements for t in _tensors(chain)),
+        trained_parameters=sum(t.elements for t in _tensors(chain) if t.trainable),
+        gpu_budget_bytes=plan.gpu_budget_bytes,
+        cpu_budget_bytes=plan.cpu_budget_bytes,
+        disk=disk_shares(chain, asked),
+        gpu_peak_bytes=plan.gpu_peak_bytes,
+        cpu_peak_bytes=plan.cpu_peak_bytes,
+        gpu=gpu_shares(program, chain),
+        host=host_shares(plan, chain),
+        step_s=plan.step_s,
+        lp_step_s=plan.lp_step_s,
+        bound_s=plan.bound_s,
+        solver_gap=plan.solver_gap,
+        tokens_per_step=tokens,
+        tokens_per_s=tokens / plan.step_s,
+        options=plan.options,
+        cpu_update_share=cpu_update_share(plan, chain),
+        loads=loads(program, chain, hardware, plan.step_s),
+    )
+
+
+def no_fit(
+    chain: Chain, hardware: Hardware, asked: Asked, *, budgets: tuple[int, int], least: tuple[int | None, int | None]
+) -> Receipt:  # fmt: skip
+    """The receipt of a job that does not fit; `budgets` and `least` are bytes of the device and of the host."""
+    return Receipt(
+        status="infeasible",
+        asked=asked,
+        hardware=hardware,
+        parameters=sum(t.elements for t in _tensors(chain)),
+        trained_parameters=sum(t.elements for t in _tensors(chain) if t.trainable),
+        gpu_budget_bytes=budgets[0],
+        cpu_budget_bytes=budgets[1],
+        disk=disk_shares(chain, asked),
+        tokens_per_step=asked.slices * chain.slice_tokens,
+        least_gpu_budget_bytes=least[0],
+        least_cpu_budget_bytes=least[1],
+    )
+
+
+def _tensors(chain: Chain) -> tuple[Tensor, ...]:
+    return (*chain.tensors(), *chain.frame_tensors)
+
+
+def gpu_shares(program: Program, chain: Chain) -> tuple[Share, ...]:
+    """What the device holds at its peak; the bytes add up to it."""
+    peak = parts_at_peak(program, chain).peak
+    moving = {op.subject for op in program.ops if op.kind is OpKind.FREE}
+    staying = sum(t.bytes for t in chain.tensors() if f"w:{t.name}" not in moving)
+    return _shares(
+        ("weights that stay", staying),
+        ("weights in flight", peak.weights_bytes - staying),
+        ("gradients", peak.gradients_bytes),
+        ("optimizer states", peak.states_bytes),
+        ("saved activations", peak.saved_bytes),
+        ("activations in flight", peak.offloaded_bytes),
+        ("between blocks", peak.waiting_bytes),
+        ("the running block", peak.running_bytes),
+        ("outside the blocks", peak.frame_bytes),
+    )
+
+
+def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
+    """What the host holds; the bytes add up to its peak."""
+    parts = cpu_parts(plan, chain)
+    return _shares(
+        ("working copies of weights", parts.weights_bytes),
+        ("masters and moments", parts.states_bytes),
+        ("gradients", parts.gradients_bytes),
+        ("offloaded activations", parts.offloaded_bytes),
+        ("weights and states before the norm", parts.kept_bytes),
+    )
+
+
+def disk_shares(chain: Chain, asked: Asked) -> tuple[Share, ...]:
+    """Checkpoints, the one that is being written while the others are still there, and the trained model."""
+    checkpoint = _MASTER_BYTES * sum(t.elements for t in _tensors(chain) if t.trainable)
+    model = sum(t.bytes for t in _tensors(chain) if t.trainable)  # of LoRA only the adapters are written
+    kept = asked.keep or 1
+    each = "each checkpoint, all are kept" if asked.keep is None else f"checkpoints kept: {kept}"
+    return _shares(
+        (each, kept * checkpoint), ("a checkpoint being written", checkpoint), ("the trained model, twice", 2 * model)
+    )
+
+
+def _shares(*pairs: tuple[str, int]) -> tuple[Share, ...]:
+    return tuple(Share(name=name, bytes=size) for name, size in pairs if size)
+
+
+def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> tuple[Load, ...]:
+    """What works how long, the busiest first."""
+    timeline = simulate(program, chain, hardware)
+    on_device = sum(s.end_s - s.start_s for s in timeline.spans if s.op.kind is OpKind.UPDATE)
+    busy = dict(timeline.busy_s)
+    # A turn takes as long as its operations compute, or as long as they take to launch: whichever is longer.
+    turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
+    alone_s = durations_s(program, chain, replace(hardware, launch_s=0.0))
+    seconds = {
+        "GPU computing": sum(alone_s[number] for number in turns),
+        LAUNCHING: hardware.launch_s * len(turns),
+        "GPU updates": on_device,
+        "link to the GPU": busy[Queue.H2D],
+        "link from the GPU": busy[Queue.D2H],
+        "CPU updates": busy[Queue.CPU],
+        "host memory bandwidth": host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s,
+    }
+    found = (Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in seconds.items() if s)
+    return tuple(sorted(found, key=lambda load: -load.busy_s))
+
+
+def solved(plan: Plan, chain: Chain, *, gap: float, solve_s: float) -> Solved:
+    """A plan as the answer about a chain from a file."""
+    return Solved(
+        status=status_of(plan, gap),
+        step_s=plan.step_s,
+        lp_step_s=plan.lp_step_s,
+        bound_s=plan.bound_s,
+        solver_gap=plan.solver_gap,
+        solve_s=solve_s,
+        gpu_peak_bytes=plan.gpu_peak_bytes,
+        cpu_peak_bytes=plan.cpu_peak_bytes,
+        options=plan.options,
+        cpu_update_share=cpu_update_share(plan, chain),
+        source=plan.source,
+        rounds=plan.rounds,
+        slices=plan.slices,
+        resident=plan.resident,
+        stages=plan.stages,
+    )

@@ -1,0 +1,184 @@
+"""The run folder of a job, and what can be read from it. The planner and the trainer write it; everybody reads it."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from planner.codec import json_object
+from planner.errors import UserError
+
+_TAIL_BYTES = 16 * 1024
+_ERROR_FIELDS = {"what", "numbers", "hint", "code", "exit_code"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`runs/<id>/`. Readers answer None or nothing for what has not been written yet, or is broken."""
+
+    path: Path
+
+    @property
+    def submitted(self) -> Path:
+        """The job file as handed in."""
+        return self.path / "job.yaml"
+
+    @property
+    def resolved(self) -> Path:
+        """The job with canonical names, defaults filled in, absolute paths."""
+        return self.path / "resolved.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """The planner's answer."""
+        return self.path / "plan.json"
+
+    @property
+    def tokens(self) -> Path:
+        """How many distinct tokens a step's slices have at most."""
+        return self.path / "tokens.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The trainer's events, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What planner and trainer said."""
+        return self.path / "log.txt"
+
+    @property
+    def error(self) -> Path:
+        """The last UserError."""
+        return self.path / "error.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Parent of `step-N/`; a folder of that name is complete."""
+        return self.path / "checkpoints"
+
+    @property
+    def process(self) -> Path:
+        """Identity of the living planner or trainer process, so that it can be found by whoever comes next."""
+        return self.path / "process"
+
+    def last_checkpoint_step(self) -> int | None:
+        """The step of the newest checkpoint."""
+        if not self.checkpoints.is_dir():
+            return None
+        names = (folder.name.removeprefix("step-") for folder in self.checkpoints.glob("step-*"))
+        return max((int(name) for name in names if name.isdigit()), default=None)
+
+    def read_plan(self) -> dict[str, Any] | None:
+        """plan.json."""
+        return _read_object(self.plan)
+
+    def read_distinct_tokens(self) -> tuple[int, ...]:
+        """See `planner.schedule.chain.Chain`; nothing where the data has not been counted."""
+        return tuple((_read_object(self.tokens) or {}).get("distinct_tokens", ()))
+
+    def read_error(self) -> dict[str, Any] | None:
+        """error.json."""
+        found = _read_object(self.error)
+        return found if found is not None and found.keys() >= _ERROR_FIELDS else None
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """plan.json; a reader finds the old one or the new one, whole."""
+        _write_object(self.plan, plan)
+
+    def write_distinct_tokens(self, counts: Sequence[int]) -> None:
+        """tokens.json; a reader finds the old one or the new one, whole."""
+        _write_object(self.tokens, {"distinct_tokens": list(counts)})
+
+    def write_resolved(self, text: str) -> None:
+        """resolved.yaml; a reader finds the old one or the new one, whole."""
+        _write_text(self.resolved, text)
+
+    def write_error(self, error: UserError) -> None:
+        """error.json; a reader finds the old one or the new one, whole."""
+        _write_object(self.error, error.to_json())
+
+    def read_metrics(self, skip: int = 0) -> list[dict[str, Any]]:
+        """The events from number `skip`; a last line that is still being written is left out, as is a broken one."""
+        if not self.metrics.exists():
+            return []
+        return _events(self.metrics.read_bytes().split(b"\n")[:-1])[skip:]
+
+    def metrics_after(self, position: int) -> tuple[list[dict[str, Any]], int]:
+        """The events whose lines begin at byte `position` or later, and the position to go on from."""
+        if not self.metrics.exists():
+            return [], position
+        with self.metrics.open("rb") as file:
+            file.seek(position)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        return _events(whole.split(b"\n")), position + len(whole) + len(newline)
+
+    def recent_metrics(self) -> list[dict[str, Any]]:
+        """The first event, the last evaluation, and the events near the end of metrics.jsonl: a bounded piece, so that
+        listing stays quick."""
+        if not self.metrics.exists():
+            return []
+        with self.metrics.open("rb") as file:
+            head = file.readline()
+            size = file.seek(0, os.SEEK_END)
+            start = file.seek(max(len(head), size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+            if start > len(head):
+                lines = lines[1:]  # the piece began in the middle of one
+                lines.insert(0, _last_line(file, b'{"event": "eval"', end=start))
+        return _events([head, *lines] if head.endswith(b"\n") else [])
+
+    def say(self, text: str) -> None:
+        """Add a line of the daemon's own to log.txt."""
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"[offmate] {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def tail_of_log(self, lines: int) -> tuple[str, ...]:
+        """The last lines of log.txt."""
+        if not self.log.exists():
+            return ()
+        with self.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return tuple(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def _last_line(file: BinaryIO, beginning: bytes, *, end: int) -> bytes:
+    """The last line that has this beginning, and has it before `end`; empty when there is none."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        at = content.rfind(b"\n" + beginning, 0, end + len(beginning))
+        content.seek(at + 1)
+        return content.readline() if at >= 0 else b""
+
+
+def _write_object(path: Path, value: dict[str, Any]) -> None:
+    _write_text(path, json.dumps(value) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut may leave the new name with nothing in it
+    beside.replace(path)
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        return json_object(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _events(lines: list[bytes]) -> list[dict[str, Any]]:
+    """Those that are whole: a power cut or a full disk may have cut others short."""
+    found = (json_object(line) for line in lines)
+    return [event for event in found if event is not None and "event" in event]

@@ -1,0 +1,92 @@
+"""Runs the processes of a job one after the other, and passes requests to stop on to them. No threads.
+
+SIGTERM and SIGCHLD are blocked and fetched with sigtimedwait, so that none comes between a look and a wait. What a
+SIGTERM means is for the caller to say: stop for good, or stop and go on later.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+from planner.run.folder import RunFolder
+from planner.run.processes import Process, spawn
+
+_SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
+_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # a log is followed while it is written
+INSIST_EVERY_S = 0.5
+INSIST_PATIENCE_S = 30.0
+
+
+class Watch:
+    """From entering on, no SIGTERM ends this process: it goes to the child there is, or keeps the next from starting.
+
+    `for_good()` says, when a SIGTERM has come, whether the job is to end without a checkpoint.
+    """
+
+    def __init__(self, for_good: Callable[[], bool]) -> None:
+        self._for_good = for_good
+        self._asked = False
+
+    def __enter__(self) -> Watch:
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def run(self, command: Sequence[str], run: RunFolder, *, keep_output: bool = True) -> int:
+        """Run `command` in the run folder, its output (unless not to be kept) and errors going to the job's log.
+
+        Returns its exit code; negative: the number of the signal that ended it, -15 also when a stop was asked for
+        before it started.
+        """
+        end_leftover(run)
+        if self._stop_pending():
+            return -signal.SIGTERM
+        with run.log.open("ab") as log:
+            output = log if keep_output else subprocess.DEVNULL
+            child = spawn(command, folder=run.path, output=output, errors=log, environment=_UNBUFFERED)
+        if process := Process.of(child.pid):
+            run.process.write_text(str(process))
+        code = self._wait(child)
+        run.process.unlink(missing_ok=True)
+        return code
+
+    def _stop_pending(self) -> bool:
+        self._asked = self._asked or signal.sigtimedwait([signal.SIGTERM], 0) is not None
+        return self._asked
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+        insist_at = deadline = float("inf")
+        while (code := child.poll()) is None:
+            got = signal.sigtimedwait(_SIGNALS, min(max(0.0, insist_at - time.monotonic()), 3600.0))
+            now = time.monotonic()
+            if got is not None and got.si_signo == signal.SIGTERM:
+                # One SIGTERM asks for a checkpoint, a second takes that back: pass on only the first, unless told to.
+                if not self._asked:
+                    child.terminate()
+                self._asked = True
+                if insist_at == float("inf") and self._for_good():
+                    insist_at, deadline = now + INSIST_EVERY_S, now + INSIST_PATIENCE_S
+            if now >= insist_at:  # by the clock: signals may come faster than one waits for them
+                child.terminate()
+                insist_at = now + INSIST_EVERY_S
+            if now > deadline:
+                child.kill()
+        return code
+
+
+def end_leftover(run: RunFolder) -> None:
+    """End the process that an earlier watcher of this run folder may have left behind. Raises TimeoutError."""
+    try:
+        leftover = Process.parse(run.process.read_text())
+    except FileNotFoundError:
+        return
+    except ValueError:  # torn by a crash while it was written: its watcher died, and with it the process
+        leftover = None
+    if leftover is not None:
+        leftover.kill()
+    run.process.unlink(missing_ok=True)

@@ -1,0 +1,185 @@
+"""The model as the planner sees it: blocks in order, with tensors, sizes, times and options. Values, checked once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+
+def check_numbers(value: object) -> None:
+    """Raise ValueError naming the field when a number of `value` (a dataclass) is negative or not finite."""
+    for field in fields(value):  # type: ignore[arg-type]
+        number = getattr(value, field.name)
+        if isinstance(number, (int, float)) and not (math.isfinite(number) and number >= 0):
+            raise ValueError(f"{type(value).__name__}.{field.name} is {number}; it must be finite, zero or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A parameter under its first name in `named_parameters()`; a tied one appears in each block that uses it.
+
+    `bytes` is the working copy that computes and travels; `state_bytes` everything the optimizer keeps for it
+    (moments, and the fp32 master where the working copy is narrower). `row_bytes` is one row's gradient of an embedding
+    that is tied to the head: with several slices the rows of the step's tokens are kept aside
+    (`planner.schedule.peak_moments.Rows`).
+    """
+
+    name: str
+    elements: int
+    bytes: int
+    gradient_bytes: int
+    state_bytes: int
+    trainable: bool = True
+    row_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+    def item_bytes(self, kind: str) -> int:
+        """Size of its item "w", "g" or "s"."""
+        return {"w": self.bytes, "g": self.gradient_bytes, "s": self.state_bytes}[kind]
+
+    @property
+    def has_master(self) -> bool:
+        """The optimizer keeps an fp32 original beside the moments; the working copy is its rounding."""
+        return self.trainable and self.state_bytes == 12 * self.elements
+
+    def host_gradient_bytes(self, rounds: int) -> int:
+        """What the gradient's host copy takes beside the working copy. Where there is a master and no further round
+        reads the weight, the gradient overwrites the working copy: the update makes that anew from the master."""
+        return 0 if self.has_master and rounds == 1 and self.gradient_bytes == self.bytes else self.gradient_bytes
+
+    @property
+    def master_bytes(self) -> int:
+        """What the optimizer goes on from: the states, and the weight where it is its own original."""
+        return self.state_bytes + (0 if self.has_master else self.bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to treat a block's internal activations; all figures are per slice.
+
+    `saved_bytes` stays on the device from forward to backward, the block's own input not counted.
+    `offloaded_bytes` travels to the host after forward and back before backward, the input included where it does.
+    `forward_peak_bytes` is the most that exists while forward runs, above what existed before it (outputs and saved
+    tensors included); `backward_peak_bytes` likewise for backward, above the saved tensors and the existing sums of
+    weight gradients; `backward_first_peak_bytes` for the slice that makes these sums, the sums included (None: the
+    former plus all gradient bytes of the block). For the head both directions count in `forward_peak_bytes`, with the
+    loss, what its frame holds and the gradients of one slice.
+    `forward_s` and `backward_s` are computation alone, without transfers.
+    """
+
+    name: str
+    saved_bytes: int = 0
+    offloaded_bytes: int = 0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    forward_peak_bytes: int = 0
+    backward_peak_bytes: int = 0
+    backward_first_peak_bytes: int | None = None
+    reads_input: bool = True  # the block's input stays on the device from F to B: backward reads it
+    reads_weights: tuple[str, ...] | None = None  # tensors backward reads; None: all of the block's
+    recipe: str = "keep"
+    chunk_rows: int = 0  # of the head: it computes its loss in chunks of so many rows; 0: in one piece
+    compiled: bool = False  # slices of the largest shape run compiled; the peaks are enough for generated code, too
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of the model run as one unit. Blocks of one `kind` share generated code and measurements.
+
+    `forward_held_bytes`: what the frame of one slice holds when it arrives at this block's forward (the block's input
+    included); `forward_frame_bytes`: the most it holds from the end of this forward to its next block (the block's
+    output included, what is saved for backward not). `backward_*` likewise, incoming gradients included. The last block
+    (head and loss) has forward figures only. `frame_gradient_bytes`: gradients of the frame's weights that the frame
+    makes after this block's backward; the first slice's are part of what it holds there, and stay as sums.
+    """
+
+    name: str
+    kind: str
+    tensors: tuple[Tensor, ...]
+    options: tuple[Option, ...]
+    input_bytes: int = 0
+    output_bytes: int = 0
+    forward_held_bytes: int = 0
+    forward_frame_bytes: int = 0
+    backward_held_bytes: int = 0
+    backward_frame_bytes: int = 0
+    frame_gradient_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if not self.options:
+            raise ValueError(f"block {self.name} has no option")
+        names = [option.name for option in self.options]
+        if len(set(names)) != len(names):
+            raise ValueError(f"block {self.name} has two options of one name: {names}")
+
+    def option(self, name: str) -> Option:
+        """The option called `name`; KeyError when there is none."""
+        for option in self.options:
+            if option.name == name:
+                return option
+        raise KeyError(f"block {self.name} has no option {name!r}")
+
+
+class _Derived:
+    """What a chain works out from its fields when first asked: no field itself, of no interest to == or JSON."""
+
+    __slots__ = ("_users",)
+    _users: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain(_Derived):
+    """Blocks in order; the first takes the batch, the last is the head with its loss.
+
+    `frame_bytes` is on the device all the time: the frame's weights, their optimizer states, buffers.
+    `start_bytes` is the most a slice needs before it arrives at its first block; `slice_tokens` the tokens of a slice.
+    `distinct_tokens[k]`: the most distinct tokens that slices 0 … k of a step have together; empty where the data is
+    not known, and every token may be another.
+    """
+
+    blocks: tuple[Block, ...]
+    frame_bytes: int = 0
+    start_bytes: int = 0
+    slice_tokens: int = 0
+    distinct_tokens: tuple[int, ...] = ()
+    frame_tensors: tuple[Tensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if len(self.blocks) < 2:
+            raise ValueError(f"a chain has at least two blocks, this one has {len(self.blocks)}")
+        seen: dict[str, Tensor] = {}
+        for tensor in (t for block in self.blocks for t in block.tensors):
+            if seen.setdefault(tensor.name, tensor) != tensor:
+                raise ValueError(f"tensor {tensor.name} has two descriptions")
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of a block once, in order of first use."""
+        yield from {t.name: t for block in self.blocks for t in block.tensors}.values()
+
+    @property
+    def adds_by_rows(self) -> bool:
+        """Embedding and head share a weight: what several slices need depends on how many tokens the data have."""
+        return any(tensor.row_bytes for tensor in self.tensors())
+
+    def users(self) -> Mapping[str, tuple[int, ...]]:
+        """Tensor name -> the blocks that use it, in order. More than one: a tied tensor. Made once: planning asks for
+        it thousands of times.
+        """
+        try:
+            return self._users
+        except AttributeError:
+            pass
+        users: dict[str, tuple[int, ...]] = {}
+        for index, block in enumerate(self.blocks):
+            for tensor in block.tensors:
+                users[tensor.name] = (*users.get(tensor.name, ()), index)
+        object.__setattr__(self, "_users", users)
+        return users

@@ -1,0 +1,94 @@
+"""A plan spelled out as operations on queues, with what each waits for.
+
+`planner.schedule.serial_order` writes the operations down in one serial order that is right by itself, one step after
+another; then the data each operation touches gives what it must wait for on other queues, and waits implied by others
+are dropped. A wait on an operation that stands later in the program means the one of the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.schedule.chain import Chain
+from planner.schedule.operations import Access, Op, OpKind, Program, Queue, accesses, overwritten, reads
+from planner.schedule.plan import Plan
+from planner.schedule.serial_order import serial_order
+
+__all__ = ["Op", "OpKind", "Program", "Queue", "accesses", "compile_program", "order_program", "overwritten", "reads"]
+
+
+def compile_program(plan: Plan, chain: Chain) -> Program:
+    """The operations of one step under `plan`. Raises ValueError for a plan that does not speak of this chain.
+
+    Whether the plan makes sense is for `planner.schedule.verify` to say.
+    """
+    program = order_program(plan, chain)
+    return replace(program, ops=with_waits(program.ops, chain, program.options))
+
+
+def order_program(plan: Plan, chain: Chain) -> Program:
+    """`compile_program` without the waits: all that `planner.schedule.memory` needs, in a fraction of the time."""
+    if len(plan.options) != len(chain.blocks):
+        raise ValueError(f"the plan has {len(plan.options)} blocks, the chain {len(chain.blocks)}")
+    return Program(
+        ops=tuple(serial_order(plan, chain)), resident=plan.resident, options=plan.options, slices=plan.slices,
+        rounds=plan.rounds, clip=plan.clip,
+    )  # fmt: skip
+
+
+def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> tuple[Op, ...]:
+    """What each operation must wait for on other queues, transitively reduced, in the steady state.
+
+    Three steps are unrolled. Of the operations of one queue that touch the same copies only the latest counts: a queue
+    runs in order.
+    """
+    numbers = {queue: number for number, queue in enumerate(Queue)}
+    queue_of = [numbers[op.queue] for op in serial]
+    lost = overwritten(chain, serial)
+    touched = [tuple(accesses(op, chain, options, lost)) for op in serial]
+    count = len(serial)
+    clocks: list[list[int]] = []  # per unrolled op: the last position known done, per queue
+    last_of = [-1] * len(numbers)
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    waits: list[tuple[str, ...]] = [()] * count
+    for at in range(3 * count):
+        number = at % count
+        queue = queue_of[number]
+        need = _latest_conflicts(at, touched[number], writer, readers, queue_of)
+        need[queue] = -1
+        clock = clocks[last_of[queue]] if last_of[queue] >= 0 else [-1] * len(need)
+        kept: list[int] = []
+        # The latest first: it may imply the earlier ones.
+        for other in sorted(need, reverse=True):
+            if other >= 0 and clock[queue_of[other % count]] < other:
+                kept.append(other)
+                clock = [a if a > b else b for a, b in zip(clock, clocks[other], strict=True)]
+        clock = list(clock)
+        clock[queue] = at
+        clocks.append(clock)
+        last_of[queue] = at
+        if at >= 2 * count:
+            kept = [k for k in kept if not any(clocks[o][queue_of[k % count]] >= k for o in kept if o != k)]
+            waits[number] = tuple(serial[k % count].name for k in sorted(kept))
+    return tuple(replace(op, waits=w) for op, w in zip(serial, waits, strict=True))
+
+
+def _latest_conflicts(
+    at: int, touched: Sequence[Access], writer: dict[str, int], readers: dict[str, list[int]], queue_of: list[int]
+) -> list[int]:
+    """Per queue the latest operation before `at` that touches the same copy, one of both writing; -1 for none."""
+    need = [-1] * len(Queue)
+    for resource, written in touched:
+        earlier = [writer[resource]] if resource in writer else []
+        if written:
+            earlier += readers.pop(resource, ())
+            writer[resource] = at
+        else:
+            readers.setdefault(resource, []).append(at)
+        for other in earlier:
+            queue = queue_of[other % len(queue_of)]
+            if other != at and other > need[queue]:
+                need[queue] = other
+    return need

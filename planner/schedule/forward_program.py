@@ -1,0 +1,135 @@
+"""Forward only: the program that serves evaluation and generation under a plan's residency and budget.
+
+It starts and ends at the drained state. What a plan keeps on the device between steps stays there, the other weights
+come block by block, as early as there is room, and go again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from planner.schedule.chain import Chain
+from planner.schedule.compile import with_waits
+from planner.schedule.operations import Op, OpKind, Program
+from planner.schedule.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBytes:
+    """Device bytes of one slice in a forward without gradients, weights and buffers not counted.
+
+    start   the most before it arrives at its first block
+    held    what it holds when it arrives at each block, and in the end
+    peak    the most from its arrival at each block to its arrival at the next, or to the end
+    """
+
+    start: int
+    held: tuple[int, ...]
+    peak: tuple[int, ...]
+
+    def stage_bytes(self, index: int, slices: int) -> int:
+        """The most that all slices together hold while block `index` runs them: those before the running one wait for
+        the next block, those after it for this one, or have not begun."""
+        before, after = self.held[index + 1], self.held[index] if index else 0
+        others = max((slices - 1) * before, (slices - 1) * after)
+        return others + max(self.peak[index], 0 if index else self.start)
+
+    def together(self, other: ForwardBytes, more_bytes: int = 0) -> ForwardBytes:
+        """The most of both at every place, and `more_bytes` all the time."""
+        return ForwardBytes(
+            start=max(self.start, other.start) + more_bytes,
+            held=tuple(max(pair) + more_bytes for pair in zip(self.held, other.held, strict=True)),
+            peak=tuple(max(pair) + more_bytes for pair in zip(self.peak, other.peak, strict=True)),
+        )
+
+
+class TooLarge(ValueError):
+    """No forward program fits the budget; `least_bytes` would do."""
+
+    def __init__(self, least_bytes: int) -> None:
+        super().__init__(f"a forward needs {least_bytes} bytes")
+        self.least_bytes = least_bytes
+
+
+def forward_program(plan: Plan, chain: Chain, measured: ForwardBytes, *, slices: int, budget_bytes: int) -> Program:
+    """The operations of one forward over `slices` slices in lockstep, each weight travelling once.
+
+    `resident` is what stays on the device: of the plan's own, states and weights that have a place on the host go
+    first where room is needed (the caller moves them, and brings them back afterwards). Raises TooLarge.
+    """
+    moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
+    states = {item for item in moved if item[0] == "s"}
+    error: TooLarge | None = None
+    for leaving in (frozenset[str](), states, moved):
+        resident = tuple(item for item in plan.resident if item not in leaving)
+        layout = _Layout(chain, measured, resident, slices)
+        try:
+            ops = tuple(layout.operations(budget_bytes))
+        except TooLarge as found:
+            error = found
+            continue
+        program = Program(ops=ops, resident=resident, options=(), slices=slices)
+        return replace(program, ops=with_waits(ops, chain, ()))
+    assert error is not None
+    raise error
+
+
+def forward_peak_bytes(program: Program, chain: Chain, measured: ForwardBytes) -> int:
+    """The most bytes on the device at any time of a forward program."""
+    layout = _Layout(chain, measured, program.resident, program.slices)
+    now = peak = layout.fixed_bytes
+    for op in program.ops:
+        match op.kind:
+            case OpKind.ALLOC:
+                now += op.bytes
+            case OpKind.FREE:
+                now -= op.bytes
+            case OpKind.RUN:
+                peak = max(peak, now + measured.stage_bytes(op.turn[1], program.slices))
+    return peak
+
+
+class _Layout:
+    """When each weight that is not resident comes, so that the budget holds at every stage."""
+
+    def __init__(self, chain: Chain, measured: ForwardBytes, resident: Sequence[str], slices: int) -> None:
+        self.chain, self.slices = chain, slices
+        sizes = {t.name: {"w": t.bytes, "s": t.state_bytes} for t in chain.tensors()}
+        self.sizes = {name: size["w"] for name, size in sizes.items()}
+        there = set(resident)
+        self.travelling = {n: (u[0], u[-1]) for n, u in chain.users().items() if f"w:{n}" not in there}
+        self.fixed_bytes = chain.frame_bytes + sum(sizes[item[2:]][item[0]] for item in resident)
+        self.used = [self.fixed_bytes + measured.stage_bytes(i, slices) for i in range(len(chain.blocks))]
+        for name, (first, last) in self.travelling.items():
+            for stage in range(first, last + 1):
+                self.used[stage] += self.sizes[name]
+
+    def operations(self, budget_bytes: int) -> Iterator[Op]:
+        """In serial order. Raises TooLarge."""
+        if max(self.used) > budget_bytes:
+            raise TooLarge(max(self.used))
+        comes = self._comes(budget_bytes)
+        for stage in range(len(self.chain.blocks)):
+            label = f"F{stage}"
+            for name in (name for name, at in comes.items() if at == stage):
+                item, size = f"w:{name}", self.sizes[name]
+                yield Op(kind=OpKind.ALLOC, stage=label, subject=item, bytes=size)
+                yield Op(kind=OpKind.FETCH, stage=label, subject=item, bytes=size)
+            for k in range(self.slices):
+                yield Op(kind=OpKind.RUN, stage=label, subject=f"{label}.{k}")
+            for name, (_, last) in self.travelling.items():
+                if last == stage:
+                    yield Op(kind=OpKind.FREE, stage=label, subject=f"w:{name}", bytes=self.sizes[name])
+
+    def _comes(self, budget_bytes: int) -> dict[str, int]:
+        """The stage at whose start each weight's copy is issued: as early as it fits, in the order of first use."""
+        comes: dict[str, int] = {}
+        earliest = 0
+        for name, (first, _) in self.travelling.items():
+            at = first
+            while at > earliest and self.used[at - 1] + self.sizes[name] <= budget_bytes:
+                at -= 1
+                self.used[at] += self.sizes[name]
+            comes[name] = earliest = at
+        return comes

@@ -1,0 +1,270 @@
+"""Bytes on the device at every operation of a program, and on the host.
+
+Only the computing queue allocates and frees, so its order alone fixes what is on the device at any time: the walk gives
+the peak exactly, whatever the copies and the CPU do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+from planner.schedule.chain import Chain, Option, Tensor
+from planner.schedule.compile import Op, OpKind, Program, Queue
+from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, tied_rows
+from planner.schedule.plan import Direction, Plan, stage_order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Device bytes around one operation of the computing queue: at most during it, and after it."""
+
+    op: Op
+    peak_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Device bytes by what they are for; `total_bytes` is their sum.
+
+    frame_bytes      the frame's weights, states and sums of gradients, and norms
+    weights_bytes, gradients_bytes, states_bytes    of the blocks' tensors; gradient rows kept aside included
+    saved_bytes      activations that stay from forward to backward, block inputs included
+    offloaded_bytes  activations on their way to the host or back
+    waiting_bytes    what slices hold that are between two blocks, the next block's input among it
+    running_bytes    what the running operation needs beside all that: a turn's working memory, outputs and gradients in
+                     the making, an update's scratch
+    """
+
+    frame_bytes: int = 0
+    weights_bytes: int = 0
+    gradients_bytes: int = 0
+    states_bytes: int = 0
+    saved_bytes: int = 0
+    offloaded_bytes: int = 0
+    waiting_bytes: int = 0
+    running_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """What a `Usage` consists of: `peak.total_bytes == usage.peak_bytes`, and `after` likewise."""
+
+    usage: Usage
+    peak: Parts
+    after: Parts
+
+
+def gpu_usage(program: Program, chain: Chain) -> Iterator[Usage]:
+    """Device bytes at each operation of the computing queue, for a program that `planner.schedule.verify` accepts."""
+    return _Walk(program, chain).run()
+
+
+def gpu_peak_bytes(program: Program, chain: Chain) -> int:
+    """The most bytes on the device at any time of a step."""
+    return max(usage.peak_bytes for usage in gpu_usage(program, chain))
+
+
+def gpu_breakdown(program: Program, chain: Chain) -> Iterator[Breakdown]:
+    """`gpu_usage` with its parts."""
+    walk = _Walk(program, chain)
+    before = walk.parts()
+    for usage in walk.run():
+        after = walk.parts()
+        standing = before if usage.op.kind is OpKind.FREE else after
+        if usage.op.kind is OpKind.RUN:
+            standing = replace(before, waiting_bytes=walk.others)
+        peak = replace(standing, running_bytes=usage.peak_bytes - standing.total_bytes)
+        yield Breakdown(usage=usage, peak=peak, after=after)
+        before = after
+
+
+def parts_at_peak(program: Program, chain: Chain) -> Breakdown:
+    """What the device holds at the first operation with the most bytes of the step."""
+    return max(gpu_breakdown(program, chain), key=lambda found: found.usage.peak_bytes)
+
+
+class _Walk:
+    def __init__(self, program: Program, chain: Chain) -> None:
+        self.chain, self.program = chain, program
+        self.tensors: dict[str, Tensor] = {t.name: t for t in chain.tensors()}
+        self.options = [block.option(name) for block, name in zip(chain.blocks, program.options, strict=True)]
+        self.users = chain.users()
+        self.rows = [tied_rows(chain, program.slices, program.rounds, begun=begun) for begun in (False, True)]
+        self.held = [self._held_bytes(*stage) for stage in stage_order(len(chain.blocks))] + [LOSS_BYTES]
+        self.items: dict[str, int] = {}
+        self.now = 0
+        self.by_sort = dict.fromkeys(("w", "g", "rows", "s", "saved", "a"), 0)
+        for item in program.resident:
+            self._add(item, self.tensors[item[2:]].item_bytes(item[0]))
+        self.frame = chain.frame_bytes
+        self.frame_names = frozenset(t.name for t in chain.frame_tensors)
+        self.others = self.waiting = 0  # held by slices between blocks: beside the last turn, and after it
+
+    def parts(self) -> Parts:
+        """What is on the device now."""
+        sort = self.by_sort
+        return Parts(
+            frame_bytes=self.frame, weights_bytes=sort["w"],
+            gradients_bytes=sort["g"] + sort["rows"], states_bytes=sort["s"], saved_bytes=sort["saved"],
+            offloaded_bytes=sort["a"], waiting_bytes=self.waiting,
+        )  # fmt: skip
+
+    def _held_bytes(self, direction: Direction, index: int) -> int:
+        block = self.chain.blocks[index]
+        return block.backward_held_bytes if direction is Direction.BACKWARD else block.forward_held_bytes
+
+    def run(self) -> Iterator[Usage]:
+        slices, done = self.program.slices, 0
+        stages = len(self.held) - 1
+        for op in self.program.ops:
+            if op.queue is not Queue.COMPUTE:
+                continue
+            peak = change = 0  # of the frame
+            match op.kind:
+                case OpKind.ALLOC:
+                    self._add(op.subject, op.bytes)
+                case OpKind.FREE:
+                    peak = self.now
+                    self._drop(op.subject)
+                case OpKind.RUN:
+                    # Slices run a stage in order: those before this one wait for the next stage, those after for this.
+                    stage, k = divmod(done % (stages * slices), slices)
+                    self.others = k * self.held[stage + 1] + (slices - 1 - k) * (self.held[stage] if stage else 0)
+                    self.others += op.round * slices * LOSS_BYTES
+                    done += 1
+                    self.waiting = self.others + self.held[stage + 1]
+                    peak = self._run(op, stage) + self.others - self.waiting
+                    change = self._frame_gradients(op)
+                case OpKind.NORM:
+                    change = NORM_BYTES * len(op.names)
+                case OpKind.UPDATE:
+                    peak = self.now + op.bytes
+                    if not self.frame_names.isdisjoint(op.names):
+                        change = -sum(block.frame_gradient_bytes for block in self.chain.blocks)
+            peak += self.frame + self.waiting
+            self.frame += change
+            after = self.now + self.frame + self.waiting
+            yield Usage(op=op, peak_bytes=max(peak, after), after_bytes=after)
+
+    def _run(self, op: Op, stage: int) -> int:
+        """The peak of one turn, waiting slices not counted; keeps the books of what it makes and leaves."""
+        direction, index, k = op.turn
+        block, option = self.chain.blocks[index], self.options[index]
+        peak = self.now + self.chain.start_bytes if stage == 0 else 0
+        if direction is Direction.FORWARD:
+            peak = max(peak, self.now + block.forward_held_bytes + option.forward_peak_bytes)
+            self._add(f"saved:{index}.{k}", option.saved_bytes + (block.input_bytes if option.reads_input else 0))
+            if option.offloaded_bytes:
+                self._add(f"a:{index}.{k}", option.offloaded_bytes)
+            after = block.forward_frame_bytes
+        elif direction is Direction.HEAD:
+            before = self.now
+            peak = max(peak, before + option.forward_peak_bytes + self._gradients(op))
+            after = block.forward_frame_bytes
+        else:
+            held = self.now + block.backward_held_bytes
+            new = [t for t in block.tensors if t.trainable and f"g:{t.name}" not in self.items]
+            needed = self._first_peak(option, new) if new else option.backward_peak_bytes
+            peak = max(peak, held + needed + self._gradients(op))
+            self._drop(f"saved:{index}.{k}")
+            self._drop(f"a:{index}.{k}")
+            after = block.backward_frame_bytes
+        return max(peak, self.now + after)
+
+    def _frame_gradients(self, op: Op) -> int:
+        """Sums of the frame's gradients that are new after this turn; while it ran, they were part of what it held."""
+        direction, index, k = op.turn
+        return 0 if op.round or k or direction is Direction.FORWARD else self.chain.blocks[index].frame_gradient_bytes
+
+    @staticmethod
+    def _first_peak(option: Option, new: list[Tensor]) -> int:
+        sums = sum(t.gradient_bytes for t in new)
+        first = option.backward_first_peak_bytes
+        return option.backward_peak_bytes + sums if first is None else first
+
+    def _gradients(self, op: Op) -> int:
+        """Keeps the books of the gradients a turn makes; returns what it needs beside them while it makes them."""
+        _, index, k = op.turn
+        transient = 0
+        for tensor in self.chain.blocks[index].tensors:
+            if not tensor.trainable:
+                continue
+            self._add(f"g:{tensor.name}", tensor.gradient_bytes)
+            rows = self.rows[op.round > 0].get(tensor.name)
+            if rows is None:
+                continue
+            # The head's gradient rows wait, slice by slice, for the embedding's, to be added in plain order.
+            item = f"rows:{tensor.name}.{k}"
+            if index == self.users[tensor.name][0]:
+                transient += rows.taking_bytes(k)
+                self._drop(item)
+            elif item not in self.items:
+                self._add(item, rows.aside_bytes(k))
+                transient += rows.aside_bytes(k) + rows.masking_bytes(k)
+        return transient
+
+    def _add(self, item: str, size: int) -> None:
+        if item not in self.items:
+            self.items[item] = size
+            self.now += size
+            self.by_sort[item.partition(":")[0]] += size
+
+    def _drop(self, item: str) -> None:
+        size = self.items.pop(item, 0)
+        self.now -= size
+        self.by_sort[item.partition(":")[0]] -= size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostParts:
+    """Host bytes of a plan by what they are for, thesis (4.18) with gradients; all of it all the time.
+
+    weights_bytes      working copies of weights that ever leave the device or that the CPU updates
+    states_bytes       their optimizer states, likewise
+    gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds, where they do not
+                       take the working copy's place
+    offloaded_bytes    activations of a round's slices
+    kept_bytes         weights and states before an update that runs ahead of the norm
+    """
+
+    weights_bytes: int = 0
+    states_bytes: int = 0
+    gradients_bytes: int = 0
+    offloaded_bytes: int = 0
+    kept_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
+    """What has a host copy."""
+    updated, ahead = plan.cpu_updated(), plan.ahead()
+    moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
+    between = {item[2:] for item in moved if item[0] == "g" and plan.rounds > 1}
+    offloaded = sum(b.option(name).offloaded_bytes for b, name in zip(chain.blocks, plan.options, strict=True))
+    return HostParts(
+        weights_bytes=sum(t.bytes for t in chain.tensors() if t.name in updated or f"w:{t.name}" in moved),
+        states_bytes=sum(t.state_bytes for t in chain.tensors() if t.name in updated or f"s:{t.name}" in moved),
+        gradients_bytes=sum(
+            t.gradient_bytes if t.name in ahead else t.host_gradient_bytes(plan.rounds)
+            for t in chain.tensors()
+            if t.name in updated | between
+        ),
+        offloaded_bytes=plan.slices * offloaded,
+        kept_bytes=sum(t.master_bytes for t in chain.tensors() if t.name in ahead),
+    )
+
+
+def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:
+    """The bytes of `cpu_parts`."""
+    return cpu_parts(plan, chain).total_bytes

@@ -1,0 +1,200 @@
+"""Operations of a program: their queues, their text, and the copies that each reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Direction
+
+
+class Queue(StrEnum):
+    """COMPUTE on the device, H2D and D2H copies, CPU updates. Each runs its operations in program order."""
+
+    COMPUTE = "compute"
+    H2D = "h2d"
+    D2H = "d2h"
+    CPU = "cpu"
+
+
+class OpKind(StrEnum):
+    """What an operation does; the kind fixes the queue."""
+
+    ALLOC = "alloc"  # device copy of an item
+    FREE = "free"
+    RUN = "run"  # one turn: a block on a slice
+    NORM = "norm"  # norm of a complete gradient
+    CLIP = "clip"  # global norm and clip coefficient
+    UPDATE = "update"  # optimizer on the device, for one or more tensors
+    FETCH = "fetch"
+    SEND = "send"
+    CPU_UPDATE = "cpu_update"
+    CPU_AHEAD = "cpu_ahead"  # a CPU update before the norm is known, as if it did not clip; what was before is kept
+    CPU_REPLAY = "cpu_replay"  # once more from what was before, where the norm does clip
+
+
+_QUEUES = {
+    OpKind.FETCH: Queue.H2D, OpKind.SEND: Queue.D2H,
+    OpKind.CPU_UPDATE: Queue.CPU, OpKind.CPU_AHEAD: Queue.CPU, OpKind.CPU_REPLAY: Queue.CPU,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation; `Op.parse(str(op)) == op`.
+
+    `stage` and `round` say where in the step it stands; `place` is both ("F3", and "F3/1" in the second round).
+    `subject`: an item ("w:…", "g:…", "s:…", or "a:3.1", the offloaded activations of block 3, slice 1), a turn
+    ("F3.1"), tensor names, comma-separated, or "all". `bytes`: moved, allocated or freed; for an update its scratch.
+    A `carried` CPU update works on the gradient of the step before: it is left out right after a drain, and run by the
+    drain.
+    """
+
+    kind: OpKind
+    stage: str
+    subject: str
+    bytes: int = 0
+    waits: tuple[str, ...] = ()
+    carried: bool = False
+    round: int = 0
+
+    @property
+    def queue(self) -> Queue:
+        """The queue that runs it."""
+        return _QUEUES.get(self.kind, Queue.COMPUTE)
+
+    @property
+    def place(self) -> str:
+        """ "F3": the stage, in rounds after the first with the round's number."""
+        return f"{self.stage}/{self.round}" if self.round else self.stage
+
+    @property
+    def name(self) -> str:
+        """ "fetch@F3:w:l2.up", unique in a program."""
+        return f"{self.kind.value}@{self.place}:{self.subject}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensor names of an update, norm or clip."""
+        return tuple(self.subject.split(","))
+
+    @property
+    def turn(self) -> tuple[Direction, int, int]:
+        """(direction, block, slice) of a RUN, and (block, slice) with FORWARD for an "a:" item."""
+        text = self.subject if self.kind is OpKind.RUN else "F" + self.subject.removeprefix("a:")
+        block, _, k = text[1:].partition(".")
+        return Direction(text[0]), int(block), int(k)
+
+    def __str__(self) -> str:
+        parts = [self.name, f"{self.bytes}B"]
+        if self.carried:
+            parts.append("carried")
+        if self.waits:
+            parts.append("after " + " ".join(self.waits))
+        return " ".join(parts)
+
+    @classmethod
+    def parse(cls, text: str) -> Op:
+        """The operation `text` describes. Raises ValueError."""
+        head, _, after = text.partition(" after ")
+        name, size, *flags = head.split()
+        kind, _, rest = name.partition("@")
+        place, _, subject = rest.partition(":")
+        stage, _, number = place.partition("/")
+        return cls(
+            kind=OpKind(kind), stage=stage, subject=subject, bytes=int(size.removesuffix("B")),
+            waits=tuple(after.split()), carried=flags == ["carried"], round=int(number or 0),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Operations of one step in serial order. `resident` is what the device holds when the step begins and ends;
+    `slices` those of one round. Without `options` it is a program of `planner.schedule.forward_program`: every block
+    runs forward, and nothing is kept."""
+
+    ops: tuple[Op, ...]
+    resident: tuple[str, ...]
+    options: tuple[str, ...]
+    slices: int = 1
+    rounds: int = 1
+    clip: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward."""
+        return bool(self.options)
+
+    def queue(self, queue: Queue) -> tuple[Op, ...]:
+        """The operations of one queue in order."""
+        return tuple(op for op in self.ops if op.queue is queue)
+
+
+Access = tuple[str, bool]  # (resource, written)
+
+
+def overwritten(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
+    """Names of the tensors whose gradient takes their working copy's place on the host. A replay reads the gradient
+    after the update has made the working copy anew."""
+    rounds = ops[-1].round + 1
+    replayed = {name for op in ops if op.kind is OpKind.CPU_REPLAY for name in op.names}
+    lost = {t.name for t in chain.tensors() if t.trainable and not t.host_gradient_bytes(rounds)}
+    return frozenset(lost - replayed)
+
+
+def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collection[str]) -> Iterator[Access]:
+    """The copies an operation reads and writes: "d:" + item on the device, "h:" + item on the host, "clip"."""
+    match op.kind:
+        case OpKind.ALLOC | OpKind.FREE:
+            yield f"d:{op.subject}", True
+        case OpKind.FETCH:
+            yield f"h:{op.subject}", False
+            yield f"d:{op.subject}", True
+        case OpKind.SEND:
+            yield f"d:{op.subject}", False
+            yield f"h:{op.subject}", True
+            if op.subject[0] == "g" and op.subject[2:] in overwritten:
+                yield f"h:w:{op.subject[2:]}", True
+        case OpKind.NORM:
+            for name in op.names:
+                yield f"d:g:{name}", False
+        case OpKind.CLIP:
+            yield "clip", True
+        case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
+            side = "d" if op.kind is OpKind.UPDATE else "h"
+            for name in op.names:
+                yield f"{side}:g:{name}", False
+                yield f"{side}:w:{name}", True
+                yield f"{side}:s:{name}", True
+            if op.kind is not OpKind.CPU_AHEAD:
+                yield "clip", False
+        case OpKind.RUN:
+            yield from _turn_accesses(op, chain, options)
+
+
+def _turn_accesses(op: Op, chain: Chain, options: Sequence[str]) -> Iterator[Access]:
+    direction, index, k = op.turn
+    block = chain.blocks[index]
+    for name in reads(chain, options, direction, index):
+        yield f"d:w:{name}", False
+    if not options:
+        return
+    option = block.option(options[index])
+    if direction is not Direction.FORWARD:
+        for tensor in block.tensors:
+            if tensor.trainable:
+                yield f"d:g:{tensor.name}", True
+    if option.offloaded_bytes:
+        yield f"d:a:{index}.{k}", True
+
+
+def reads(chain: Chain, options: Sequence[str], direction: Direction, index: int) -> tuple[str, ...]:
+    """Names of the weights a stage reads."""
+    block = chain.blocks[index]
+    if direction is Direction.BACKWARD:
+        read = block.option(options[index]).reads_weights
+        if read is not None:
+            return read
+    return tuple(tensor.name for tensor in block.tensors)

@@ -1,0 +1,269 @@
+"""When device memory may peak: moments of each stage, linear in the options, for `planner.ilp.program` and
+`planner.ilp.lower_bound`.
+
+`planner.schedule.memory` walks a finished program and counts to the byte. A solver needs the same before there is a
+program: for each stage the few moments one of which is its peak, with weights, states and gradients that may be
+elsewhere left out. Slices run one after another, and all figures change evenly from one slice to the next, or ever
+more, so the first and the last ones of a stage decide; only the rows of a tied embedding become fewer in another way.
+
+Symbols: L blocks, m slices, T = 2L - 1 stages, i the block of a stage, k the running slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from planner.schedule.chain import Block, Chain, Option, Tensor
+from planner.schedule.plan import Direction, stage_order
+
+LOSS_BYTES = 4  # what a finished slice leaves: its loss
+NORM_BYTES = 4
+_INDEX_BYTES = 8
+ROWS_AT_ONCE = 1024  # rows of a tied embedding's gradient that are added together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Device bytes at one moment of stage `stage`: `fixed_bytes` + `bytes_of[block, option]` of the options chosen +
+    what the options of blocks `before` … 0 keep for all slices. The gradient sums that the stage makes are included.
+    `update`: the optimizer is at work, with scratch for the largest tensor it could be given.
+    """
+
+    stage: int
+    before: int
+    fixed_bytes: int
+    update: bool = False
+    bytes_of: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+def kept_bytes(block: Block, option: Option) -> int:
+    """What one slice keeps on the device from forward to backward under this option."""
+    return option.saved_bytes + (block.input_bytes if option.reads_input else 0)
+
+
+def scratch_bytes(tensor: Tensor) -> int:
+    """The fp32 copy of a narrower gradient that an update on the device needs."""
+    return 4 * tensor.elements if tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Bytes of a tied embedding's gradient rows: what each slice has aside from the head's backward to the embedding's.
+
+    A slice's rows are those of the tokens of all slices of its round up to it, each with its number; the first slice of
+    a step keeps only the numbers, as its rows begin the sum (`worker.engine.gradients`). `begun`: a round before has
+    done so.
+    """
+
+    row_bytes: int
+    element_bytes: int
+    counts: tuple[int, ...]
+    all_rows: int
+    begun: bool
+
+    def aside_bytes(self, k: int) -> int:
+        """What slice k has aside."""
+        return self.counts[k] * (_INDEX_BYTES + (self.row_bytes if k or self.begun else 0))
+
+    def masking_bytes(self, k: int) -> int:
+        """What the head's turn needs beside, to add the other rows to the sum."""
+        return self.all_rows * self.element_bytes if k or self.begun else 0
+
+    def taking_bytes(self, k: int) -> int:
+        """What the embedding's turn needs beside, to add the rows aside."""
+        return min(self.counts[k], ROWS_AT_ONCE) * self.row_bytes
+
+
+def tied_rows(chain: Chain, slices: int, rounds: int, *, begun: bool) -> dict[str, Rows]:
+    """Name -> rows of each tied embedding whose gradients are added by rows: with several slices in a step. `begun`: in
+    rounds after the first."""
+    users = chain.users()
+    found = {}
+    for tensor in chain.tensors():
+        if slices * rounds > 1 and tensor.row_bytes and tensor.trainable and len(users[tensor.name]) > 1:
+            all_rows = tensor.gradient_bytes // tensor.row_bytes
+            counts = tuple(min(all_rows, count) for count in distinct_tokens(chain, slices))
+            element_bytes = tensor.gradient_bytes // tensor.elements
+            found[tensor.name] = Rows(tensor.row_bytes, element_bytes, counts, all_rows, begun)
+    return found
+
+
+def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
+    """Per slice of a round the most distinct tokens that it and those before it have. The chain's numbers are those of
+    a step of one round; where data are not known every token may be another."""
+    if len(chain.distinct_tokens) == slices:
+        return chain.distinct_tokens
+    most = max(chain.distinct_tokens, default=slices * chain.slice_tokens)
+    return tuple(min(most, (k + 1) * chain.slice_tokens) for k in range(slices))
+
+
+def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> list[int]:
+    """Per stage: the frame, norms, losses of rounds before, and gradients of tied tensors and the frame's from the
+    stage after the one that made them on, to their last use; in rounds in all stages but the one that adds to them."""
+    last, rows = len(chain.blocks) - 1, tied_rows(chain, slices, rounds, begun=rounds > 1)
+    bytes_at = [chain.frame_bytes + (rounds - 1) * slices * LOSS_BYTES] * (2 * last + 1)
+    for index, block in enumerate(chain.blocks):
+        made = 2 * last - index
+        for stage in (*range(made if rounds > 1 else 0), *range(made + 1, 2 * last + 1)):
+            bytes_at[stage] += block.frame_gradient_bytes
+    tensors = {t.name: t for t in chain.tensors()}
+    for name, blocks in chain.users().items():
+        if not tensors[name].trainable:
+            continue
+        made, used = 2 * last - blocks[-1], 2 * last - blocks[0]
+        for stage in range(made + 1, used + 1):
+            aside = sum(rows[name].aside_bytes(k) for k in range(slices)) if name in rows else 0
+            bytes_at[stage] += tensors[name].gradient_bytes + aside
+        for stage in (*range(made), *range(used + 1, 2 * last + 1)) if rounds > 1 and len(blocks) > 1 else ():
+            bytes_at[stage] += tensors[name].gradient_bytes
+        for stage in range(used + 1, 2 * last + 1) if clip else ():
+            bytes_at[stage] += NORM_BYTES
+    return bytes_at
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Gradients of a stage: the sums it makes, the frame's after it; rows of tied embeddings that its slices put aside,
+    or take up. `begun`: these sums are there from a round before."""
+
+    begun: bool
+    sums: int
+    frame: int
+    put: tuple[Rows, ...]
+    taken: tuple[Rows, ...]
+
+    @classmethod
+    def of(cls, chain: Chain, index: int, slices: int, rounds: int) -> _Made:
+        users, rows = chain.users(), tied_rows(chain, slices, rounds, begun=rounds > 1)
+        tensors = [t for t in chain.blocks[index].tensors if t.trainable]
+        return cls(
+            begun=rounds > 1,
+            sums=sum(t.gradient_bytes for t in tensors if users[t.name][-1] == index),
+            frame=chain.blocks[index].frame_gradient_bytes,
+            put=tuple(rows[t.name] for t in tensors if t.name in rows and users[t.name][-1] == index),
+            taken=tuple(rows[t.name] for t in tensors if t.name in rows and users[t.name][0] == index),
+        )
+
+    def during(self, k: int) -> int:
+        """Bytes of rows and of the frame's sums while slice k runs, above the rows that wait for all slices where an
+        earlier stage put them."""
+        beside = sum(r.masking_bytes(k) for r in self.put) + sum(r.taking_bytes(k) for r in self.taken)
+        put = sum(r.aside_bytes(j) for r in self.put for j in range(k + 1))
+        return beside + put - self._gone(k - 1) + self.frame - self.new(k)
+
+    def after(self, k: int) -> int:
+        """Likewise after slice k, without the frame's new sums."""
+        put = sum(r.aside_bytes(j) for r in self.put for j in range(k + 1))
+        return put - self._gone(k) + self.frame - self.new(k)
+
+    def new(self, k: int) -> int:
+        """Sums of the frame that slice k begins: until the next block has its turn, part of what the frame holds."""
+        return 0 if k or self.begun else self.frame
+
+    def _gone(self, k: int) -> int:
+        return sum(r.aside_bytes(j) for r in self.taken for j in range(k + 1))
+
+
+def moments(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> Iterator[Moment]:
+    """All moments of a cycle, stage by stage; `slices` are those of a round, and of the rounds it is one after the
+    first, when sums of gradients are there. Those that other stages make are in `standing_bytes`."""
+    for stage, (direction, index) in enumerate(stage_order(len(chain.blocks))):
+        made = _Made.of(chain, index, slices, rounds)
+        ends = {0, min(1, slices - 1), max(0, slices - 2), slices - 1}
+        for k in range(slices) if made.taken else sorted(ends):
+            if direction is Direction.FORWARD:
+                yield _forward(chain, stage, index, slices, k)
+            elif direction is Direction.HEAD:
+                yield _head(chain, stage, index, slices, k, made)
+            else:
+                yield _backward(chain, stage, index, slices, k, made)
+        if direction is not Direction.FORWARD:
+            yield _update(chain, stage, index, slices, made, clip)
+
+
+def _forward(chain: Chain, stage: int, i: int, m: int, k: int) -> Moment:
+    block, following = chain.blocks[i], chain.blocks[i + 1]
+    not_begun = i == 0  # waiting slices hold nothing yet
+    fixed = k * following.forward_held_bytes + (0 if not_begun else (m - 1 - k) * block.forward_held_bytes)
+    bytes_of: dict[tuple[int, int], int] = {}
+    for o, option in enumerate(block.options):
+        kept = kept_bytes(block, option)
+        running = max(
+            block.forward_held_bytes + option.forward_peak_bytes,
+            kept + option.offloaded_bytes + max(block.forward_frame_bytes, following.forward_held_bytes),
+            chain.start_bytes if i == 0 else 0,
+        )
+        leaving = option.offloaded_bytes if k else 0  # the slice before is still being copied
+        bytes_of[i, o] = k * kept + leaving + running
+    if k == 0 and i:
+        _add_offloaded(bytes_of, chain, i - 1)
+    return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
+
+
+def _head(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Moment:
+    block, below = chain.blocks[i], chain.blocks[i - 1]
+    fixed = k * below.backward_held_bytes + (m - 1 - k) * block.forward_held_bytes
+    bytes_of = {
+        (i, o): max(
+            block.forward_held_bytes,
+            option.forward_peak_bytes + (made.sums if k or made.begun else 0) + made.during(k),
+            made.sums + made.after(k) + max(block.forward_frame_bytes, below.backward_held_bytes + made.new(k)),
+        )
+        for o, option in enumerate(block.options)
+    }
+    if k == 0 or k == m - 1:  # the last forward is still leaving, or the first backward comes back
+        _add_offloaded(bytes_of, chain, i - 1)
+    return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
+
+
+def _backward(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Moment:
+    block = chain.blocks[i]
+    below = chain.blocks[i - 1].backward_held_bytes if i else LOSS_BYTES
+    fixed = k * below + (m - 1 - k) * block.backward_held_bytes
+    bytes_of: dict[tuple[int, int], int] = {}
+    for o, option in enumerate(block.options):
+        first = option.backward_first_peak_bytes
+        peak = made.sums + option.backward_peak_bytes
+        if not k and made.sums and first is not None:
+            peak = max(first, peak) if made.begun else first
+        kept, offloaded = kept_bytes(block, option), option.offloaded_bytes
+        running = max(
+            kept + offloaded + block.backward_held_bytes + peak + made.during(k),
+            made.sums + made.after(k) + max(block.backward_frame_bytes, below + made.new(k)),
+        )
+        coming = offloaded if k < m - 1 else 0  # the next slice comes back while this one runs
+        bytes_of[i, o] = (m - 1 - k) * kept + coming + running
+    if k == m - 1 and i:
+        _add_offloaded(bytes_of, chain, i - 1)
+    return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
+
+
+def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -> Moment:
+    """The end of a backward stage: all slices wait for the next block while the optimizer works.
+
+    With clipping that is at the end of block 0's backward only, for whatever the device updates.
+    """
+    held = m * (chain.blocks[i - 1].backward_held_bytes if i else LOSS_BYTES)
+    norms = _norm_bytes(chain, i) if clip else 0
+    updated: list[Tensor] = [] if i and clip else list(chain.tensors() if clip else chain.blocks[i].tensors)
+    if i == 0:
+        updated += chain.frame_tensors
+    scratch = max((scratch_bytes(tensor) for tensor in updated), default=0)
+    bytes_of: dict[tuple[int, int], int] = {}
+    if i:
+        _add_offloaded(bytes_of, chain, i - 1)
+    fixed = held + made.sums + made.after(m - 1) + made.new(m - 1) + scratch + norms
+    return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of, update=True)
+
+
+def _norm_bytes(chain: Chain, i: int) -> int:
+    """Norms of the gradients that are complete with block i's backward; with block 0's also the frame's."""
+    complete = [t for t in chain.blocks[i].tensors if t.trainable and chain.users()[t.name][0] == i]
+    return NORM_BYTES * (len(complete) + (0 if i else len(chain.frame_tensors)))
+
+
+def _add_offloaded(bytes_of: dict[tuple[int, int], int], chain: Chain, i: int) -> None:
+    for o, option in enumerate(chain.blocks[i].options):
+        if option.offloaded_bytes:
+            bytes_of[i, o] = bytes_of.get((i, o), 0) + option.offloaded_bytes

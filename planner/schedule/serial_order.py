@@ -1,0 +1,197 @@
+"""The operations of a plan's step in one serial order that is right by itself.
+
+A step is `plan.rounds` rounds, each through all stages with `plan.slices` slices. Weights come and go in every round,
+and gradients that leave come back for the next one. What belongs to the update happens once: the update, the journeys
+of its states and the copies of what it changed, in the last round or, around the cycle, in the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from planner.schedule.chain import Chain
+from planner.schedule.operations import Op, OpKind
+from planner.schedule.peak_moments import scratch_bytes
+from planner.schedule.plan import Direction, Plan, Stage
+
+
+def serial_order(plan: Plan, chain: Chain) -> Iterator[Op]:
+    """All operations of a step. Raises ValueError for a plan that moves what the chain does not have."""
+    writer = _Writer(plan, chain)
+    for number in range(plan.rounds):
+        yield from writer.round(number)
+
+
+class _Writer:
+    def __init__(self, plan: Plan, chain: Chain) -> None:
+        self.plan, self.chain = plan, chain
+        self.tensors = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
+        self.sizes = {f"{kind}:{t.name}": t.item_bytes(kind) for t in self.tensors.values() for kind in "wgs"}
+        unknown = [i for s in plan.stages for i in (*s.prefetch, *s.offload, *s.evict) if i not in self.sizes]
+        if unknown:
+            raise ValueError(f"the plan moves what the chain does not have: {', '.join(unknown)}")
+        self.users = chain.users()
+        stages = list(enumerate(plan.stages))
+        self.gpu_update = {name: n for n, stage in stages for name in stage.gpu_update}
+        self.sent = {item: n for n, stage in reversed(stages) for item in stage.offload if item[0] == "g"}
+        self.dropped = {
+            item: n for n, stage in reversed(stages) for item in stage.evict if n >= self.sent.get(item, len(stages))
+        }
+        self.travelling = {item[2:] for _, stage in stages for item in stage.offload if item[0] in "ws"}
+        self.arrival = {item: (n, k) for n, stage in stages for k, item in enumerate(stage.prefetch)}
+        self.ahead = plan.ahead()
+        self.early = OpKind.CPU_AHEAD if plan.clip else OpKind.CPU_UPDATE
+        self.turns = [(n, stage, k) for n, stage in stages for k in range(plan.slices)]
+        self.back_at, self.free_at = activation_turns(plan, chain, self.turns)
+
+    def round(self, r: int) -> Iterator[Op]:
+        """One round's operations, in order."""
+        plan = self.plan
+        for number, (n, stage, k) in enumerate(self.turns):
+            made = self._made(stage, r)
+            if k == 0:
+                yield from self._stage_start(n, stage, r, made)
+            for item, size in self.back_at.get(number, ()):
+                yield Op(kind=OpKind.ALLOC, stage=stage.name, subject=item, bytes=size, round=r)
+                yield Op(kind=OpKind.FETCH, stage=stage.name, subject=item, bytes=size, round=r)
+            yield Op(kind=OpKind.RUN, stage=stage.name, subject=f"{stage.name}.{k}", round=r)
+            offloaded = self.chain.blocks[stage.block].option(plan.options[stage.block]).offloaded_bytes
+            if stage.direction is Direction.FORWARD and offloaded:
+                yield Op(kind=OpKind.SEND, stage=stage.name, subject=f"a:{stage.block}.{k}", bytes=offloaded, round=r)
+            for item, size in self.free_at.get(number, ()):
+                yield Op(kind=OpKind.FREE, stage=stage.name, subject=item, bytes=size, round=r)
+            if k == plan.slices - 1:
+                yield from self._stage_end(n, stage, r, made)
+
+    def _last(self, r: int) -> bool:
+        return r == self.plan.rounds - 1
+
+    def _fetched(self, item: str, r: int) -> bool:
+        """A gradient comes back for the next round, states come for the update."""
+        return {"w": True, "g": r > 0, "s": self._last(r)}[item[0]]
+
+    def _once(self, item: str, n: int, r: int) -> bool:
+        """Stage `n` of round `r` is the first of its number after the update on the device."""
+        return self._last(r) if n >= self.gpu_update.get(item[2:], 0) else r == 0
+
+    def _sends(self, item: str, n: int, r: int) -> bool:
+        if item[0] == "g":  # the device needs the sum itself in the end, the CPU in any case
+            return item[2:] not in self.gpu_update or not self._last(r)
+        return self._once(item, n, r)
+
+    def _evicts(self, item: str, n: int, r: int) -> bool:
+        update = self.gpu_update.get(item[2:])
+        if item[0] == "g" and update is not None:
+            travels = item in self.sent
+            if self._last(r):
+                return n >= update or not travels
+            return travels and self.dropped.get(item) == n
+        return item[0] != "s" or self._once(item, n, r)
+
+    def _made(self, stage: Stage, r: int) -> frozenset[str]:
+        """Items that change during the stage, so that their copy to the host can only start at its end."""
+        grads = self.chain.blocks[stage.block].tensors if stage.direction is not Direction.FORWARD else ()
+        updated = stage.gpu_update if self._last(r) else ()
+        return frozenset(
+            [f"g:{t.name}" for t in grads if t.trainable] + [f"{kind}:{name}" for name in updated for kind in "ws"]
+        )
+
+    def _stage_start(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
+        for item in stage.prefetch:
+            if self._fetched(item, r):
+                yield self._move(OpKind.ALLOC, stage, item, r)
+                yield self._move(OpKind.FETCH, stage, item, r)
+        for item in stage.offload:
+            if item not in made and self._sends(item, n, r):
+                yield self._move(OpKind.SEND, stage, item, r)
+        for name in stage.cpu_update:
+            if f"g:{name}" not in made and not self._waits_for_norm(name):
+                carried = n < self.sent.get(f"g:{name}", n + 1)  # the gradient of the step before
+                if r == 0 if carried else self._last(r):
+                    yield Op(kind=self.early, stage=stage.name, subject=name, carried=carried, round=r)
+
+    def _stage_end(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
+        if self._last(r):
+            yield from self._updates(n, stage, r, made)
+        for item in stage.offload:
+            if item in made and self._sends(item, n, r):
+                yield self._move(OpKind.SEND, stage, item, r)
+        updates = list(self._cpu_updates(stage, r, made)) if self._last(r) else []
+        stale = {f"w:{op.subject}" for op in updates}  # block 0's leave here, before the host has newer ones
+        evicted = [item for item in stage.evict if self._evicts(item, n, r)]
+        yield from (self._move(OpKind.FREE, stage, item, r) for item in evicted if item in stale)
+        yield from updates
+        yield from (self._move(OpKind.FREE, stage, item, r) for item in evicted if item not in stale)
+
+    def _updates(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
+        """Norms and the clip coefficient, then the updates on the device."""
+        last = stage is self.plan.stages[-1]
+        frame = tuple(t.name for t in self.chain.frame_tensors if t.trainable)
+        if self.plan.clip:
+            complete = tuple(item[2:] for item in sorted(made) if item[0] == "g" and self._completes(item[2:], stage))
+            if complete:
+                yield Op(kind=OpKind.NORM, stage=stage.name, subject=",".join(complete), round=r)
+            if last:
+                if frame:
+                    yield Op(kind=OpKind.NORM, stage=stage.name, subject=",".join(frame), round=r)
+                yield Op(kind=OpKind.CLIP, stage=stage.name, subject="all", round=r)
+        for names in self._apart((*stage.gpu_update, *(frame if last else ())), n):
+            scratch = max(scratch_bytes(self.tensors[name]) for name in names)
+            yield Op(kind=OpKind.UPDATE, stage=stage.name, subject=",".join(names), bytes=scratch, round=r)
+
+    def _apart(self, names: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
+        """Tensors updated in stage `n`: those that stay at once, then each that travels by itself, in order of arrival,
+        so that its update waits for its own states only, and its copies for its own update."""
+
+        def waits(name: str) -> tuple[int, int]:
+            fetched, place = self.arrival.get(f"s:{name}", (n + 1, 0))  # those at home longest of all
+            return -((n - fetched) % len(self.plan.stages)), place
+
+        if staying := tuple(name for name in names if name not in self.travelling):
+            yield staying
+        for name in sorted((name for name in names if name in self.travelling), key=waits):
+            yield (name,)
+
+    def _cpu_updates(self, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
+        """Updates at the stage's end: of gradients it made, and with clipping after the last stage all that waited and
+        the replays of the others."""
+        for name in stage.cpu_update:
+            if f"g:{name}" in made and not self._waits_for_norm(name):
+                yield Op(kind=self.early, stage=stage.name, subject=name, round=r)
+        for name in self._by_need() if self.plan.clip and stage is self.plan.stages[-1] else ():
+            kind = OpKind.CPU_UPDATE if self._waits_for_norm(name) else OpKind.CPU_REPLAY
+            yield Op(kind=kind, stage=stage.name, subject=name, round=r)
+
+    def _waits_for_norm(self, name: str) -> bool:
+        return self.plan.clip and name not in self.ahead
+
+    def _by_need(self) -> list[str]:
+        """All that the CPU updates; what the next step needs first comes first."""
+        order = {name: number for number, s in enumerate(self.plan.stages) for name in s.cpu_update}
+        return sorted(order, key=lambda n: (self.users[n][0], order[n]))
+
+    def _move(self, kind: OpKind, stage: Stage, item: str, r: int) -> Op:
+        return Op(kind=kind, stage=stage.name, subject=item, bytes=self.sizes[item], round=r)
+
+    def _completes(self, name: str, stage: Stage) -> bool:
+        """The stage is the last that adds to the gradient of `name`: the backward of its first block."""
+        return self.users[name][0] == stage.block
+
+
+def activation_turns(
+    plan: Plan, chain: Chain, turns: Sequence[tuple[int, Stage, int]]
+) -> tuple[dict[int, list[tuple[str, int]]], dict[int, list[tuple[str, int]]]]:
+    """Turn number -> offloaded activations that come back before it, and that are released after it.
+
+    Both are one turn away from the block's own: the copies have a turn to hide behind.
+    """
+    at = {(stage.name, k): number for number, (_, stage, k) in enumerate(turns)}
+    back: dict[int, list[tuple[str, int]]] = {}
+    free: dict[int, list[tuple[str, int]]] = {}
+    for index, block in enumerate(chain.blocks[:-1]):
+        size = block.option(plan.options[index]).offloaded_bytes
+        for k in range(plan.slices) if size else ():
+            forward, backward = at[f"F{index}", k], at[f"B{index}", k]
+            free.setdefault(forward + 1, []).append((f"a:{index}.{k}", size))
+            back.setdefault(max(forward + 2, backward - 1), []).append((f"a:{index}.{k}", size))
+    return back, free

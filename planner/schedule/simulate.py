@@ -1,0 +1,183 @@
+"""The timeline of a program: when each operation runs, and how long a step takes once steps follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.ilp.instance import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain
+from planner.schedule.compile import Op, OpKind, Program, Queue, accesses, overwritten
+from planner.schedule.plan import Direction
+
+_STEPS = 4  # a step depends on the one before only; from the third on they look alike
+
+
+# Host memory traffic per parameter. In most plans it is what an update takes its time for.
+_UPDATE_BYTES = {
+    OpKind.CPU_UPDATE: UPDATE_TRAFFIC_BYTES,
+    OpKind.CPU_AHEAD: AHEAD_TRAFFIC_BYTES,
+    OpKind.CPU_REPLAY: CLIPPED_SHARE * AHEAD_TRAFFIC_BYTES,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One operation on the timeline, seconds from the step's start."""
+
+    op: Op
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One step of the steady state; `busy_s` is each queue's work in it. Spans of the CPU may end in the next step."""
+
+    spans: tuple[Span, ...]
+    step_s: float
+    busy_s: tuple[tuple[Queue, float], ...]
+
+
+def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> list[float]:
+    """How long each operation takes on its queue when nothing makes it wait. `shares`: of each slice of the step, which
+    part of a full slice's tokens it has; computing and activations are taken for proportional to them."""
+    elements = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
+
+    def duration(op: Op) -> float:
+        match op.kind:
+            case OpKind.FETCH:
+                return _share(op, program, shares) * op.bytes / hardware.h2d_bytes_per_s
+            case OpKind.SEND:
+                return _share(op, program, shares) * op.bytes / hardware.d2h_bytes_per_s
+            case OpKind.UPDATE:
+                return sum(elements[name] for name in op.names) / hardware.gpu_update_parameters_per_s
+            case OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
+                work = _UPDATE_BYTES[op.kind] / UPDATE_TRAFFIC_BYTES
+                return work * sum(elements[name] for name in op.names) / hardware.cpu_update_parameters_per_s
+            case OpKind.RUN:
+                direction, index, _ = op.turn
+                option = chain.blocks[index].option(program.options[index])
+                forward = option.forward_s if direction is not Direction.BACKWARD else 0.0
+                backward = option.backward_s if direction is not Direction.FORWARD else 0.0
+                return max(_share(op, program, shares) * (forward + backward), hardware.launch_s)
+        return 0.0
+
+    alone = [duration(op) for op in program.ops]
+    return _sharing(program, alone, hardware.shared_compute) if hardware.shared_compute else alone
+
+
+def _sharing(program: Program, durations: list[float], part: float) -> list[float]:
+    """Where computing shares its cores, a turn takes longer by a part of what other queues do about then: of what is
+    issued after the turn before. What follows the last turn meets the first of the next step."""
+    turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
+    shared, pending = list(durations), 0.0
+    for number in (*range(turns[-1] + 1, len(durations)), *range(turns[-1] + 1)):
+        op = program.ops[number]
+        if op.queue is not Queue.COMPUTE:
+            pending += part * durations[number]
+        elif op.kind is OpKind.RUN:
+            shared[number] += pending
+            pending = 0.0
+    return shared
+
+
+def _share(op: Op, program: Program, shares: Sequence[float]) -> float:
+    if not shares or not (op.kind is OpKind.RUN or op.subject.startswith("a:")):
+        return 1.0
+    return shares[op.round * program.slices + op.turn[2]]
+
+
+def host_traffic_bytes(program: Program, chain: Chain, shares: Sequence[float] = ()) -> float:
+    """What a step moves through the host's memory: copies and CPU updates, replays by their share of steps. `shares`:
+    see `durations_s`."""
+    elements = {t.name: t.elements for t in chain.tensors()}
+    moved = (op for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND))
+    copies = sum(_share(op, program, shares) * op.bytes for op in moved)
+    updates = (_UPDATE_BYTES[op.kind] * elements[n] for op in program.queue(Queue.CPU) for n in op.names)
+    return copies + sum(updates)
+
+
+def simulate(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> Timeline:
+    """Run the program on queues that each do one operation at a time, in order, after what it waits for. `shares`: see
+    `durations_s`."""
+    durations = durations_s(program, chain, hardware, shares)
+    *_, before, last = _run(program, durations, _STEPS)
+    busy = {queue: sum(d for d, op in zip(durations, program.ops, strict=True) if op.queue is queue) for queue in Queue}
+    return Timeline(
+        spans=last.spans(program, last.origin_s), step_s=last.end_s - before.end_s, busy_s=tuple(busy.items())
+    )
+
+
+def ordered_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
+    """`simulate(...).step_s` for a program of `order_program`, which has no waits: each operation starts after those
+    before it that touch the same copies, one of both writing.
+    """
+    durations = durations_s(program, chain, hardware)
+    lost = overwritten(chain, program.ops)
+    touched = [tuple(accesses(op, chain, program.options, lost)) for op in program.ops]
+    queues = [op.queue for op in program.ops]
+    free = dict.fromkeys(Queue, 0.0)
+    written: dict[str, float] = {}  # copy -> when it is there
+    used: dict[str, float] = {}  # copy -> when the last of its readers and writers is done
+    end = before = 0.0
+    for _ in range(_STEPS):
+        before = end
+        for queue, duration, copies in zip(queues, durations, touched, strict=True):
+            now = free[queue]
+            for copy, writes in copies:
+                ready = (used if writes else written).get(copy, 0.0)
+                now = ready if ready > now else now
+            now += duration
+            free[queue] = now
+            for copy, writes in copies:
+                if writes:
+                    written[copy] = now
+                used[copy] = max(now, used.get(copy, 0.0))
+        end = free[Queue.COMPUTE]
+    return end - before
+
+
+def last_steps(
+    program: Program, chain: Chain, hardware: Hardware, count: int, *, around: int = 0
+) -> tuple[tuple[Span, ...], ...]:
+    """The spans of the last `count` simulated steps, and of `around` more before and after: what these do at the same
+    time. Seconds from the start of the first of the `count`.
+    """
+    every = count + 2 * around
+    steps = _run(program, durations_s(program, chain, hardware), _STEPS - 2 + every)[-every:]
+    return tuple(step.spans(program, steps[around].origin_s) for step in steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """One simulated step: per operation start and end; the computing queue's work begins and ends the step."""
+
+    starts_s: list[float]
+    ends_s: list[float]
+    origin_s: float
+    end_s: float
+
+    def spans(self, program: Program, origin_s: float) -> tuple[Span, ...]:
+        times = zip(program.ops, self.starts_s, self.ends_s, strict=True)
+        return tuple(Span(op=op, start_s=start - origin_s, end_s=end - origin_s) for op, start, end in times)
+
+
+def _run(program: Program, durations: list[float], count: int) -> list[_Step]:
+    position = {op.name: number for number, op in enumerate(program.ops)}
+    waits = [[position[name] for name in op.waits] for op in program.ops]
+    before = [0.0] * len(program.ops)
+    free = dict.fromkeys(Queue, 0.0)
+    steps: list[_Step] = []
+    for _ in range(count):
+        origin = free[Queue.COMPUTE]
+        now = [0.0] * len(program.ops)
+        starts = [0.0] * len(program.ops)
+        for number, op in enumerate(program.ops):
+            ready = max((now[w] if w < number else before[w] for w in waits[number]), default=0.0)
+            starts[number] = max(free[op.queue], ready)
+            now[number] = free[op.queue] = starts[number] + durations[number]
+        before = now
+        steps.append(_Step(starts_s=starts, ends_s=now, origin_s=origin, end_s=free[Queue.COMPUTE]))
+    return steps

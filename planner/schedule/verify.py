@@ -1,0 +1,303 @@
+"""Proof, before anything runs, that a program is right.
+
+Order: every two operations that touch the same copy, one of them writing, are ordered by queues and waits, whatever the
+queues' speeds. Content: every read has its data in place and current. Updates: every trainable tensor exactly once a
+step. Memory: the peak is within the budget. The cycle closes.
+"""
+
+from __future__ import annotations
+
+from planner.schedule.chain import Chain
+from planner.schedule.compile import Op, OpKind, Program, Queue, accesses, overwritten, reads
+from planner.schedule.forward_program import ForwardBytes, forward_peak_bytes
+from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.plan import Direction, stage_order
+
+_GRADIENT = -1  # in place of a version: the gradient is there
+_CYCLES = 3  # the first from the drained state, the second after it, the third steady
+
+
+class InvalidProgram(ValueError):
+    """The program would compute something else, or not fit."""
+
+
+def verify(
+    program: Program, chain: Chain, *, gpu_budget_bytes: int | None = None, measured: ForwardBytes | None = None
+) -> None:
+    """Raise InvalidProgram with the first thing that is wrong. `measured`: the bytes of a forward program."""
+    names = [op.name for op in program.ops]
+    if len(set(names)) != len(names):
+        raise InvalidProgram(f"an operation stands twice: {next(n for n in names if names.count(n) > 1)}")
+    _turns_are_complete(program, chain)
+    _conflicts_are_ordered(program, chain)
+    _contents_are_right(program, chain)
+    if gpu_budget_bytes is not None:
+        peak = gpu_peak_bytes(program, chain) if measured is None else forward_peak_bytes(program, chain, measured)
+        if peak > gpu_budget_bytes:
+            raise InvalidProgram(f"the peak is {peak} bytes, the budget {gpu_budget_bytes}")
+
+
+def _turns_are_complete(program: Program, chain: Chain) -> None:
+    """In every round every block runs every slice once per direction, stage by stage, slices in order."""
+    count = len(chain.blocks)
+    stages = stage_order(count) if program.trains else tuple((Direction.FORWARD, index) for index in range(count))
+    order = [f"{direction}{index}.{k}" for direction, index in stages for k in range(program.slices)]
+    wanted = [(number, turn) for number in range(program.rounds) for turn in order]
+    turns = [(op.round, op.subject) for op in program.ops if op.kind is OpKind.RUN]
+    if turns != wanted:
+        odd = next((pair for pair in zip(turns, wanted, strict=False) if pair[0] != pair[1]), None)
+        raise InvalidProgram(f"turns are {odd[0] if odd else len(turns)}, expected {odd[1] if odd else len(wanted)}")
+
+
+def _conflicts_are_ordered(program: Program, chain: Chain) -> None:
+    """Happens-before by vector clocks over unrolled steps; conflicting accesses must be in it."""
+    ops, count = program.ops, len(program.ops)
+    position = {op.name: number for number, op in enumerate(ops)}
+    for op in ops:
+        unknown = [name for name in op.waits if name not in position]
+        if unknown:
+            raise InvalidProgram(f"{op.name} waits for what is not in the program: {unknown[0]}")
+    queue_of = [list(Queue).index(op.queue) for op in ops]
+    waits = [[position[name] for name in op.waits] for op in ops]
+    lost = overwritten(chain, program.ops)
+    touched = [tuple(accesses(op, chain, program.options, lost)) for op in ops]
+    clocks: list[list[int]] = []
+    last: dict[int, int] = {}
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+
+    def need(earlier: int, later: int, resource: str) -> None:
+        if clocks[later][queue_of[earlier % count]] < earlier:
+            first, second = ops[earlier % count].name, ops[later % count].name
+            raise InvalidProgram(f"{first} and {second} both touch {resource}, and nothing orders them")
+
+    for at in range(_CYCLES * count):
+        number = at % count
+        queue = queue_of[number]
+        clock = list(clocks[last[queue]]) if queue in last else [-1] * len(Queue)
+        for wait in waits[number]:
+            other = at - number + wait if wait < number else at - number + wait - count
+            if other >= 0:
+                clock = [max(a, b) for a, b in zip(clock, clocks[other], strict=True)]
+        clock[queue] = at
+        clocks.append(clock)
+        last[queue] = at
+        for resource, written in touched[number]:
+            if resource in writer and writer[resource] != at:
+                need(writer[resource], at, resource)
+            if written:
+                for reader in readers.pop(resource, ()):
+                    if reader != at:
+                        need(reader, at, resource)
+                writer[resource] = at
+            else:
+                readers.setdefault(resource, []).append(at)
+
+
+class _State:
+    """What is where, and which version of it: a serial walk over some steps."""
+
+    def __init__(self, program: Program, chain: Chain) -> None:
+        self.program, self.chain = program, chain
+        self.trainable = {t.name for t in chain.tensors() if t.trainable}
+        self.frame = {t.name for t in chain.frame_tensors if t.trainable}
+        known = {t.name for t in chain.tensors()}
+        for item in program.resident:
+            if item[0] not in "ws" or item[2:] not in known:
+                raise InvalidProgram(f"{item} cannot be on the device when a step begins")
+        self.version = dict.fromkeys(known | self.frame, 0)
+        self.device = dict.fromkeys(program.resident, 0)  # item -> version; of "g:" the contributions added
+        self.host = {f"{kind}:{name}": 0 for name in known for kind in "ws"}
+        self.gradient: dict[str, int] = {}  # tensor -> contributions so far
+        self.sent: set[str] = set()  # complete gradients on the host
+        self.tentative: set[str] = set()  # updated ahead of the norm, not replayed yet
+        self.updated: dict[str, int] = {}
+        self.normed: set[str] = set()
+        self.clipped = False
+        self.users = chain.users()
+        self.overwritten = overwritten(chain, program.ops)
+
+    def complete(self, name: str) -> bool:
+        return self.gradient.get(name, 0) == self._of_round(name) * self.program.rounds
+
+    def _of_round(self, name: str) -> int:
+        """What a round adds to the gradient."""
+        return len(self.users[name]) * self.program.slices
+
+    def gone(self, op: Op, item: str) -> None:
+        if item not in self.device:
+            raise InvalidProgram(f"{op.name} needs {item}, which is not on the device")
+
+    def apply(self, op: Op) -> None:
+        match op.kind:
+            case OpKind.ALLOC:
+                if op.subject in self.device:
+                    raise InvalidProgram(f"{op.name}: {op.subject} is on the device already")
+                self.device[op.subject] = -1
+            case OpKind.FREE:
+                self.gone(op, op.subject)
+                if op.subject[0] == "g" and not self._used(op.subject):
+                    raise InvalidProgram(f"{op.name} drops a gradient that nothing has used")
+                del self.device[op.subject]
+            case OpKind.FETCH:
+                self._fetch(op)
+            case OpKind.SEND:
+                self._send(op)
+            case OpKind.NORM:
+                for name in op.names:
+                    if name not in self.frame:
+                        self.gone(op, f"g:{name}")
+                        if not self.complete(name):
+                            raise InvalidProgram(f"{op.name}: the gradient of {name} is not complete")
+                    self.normed.add(name)
+            case OpKind.CLIP:
+                if missing := (self.trainable | self.frame) - self.normed:
+                    raise InvalidProgram(f"{op.name}: no norm of {min(missing)}")
+                self.clipped = True
+            case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD:
+                for name in op.names:
+                    self._update(op, name)
+            case OpKind.CPU_REPLAY:
+                for name in op.names:
+                    self._replay(op, name)
+            case OpKind.RUN:
+                self._run(op)
+
+    def _used(self, item: str) -> bool:
+        """The gradient's sum is on the host, or the update is done."""
+        on_host = item in self.host and self.host[item] == self.gradient.get(item[2:])
+        return on_host or (self.complete(item[2:]) and bool(self.updated.get(item[2:])))
+
+    def _fetch(self, op: Op) -> None:
+        item = op.subject
+        self.gone(op, item)
+        if item[0] == "g":
+            if self.host.get(item) != self.gradient.get(item[2:], 0):
+                raise InvalidProgram(f"{op.name}: the host's copy of {item} is not the sum so far")
+            self.device[item] = self.host[item]
+            return
+        if item[0] == "a":
+            if item not in self.host:
+                raise InvalidProgram(f"{op.name}: {item} was not sent to the host")
+            self.device[item] = self.host.pop(item)
+            return
+        if item[2:] in self.tentative:
+            raise InvalidProgram(f"{op.name}: {item} is not final before the norm is known")
+        if self.host.get(item) != self.version[item[2:]]:
+            raise InvalidProgram(f"{op.name}: the host's copy of {item} is not current")
+        self.device[item] = self.host[item]
+
+    def _send(self, op: Op) -> None:
+        item = op.subject
+        self.gone(op, item)
+        if item[0] == "g":
+            if self.gradient[item[2:]] % self._of_round(item[2:]):
+                raise InvalidProgram(f"{op.name}: the gradient is not complete")
+            self.sent.discard(item)  # of the step before, if no update has taken it
+            if self.complete(item[2:]):
+                self.sent.add(item)
+            if item[2:] in self.overwritten:
+                self.host[f"w:{item[2:]}"] = _GRADIENT
+        self.host[item] = self.device[item]
+
+    def _update(self, op: Op, name: str) -> None:
+        if op.kind is OpKind.CPU_AHEAD:
+            if self.clipped or not self.program.clip:
+                raise InvalidProgram(f"{op.name} has no norm to run ahead of")
+            self.tentative.add(name)
+        elif self.program.clip and not self.clipped:
+            raise InvalidProgram(f"{op.name} updates {name} before the norm of all gradients is known")
+        self.updated[name] = self.updated.get(name, 0) + 1
+        if name in self.frame:
+            return
+        if op.kind is OpKind.UPDATE:
+            if not self.complete(name):
+                raise InvalidProgram(f"{op.name}: the gradient of {name} is not complete")
+            for kind in "gws":
+                self.gone(op, f"{kind}:{name}")
+                if kind != "g" and self.device[f"{kind}:{name}"] != self.version[name]:
+                    raise InvalidProgram(f"{op.name}: the device's copy of {kind}:{name} is not current")
+            self.version[name] += 1
+            self.device[f"w:{name}"] = self.device[f"s:{name}"] = self.version[name]
+        else:
+            if f"g:{name}" not in self.sent:
+                raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
+            for kind in "ws":
+                there = self.host[f"{kind}:{name}"]
+                if there != (_GRADIENT if kind == "w" and name in self.overwritten else self.version[name]):
+                    raise InvalidProgram(f"{op.name}: the host's copy of {kind}:{name} is not current")
+                if f"{kind}:{name}" in self.device:
+                    raise InvalidProgram(f"{op.name}: {kind}:{name} is on the device, and would be stale there")
+            self.version[name] += 1
+            self.host[f"w:{name}"] = self.host[f"s:{name}"] = self.version[name]
+            if op.kind is not OpKind.CPU_AHEAD:  # a replay reads the gradient once more
+                self.sent.discard(f"g:{name}")
+
+    def _replay(self, op: Op, name: str) -> None:
+        if not self.clipped:
+            raise InvalidProgram(f"{op.name} before the norm of all gradients is known")
+        if name not in self.tentative:
+            raise InvalidProgram(f"{op.name}: {name} was not updated ahead")
+        if f"g:{name}" not in self.sent:
+            raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
+        self.tentative.discard(name)
+        self.sent.discard(f"g:{name}")
+
+    def _run(self, op: Op) -> None:
+        direction, index, k = op.turn
+        for name in reads(self.chain, self.program.options, direction, index):
+            self.gone(op, f"w:{name}")
+            if self.device[f"w:{name}"] != self.version[name]:
+                raise InvalidProgram(f"{op.name}: the device's copy of {name} is not current")
+        if not self.program.trains:
+            return
+        block = self.chain.blocks[index]
+        activations = f"a:{index}.{k}" if block.option(self.program.options[index]).offloaded_bytes else None
+        if direction is Direction.FORWARD:
+            if activations:
+                self.device[activations] = 0
+            return
+        if activations and direction is Direction.BACKWARD and self.device.pop(activations, -1) < 0:
+            raise InvalidProgram(f"{op.name}: {activations} is not back on the device")
+        for tensor in block.tensors:
+            if tensor.trainable:
+                before = self.gradient.get(tensor.name, 0)
+                if before != self.device.get(f"g:{tensor.name}", 0):
+                    raise InvalidProgram(f"{op.name}: the sum of {tensor.name}'s gradients so far is not on the device")
+                self.gradient[tensor.name] = self.device[f"g:{tensor.name}"] = before + 1
+
+    def end_step(self) -> None:
+        if set(self.device) != set(self.program.resident):
+            odd = min(set(self.device) ^ set(self.program.resident))
+            raise InvalidProgram(f"the cycle does not close: {odd} is on the device at one end of the step only")
+        if self.tentative:
+            raise InvalidProgram(f"{min(self.tentative)} is updated ahead of the norm and never replayed")
+        for name in self.gradient:
+            self.host.pop(f"g:{name}", None)
+        self.gradient.clear()
+        self.normed.clear()
+        self.clipped = False
+
+
+def _contents_are_right(program: Program, chain: Chain) -> None:
+    """From the drained state into the steady one, through a drain, and on."""
+    state = _State(program, chain)
+    carried = tuple(op for op in program.ops if op.carried)
+    for cycle in range(_CYCLES):
+        _one_step(state, drained=cycle == 0)
+    for op in carried:  # a drain runs what the last step left to the next one
+        state.apply(op)
+    _one_step(state, drained=True)
+
+
+def _one_step(state: _State, *, drained: bool) -> None:
+    """Apply a step's operations; after a drain there is nothing carried to do."""
+    state.updated = {}
+    for op in state.program.ops:
+        if not (drained and op.carried):
+            state.apply(op)
+    state.end_step()
+    carried = {name for op in state.program.ops if op.carried for name in op.names}
+    for name in (state.trainable | state.frame) - (carried if drained else set()):
+        if state.updated.get(name, 0) != state.program.trains:
+            raise InvalidProgram(f"{name} is updated {state.updated.get(name, 0)} times a step")

@@ -1,0 +1,216 @@
+"""The planner: the fastest plan within budgets, in as many rounds as is best, and the least possible budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner.draft.draft import Draft
+from planner.draft.evaluate import device_bytes, host_bytes
+from planner.errors import Exit, UserError
+from planner.greedy.streaming import Setting, frugal
+from planner.ilp.instance import Budgets, make_instance
+from planner.ilp.lower_bound import lower_bound_s
+from planner.ilp.program import solve_oilp
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from planner.search.portfolio import Search
+from planner.units import format_bytes, format_bytes_down
+
+TIME_LIMIT_S = 30.0
+GAP = 0.01
+_HOPING = 1 / 3  # of the time, to see how many rounds promise most
+_FIRST = 1 / 4  # of the time, at least, for the solver where it promises most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastBudget:
+    """The least device memory the planner can do with; `any_host_bytes` the same with unlimited host memory."""
+
+    gpu_bytes: int
+    any_host_bytes: int
+
+
+def make_plan(
+    chain: Chain,
+    hardware: Hardware,
+    *,
+    gpu_budget_bytes: int,
+    cpu_budget_bytes: int,
+    slices: int,
+    clip: bool,
+    time_limit_s: float = TIME_LIMIT_S,
+    gap: float = GAP,
+    cpu_updates: bool = True,
+    activation_offload: bool = True,
+) -> Plan:
+    """The fastest plan found within the budgets, with its prediction and its bounds. `slices` are those of the step,
+    in as many rounds as is best.
+
+    Raises UserError `budget-too-small` (exit 3), naming the least possible budget.
+    """
+    budgets = Budgets(
+        gpu_bytes=gpu_budget_bytes, cpu_bytes=cpu_budget_bytes, cpu_updates=cpu_updates,
+        activation_offload=activation_offload,
+    )  # fmt: skip
+    step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
+    deadline = time.monotonic() + time_limit_s
+    bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
+    best: Plan | None = None
+    beat_s = math.inf
+    drafts = rounds_that_fit(step)
+    # There is a schedule of these: a proof that there is none comes from the solver's tolerances.
+    bounds_s |= {s.rounds: 0.0 for s in drafts if bounds_s[s.rounds] == math.inf}
+    promising = _most_promising(list(drafts), time_limit_s, gap)
+    for setting in (way.setting for way in promising):
+        if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
+            continue
+        least_s = time_limit_s * _FIRST if best is None else 0.0
+        search = Search(setting, deadline, least_s, gap, beat_s, bounds_s[setting.rounds])
+        found = search.best(drafts[setting])
+        if found.step_s < beat_s:
+            best, beat_s = found, found.step_s * (1 - gap)
+    if best is None:
+        raise _too_small(step)
+    others_s = (max(w.least_s, bounds_s[w.setting.rounds]) for w in promising if w.setting.rounds != best.rounds)
+    to_others = 1 - min(others_s, default=math.inf) / best.lp_step_s if best.lp_step_s else 0.0
+    solver_gap = max(best.solver_gap, to_others)  # another number of rounds might be faster
+    return replace(best, bound_s=min(bounds_s.values()), solver_gap=solver_gap)
+
+
+def least_budget(
+    chain: Chain,
+    hardware: Hardware,
+    *,
+    cpu_budget_bytes: int,
+    slices: int,
+    clip: bool,
+    cpu_updates: bool = True,
+    activation_offload: bool = True,
+) -> LeastBudget:
+    """The smallest device budget that `make_plan` accepts. Raises UserError when the host is too small for any."""
+
+    def least(cpu_bytes: int) -> int:
+        budgets = Budgets(
+            gpu_bytes=0, cpu_bytes=cpu_bytes, cpu_updates=cpu_updates, activation_offload=activation_offload
+        )
+        return least_gpu_bytes(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip))
+
+    return LeastBudget(gpu_bytes=least(cpu_budget_bytes), any_host_bytes=least(2**62))
+
+
+def least_gpu_bytes(step: Setting, *, enough: int = 0) -> int:
+    """The smallest device budget beside the host's, or one that is at most `enough`. Raises UserError as above."""
+    found = []
+    for setting in (s for small in _small_tensors(step) for s in in_rounds(small)):
+        draft = _frugal(setting)
+        if draft is not None:
+            found.append(device_bytes(draft, setting))
+            if found[-1] <= enough:
+                break
+    if not found:
+        raise _host_too_small(step)
+    return min(found)
+
+
+def rounds_that_fit(step: Setting) -> dict[Setting, Draft]:
+    """The rounds that fit the budgets, each with its most frugal draft. Tensors too small to be worth a transfer stay
+    on the device where anything fits so; else all may leave."""
+    for small in _small_tensors(step):
+        drafts = {setting: _frugal(setting) for setting in in_rounds(small)}
+        found = {s: d for s, d in drafts.items() if d and device_bytes(d, s) <= step.budgets.gpu_bytes}
+        if found:
+            return found
+    return {}
+
+
+def _small_tensors(step: Setting) -> list[Setting]:
+    """The step as it is given, and where it makes a difference with tensors of every size free to leave."""
+    least = step.hardware.min_transfer_bytes
+    free = replace(step, hardware=replace(step.hardware, min_transfer_bytes=0))
+    return [step, free] if any(t.bytes < least or 0 < t.state_bytes < least for t in step.chain.tensors()) else [step]
+
+
+def in_rounds(step: Setting) -> Iterator[Setting]:
+    """The slices of a step in one round, in two, and so on: all ways to have rounds of equal size."""
+    for rounds in range(1, step.slices + 1):
+        if step.slices % rounds == 0:
+            yield replace(step, rounds=rounds, slices=step.slices // rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """A number of rounds: the step that the solver hopes for, and one that it proves to be out of reach."""
+
+    setting: Setting
+    hope_s: float = 0.0
+    least_s: float = 0.0
+
+
+def _most_promising(ways: list[Setting], time_limit_s: float, gap: float) -> list[_Way]:
+    """The ways in order of what the solver hopes for: the time may not be enough to look into all of them. A round more
+    must be worth the gap."""
+    if len(ways) < 2:
+        return [_Way(setting=setting) for setting in ways]
+    found = []
+    for number, s in enumerate(ways):
+        budgets = replace(s.budgets, barrier=False)  # as the search asks first
+        p = make_instance(s.chain, s.hardware, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
+        solution = solve_oilp(p, time_limit_s=time_limit_s * _HOPING / len(ways), gap=gap)
+        hope_s = math.inf if solution is None else solution.step_s * (1 + gap) ** number
+        least_s = 0.0 if solution is None else solution.step_s * (1 - solution.gap)
+        found.append(_Way(setting=s, hope_s=hope_s, least_s=least_s))
+    return sorted(found, key=lambda way: (way.hope_s, way.setting.rounds))
+
+
+def bound_of(s: Setting) -> float:
+    """Seconds that no schedule of its rounds beats, whatever it moves."""
+    s = _small_tensors(s)[-1]
+    return lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
+
+
+def _frugal(setting: Setting) -> Draft | None:
+    return frugal(setting, lambda d: device_bytes(d, setting), lambda d: host_bytes(d, setting))
+
+
+def _host_too_small(setting: Setting) -> UserError:
+    return UserError(
+        "No schedule fits this host memory budget.",
+        code="host-memory-too-small",
+        numbers=(f"budget {format_bytes_down(setting.budgets.cpu_bytes)}",),
+        hint="a larger --cpu-budget, or a smaller batch",
+        exit_code=Exit.DOES_NOT_FIT,
+    )
+
+
+def _too_small(setting: Setting) -> UserError:
+    budgets = setting.budgets
+    least = least_budget(
+        setting.chain, setting.hardware, cpu_budget_bytes=budgets.cpu_bytes, slices=setting.slices, clip=setting.clip,
+        cpu_updates=budgets.cpu_updates, activation_offload=budgets.activation_offload,
+    )  # fmt: skip
+    numbers = [f"budget {format_bytes_down(budgets.gpu_bytes)}, least possible {format_bytes(least.gpu_bytes)}"]
+    if least.any_host_bytes < least.gpu_bytes:
+        numbers.append(
+            f"host budget {format_bytes_down(budgets.cpu_bytes)}; "
+            f"with more host memory least possible {format_bytes(least.any_host_bytes)}"
+        )
+    least_text = round_up(least.gpu_bytes)
+    return UserError(
+        "No schedule fits this memory budget.",
+        code="budget-too-small",
+        numbers=tuple(numbers),
+        hint=f"give --gpu-budget {least_text} or, in the job file, gpu_budget: {least_text}",
+        exit_code=Exit.DOES_NOT_FIT,
+    )
+
+
+def round_up(count: int) -> str:
+    """A size that `parse_bytes` reads as at least `count` bytes: "8GiB", "700MiB"."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= 4 * factor:
+            return f"{-(-count // factor)}{unit}"
+    return str(count)

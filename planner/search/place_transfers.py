@@ -1,0 +1,273 @@
+"""Bytes per stage, handed out to whole tensors by earliest deadline: from the solver's flows to journeys.
+
+The solver says how much of each kind moves in each stage, and its Hall rows promise that somebody can take it. What
+leaves the device leaves at least as early as the solver's bytes do, what comes back comes at most as early: so a plan
+of whole tensors needs no more memory than the solver's. A tensor that would miss its deadline comes in the very stage
+that needs it, which costs time and never memory.
+
+Positions are those of `planner.ilp.program`: u after backward (stage u + L - 1 around the cycle), v after forward (the
+stage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.draft.draft import Journey, Side, Trip
+from planner.ilp.program import Solution
+from planner.schedule.chain import Chain, Tensor
+
+_TOLERANCE = 1e-6  # of all bytes of a kind: what a solver's rounding may hide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What happens to one tensor that may leave, whenever it happens.
+
+    `after_backward`: away between its backward and its forward. `after_forward` likewise; `send` says when the host
+    gets the copy that this needs: "" it is right by then, "D" before the forward ends, "K" after.
+    """
+
+    tensor: Tensor
+    block: int
+    side: Side
+    after_backward: bool = False
+    after_forward: bool = False
+    send: str = ""
+    states_travel: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One tensor to be moved at some position between `release` and `deadline`, both allowed."""
+
+    name: str
+    size: int
+    release: int
+    deadline: int
+
+
+def hand_out(
+    amounts: Sequence[float], jobs: Sequence[Job], *, eager: bool, new_last: bool = False
+) -> dict[str, int]:  # fmt: skip
+    """Name -> position. Up to each position, eager jobs sum to at least the amounts, others to at most.
+
+    Earliest deadline first; with `new_last`, what is released at a position comes after what waited: the block running
+    makes its gradients at the stage's end. Whoever reaches the deadline goes there in any case.
+    """
+    slack = _TOLERANCE * sum(job.size for job in jobs)
+    position: dict[str, int] = {}
+    left = sorted(jobs, key=lambda job: (job.deadline, job.name))
+    due = handed = 0.0
+    for u in range(max([len(amounts), *(job.deadline + 1 for job in jobs)])):
+        due += amounts[u] if u < len(amounts) else 0.0
+        ready = [job for job in left if job.release <= u]
+        if new_last:
+            ready.sort(key=lambda job: job.release == u)
+        for job in ready:
+            wanted = handed < due - slack if eager else handed + job.size <= due + slack
+            if wanted or job.deadline <= u:
+                position[job.name] = u
+                handed += job.size
+        left = [job for job in left if job.name not in position]
+    return position
+
+
+@dataclass(frozen=True, slots=True)
+class _Circle:
+    """Positions and stages of a chain of L blocks."""
+
+    blocks: int
+
+    @property
+    def stages(self) -> int:
+        return 2 * self.blocks - 1
+
+    def stage(self, u: int) -> int:
+        """Stage at position u after backward."""
+        return (u + self.blocks - 1) % self.stages
+
+    def backward(self, block: int) -> int:
+        """Position of a block's backward; `forward` of its next forward."""
+        return self.blocks - 1 - block
+
+    def forward(self, block: int) -> int:
+        return self.blocks + block
+
+
+def in_their_stages(chain: Chain, fates: Sequence[Fate], *, clip: bool) -> list[Journey]:
+    """A journey for every fate in a step of one round: what leaves is sent and released in the stage that touched it
+    last, what comes is fetched in the one that reads it. No other times take less memory;
+    `planner.search.list_schedule` finds faster ones.
+    """
+    circle = _Circle(len(chain.blocks))
+    journeys = []
+    for fate in fates:
+        forward, backward = fate.block, circle.stages - 1 - fate.block
+        trips = []
+        if fate.after_backward:
+            offload = backward if fate.side is Side.GPU else None
+            trips.append(Trip(evict=backward, prefetch=forward, offload=offload))
+        if fate.after_forward:
+            trips.append(Trip(evict=forward, prefetch=backward, offload=forward if fate.send else None))
+        journey = Journey(tensor=fate.tensor, side=fate.side, weight=tuple(trips))
+        if fate.side is Side.CPU:
+            # Once its stale weight is gone; block 0's goes before its update in the last stage.
+            update = circle.stages - 1 if clip else min(backward + 1, circle.stages - 1)
+            journey = replace(journey, update=update, send=backward, drop=backward)
+        elif fate.side is Side.GPU:
+            update = circle.stages - 1 if clip else backward
+            away = (Trip(evict=update, prefetch=update, offload=update),) if fate.states_travel else ()
+            journey = replace(journey, update=update, states=away)
+        journeys.append(journey)
+    return journeys
+
+
+def timed_journeys(
+    chain: Chain, fates: Sequence[Fate], solution: Solution, *, clip: bool, rounds: int = 1
+) -> list[Journey]:
+    """A journey for every fate, along the solution's flows."""
+    circle = _Circle(len(chain.blocks))
+    weights_sent, updates, gradients_sent, back = _after_backward(circle, fates, solution, clip)
+    states = _state_trips(circle, fates, solution, clip)
+    forward_trips = _after_forward(circle, fates, solution, weights_sent)
+    journeys = []
+    for fate in fates:
+        name, trips = fate.tensor.name, []
+        if fate.after_backward:
+            leave = circle.backward(fate.block) if fate.side is not Side.GPU else weights_sent[name]
+            if back[name] > leave + 1 or fate.side is not Side.NOBODY:
+                offload = circle.stage(leave) if fate.side is Side.GPU else None
+                trips.append(Trip(evict=circle.stage(leave), prefetch=circle.stage(back[name]), offload=offload))
+        if name in forward_trips:
+            trips.append(forward_trips[name])
+        if fate.side is Side.CPU:
+            sent = circle.stage(gradients_sent[name])
+            update = circle.stage(min(updates[name], back[name] - 1))
+            journeys.append(
+                Journey(
+                    tensor=fate.tensor,
+                    side=Side.CPU,
+                    update=update,
+                    send=sent,
+                    drop=sent,
+                    weight=tuple(trips),
+                    fetch=circle.stages - 2 - fate.block if rounds > 1 else None,  # a stage ahead, as the solver has it
+                )
+            )
+            continue
+        last = None if fate.side is Side.NOBODY else circle.stages - 1 - (0 if clip else fate.block)
+        journeys.append(
+            Journey(tensor=fate.tensor, side=fate.side, update=last, weight=tuple(trips), states=states.get(name, ()))
+        )
+    return journeys
+
+
+def _after_backward(
+    circle: _Circle, fates: Sequence[Fate], solution: Solution, clip: bool
+) -> tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]:
+    """Positions at which weights are sent, updated, their gradients sent, and weights fetched before the forward."""
+    L = circle.blocks
+    names = {f.tensor.name: f for f in fates}
+
+    def jobs(kind: Side, release: dict[str, int], deadline: dict[str, int]) -> list[Job]:
+        return [
+            Job(name=name, size=f.tensor.bytes, release=release[name], deadline=deadline[name])
+            for name, f in names.items()
+            if f.side is kind and f.after_backward
+        ]
+
+    made = {name: circle.backward(f.block) for name, f in names.items()}
+    needed = {name: circle.forward(f.block) for name, f in names.items()}
+    end_of_step = dict.fromkeys(names, L - 1)
+    gradients = hand_out(solution.flows["send_X"], jobs(Side.CPU, made, end_of_step), eager=True, new_last=True)
+    arrived = {name: L if clip else max(u, made[name] + 1) for name, u in gradients.items()}
+    in_time = {name: max(arrived[name], needed[name] - 1) for name in gradients}
+    updates = hand_out(solution.flows["update"], jobs(Side.CPU, arrived, in_time), eager=True)
+    if clip:
+        updates = dict.fromkeys(updates, L - 1)  # the end of block 0's backward, in order of need
+    # A weight may be fetched in the stage after its gradient was sent at the earliest: the update is listed before.
+    # Block 0's is read in that very stage, which waits for all.
+    fresh = {name: min(max(updates[name], gradients[name]) + 1, needed[name]) for name in updates}
+    back = hand_out(solution.flows["fetch_X"], jobs(Side.CPU, fresh, needed), eager=False)
+    before = {name: u - 1 for name, u in needed.items()}
+    sent = hand_out(solution.flows["send_N"], jobs(Side.GPU, made, before), eager=True, new_last=True)
+    gone = {name: u + 1 for name, u in sent.items()}
+    back |= hand_out(solution.flows["fetch_N"], jobs(Side.GPU, gone, needed), eager=False)
+    left = {name: u + 1 for name, u in made.items()}
+    back |= hand_out(solution.flows["fetch_R"], jobs(Side.NOBODY, left, needed), eager=False)
+    return sent, updates, gradients, back
+
+
+def _after_forward(
+    circle: _Circle, fates: Sequence[Fate], solution: Solution, weights_sent: dict[str, int]
+) -> dict[str, Trip]:
+    """The absence of each weight between its forward and its backward. Stages, not positions."""
+    leaving = [f for f in fates if f.after_forward]
+    early = [f for f in leaving if f.send == "D"]
+    late = [f for f in leaving if f.send == "K"]
+    needed = {f.tensor.name: circle.stages - 1 - f.block for f in leaving}
+
+    def job(fate: Fate, release: int, deadline: int) -> Job:
+        return Job(name=fate.tensor.name, size=fate.tensor.bytes, release=release, deadline=deadline)
+
+    jobs = [job(f, circle.backward(f.block), circle.forward(f.block)) for f in early]
+    sent = hand_out(solution.flows["send_D"], jobs, eager=True, new_last=True)
+    offload = {name: circle.stage(u) for name, u in sent.items()}
+    after = hand_out(
+        solution.flows["send_K"], [job(f, f.block + 1, needed[f.tensor.name] - 1) for f in late], eager=True
+    )
+    offload |= after
+    evict = {f.tensor.name: after.get(f.tensor.name, f.block) for f in leaving}
+    fetched = hand_out(
+        solution.flows["fetch_E"],
+        [job(f, evict[f.tensor.name] + 1, needed[f.tensor.name]) for f in leaving],
+        eager=False,
+    )
+    return {
+        name: Trip(evict=evict[name], prefetch=fetched[name], offload=offload.get(name))
+        for name in fetched
+        if fetched[name] > evict[name] + 1 or name in offload
+    }
+
+
+def _state_trips(
+    circle: _Circle, fates: Sequence[Fate], solution: Solution, clip: bool
+) -> dict[str, tuple[Trip, ...]]:  # fmt: skip
+    """First in, first out on a tape in order of use: the tape of what is sent, and of what is fetched, go round."""
+    tape = sorted((f for f in fates if f.states_travel), key=lambda f: (-f.block, f.tensor.name))
+    total = sum(f.tensor.state_bytes for f in tape)
+    slack = _TOLERANCE * total
+    T = circle.stages
+    sent = _running(solution.flows["send_Y"], -solution.states_waiting_bytes)
+    fetched = _running(solution.flows["fetch_Y"], solution.states_back_bytes)
+    trips: dict[str, tuple[Trip, ...]] = {}
+    start = 0
+    for fate in tape:
+        size = fate.tensor.state_bytes
+        end = start + size
+        use = circle.blocks - 1 if clip else circle.backward(fate.block)
+        mark = start if start < total - solution.states_waiting_bytes - slack else start - total
+        send = next((u for u in range(T) if sent[u] > mark + slack), T - 1)
+        mark = end if end > solution.states_back_bytes + slack else end + total
+        fetch = next((u for u in range(T) if fetched[u] >= mark - slack), T - 1)
+        kept = (send - use) % T  # stages from the use to the copy, and to the return: at most at the next use
+        away = (fetch - use) % T or T
+        if mark == end and fetch > use:
+            away = T
+        if away > kept + 1:
+            stage = circle.stage(use + kept)
+            trips[fate.tensor.name] = (
+                Trip(evict=stage, prefetch=circle.stage(use + away), offload=stage),
+            )  # fmt: skip
+        start = end
+    return trips
+
+
+def _running(amounts: Sequence[float], start: float) -> list[float]:
+    sums = []
+    for amount in amounts:
+        start += amount
+        sums.append(start)
+    return sums

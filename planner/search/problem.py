@@ -1,0 +1,111 @@
+"""One question for the planner: a chain, a machine, budgets and a step, as a value."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+from planner.errors import UserError
+from planner.greedy.streaming import Setting
+from planner.ilp.instance import Budgets, make_instance
+from planner.ilp.program import solve_oilp
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from planner.search.make_plan import GAP, bound_of, in_rounds, least_gpu_bytes, make_plan, rounds_that_fit
+from planner.search.portfolio import Search
+
+_AMPLE_S = 30.0  # 82 blocks take one
+_NEAR_BYTES = 2**30  # as near as a least host budget is looked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """`slices` are those of a step."""
+
+    chain: Chain
+    hardware: Hardware
+    gpu_budget_bytes: int
+    cpu_budget_bytes: int
+    slices: int
+    clip: bool
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.slices * self.chain.slice_tokens
+
+    @property
+    def setting(self) -> Setting:
+        """Its form for the searches, in one round."""
+        budgets = Budgets(gpu_bytes=self.gpu_budget_bytes, cpu_bytes=self.cpu_budget_bytes)
+        return Setting(
+            chain=self.chain, hardware=self.hardware, budgets=budgets, slices=self.slices, clip=self.clip
+        )  # fmt: skip
+
+    def plan(self, time_limit_s: float) -> Plan:
+        """The plan. Raises UserError."""
+        return make_plan(
+            self.chain, self.hardware, gpu_budget_bytes=self.gpu_budget_bytes, cpu_budget_bytes=self.cpu_budget_bytes,
+            slices=self.slices, clip=self.clip, time_limit_s=time_limit_s,
+        )  # fmt: skip
+
+    def plan_in(self, rounds: int, time_limit_s: float, beat_s: float) -> Plan | None:
+        """A plan in so many rounds, in a third of the time of `plan`; None where the solver hopes for no step below
+        `beat_s`, or finds nothing that fits."""
+        s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
+        bound_s = bound_of(s)
+        bound_s = 0.0 if bound_s == math.inf else bound_s  # a proof that there is no plan comes from tolerances
+        return Search(s, time.monotonic() + time_limit_s, 0.0, GAP, beat_s, bound_s).first()
+
+    def bound_s(self) -> float:
+        """Seconds that no plan of it beats."""
+        return min(map(bound_of, in_rounds(self.setting)))
+
+    def hope_s(self) -> float:
+        """Seconds of the solver's step, before rounding, in as many rounds as are best; infinity where it finds none.
+
+        It takes a fraction of a plan's time, and does not depend on the time there is.
+        """
+        best_s = math.inf
+        for bound_s, s in sorted(((bound_of(s), s) for s in rounds_that_fit(self.setting)), key=lambda each: each[0]):
+            if bound_s >= best_s:
+                break
+            p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
+            solution = solve_oilp(p, time_limit_s=_AMPLE_S, gap=GAP)
+            best_s = best_s if solution is None else min(best_s, solution.step_s)
+        return best_s
+
+    def least_bytes(self, *, enough: int = 0) -> int | None:
+        """The least device budget beside the host's, or one that is at most `enough`; None where the host is too small
+        for any."""
+        try:
+            return least_gpu_bytes(self.setting, enough=enough)
+        except UserError:
+            return None
+
+    def fits(self) -> bool:
+        """Whether there is a plan."""
+        least = self.least_bytes(enough=self.gpu_budget_bytes)
+        return least is not None and least <= self.gpu_budget_bytes
+
+    def least_cpu_bytes(self) -> int | None:
+        """About the least host budget beside the device's, by bisection; None where no host is large enough."""
+
+        def fits(size: int) -> bool:
+            return replace(self, cpu_budget_bytes=size).fits()
+
+        tensors = list(self.chain.tensors())
+        standing = sum(t.bytes + t.state_bytes for t in tensors)
+        offloaded = sum(max(o.offloaded_bytes for o in b.options) for b in self.chain.blocks)
+        low = max(0, standing - self.gpu_budget_bytes)  # all of it is somewhere
+        high = standing + sum(t.gradient_bytes for t in tensors)
+        if not fits(high):
+            low, high = high, high + self.slices * offloaded
+            if not fits(high):
+                return None
+        while high - low > _NEAR_BYTES:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return high

@@ -1,0 +1,254 @@
+"""From the solver's fractions to whole tensors.
+
+Per block the solver gives bytes of each fate (`planner.ilp.program.Totals`). Here tensors are chosen for them, what is
+too much being passed on to the next block, in the direction in which memory sums over blocks: so every such sum stays
+within a tensor of the solver's, and on the side that needs less memory. Then the solver spreads the rounded bytes over
+the stages once more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from planner.draft.draft import Draft, Side, at_home, settled
+from planner.ilp.columns import limits_of
+from planner.ilp.instance import Budgets, Instance, make_instance, tensor_lists
+from planner.ilp.program import Solution, Totals, solve_oilp
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain, Tensor
+from planner.search.place_transfers import Fate, in_their_stages, timed_journeys
+from planner.search.repair import tightened
+from planner.search.restarts import Look
+
+_TOLERANCE = 1e-6
+_ATTEMPTS = 4  # to make whole tensors fit, each way
+_SHARE = 0.01  # of a budget
+_SMALL_LP_S = 10.0
+_SUMS = 4096  # of sizes, looked at for one block
+
+
+@dataclass(slots=True)
+class _Carry:
+    """What rounding has given too little (positive) or too much so far, per kind."""
+
+    of: dict[str, float]
+    up: bool
+
+    def take(
+        self, kind: str, tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], least: float = 0.0
+    ) -> list[Tensor]:
+        """Tensors whose sizes sum to the target and what was carried over, and to `least`: to at least that, by as
+        little as possible, or as nearly as possible to that.
+        """
+        wanted = target + self.of[kind]
+        taken = _subset([t for t in tensors if size(t)], max(wanted, least), size, up=self.up)
+        self.of[kind] = wanted - sum(size(t) for t in taken)
+        return taken
+
+
+def _subset(tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], *, up: bool) -> list[Tensor]:
+    """The tensors whose sizes sum most nearly to the target; `up`: to no less, all of them where that is not enough.
+    Of many equal sums the one of the larger tensors. Exact for a dozen tensors, of many more not all sums are known.
+    """
+    slack = _TOLERANCE * sum(size(t) for t in tensors)
+    sums: dict[int, tuple[Tensor, ...]] = {0: ()}
+    for tensor in sorted(tensors, key=lambda t: (-size(t), t.name)):
+        for total, chosen in list(sums.items()):
+            sums.setdefault(total + size(tensor), (*chosen, tensor))
+        if len(sums) > _SUMS:
+            nearest = sorted(sums, key=lambda total: abs(total - target))[: _SUMS // 2]
+            sums = {total: sums[total] for total in (0, *nearest)}
+    enough = [total for total in sums if total >= target - slack]
+    if up and not enough:
+        return list(tensors)
+    return list(sums[min(enough if up else sums, key=lambda total: abs(total - target))])
+
+
+def choose_fates(
+    chain: Chain,
+    hardware: Hardware,
+    totals: Totals,
+    limits: dict[str, list[float]],
+    *,
+    up: bool,
+    tight: bool = False,
+) -> list[Fate]:
+    """A fate for every tensor that may leave. `up`: no running sum over blocks is below the solver's.
+
+    `limits`: see `planner.ilp.columns.limits_of`; where one is 0 that fate is out of question. `tight`: every block
+    gets no less than the solver gives it, by kinds that stand in for one another, whatever other blocks have in excess:
+    near the least possible budget, what the device updates has no place elsewhere in its block.
+    """
+    carry = _Carry(dict.fromkeys(totals.of, 0.0), up)
+    trainable, frozen = tensor_lists(chain, hardware)
+    staying = settled(chain, hardware)
+    chosen: list[dict[str, list[Tensor]]] = [{} for _ in chain.blocks]
+    for i in reversed(range(len(chain.blocks))):  # backward releases the last block first
+        left = list(trainable[i])
+        target = {kind: of[i] for kind, of in totals.of.items()}
+        states = sum(t.state_bytes for t in left) / max(1, sum(t.bytes for t in left))
+        if tight:
+            target["N"] += target["X"]  # away after backward, whoever updates it
+            target["Y"] += states * target["X"]  # away from the device, on the way or for good
+        for kind in ("X", "N", "D"):
+            may = left if limits[kind][i] else []
+            least = target[kind] if kind in "XN" and tight else 0.0
+            chosen[i][kind] = carry.take(kind, may, target[kind], _weight, least)
+            left = [t for t in left if t not in chosen[i][kind]]
+            if kind == "X" and tight:
+                target["N"] -= sum(t.bytes for t in chosen[i]["X"])
+                target["Y"] -= sum(t.state_bytes for t in chosen[i]["X"])
+        chosen[i]["R"] = carry.take("R", frozen[i] if limits["R"][i] else [], target["R"], _weight)
+        on_gpu = [t for t in (*trainable[i], *staying[i]) if limits["Y"][i] and t not in chosen[i]["X"]]
+        chosen[i]["Y"] = carry.take("Y", on_gpu, target["Y"], _states, target["Y"] if tight else 0.0)
+    for i in range(len(chain.blocks)):
+        kinds = chosen[i]
+        left = [t for t in trainable[i] if limits["K"][i] and not any(t in kinds[kind] for kind in ("X", "N", "D"))]
+        kinds["K"] = carry.take("K", left, totals.of["K"][i], _weight)
+        current = [*kinds["X"], *kinds["N"], *frozen[i]] if limits["E"][i] else []
+        sent = sum(t.bytes for t in (*kinds["D"], *kinds["K"]))
+        # Away after forward, whenever its copy was made.
+        away = totals.of["E"][i] + (totals.of["D"][i] + totals.of["K"][i] - sent if tight else 0.0)
+        kinds["E"] = carry.take("E", current, away, _weight, away if tight else 0.0)
+    return fates_of(chain, hardware, chosen)
+
+
+def fates_of(chain: Chain, hardware: Hardware, chosen: Sequence[dict[str, list[Tensor]]]) -> list[Fate]:
+    """The fates of all tensors that may leave; per block, `chosen` has the tensors of each kind."""
+    trainable, frozen = tensor_lists(chain, hardware)
+    staying = settled(chain, hardware)
+    return [
+        _fate(i, tensor, kinds) for i, kinds in enumerate(chosen) for tensor in (*trainable[i], *frozen[i], *staying[i])
+    ]
+
+
+def _weight(tensor: Tensor) -> int:
+    return tensor.bytes
+
+
+def _states(tensor: Tensor) -> int:
+    return tensor.state_bytes
+
+
+def _fate(block: int, tensor: Tensor, chosen: dict[str, list[Tensor]]) -> Fate:
+    send = next((kind for kind in ("D", "K") if tensor in chosen[kind]), "")
+    on_cpu = tensor in chosen["X"]
+    return Fate(
+        tensor=tensor,
+        block=block,
+        side=Side.CPU if on_cpu else Side.GPU if tensor.trainable else Side.NOBODY,
+        after_backward=on_cpu or tensor in chosen["N"] or tensor in chosen["R"],
+        after_forward=bool(send) or tensor in chosen["E"],
+        send=send,
+        states_travel=tensor in chosen["Y"],
+    )
+
+
+def rounded_totals(chain: Chain, fates: Sequence[Fate]) -> Totals:
+    """The bytes of each kind that the fates stand for."""
+    of: dict[str, list[float]] = {kind: [0.0] * len(chain.blocks) for kind in ("X", "N", "R", "E", "D", "K", "Y")}
+    for fate in fates:
+        kinds = []
+        if fate.after_backward:
+            kinds.append({Side.CPU: "X", Side.GPU: "N", Side.NOBODY: "R"}[fate.side])
+        if fate.after_forward:
+            kinds.append(fate.send or "E")
+        for kind in kinds:
+            of[kind][fate.block] += fate.tensor.bytes
+        if fate.states_travel:
+            of["Y"][fate.block] += fate.tensor.state_bytes
+    return Totals(of=of)
+
+
+def rounded_draft(
+    chain: Chain,
+    hardware: Hardware,
+    solution: Solution,
+    *,
+    budgets: Budgets,
+    slices: int,
+    clip: bool,
+    rounds: int,
+    gap: float,
+    time_limit_s: float,
+    look: Callable[[Draft], Look],
+    source: str,
+    along_flows: bool,
+) -> Draft | None:
+    """A draft of whole tensors near the solution that fits; None when none was found. `along_flows`: with the solver's
+    times where these fit, found by another linear program; in several rounds there are no others.
+
+    Where whole tensors do not fit as the solver's bytes did, its choice for a budget that is smaller by the excess is
+    rounded; near the least possible budget there is none, and every block is rounded by itself.
+    """
+    instance = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip, rounds=rounds)
+    limits = limits_of(instance)
+    deadline = time.monotonic() + time_limit_s
+    for up, tight in ((True, False), (True, True), (False, False)):
+        fractions: Solution | None = solution
+        smaller = budgets
+        for attempt in range(_ATTEMPTS):
+            if fractions is None or time.monotonic() > deadline:
+                break
+            fates = choose_fates(chain, hardware, fractions.totals, limits, up=up, tight=tight)
+            draft, (gpu_excess, cpu_excess) = fitting(
+                chain, instance, fates, fractions.options, look=look, source=source, along_flows=along_flows
+            )
+            if draft is not None:
+                return draft
+            # What is a little too much may need a whole tensor less: ever more.
+            smaller = _less(smaller, gpu_excess << attempt, cpu_excess << attempt)
+            less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip, rounds=rounds)
+            fractions = _solve_near(less, solution, gap=gap, time_limit_s=deadline - time.monotonic())
+    return None
+
+
+def fitting(
+    chain: Chain, instance: Instance, fates: Sequence[Fate], options: Sequence[int], *, look: Callable[[Draft], Look],
+    source: str, along_flows: bool,
+) -> tuple[Draft | None, tuple[int, int]]:  # fmt: skip
+    """The first of the fates' drafts that fits; else None and the bytes that are too many on device and host."""
+    excess = (0, 0)
+    for draft in _drafts(chain, instance, fates, options, source, along_flows=along_flows):
+        draft = tightened(chain, draft, look(draft).room_bytes)
+        seen = look(draft)
+        if seen.fits:
+            return draft, (0, 0)
+        excess = -min(0, *seen.room_bytes), -min(0, seen.host_bytes)
+    return None, excess
+
+
+def _less(budgets: Budgets, gpu_bytes: int, cpu_bytes: int) -> Budgets:
+    """Smaller by so many bytes, or by a small share of all where nothing says how many."""
+    if not (gpu_bytes or cpu_bytes):
+        gpu_bytes, cpu_bytes = int(budgets.gpu_bytes * _SHARE), int(budgets.cpu_bytes * _SHARE)
+    return replace(
+        budgets, gpu_bytes=max(0, budgets.gpu_bytes - gpu_bytes), cpu_bytes=max(0, budgets.cpu_bytes - cpu_bytes)
+    )
+
+
+def _solve_near(instance: Instance, solution: Solution, *, gap: float, time_limit_s: float) -> Solution | None:
+    """The best fractions with the options of `solution`, or with any where these do not fit."""
+    same = solve_oilp(instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=solution.options)
+    return same or solve_oilp(instance, time_limit_s=time_limit_s, gap=gap)
+
+
+def _drafts(
+    chain: Chain, instance: Instance, fates: Sequence[Fate], options: Sequence[int], source: str, *, along_flows: bool
+) -> Iterator[Draft]:
+    """The fates with times: those of the solver's flows, if it finds any, and those that take the least memory."""
+    clip, rounds, totals = instance.clip, instance.rounds, rounded_totals(chain, fates)
+    moving = {fate.tensor.name for fate in fates}
+    home = [at_home(chain, tensor, clip) for tensor in chain.tensors() if tensor.name not in moving]
+    names = tuple(block.options[o].name for block, o in zip(chain.blocks, options, strict=True))
+    flows = None
+    if along_flows:
+        flows = solve_oilp(instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=tuple(options), totals=totals)
+    if flows is not None:
+        journeys = timed_journeys(chain, fates, flows, clip=clip, rounds=rounds)
+        yield Draft(options=names, journeys=(*journeys, *home), source=source)
+    if rounds == 1:
+        journeys = in_their_stages(chain, fates, clip=clip)
+        yield Draft(options=names, journeys=(*journeys, *home), source=source)

@@ -1,0 +1,161 @@
+"""The batch size as a decision (thesis 4.5.3): of how many rows the micro-batches of a step are.
+
+The rows of a step are the job's, so learning stays as it is, and the best split is the one with the shortest step. The
+thesis makes 1/b a variable of its program, takes all times for proportional to b, and rounds the answer. Here every
+divisor of the rows is a candidate. A block's bytes and estimated times are affine in the rows, so two traces give the
+chains of all candidates; the solver's step of each says in which order to plan them, and when no other is likely to be
+better.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar, cast
+
+import torch
+
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from planner.machine.hardware import Hardware
+from planner.measure.analysis import Analysis, analyse, estimate_times
+from planner.search.make_plan import GAP
+from planner.search.problem import Problem
+
+_MOST = 16  # candidates
+_MOST_ROWS = 1024  # of a micro-batch, unless the model wants all in one: far beyond, nothing is gained
+_PLAN_S = 10.0  # for one candidate
+PATIENCE_S = 60.0
+WANTED = 3
+"""Splits that are compared, and measured where that is possible: estimates are blind to what small kernels waste."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A split of a step: `slices` micro-batches of `rows` rows; `step_s` by the planner's estimate."""
+
+    rows: int
+    slices: int
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A split with its problem, and what the solver hopes for: see `Problem.hope_s`. `traced`: its chain is one of
+    those that others are read off."""
+
+    rows: int
+    problem: Problem
+    hope_s: float
+    traced: bool
+
+
+def hopeful(
+    job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = ()
+) -> list[Split]:
+    """All splits of the job's `train_batch_size`, those first for which the solver hopes for the shortest step.
+
+    Raises UserError for a model that cannot be used.
+    """
+    chains = _Chains(job, device, hardware, distinct_tokens)
+    splits = []
+    for rows in chains.candidates:
+        problem = chains.problem(rows)
+        splits.append(
+            Split(rows=rows, problem=problem, hope_s=problem.hope_s(), traced=rows in (chains.few, chains.many))
+        )
+    # The larger first where hopes are equal: fewer slices are less to launch.
+    return sorted(splits, key=lambda split: (split.hope_s, -split.rows))
+
+
+def ranked(
+    job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = (),
+    patience_s: float = PATIENCE_S,
+) -> list[Candidate]:  # fmt: skip
+    """Splits of the job's `train_batch_size` that fit the budgets, the fastest first by an estimate, the largest of
+    those that are equal but for the gap; empty: none fits. Once there are `WANTED`, those are missing for which the
+    solver hopes for no more; and once one was found, those that `patience_s` left no time for.
+
+    Raises UserError for a model that cannot be used.
+    """
+    deadline = time.monotonic() + patience_s
+    found: list[Candidate] = []
+    for split in hopeful(job, device, hardware, distinct_tokens=distinct_tokens):
+        best_s = min((c.step_s for c in found), default=math.inf)
+        if (found and time.monotonic() > deadline) or (len(found) >= WANTED and split.hope_s >= best_s):
+            break
+        try:
+            plan = split.problem.plan(_PLAN_S)
+        except UserError as error:
+            if error.exit_code is not Exit.DOES_NOT_FIT:
+                raise
+            continue
+        found.append(Candidate(rows=split.rows, slices=split.problem.slices, step_s=plan.step_s))
+    return best_first(found)
+
+
+def best_first(found: list[Candidate]) -> list[Candidate]:
+    """By step; of those that are equal but for the gap the largest first."""
+    best_s = min((c.step_s for c in found), default=math.inf)
+    equal = [c for c in found if c.step_s <= best_s * (1 + GAP)]
+    slower = [c for c in found if c not in equal]
+    return [*sorted(equal, key=lambda c: -c.rows), *sorted(slower, key=lambda c: c.step_s)]
+
+
+class _Chains:
+    """The job's chain for every number of rows: traced for two, in between by their difference."""
+
+    def __init__(
+        self, job: Job, device: torch.device, hardware: Hardware, distinct_tokens: tuple[int, ...]
+    ) -> None:  # fmt: skip
+        assert job.train_batch_size is not None
+        self.job, self.hardware, self.total = job, hardware, job.train_batch_size
+        self.candidates = candidates(self.total)
+        most = self._traced(self.candidates[-1], device)
+        if not most.sums_slices:  # a mean over each micro-batch: only one of all rows is right
+            self.candidates = [self.total]
+            most = self._traced(self.total, device)
+        self.many = self.candidates[-1]
+        # What is traced with one row has other strides, and shapes that are special.
+        self.few = next((rows for rows in self.candidates if rows > 1), self.many)
+        least = self._traced(self.few, device) if self.few < self.many else most
+        self.low, self.high = (a.chain(estimate_times(a, hardware), distinct_tokens) for a in (least, most))
+
+    def _traced(self, rows: int, device: torch.device) -> Analysis:
+        return analyse(self.job.model_copy(update={"per_device_train_batch_size": rows}), device)
+
+    def problem(self, rows: int) -> Problem:
+        """The problem of this split."""
+        job, machine = self.job, self.hardware
+        share = (rows - self.few) / (self.many - self.few) if self.many > self.few else 1.0
+        return Problem(
+            chain=between(self.low, self.high, share), hardware=machine, slices=self.total // rows,
+            gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes, cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
+            clip=job.max_grad_norm is not None,
+        )  # fmt: skip
+
+
+def candidates(total: int) -> list[int]:
+    """Rows that a micro-batch of `total` rows a step may have, ascending: its divisors, or so many of them that are
+    spread evenly over their logarithms."""
+    small = [d for d in range(1, math.isqrt(total) + 1) if total % d == 0]
+    divisors = sorted(d for d in {*small, *(total // d for d in small)} if d <= _MOST_ROWS)
+    wanted = [divisors[-1] ** (step / (_MOST - 1)) for step in range(_MOST)]
+    return sorted({min(divisors, key=lambda d: abs(math.log(d / want))) for want in wanted})
+
+
+def between(low: T, high: T, share: float) -> T:
+    """Every number of two values alike in form, `share` of the way from `low` to `high`; bytes round up."""
+    if isinstance(low, (bool, str)) or low is None:
+        return low  # of names, those of `low`: kinds are of one shape
+    if isinstance(low, (int, float)):
+        number = low + (cast(float, high) - low) * share
+        return cast(T, max(0, math.ceil(number - 1e-6)) if isinstance(low, int) else max(0.0, number))
+    if isinstance(low, tuple):
+        return cast(T, tuple(between(a, b, share) for a, b in zip(low, cast(tuple[object, ...], high), strict=True)))
+    assert is_dataclass(low) and not isinstance(low, type)
+    names = (field.name for field in fields(low))
+    return cast(T, replace(low, **{n: between(getattr(low, n), getattr(high, n), share) for n in names}))

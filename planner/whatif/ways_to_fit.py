@@ -1,0 +1,151 @@
+"""Changes of a job with which it fits where it did not: each was planned, none is guessed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from planner.errors import UserError
+from planner.job.lora import DEFAULTS, has_no_weights
+from planner.job.schema import Job
+from planner.machine.hardware import Hardware
+from planner.measure.analysis import analyse, estimate_times
+from planner.search.problem import Problem
+from planner.units import format_bytes
+from planner.whatif.batch_size import between
+
+_SHORTEST = 256  # tokens; below that nobody trains
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A change with which a job fits, and the least device memory it then needs; None: there was no time to know."""
+
+    text: str
+    least_bytes: int | None
+
+    def __str__(self) -> str:
+        if self.least_bytes is None:
+            return self.text
+        return f"{self.text}: at least {format_bytes(self.least_bytes)} of GPU memory"
+
+
+def problem_of(job: Job, hardware: Hardware, device: torch.device) -> Problem:
+    """The question that a job with known slices is on `hardware`, its blocks traced on `device`. Raises UserError."""
+    analysis = analyse(job, device)
+    return Problem(
+        chain=analysis.chain(estimate_times(analysis, hardware)),
+        hardware=hardware,
+        gpu_budget_bytes=job.gpu_budget or hardware.gpu_bytes,
+        cpu_budget_bytes=job.cpu_budget or hardware.cpu_bytes,
+        slices=job.gradient_accumulation_steps,
+        clip=job.max_grad_norm is not None,
+    )
+
+
+def ways_to_fit(
+    job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
+) -> Iterator[Way]:  # fmt: skip
+    """Ways to train that fit the budgets as they are, in the keys of a job; of rows and lengths the most that fit.
+
+    `runs`: the job is to run as it is. Adapters need a model's weights: without them LoRA is no way then. Where it is
+    only asked about, a config stands for its model.
+
+    Most take a trace of the model's blocks. None is begun after `last_trace` (monotonic): then those come untried.
+    """
+
+    def tried(text: str, **keys: object) -> Iterator[Way]:
+        yield from _tried(text, job, problem, device, last_trace, **keys)
+
+    if problem.clip and (least := _least(replace(problem, clip=False))):
+        yield Way(text="no clipping (max_grad_norm: 0)", least_bytes=least)
+    if not job.bf16:
+        yield from tried("bf16 with fp32 masters (bf16: true)", bf16=True)
+    host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()
+    if not host_is_full:  # shorter slices are no help to a host that is full
+        yield from _smaller_slices(job, problem, device, last_trace)
+    if job.method == "full" and not (runs and has_no_weights(job.model)):
+        lora = {**DEFAULTS, "method": "lora"}
+        found = list(tried("LoRA (method: lora)", **lora))
+        if not found and job.slice_rows > 1:
+            text = "LoRA (method: lora) in slices of one row (per_device_train_batch_size: 1)"
+            found = list(tried(text, **lora, **_rows(job, 1)))
+        yield from found
+
+
+def _tried(
+    text: str, job: Job, problem: Problem, device: torch.device, last_trace: float, **keys: object
+) -> Iterator[Way]:
+    """The way if it fits, or if there is no time to know."""
+    if time.monotonic() >= last_trace:
+        yield Way(text=text, least_bytes=None)
+    elif least := _least(_changed(job, problem, device, **keys)):
+        yield Way(text=text, least_bytes=least)
+
+
+def _smaller_slices(job: Job, problem: Problem, device: torch.device, last_trace: float) -> Iterator[Way]:
+    """The same step in more slices; where not even slices of one row fit, head and loss in chunks, or shorter rows."""
+    if job.slice_rows > 1:
+        if time.monotonic() >= last_trace:
+            yield Way(text="the same step in smaller slices", least_bytes=None)
+            one = None
+        else:
+            one = _changed(job, problem, device, **_rows(job, 1))
+        if one is not None and (least := _least(one)):
+            rows = _most_rows(job, problem, one)
+            more = _least(_changed(job, problem, device, **_rows(job, rows))) if rows > 1 else None
+            split = _rows(job, rows if more else 1)
+            keys = ", ".join(f"{key}: {value}" for key, value in split.items())
+            total = job.slice_rows * job.gradient_accumulation_steps
+            text = f"the same step in smaller slices ({keys}; train_batch_size: {total} alone is auto)"
+            yield Way(text=text, least_bytes=more or least)
+            return
+        job = job.model_copy(update=_rows(job, 1))
+    if job.exact:
+        text = "head and loss in chunks, not bitwise (exact: false)"
+        yield from _tried(text, job, problem, device, last_trace, exact=False)
+    length = job.max_length // 2
+    while length >= _SHORTEST:
+        text = f"shorter rows (max_length: {length}, per_device_train_batch_size: {job.slice_rows})"
+        found = list(_tried(text, job, problem, device, last_trace, max_length=length))
+        yield from found
+        if found:
+            return
+        length //= 2
+
+
+def _most_rows(job: Job, problem: Problem, one: Problem) -> int:
+    """Of the divisors of the step's rows the largest that fits, by chains read off those of one row and of all."""
+    total = job.slice_rows * job.gradient_accumulation_steps
+    for rows in range(job.slice_rows - 1, 1, -1):
+        if total % rows == 0:
+            chain = between(one.chain, problem.chain, (rows - 1) / (job.slice_rows - 1))
+            if replace(problem, chain=chain, slices=total // rows).fits():
+                return rows
+    return 1
+
+
+def _rows(job: Job, rows: int) -> dict[str, int]:
+    """The keys of a job for so many rows in a slice and the same rows in a step."""
+    total = job.slice_rows * job.gradient_accumulation_steps
+    return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": total // rows}
+
+
+def _changed(job: Job, problem: Problem, device: torch.device, **keys: object) -> Problem | None:
+    """The problem of the job with other keys; None for a job that cannot be: LoRA where peft is missing, say."""
+    try:
+        changed = problem_of(job.model_copy(update=keys), problem.hardware, device)
+    except UserError:
+        return None
+    return replace(
+        changed, gpu_budget_bytes=problem.gpu_budget_bytes, cpu_budget_bytes=problem.cpu_budget_bytes
+    )  # fmt: skip
+
+
+def _least(problem: Problem | None) -> int | None:
+    """What a problem needs at least of the device, None where that is too much."""
+    least = problem.least_bytes() if problem is not None else None
+    return None if problem is None or least is None or least > problem.gpu_budget_bytes else least

@@ -1,0 +1,187 @@
+"""Other machines and jobs, planned anew beside the question's own plan: what would help, and by how much.
+
+Processes of their own do it, because one thread solves one program. What was not looked into, for want of promise or of
+time, is told with what it could gain at most.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.pool import AsyncResult, Pool
+
+from planner.draft.evaluate import predicted_step_s
+from planner.errors import UserError
+from planner.machine.presets import usable_cpu_bytes
+from planner.reports.receipt import Change, Prospect
+from planner.schedule.chain import Chain
+from planner.schedule.compile import compile_program
+from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
+from planner.schedule.plan import Plan
+from planner.schedule.verify import verify
+from planner.search.problem import Problem
+
+_GIB = 2**30
+_WORTH = 1.02  # less is no help
+_PROMISING = 1.05  # who can gain no more is not planned
+_PLANNED = 4
+_USED = 0.8  # of a budget: more of what is not used up is no help, whatever a luckier search finds
+
+
+def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """One thing changed at a time."""
+    hardware, chain = problem.hardware, problem.chain
+    more = usable_cpu_bytes(64 * _GIB)
+    yield "64 GiB more RAM", replace(problem, cpu_budget_bytes=problem.cpu_budget_bytes + more)
+    extra = max(8, problem.gpu_budget_bytes // _GIB // 4) * _GIB
+    text = f"{extra // _GIB} GiB more GPU memory"
+    yield text, replace(problem, gpu_budget_bytes=problem.gpu_budget_bytes + extra)
+    link = replace(hardware, h2d_bytes_per_s=2 * hardware.h2d_bytes_per_s, d2h_bytes_per_s=2 * hardware.d2h_bytes_per_s)
+    yield "a link twice as fast", replace(problem, hardware=link)
+    memory = replace(
+        hardware, cpu_update_parameters_per_s=2 * hardware.cpu_update_parameters_per_s,
+        cpu_memory_bytes_per_s=2 * hardware.cpu_memory_bytes_per_s,
+    )  # fmt: skip
+    yield "host memory twice as fast, CPU updates with it", replace(problem, hardware=memory)
+    yield "a GPU that computes twice as fast", replace(problem, chain=_quicker(chain, 0.5))
+    text = f"{2 * problem.slices} slices a step in place of {problem.slices}"
+    yield text, replace(problem, slices=2 * problem.slices)
+    if problem.clip:
+        yield "no clipping (--clip none, max_grad_norm: 0)", replace(problem, clip=False)
+
+
+def _quicker(chain: Chain, factor: float) -> Chain:
+    blocks = tuple(
+        replace(
+            block,
+            options=tuple(
+                replace(o, forward_s=factor * o.forward_s, backward_s=factor * o.backward_s) for o in block.options
+            ),
+        )
+        for block in chain.blocks
+    )
+    return replace(chain, blocks=blocks)
+
+
+class Variations:
+    """What variations of a problem gain, found in other processes until the context ends."""
+
+    def __init__(self) -> None:
+        # Not forked: this process has threads by now.
+        count = max(2, min(4, (os.cpu_count() or 1) - 1))
+        self._pool: Pool = multiprocessing.get_context("spawn").Pool(count)
+        self._running: list[tuple[Prospect, Problem, AsyncResult[float]]] = []
+        self._open: list[Prospect] = []
+
+    def __enter__(self) -> Variations:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.terminate()
+
+    def plans(self, problems: Sequence[Problem], time_limit_s: float) -> list[Plan | None]:
+        """The plans of several problems at once; None where nothing fits."""
+        return self._pool.starmap(_plan, [(problem, time_limit_s) for problem in problems], chunksize=1)
+
+    def least_cpu_bytes(self, problem: Problem) -> AsyncResult[int | None]:
+        """`Problem.least_cpu_bytes`, to be had later."""
+        return self._pool.apply_async(_least_cpu_bytes, (problem,))
+
+    def start(
+        self, problem: Problem, plan: Plan, time_limit_s: float, *, more: Sequence[tuple[str, Problem]] = ()
+    ) -> None:  # fmt: skip
+        """Begin with those that promise most by what no schedule beats. Only so many are planned, whatever time there
+        is: the answer does not depend on it where it suffices. Of the others, and beside them, what `plan` itself
+        takes there. `more` of them: with chains of their own."""
+        found, tasks = [], []
+        for text, other in (*variations(problem), *more):
+            most = (other.tokens / other.bound_s()) / (problem.tokens / plan.step_s)
+            if most >= _WORTH and not _is_idle(problem, plan, other):
+                found.append((Prospect(text=text, most=most), other))
+        found.sort(key=lambda each: -each[0].most)
+        for number, (prospect, other) in enumerate(found):
+            planned = number < _PLANNED and prospect.most >= _PROMISING
+            if not planned:
+                self._open.append(prospect)
+            tasks.append((prospect, other, (problem, plan, other, time_limit_s if planned else 0.0)))
+        for prospect, other, task in sorted(tasks, key=lambda each: -each[1].slices):  # what takes longest first
+            self._running.append((prospect, other, self._pool.apply_async(_step_s, task)))
+
+    def changes(self, problem: Problem, plan: Plan, deadline: float) -> tuple[tuple[Change, ...], tuple[Prospect, ...]]:
+        """Those that help, the best first, and those that may help more but were not planned; `deadline` by the
+        monotonic clock."""
+        found, late = [], []
+        for prospect, other, result in self._running:
+            try:
+                step_s = result.get(max(0.0, deadline - time.monotonic()))
+            except multiprocessing.TimeoutError:
+                late.append(prospect)
+                continue
+            factor = (other.tokens / step_s) / (problem.tokens / plan.step_s)
+            if factor >= _WORTH:
+                tokens_per_s = other.tokens / step_s
+                found.append(Change(text=prospect.text, factor=factor, step_s=step_s, tokens_per_s=tokens_per_s))
+        gains = {change.text: change.factor for change in found}
+        unknown = [p for p in dict.fromkeys((*late, *self._open)) if gains.get(p.text, 0.0) * _WORTH < p.most]
+        return (
+            tuple(sorted(found, key=lambda change: -change.factor)),
+            tuple(sorted(unknown, key=lambda prospect: -prospect.most)),
+        )
+
+
+def _is_idle(problem: Problem, plan: Plan, other: Problem) -> bool:
+    """The other problem has more memory than this one, of a kind that the plan does not use up."""
+    return (
+        other.cpu_budget_bytes > problem.cpu_budget_bytes and plan.cpu_peak_bytes < _USED * problem.cpu_budget_bytes
+    ) or (other.gpu_budget_bytes > problem.gpu_budget_bytes and plan.gpu_peak_bytes < _USED * problem.gpu_budget_bytes)
+
+
+def _step_s(problem: Problem, plan: Plan, other: Problem, time_limit_s: float) -> float:
+    """In another process: the step of the other problem, in as many rounds as `plan` has, or with other slices in as
+    many more or less, or in one, where these do not fit; or of `plan` itself there, where its slices are the same, as
+    no variation takes anything away; infinity where neither is known."""
+    step_s = math.inf
+    if (other.slices, other.chain.slice_tokens) == (problem.slices, problem.chain.slice_tokens):
+        step_s = predicted_step_s(compile_program(plan, other.chain), other.chain, other.hardware)
+    if not time_limit_s:
+        return step_s
+    worth_s = plan.step_s * other.tokens / problem.tokens / _WORTH
+    scaled = plan.rounds * other.slices // problem.slices
+    for rounds in dict.fromkeys((plan.rounds, scaled, 1) if other.slices != problem.slices else (plan.rounds,)):
+        if rounds < 1 or other.slices % rounds:
+            continue
+        planned = other.plan_in(rounds, time_limit_s, min(step_s, worth_s))
+        if planned is not None:
+            return min(step_s, planned.step_s)
+    return step_s
+
+
+def carried_over(plan: Plan, other: Problem) -> Plan | None:
+    """A plan of a chain alike in form as one of the other problem, None where it does not fit there. What the solver
+    proved was of that chain."""
+    program = compile_program(plan, other.chain)
+    device, host = gpu_peak_bytes(program, other.chain), cpu_peak_bytes(plan, other.chain)
+    if device > other.gpu_budget_bytes or host > other.cpu_budget_bytes:
+        return None
+    verify(program, other.chain, gpu_budget_bytes=other.gpu_budget_bytes)
+    return replace(
+        plan, step_s=predicted_step_s(program, other.chain, other.hardware), gpu_peak_bytes=device,
+        cpu_peak_bytes=host, lp_step_s=0.0, solver_gap=1.0, bound_s=other.bound_s(),
+    )  # fmt: skip
+
+
+def _plan(problem: Problem, time_limit_s: float) -> Plan | None:
+    """In another process: the problem's plan, None where there is none."""
+    try:
+        return problem.plan(time_limit_s)
+    except UserError:
+        return None
+
+
+def _least_cpu_bytes(problem: Problem) -> int | None:
+    """In another process."""
+    return problem.least_cpu_bytes()

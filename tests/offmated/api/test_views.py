@@ -1,0 +1,143 @@
+"""What the API says of a job beside its row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offmated.api.views import job_view
+from offmated.jobs.states import JobState, StopReason
+from offmated.jobs.table import JobRow
+from planner.run.folder import RunFolder
+
+
+def row(number: int, state: JobState, run_dir: Path = Path("/nowhere"), **values: Any) -> JobRow:
+    return JobRow(
+        id=number,
+        name="job",
+        state=state,
+        priority=values.pop("priority", 0),
+        run_dir=str(run_dir),
+        **{"history": [], "attempts": 0, **values},
+    )
+
+
+def reason(job: JobRow, *others: JobRow) -> str:
+    return str(job_view(job, [job, *others])["reason"])
+
+
+def test_a_job_says_what_it_waits_for() -> None:
+    job, first, later = row(3, JobState.WAITING), row(2, JobState.WAITING), row(4, JobState.WAITING)
+    running, urgent = row(1, JobState.RUNNING), row(9, JobState.WAITING, priority=5)
+    assert reason(job, later) == "goes to the GPU next"
+    assert reason(job, running, later) == "waits for job 1"
+    assert reason(job, first, later) == "waits for the GPU, 1 before it"
+    assert reason(job, running, first, urgent) == "waits for the GPU, 3 before it"
+    assert reason(row(5, JobState.SUBMITTED), row(4, JobState.PLANNING), running) == "waits for job 4"
+
+
+def test_a_job_that_is_being_stopped_says_why() -> None:
+    assert reason(row(1, JobState.RUNNING)) == ""
+    assert reason(row(1, JobState.RUNNING, stop_reason=StopReason.CANCEL)) == "is being cancelled"
+    assert reason(row(1, JobState.RUNNING, stop_reason=StopReason.SHUTDOWN)) == "saves a checkpoint to stop"
+
+
+def test_a_job_in_a_later_attempt_says_from_where_and_why() -> None:
+    killed = {"number": 1, "from_step": None, "ended_at": 2.0, "ending": "the trainer was killed by SIGKILL (signal 9)"}
+    now = {"number": 2, "from_step": 40, "ended_at": None}
+    waiting = row(1, JobState.WAITING, history=[killed], attempts=1, last_checkpoint_step=40)
+    running = row(1, JobState.RUNNING, history=[killed, now], attempts=2, last_checkpoint_step=40)
+    words = f"attempt 2, from step 40; before: {killed['ending']}"
+    assert reason(waiting) == f"goes to the GPU next; {words}"
+    assert reason(running) == words
+    assert reason(row(1, JobState.RUNNING, history=[now], attempts=1)) == ""
+
+
+def test_progress_is_that_of_the_attempt_that_runs(tmp_path: Path) -> None:
+    start = {"event": "start", "step": 0, "total_steps": 9}
+    events = [start, *(step(n, 1.0, 1) for n in range(1, 6)), start | {"step": 2, "resumed_from": 2}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    progress = job_view(row(1, JobState.RUNNING, tmp_path), [])["progress"]
+    assert (progress["step"], progress["loss"], progress["eta_s"]) == (2, None, None)
+
+
+def test_a_job_before_its_first_plan_has_no_figures() -> None:
+    view = job_view(row(1, JobState.SUBMITTED), [])
+    nothing = {"step_s": None, "gpu_peak_bytes": None}
+    assert (view["plan"], view["progress"], view["predicted"]) == (None, None, nothing)
+    assert view["measured"] == nothing | {"steps": 0}
+
+
+def step(number: int, step_s: float, peak: int | None) -> dict[str, Any]:
+    return {"event": "step", "step": number, "loss": 9.0 - number, "step_s": step_s, "gpu_peak_bytes": peak}
+
+
+def test_time_left_is_the_median_step_times_the_steps_left(tmp_path: Path) -> None:
+    start = {"event": "start", "step": 0, "total_steps": 13}
+    events = [start, step(1, 9.0, 100), step(2, 2.0, None), step(3, 2.0, 90)]
+    half_written = '{"event": "st'
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + half_written)
+    view = job_view(row(1, JobState.RUNNING, tmp_path), [])
+    assert view["progress"] == {
+        "step": 3,
+        "total_steps": 13,
+        "loss": 6.0,
+        "eval_loss": None,
+        "step_s": 2.0,
+        "eta_s": 20.0,
+    }
+    assert view["measured"] == {"step_s": 2.0, "steps": 1, "gpu_peak_bytes": 100}
+
+
+def test_a_long_metrics_file_is_read_at_its_ends_only(tmp_path: Path) -> None:
+    events = [{"event": "start", "step": 0, "total_steps": 10_000}, *(step(n, 1.0, n) for n in range(1, 5001))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    view = job_view(row(1, JobState.RUNNING, tmp_path), [])
+    assert (view["progress"]["step"], view["progress"]["total_steps"]) == (5000, 10_000)
+
+
+@pytest.mark.parametrize("at", [1, 2500, 4999])
+def test_the_last_evaluation_is_found_wherever_it_is(tmp_path: Path, at: int) -> None:
+    events: list[dict[str, Any]] = [{"event": "start", "step": 0, "total_steps": 10_000}]
+    for number in range(1, 5001):
+        events.append(step(number, 1.0, 1))
+        if number in (1, at):
+            events.append({"event": "eval", "step": number, "eval_loss": number / 2})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    progress = job_view(row(1, JobState.RUNNING, tmp_path), [])["progress"]
+    assert (progress["step"], progress["eval_loss"]) == (5000, at / 2)
+
+
+def test_new_events_are_seen(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(json.dumps({"event": "start", "step": 0, "total_steps": 2}) + "\n")
+    job = row(1, JobState.RUNNING, tmp_path)
+    assert job_view(job, [])["progress"]["step"] == 0
+    with metrics.open("a") as file:
+        file.write(json.dumps(step(1, 1.0, 1)) + "\n")
+    assert job_view(job, [])["progress"]["step"] == 1
+
+
+def test_broken_lines_of_metrics_are_passed_over(tmp_path: Path) -> None:
+    start = json.dumps({"event": "start", "step": 0, "total_steps": 13})
+    lines = [start, "\x00\x00", "[1]", '{"st', json.dumps(step(1, 2.0, 100))]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert job_view(row(1, JobState.RUNNING, tmp_path), [])["progress"]["step"] == 1
+    assert [event["event"] for event in RunFolder(tmp_path).read_metrics(skip=1)] == ["step"]
+
+
+@pytest.mark.parametrize("name", ["plan.json", "metrics.jsonl"])
+@pytest.mark.parametrize("text", ["", "no json\n", "[]\n", '{"event": "start"}\n', '{"plan": {}, "measured": true}\n'])
+def test_a_file_that_holds_something_else_hides_only_its_own_figures(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    view = job_view(row(1, JobState.RUNNING, tmp_path), [])
+    assert (view["id"], view["plan"], view["progress"]) == (1, None, None)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"other": 1}'])
+def test_a_broken_error_file_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "error.json").write_text(text)
+    assert RunFolder(tmp_path).read_error() is None

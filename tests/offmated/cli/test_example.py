@@ -1,0 +1,72 @@
+"""The example job, and the budget it is given."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoTokenizer
+
+from planner.job.schema import Job
+from tests import ROOT
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/pydoc.yaml with its data and model, below a folder of its own."""
+    folder = tmp_path_factory.mktemp("example")
+    runpy.run_path(str(ROOT / "examples" / "pydoc.py"))["prepare"](folder / ".demo" / "pydoc")
+    (folder / "examples").mkdir()
+    (folder / "examples" / "pydoc.yaml").write_text((ROOT / "examples" / "pydoc.yaml").read_text())
+    return folder / "examples" / "pydoc.yaml"
+
+
+def test_the_example_is_full_fine_tuning_of_200_steps_or_more(prepared: Path) -> None:
+    job = Job.load(prepared)
+    assert job.method == "full"
+    assert job.max_steps is not None and job.max_steps >= 200
+    assert [note.split()[-3:] for note in job.notes] == [["under", "seed", "0."]]
+
+
+def test_its_text_is_what_cpython_ships_and_its_tokenizer_gives_it_back(prepared: Path) -> None:
+    job = Job.load(prepared)
+    rows = [json.loads(line)["text"] for line in Path(job.dataset[0]).read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(job.tokenizer)
+    encoded = tokenizer(rows)["input_ids"]
+    assert sum("lambda_expr" in row for row in rows) >= 1
+    assert tokenizer.decode(encoded[0]) == rows[0]
+    assert sum(len(ids) for ids in encoded) / len(rows) > job.max_length / 2, "rows are mostly padding"
+
+
+def test_preparing_twice_gives_the_same_files(prepared: Path, tmp_path: Path) -> None:
+    runpy.run_path(str(ROOT / "examples" / "pydoc.py"))["prepare"](tmp_path)
+    for file in ("text.jsonl", "model/config.json", "model/tokenizer.json"):
+        first = prepared.parent.parent / ".demo" / "pydoc" / file
+        assert (tmp_path / file).read_bytes() == first.read_bytes(), file
+
+
+def test_its_budget_is_40_percent_of_what_plain_pytorch_needs(prepared: Path) -> None:
+    job = Job.load(prepared)
+    peak_bytes, _ = runpy.run_path(str(ROOT / "benchmarks" / "plain_peak.py"))["measure"](job, "cpu", 1)
+    assert job.gpu_budget is not None
+    assert 0.39 <= job.gpu_budget / peak_bytes <= 0.41, f"plain PyTorch needs {peak_bytes} bytes"
+
+
+def test_its_file_says_where_the_budget_comes_from() -> None:
+    text = (ROOT / "examples" / "pydoc.yaml").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("gpu_budget"))
+    assert "benchmarks/plain_peak.py" in line
+    assert yaml.safe_load(text)["gpu_budget"] in line

@@ -1,0 +1,176 @@
+"""`offmate run`: following a job to its end, and leaving it. Planner and trainer are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planner.run.folder import RunFolder
+from tests.support.daemons import PATIENCE_S, House, house, until
+
+# Where the tests themselves run in a shell's background, Ctrl-C is ignored, and would be by their children.
+START = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from offmated.cli import main
+main(prog_name='offmate')
+"""
+COMMAND = [sys.executable, "-P", "-c", START]
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[House]:
+    with house() as built:
+        yield built
+
+
+def job_file(home: House, name: str, steps: int) -> Path:
+    path = home.home / f"{name}.yaml"
+    path.write_text(f"model: ./model\ndataset: text.jsonl\nrun_name: {name}\nmax_steps: {steps}\n")
+    return path
+
+
+def offmate(home: House, *words: str) -> subprocess.Popen[str]:
+    """`offmate words…` as a shell would start it, Ctrl-C included."""
+    return subprocess.Popen(
+        [*COMMAND, *words], env=home.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_run_tells_states_plan_and_loss_and_ends_with_the_model_folder(home: House) -> None:
+    process = offmate(home, "run", str(job_file(home, "short", 5)))
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors) == (0, "")
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert lines[0].startswith("Job ") and lines[0].endswith(" (short) is submitted, place 1 in the queue.")
+    assert "blocks       0 keep · 1 recompute · 2 keep" in lines
+    assert lines[-3:-1] == ["step 5 of 5, loss 1.000", "done"]
+    assert lines[-1].startswith("Job ") and lines[-1].endswith("/output")
+
+
+def test_run_tells_evaluations_and_samples(home: House) -> None:
+    process = offmate(home, "run", str(job_file(home, "evaluated", 5)))
+    lines = process.communicate(timeout=PATIENCE_S)[0].splitlines()
+    told = [line for line in lines if "eval loss" in line or "sample" in line]
+    assert told == [
+        "step 2 of 5, eval loss 2.000", "step 2 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
+        "step 4 of 5, eval loss 1.000", "step 4 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
+    ]  # fmt: skip
+
+
+def test_run_as_json_keeps_stdout_for_the_job(home: House) -> None:
+    process = offmate(home, "run", str(job_file(home, "short", 3)), "--json")
+    said, told = process.communicate(timeout=PATIENCE_S)
+    job = json.loads(said)
+    assert (process.returncode, job["state"], job["progress"]["step"]) == (0, "done", 3)
+    assert "is submitted" in told
+
+
+@pytest.mark.parametrize(("name", "code", "words"), [("wrong", 1, "exit code 1"), ("too-big", 3, "[budget-too-small]")])
+def test_run_exits_with_the_jobs_exit_code(name: str, code: int, words: str, home: House) -> None:
+    process = offmate(home, "run", str(job_file(home, name, 5)))
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code, errors
+    assert words in said
+
+
+def test_ctrl_c_leaves_the_job_running_and_says_so(home: House) -> None:
+    before = len(home.client.jobs())
+    process = offmate(home, "run", str(job_file(home, "long", 100_000)))
+    until(lambda: len(home.client.jobs()) > before, "the job is submitted")
+    number = home.client.jobs()[-1]["id"]
+    home.wait_for_step(number, 1)
+    assert process.stdout is not None
+    assert any(line.startswith("running") for line in process.stdout), "it follows"
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, errors
+    assert f"Job {number} goes on without you.  offmate logs -f {number} · offmate cancel {number}" in said
+    assert "Traceback" not in errors
+    step = home.job(number)["progress"]["step"]
+    home.wait_for_step(number, step + 3)
+
+    follower = offmate(home, "logs", "-f", str(number))
+    cancel = offmate(home, "cancel", str(number), "--json")
+    answer, _ = cancel.communicate(timeout=PATIENCE_S)
+    assert json.loads(answer)["id"] == number
+    log, _ = follower.communicate(timeout=PATIENCE_S)
+    assert follower.returncode == 0
+    assert "trainer here, from step 0" in log
+    assert home.job(number)["state"] == "cancelled"
+
+
+def test_a_job_that_two_shells_try_again_at_once_is_tried_once(home: House) -> None:
+    number = home.submit("long", steps=100_000)
+    home.wait_for_step(number, 1)
+    home.client.cancel(number)
+    home.wait_for(number, "cancelled")
+    shells = [offmate(home, "retry", str(number)) for _ in range(2)]
+    told = sorted(shell.communicate(timeout=PATIENCE_S)[::-1] for shell in shells)
+    assert sorted(shell.returncode for shell in shells) == [0, 2], told
+    assert told[1][0].startswith(f"Job {number} is ") and told[1][0].endswith("[not-to-retry]\n")
+    home.wait_for(number, "running")
+    home.client.cancel(number)
+    assert [attempt["number"] for attempt in home.wait_for(number, "cancelled")["history"]] == [1, 2]
+
+
+def test_events_of_a_job_are_told_as_they_come_one_object_a_line(home: House) -> None:
+    number = home.submit("brief", steps=40)
+    follower = offmate(home, "logs", "-f", "--json", str(number))
+    said, errors = follower.communicate(timeout=PATIENCE_S)
+    assert (follower.returncode, errors) == (0, "")
+    told = [json.loads(line) for line in said.splitlines()]
+    assert [event["event"] for event in told] == ["start", *40 * ["step"], "end"]
+    once = offmate(home, "logs", "--json", str(number))
+    assert [json.loads(line) for line in once.communicate(timeout=PATIENCE_S)[0].splitlines()] == told
+    assert offmate(home, "logs", "--json", "999").wait(PATIENCE_S) == 4
+
+
+def test_a_closed_pipe_ends_a_command_quietly(home: House) -> None:
+    number = home.submit("again")
+    home.wait_for(number, "done")
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [*COMMAND, "logs", str(number)], env=home.environment, stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(read)
+    os.close(write)
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in errors
+
+
+def test_down_says_for_which_job_it_waits_who_follows_is_told_and_logs_are_there_without_it() -> None:
+    with house() as home:
+        before = len(home.client.jobs())
+        followers = [offmate(home, "run", str(job_file(home, "long", 100_000)))]
+        until(lambda: len(home.client.jobs()) > before, "the job is submitted")
+        number = home.client.jobs()[-1]["id"]
+        followers += [offmate(home, "logs", "-f", *more, str(number)) for more in ((), ("--json",))]
+        home.wait_for_step(number, 1)
+        assert all(follower.stdout is not None and follower.stdout.readline() for follower in followers), "all follow"
+        down = offmate(home, "down", "--json")
+        said, told = down.communicate(timeout=PATIENCE_S)
+        assert (down.returncode, told) == (0, f"Job {number} saves a checkpoint first.\n")
+        assert json.loads(said) == {"ended": True}
+        for follower in followers:
+            _, told = follower.communicate(timeout=PATIENCE_S)
+            assert (follower.returncode, told) == (
+                69, f"The daemon has ended; job {number} goes on at its next start.\n"
+                f"  hint: offmate up, then offmate logs -f {number}   [daemon-ended]\n",
+            )  # fmt: skip
+
+        run = RunFolder(home.paths.run_folder(number))
+        asked = [offmate(home, "logs", *more, str(number)) for more in ((), ("--json",), ("-f",))]
+        (log, where), (events, _), (followed, why) = (shell.communicate(timeout=PATIENCE_S) for shell in asked)
+        assert [shell.returncode for shell in asked] == [0, 0, 69]
+        assert log == followed == run.log.read_text()
+        assert where == f"The daemon is not running. This is what {run.path} has.\n"
+        assert [json.loads(line) for line in events.splitlines()] == run.read_metrics()
+        assert why.endswith("hint: offmate up   [daemon-not-running]\n")

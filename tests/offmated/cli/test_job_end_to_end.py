@@ -1,0 +1,106 @@
+"""A small job through every real part: command line, daemon, broker, planner, trainer, model folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+
+from tests import ROOT
+
+COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
+JOB = """
+model: model
+dataset: text.jsonl
+run_name: small
+max_length: 64
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+max_steps: 4
+learning_rate: 1e-3
+max_grad_norm: 0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder with the example's text and tokenizer, a model of two small layers, and a daemon on its state folder."""
+    folder = Path(tempfile.mkdtemp(prefix="offmate-"))  # sockets have short paths
+    runpy.run_path(str(ROOT / "examples" / "pydoc.py"))["prepare"](folder)
+    LlamaConfig(
+        architectures=["LlamaForCausalLM"], vocab_size=2048, hidden_size=64, intermediate_size=128,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
+        bos_token_id=None, eos_token_id=0, pad_token_id=0,
+    ).save_pretrained(folder / "model")  # fmt: skip
+    (folder / "job.yaml").write_text(JOB)
+    yield folder
+    offmate(folder, "down")
+    shutil.rmtree(folder)
+
+
+def offmate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`offmate words…` in the folder."""
+    environment = {**os.environ, "OFFMATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*COMMAND, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def answer(folder: Path, *words: str) -> Any:
+    """What `offmate words… --json` says."""
+    done = offmate(folder, *words, "--json")
+    assert done.returncode == 0, done.stderr + offmate(folder, "logs", "1").stdout
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def job(folder: Path) -> dict[str, Any]:
+    """The job, run to its end by `offmate run`, which starts the daemon."""
+    found: dict[str, Any] = answer(folder, "run", "job.yaml")
+    return found
+
+
+def test_run_ends_with_a_model_folder_that_transformers_loads(job: dict[str, Any]) -> None:
+    assert (job["state"], job["progress"]["step"], job["exit_code"]) == ("done", 4, 0)
+    model = AutoModelForCausalLM.from_pretrained(job["output"])
+    assert model.config.num_hidden_layers == 2
+    tokenizer = AutoTokenizer.from_pretrained(job["output"])
+    assert tokenizer.decode(tokenizer("The with statement")["input_ids"]) == "The with statement"
+
+
+def test_show_has_predicted_and_measured_step_time_and_peak(job: dict[str, Any], folder: Path) -> None:
+    shown = answer(folder, "show", str(job["id"]))
+    assert shown["predicted"]["step_s"] > 0 and shown["measured"]["step_s"] > 0
+    assert 0 < shown["measured"]["gpu_peak_bytes"] <= shown["predicted"]["gpu_peak_bytes"]
+    assert shown["plan_document"]["measured"] is True
+    text = offmate(folder, "show", str(job["id"])).stdout
+    assert "step time" in text and "GPU peak" in text and "blocks" in text
+
+
+def test_a_second_submission_of_the_same_job_solves_nothing(job: dict[str, Any], folder: Path) -> None:
+    again = answer(folder, "run", "job.yaml")
+    assert again["id"] > job["id"]
+    assert again["plan"]["cached"] is True
+    assert again["progress"]["loss"] == job["progress"]["loss"]
+
+
+def test_plan_shows_a_plan_without_running_it(job: dict[str, Any], folder: Path) -> None:
+    jobs = len(answer(folder, "status"))
+    found = answer(folder, "plan", "job.yaml")
+    assert len(found["plan"]["options"]) == 4
+    assert len(answer(folder, "status")) == jobs
+
+
+def test_what_cannot_fit_exits_with_3_and_names_the_least_budget(job: dict[str, Any], folder: Path) -> None:
+    for command in ("plan", "run"):
+        done = offmate(folder, command, "job.yaml", "--gpu-budget", "64KiB")
+        assert done.returncode == 3, done.stderr
+        assert "budget-too-small" in done.stderr + done.stdout

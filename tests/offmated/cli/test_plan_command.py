@@ -1,0 +1,322 @@
+"""`offmate plan` about other machines and about chains, and `offmate plans`, as people run them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import LlamaConfig
+
+from offmated.cli import main
+from offmated.cli.job_text import with_settings
+from offmated.cli.planner_process import job_of, question
+from offmated.config import Config
+from offmated.jobs.database import open_engine
+from offmated.jobs.migrate import upgrade
+from offmated.paths import Paths
+from planner.cache.store import Cache, CachedPlan
+from planner.codec import to_json
+from planner.errors import UserError
+from planner.machine.hardware import Hardware
+from tests.support.chains import HARDWARE, chain, resident_plan
+
+SMALL = LlamaConfig(
+    vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2,
+)  # fmt: skip
+
+
+class Shell:
+    """The command in this process; the planner's is one of its own, as ever."""
+
+    def __init__(self, folder: Path, captured: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.captured = folder, captured
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        self.captured.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(list(words), prog_name="offmate")
+        said = self.captured.readouterr()
+        assert "Traceback" not in said.err, said.err
+        return subprocess.CompletedProcess(words, int(left.value.code or 0), said.out, said.err)
+
+    def json(self, *words: str) -> Any:
+        done = self.run(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("OFFMATE_HOME", str(tmp_path / "state")), ("OMP_NUM_THREADS", "1"), ("HF_HUB_OFFLINE", "1")):
+        monkeypatch.setenv(name, value)
+    (tmp_path / "chain.json").write_text(json.dumps(to_json(chain(4))))
+    (tmp_path / "hardware.json").write_text(json.dumps(to_json(HARDWARE)))
+    return Shell(tmp_path, capfd)
+
+
+MISTAKE = "The question has one mistake.\n  "
+CHAIN = ["plan", "--chain", "chain.json", "--hardware", "hardware.json"]
+QUICK = [*CHAIN, "--time-limit", "1"]
+
+
+def test_a_chain_on_a_machine_is_answered_with_one_object(shell: Shell) -> None:
+    found = shell.json(*QUICK, "--gpu-budget", "8000", "--cpu-budget", "1GiB", "--slices", "2", "--clip", "exact")
+    assert found.keys() >= {
+        "status", "step_s", "lp_step_s", "bound_s", "solver_gap", "solve_s", "gpu_peak_bytes", "cpu_peak_bytes",
+        "options", "cpu_update_share", "stages",
+    }  # fmt: skip
+    assert found["status"] in ("optimal", "feasible")
+    assert 0 < found["bound_s"] <= found["step_s"]
+    assert (len(found["options"]), len(found["stages"])) == (6, 11)
+    assert found["stages"][5].keys() == {
+        "block", "direction", "prefetch", "offload", "evict", "cpu_update", "gpu_update",
+    }  # fmt: skip
+    assert (found["stages"][5]["block"], found["stages"][5]["direction"]) == (5, "H")
+    assert found["gpu_peak_bytes"] <= 8000
+    assert 0 < found["cpu_update_share"] < 1
+
+
+def test_freedoms_can_be_taken_away(shell: Shell) -> None:
+    words = [*QUICK, "--gpu-budget", "9000", "--gap", "0.05"]
+    free = shell.json(*words)
+    bound = shell.json(*words, "--no-cpu-updates", "--no-activation-offload")
+    assert bound["cpu_update_share"] == 0.0 < free["cpu_update_share"]
+    assert "offload" not in bound["options"]
+    assert bound["step_s"] > free["step_s"]
+
+
+def test_what_does_not_fit_exits_with_3_and_the_least_budget_which_fits(shell: Shell) -> None:
+    done = shell.run(*CHAIN, "--gpu-budget", "3000", "--json")
+    assert done.returncode == 3
+    found = json.loads(done.stdout)
+    assert (found["status"], found["code"]) == ("infeasible", "budget-too-small")
+    assert done.stderr.startswith("No schedule fits this memory budget.\n")
+    assert done.stderr.splitlines()[-1].startswith("  hint: offmate plan … --gpu-budget ")
+    least = found["least_gpu_budget_bytes"]
+    assert least > 3000
+    assert shell.json(*QUICK, "--gpu-budget", str(least))["gpu_peak_bytes"] <= least
+    assert shell.run(*QUICK, "--gpu-budget", str(least - 1)).returncode == 3
+
+
+def test_a_host_without_memory_leaves_everything_to_the_device(shell: Shell) -> None:
+    done = shell.run(*CHAIN, "--gpu-budget", "3000", "--cpu-budget", "1", "--json")
+    assert done.returncode == 3
+    least = json.loads(done.stdout)["least_gpu_budget_bytes"]
+    assert shell.json(*QUICK, "--gpu-budget", str(least), "--cpu-budget", "1")["cpu_peak_bytes"] == 0
+
+
+def test_a_chain_is_told_stage_by_stage(shell: Shell) -> None:
+    lines = shell.run(*QUICK, "--gpu-budget", "8000").stdout.splitlines()
+    assert [line.split()[0] for line in lines[:7]] == ["status", "step", "proven", "solver", "GPU", "host", "blocks"]
+    assert lines[-1].strip().startswith("B0 ")
+
+
+def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
+    text = (shell.folder / "chain.json").read_text()
+    (shell.folder / "chain.json").write_text(text.replace('"forward_s": 0.5', '"forward_s": NaN'))
+    done = shell.run(*CHAIN, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[1] == "  $.blocks[5].options[0].forward_s is nan; it must be a finite number"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Give one thing to plan: a job FILE, --model or --chain."),
+        (["job.yaml", "--model", "m"], "Give one thing to plan: a job FILE, --model or --chain."),
+        (["--model", "m"], "--model needs a machine."),
+        (["--chain", "chain.json"], "--chain needs a machine."),
+        ([*CHAIN[1:], "--max-length", "8"], "--max-length does not go with offmate plan --chain --hardware."),
+        (["job.yaml", "--cpu-memory", "8GiB"], "--cpu-memory does not go with offmate plan FILE."),
+        (
+            ["--model", "./m", "--hardware", "rtx3060"],
+            "The question has one mistake.\n  model: there is no model config at ",
+        ),
+        (
+            ["--model", "m", "--hardware", "rtx3060", "--set", "lora_r=4"],
+            "--set has one mistake.\n  --set lora_r: it is for",
+        ),
+        (["--model", "m", "--hardware", "rtx3060", "--set", "max_length"], "--set takes KEY=VALUE, not max_length."),
+        ([*CHAIN[1:], "--set", "max_length=8"], "--set does not go with offmate plan --chain --hardware."),
+        (["--model", "me/none", "--hardware", "rtx9"], "There is no hardware called rtx9."),
+        ([*CHAIN[1:], "--cpu-memory", "8GiB"], "--cpu-memory and --link change a machine known by its name."),
+        (["--model", "m", "--hardware", "hardware.json"], "Times of a model are estimated from the machine's"),
+        ([*CHAIN[1:], "--clip", "some"], "Usage: "),
+        ([*CHAIN[1:], "--gap", "1"], "Usage: "),
+        ([*CHAIN[1:], "--slices", "0"], "Usage: "),
+    ],
+)
+def test_words_that_do_not_go_together_exit_with_2(words: list[str], said: str, shell: Shell) -> None:
+    done = shell.run("plan", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("short", "lines"),
+    [
+        ({}, "gradient_accumulation_steps: 8\nper_device_train_batch_size: 1\nbf16: true\n"),
+        ({"fp32": True, "batch_size": "4", "slices": 2, "max_length": 512, "clip": "none"},
+         "gradient_accumulation_steps: 2\nmicro_batch_size: 4\nmax_length: 512\nmax_grad_norm: 0\n"),
+        ({"batch_size": "auto", "lora": 8}, "micro_batch_size: auto\nbf16: true\nadapter: lora\nlora_r: 8\n"),
+        ({"settings": ("train_batch_size=64", "exact=false")}, "train_batch_size: 64\nexact: false\nbf16: true\n"),
+        ({"gpu_budget": "8GiB", "settings": ("bf16=false",)},
+         "gpu_budget: 8GiB\ngradient_accumulation_steps: 8\nper_device_train_batch_size: 1\n"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_model_in_short_and_a_job_file_are_one_question(
+    short: dict[str, object], lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    SMALL.save_pretrained("small")
+    (tmp_path / "job.yaml").write_text(f"model: small\ndataset: not-there.jsonl\nlearning_rate: 3e-4\n{lines}")
+    asked = question(None, {"model": "small/config.json", **short})
+    assert asked == question(Path("job.yaml"), {})
+    assert asked.model == str(tmp_path / "small")
+
+
+def test_settings_stand_above_the_file_by_any_of_a_keys_names(tmp_path: Path) -> None:
+    text = "model: m\nlora_target:\n- q_proj\n- v_proj\nadapter: lora # why\n"
+    settings = ["lora_target_modules=[o_proj, up_proj]", "method=full", "max_length=512"]
+    assert yaml.safe_load(with_settings(text, settings)) == {
+        "model": "m", "lora_target_modules": ["o_proj", "up_proj"], "method": "full", "max_length": 512,
+    }  # fmt: skip
+
+
+def test_settings_keep_every_character_in_one_line() -> None:
+    text = with_settings("model: m # 🦙\n", ['run_name="naïve 東 🦙: #1 [\\L\\x7f]"', "learning_rate=1e-7"])
+    name = "naïve 東 🦙: #1 [\u2028\x7f]"
+    assert yaml.safe_load(text) == {"model": "m", "run_name": name, "learning_rate": 1e-7}
+    assert len(text.splitlines()) == 3
+
+
+def test_a_mistake_in_a_setting_is_blamed_on_the_setting_and_one_in_the_file_on_its_line(tmp_path: Path) -> None:
+    SMALL.save_pretrained(tmp_path / "small")
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}')
+    (tmp_path / "small" / "tokenizer.json").write_text("{}")
+    file = tmp_path / "job.yaml"
+    file.write_text("model: small\ndataset: data.jsonl\nmax_length: 8\n")
+    for ask in (question, job_of):
+        with pytest.raises(UserError) as found:
+            ask(file, {"settings": ("max_length=long", "lerning_rate=1")})
+        assert found.value.what == "--set has 2 mistakes."
+        assert found.value.numbers[0] == "--set lerning_rate: unknown key; did you mean learning_rate?"
+        assert found.value.numbers[1].startswith('--set max_length: it is "long"; it must be a whole number')
+        assert found.value.hint.startswith("correct --set ")
+    file.write_text(file.read_text() + "seed: -1\n")
+    with pytest.raises(UserError) as found:
+        job_of(file, {"settings": ("max_length=1",)})
+    assert found.value.what == "job.yaml with --set has 2 mistakes."
+    assert [text.partition(": it is")[0] for text in found.value.numbers] == ["--set max_length", "line 4: seed"]
+
+
+@pytest.fixture
+def kept(shell: Shell) -> Shell:
+    """A shell whose database keeps two plans, the first found twice."""
+    paths = Paths.from_environment()
+    paths.state.mkdir()
+    engine = open_engine(Config.load(paths).database_url)
+    upgrade(engine, paths)
+    cache = Cache(engine)
+    for key, model, machine in (("a" * 64, "one", "here"), ("ab" + "b" * 62, "two", "there")):
+        cache.keep_plan(key, cached(machine), model=model)
+    cache.find_plan("a" * 64)
+    cache.find_plan("a" * 64)
+    engine.dispose()
+    return shell
+
+
+def cached(machine: str) -> CachedPlan:
+    hardware = Hardware(**(to_json(HARDWARE) | {"name": machine}))  # type: ignore[arg-type, operator]
+    return CachedPlan(plan=resident_plan(chain(2)), chain=chain(2), hardware=hardware, solve_s=1.5)
+
+
+def test_kept_plans_are_listed_with_their_hits(kept: Shell) -> None:
+    rows = kept.json("plans", "list")
+    assert [(row["model"], row["machine"], row["hits"], row["solve_s"]) for row in rows] == [
+        ("one", "here", 2, 1.5),
+        ("two", "there", 0, 1.5),
+    ]
+    lines = kept.run("plans", "list").stdout.splitlines()
+    assert lines[0].split() == ["KEY", "MODEL", "MACHINE", "GPU", "HOST", "SLICES", "STEP", "HITS", "USED"]
+    assert [line.split()[:3] for line in lines[1:]] == [["a" * 12, "one", "here"], ["ab" + "b" * 10, "two", "there"]]
+
+
+def test_a_kept_plan_is_shown_by_the_beginning_of_its_key_and_looking_is_no_hit(kept: Shell) -> None:
+    found = kept.json("plans", "show", "ab")
+    assert (found["model"], found["hits"], len(found["plan"]["stages"])) == ("two", 0, 7)
+    assert "resident" in found["plan"]
+    assert kept.run("plans", "show", "ab").stdout.splitlines()[1] == "model        two"
+    assert [row["hits"] for row in kept.json("plans", "list")] == [2, 0]
+    unclear = kept.run("plans", "show", "a")
+    assert (unclear.returncode, unclear.stderr.splitlines()[0]) == (2, "More than one plan begins with a.")
+    missing = kept.run("plans", "show", "c")
+    assert (missing.returncode, missing.stderr.splitlines()[0]) == (4, "There is no plan c.")
+
+
+def test_plans_are_forgotten_one_by_one_or_all(kept: Shell) -> None:
+    assert kept.run("plans", "forget").returncode == 2
+    assert kept.run("plans", "forget", "ab", "--all").returncode == 2
+    assert kept.run("plans", "forget", "ab").stdout == "Forgotten: 1\n"
+    assert [row["model"] for row in kept.json("plans", "list")] == ["one"]
+    assert kept.json("plans", "forget", "--all") == {"forgotten": 1}
+    assert kept.run("plans", "list").stdout == "No plans are kept yet.\n"
+
+
+def test_without_a_database_no_plans_are_kept_and_none_is_made(shell: Shell) -> None:
+    assert shell.run("plans", "list").stdout == "No plans are kept yet.\n"
+    assert shell.run("plans", "show", "a").returncode == 4
+    assert not (shell.folder / "state").exists()
+
+
+def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept: Shell) -> None:
+    SMALL.save_pretrained(kept.folder / "small")
+    (kept.folder / "job.yaml").write_text(
+        "model: small\ndataset: not-there.jsonl\nmax_length: 64\nsave_total_limit: 3\n"
+    )
+    short = ["--fp32", "--batch-size", "8", "--slices", "1", "--max-length", "64", "--set", "save_total_limit=3"]
+    machine = ["--hardware", "rtx3060", "--gpu-budget", "1GiB"]
+    first = kept.json("plan", "--model", "small", *short, *machine)
+    again = kept.json("plan", "job.yaml", *machine, "--html", "plan.html")
+    assert again == first, "answer_s too: nothing was computed"
+    assert "<html" in (kept.folder / "plan.html").read_text()
+    (plan,) = (row for row in kept.json("plans", "list") if row["key"] == first["plan_key"])
+    assert (plan["machine"], plan["step_s"], plan["hits"]) == ("GeForce RTX 3060 12 GB", first["step_s"], 1)
+    # A job is told in words.
+    lines = kept.run("plan", "job.yaml", *machine).stdout.splitlines()
+    assert (
+        lines[0] == "small (0.1 million parameters) in fp32 on GeForce RTX 3060 12 GB, 1 slice of 8 × 64 tokens a step"
+    )
+    assert lines[1].startswith("It fits: ")
+    starts = {line.split()[0] for line in lines if line and not line.startswith(" ")}
+    assert starts >= {"proven", "limit", "updates", "blocks", "GPU", "disk", "would"}
+    assert any("of 1.0 GiB" in line for line in lines)
+    assert any(line.endswith("checkpoints kept: 3") for line in lines)
+    # Another link is another machine, whatever its name; and what is forgotten is computed anew.
+    other = kept.json("plan", "job.yaml", *machine, "--link", "1GB")
+    assert other["plan_key"] != first["plan_key"]
+    assert kept.json("plans", "forget", first["plan_key"]) == {"forgotten": 1}
+    assert kept.json("plan", "job.yaml", *machine)["answer_s"] != first["answer_s"]
+
+
+def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_kept_too(kept: Shell) -> None:
+    SMALL.save_pretrained(kept.folder / "small")
+    words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "1024", "--gpu-budget", "4MiB"]
+    first = kept.run(*words, "--json")
+    assert (first.returncode, json.loads(first.stdout)["status"]) == (3, "infeasible")
+    again = kept.run(*words, "--json")
+    assert (again.returncode, again.stdout) == (3, first.stdout), "answer_s too: nothing was computed"
+    done = kept.run(*words)
+    assert done.returncode == 3
+    lines = done.stdout.splitlines()
+    assert lines[1] == "It does not fit."
+    assert lines[3].startswith("GPU        4.0 MiB for the job; at least ")
+    assert any("more of this GPU (--gpu-budget " in line for line in lines)
+    assert any("shorter rows (max_length: 512, " in line for line in lines)

@@ -1,0 +1,216 @@
+"""What commands print, from what the API says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console, RenderableType
+
+from offmated.cli import job_view
+from offmated.cli.job_text import with_value
+from offmated.cli.plan_view import option_runs
+from planner.codec import to_json
+from planner.errors import UserError
+from planner.schedule.plan import Plan, Stage, stage_order
+
+PLAN = Plan(
+    stages=tuple(
+        Stage(
+            block=block, direction=direction, prefetch=("w:b1.up",) if (str(direction), block) == ("F", 0) else (),
+            offload=("g:b1.up", "s:b1.up") if (str(direction), block) == ("B", 1) else (),
+            cpu_update=("b1.up",) if (str(direction), block) == ("B", 0) else (),
+            gpu_update=("b0.up", "b3.up") if (str(direction), block) == ("B", 0) else (),
+        )
+        for direction, block in stage_order(4)
+    ),
+    options=("keep", "recompute", "recompute", "keep"), resident=(), slices=2, step_s=0.5, bound_s=0.4,
+    gpu_peak_bytes=90 * 2**20, gpu_budget_bytes=97 * 2**20, cpu_peak_bytes=2**30, cpu_budget_bytes=2**34,
+    source="oilp",
+)  # fmt: skip
+DOCUMENT = {"plan": to_json(PLAN), "rows": 4, "length": 256, "measured": True, "cached": False, "solve_s": 1.5}
+JOB: dict[str, Any] = {
+    "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
+    "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"], "history": [],
+    "last_checkpoint_step": None,
+    "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eval_loss": 2.4567, "eta_s": 80.0},
+    "plan": {"step_s": 0.5},
+    "predicted": {"step_s": 0.5, "gpu_peak_bytes": 90 * 2**20},
+    "measured": {"step_s": 0.55, "steps": 118, "gpu_peak_bytes": 89 * 2**20},
+}  # fmt: skip
+ERROR = {"what": "No schedule fits.", "numbers": ["budget 1.0 GiB"], "hint": "gpu_budget: 8GiB",
+         "code": "budget-too-small", "exit_code": 3}  # fmt: skip
+
+
+def printed(what: RenderableType) -> list[str]:
+    """The lines of `what` in a pipe, without the spaces that end them."""
+    console = Console(width=1000, highlight=False, markup=False)
+    with console.capture() as capture:
+        console.print(what)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_a_plan_is_told_in_eight_lines() -> None:
+    assert printed(job_view.plan(DOCUMENT)) == [
+        "plan         oilp, made in 1.5 s; measured on this machine",
+        "batch        2 micro-batches × 4 rows × 256 tokens = 2048 tokens a step at most; "
+        "through each block in 1 round of all 2 slices",
+        "step         500.0 ms predicted for full rows; no schedule takes less than 400.0 ms",
+        "GPU memory   peak 90.0 MiB of 97.0 MiB, with full rows",
+        "host memory  peak 1.0 GiB of 16.0 GiB",
+        "blocks       0 keep · 1–2 recompute · 3 keep",
+        "updates      1 tensors on the CPU, 2 on the GPU",
+        "transfers    up 1 weights; down 1 gradients, 1 optimizer states",
+    ]
+
+
+def test_a_batch_is_told_in_rows_tokens_and_rounds() -> None:
+    def batch(rounds: int, slices: int, **rest: Any) -> list[str]:
+        plan = to_json(replace(PLAN, rounds=rounds, slices=slices))
+        lines = printed(job_view.plan(DOCUMENT | {"plan": plan} | rest))
+        return [line.removeprefix("batch").strip() for line in lines[1:3] if line.startswith(("batch", " "))]
+
+    assert batch(1, 1) == ["1 micro-batch × 4 rows × 256 tokens = 1024 tokens a step at most"]
+    assert batch(2, 3, rows=1) == [
+        "6 micro-batches × 1 row × 256 tokens = 1536 tokens a step at most; through each block in 2 rounds of 3 slices"
+    ]
+    splits = [{"rows": 4, "slices": 1, "step_s": 0.5}, {"rows": 2, "slices": 2, "step_s": 0.75}]
+    assert batch(1, 1, splits=splits)[1] == "the split is the planner's choice; compared by estimate: 2 × 2 (750.0 ms)"
+
+
+def test_neighbours_treated_alike_are_told_together() -> None:
+    assert list(option_runs(["a"])) == ["0 a"]
+    assert list(option_runs(["a", "b", "b", "b", "a"])) == ["0 a", "1–3 b", "4 a"]
+
+
+def test_a_submission_tells_place_folder_notes_and_next_commands() -> None:
+    assert printed(job_view.submitted(JOB, 2)) == [
+        "Job 3 (pydoc) is submitted, place 2 in the queue.",
+        "run folder  /runs/3",
+        "note        mind this",
+        "next        offmate status · offmate logs -f 3 · offmate show 3 · offmate cancel 3",
+    ]
+
+
+def test_the_place_counts_jobs_before_it_that_are_not_over() -> None:
+    states = {1: "done", 2: "running", 3: "submitted", 4: "submitted"}
+    rows = [JOB | {"id": number, "state": state} for number, state in states.items()]
+    assert [job_view.place(row, rows) for row in rows[1:]] == [1, 2, 3]
+
+
+def test_status_tells_progress_loss_time_left_and_reason() -> None:
+    waiting = JOB | {"id": 4, "state": "waiting", "progress": None, "reason": "waits for job 3"}
+    assert [line.split() for line in printed(job_view.jobs([JOB, waiting]))] == [
+        ["ID", "NAME", "STATE", "PROGRESS", "LEFT", "REASON"],
+        ["3", "pydoc", "running", "120/200", "60%", "loss", "2.346", "eval", "2.457", "80.0", "s"],
+        ["4", "pydoc", "waiting", "waits", "for", "job", "3"],
+    ]
+    assert printed(job_view.jobs([])) == ["No jobs.  offmate submit job.yaml"]
+
+
+def test_show_tells_predicted_against_measured() -> None:
+    lines = printed(job_view.job(JOB, DOCUMENT))
+    assert "step time    500.0 ms predicted, 550.0 ms measured (+10.0%), median of 118 steps" in lines
+    assert "GPU peak     90.0 MiB predicted, 89.0 MiB measured (-1.1%)" in lines
+    assert "blocks       0 keep · 1–2 recompute · 3 keep" in lines
+    assert not any(line.startswith(("ended", "model folder")) for line in lines), "what is not known is left out"
+
+
+def test_show_tells_that_rows_are_shorter_than_the_plan_is_for() -> None:
+    short = {
+        "predicted": {"step_s": 0.2, "gpu_peak_bytes": 2**20},
+        "measured": {"step_s": 0.19, "steps": 9, "gpu_peak_bytes": None},
+    }
+    (line,) = (line for line in printed(job_view.job(JOB | short, DOCUMENT)) if line.startswith("step time"))
+    assert line.removeprefix("step time    ") == (
+        "200.0 ms predicted for rows as short as here (500.0 ms if full), 190.0 ms measured (-5.0%), median of 9 steps"
+    )
+
+
+def test_show_tells_what_is_predicted_before_it_is_measured() -> None:
+    unmeasured = JOB | {"measured": {"step_s": None, "gpu_peak_bytes": None}}
+    lines = printed(job_view.job(unmeasured, DOCUMENT))
+    assert "step time    500.0 ms predicted, not measured yet" in lines
+    assert "GPU peak     90.0 MiB predicted, not measured yet" in lines
+    lines = printed(job_view.job(unmeasured | {"state": "failed"}, DOCUMENT))
+    assert "step time    500.0 ms predicted, not measured" in lines
+
+
+def test_show_tells_file_and_budgets_of_a_job_without_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "resolved.yaml").write_text("model: a/b\ntokenizer: a/b\ndataset: [c/d]\ngpu_budget: 1073741824\n")
+    lines = printed(job_view.job(JOB | {"run_dir": str(tmp_path)}, None))
+    assert f"job file     {tmp_path}/job.yaml" in lines
+    assert "GPU budget   1.0 GiB" in lines
+    assert "host budget  not given" in lines
+    assert not any("budget" in line for line in printed(job_view.job(JOB | {"run_dir": str(tmp_path)}, DOCUMENT)))
+
+
+def test_show_tells_attempts_where_there_was_more_than_one() -> None:
+    ended = {"started_at": 0.0, "ended_at": 60.0, "ending": "cancelled"}
+    first = ended | {"number": 1, "from_step": None, "reached_step": 45, "checkpoint_step": 40}
+    second = ended | {"number": 2, "from_step": 40, "reached_step": 50, "checkpoint_step": 50}
+    third = ended | {"number": 3, "from_step": 50}  # of an offmate that did not tell more
+    fourth = {"number": 4, "started_at": 120.0, "from_step": 50, "ended_at": None}
+    lines = printed(job_view.job(JOB | {"history": [first, second, third, fourth]}, None))
+    at = next(number for number, line in enumerate(lines) if line.startswith("attempts "))
+    assert re.fullmatch(
+        r"attempts +1  \S+ \S+, from the start to step 45 \(saved at 40\), \S+ \S+: cancelled", lines[at]
+    )
+    assert re.fullmatch(r" +2  \S+ \S+, from step 40 to step 50, \S+ \S+: cancelled", lines[at + 1])
+    assert re.fullmatch(r" +3  \S+ \S+, from step 50, \S+ \S+: cancelled", lines[at + 2])
+    assert re.fullmatch(r" +4  \S+ \S+, from step 50", lines[at + 3])
+    assert not any("from step" in line for line in printed(job_view.job(JOB | {"history": [fourth]}, None)))
+
+
+def test_a_job_that_is_tried_again_says_from_where() -> None:
+    retried = job_view.retried(JOB | {"last_checkpoint_step": 40}, 1)
+    assert retried == "Job 3 goes on from step 40; place 1 in the queue."
+    assert "starts again from the start" in job_view.retried(JOB, 1)
+
+
+def test_an_ending_that_is_not_the_last_word_says_how_to_go_on() -> None:
+    hint = "offmate retry 3 tries it again, from its last checkpoint if there is one."
+    assert printed(job_view.ended(JOB | {"state": "failed", "error": ERROR})) == [
+        "Job 3 has failed.", *str(UserError.from_json(ERROR)).splitlines(),
+        "offmate retry 3 --gpu-budget SIZE tries it again with another budget.",
+    ]  # fmt: skip
+    assert printed(job_view.ended(JOB | {"state": "cancelled"})) == ["Job 3 is cancelled.", hint]
+    assert job_view.cancelled(JOB | {"state": "cancelled"}) == f"Job 3 is cancelled.  {hint}"
+    assert job_view.cancelled(JOB) == f"Job 3 is being cancelled.  {hint}"
+
+
+def test_show_tells_an_error_as_it_was_raised() -> None:
+    failed = JOB | {"state": "failed", "error": ERROR, "progress": None}
+    assert printed(job_view.job(failed, None))[-3:] == [
+        "No schedule fits.", "  budget 1.0 GiB", "  hint: gpu_budget: 8GiB   [budget-too-small]",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "code"), [("done", None, 0), ("failed", ERROR, 3), ("failed", None, 1), ("cancelled", None, 1)]
+)
+def test_the_exit_code_of_run_is_the_jobs(state: str, error: object, code: int) -> None:
+    assert job_view.exit_code(JOB | {"state": state, "error": error}) == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1\n", "a: 1", "a: 1\ngpu_budget: 5GiB # why\nb: 2\n", "a: 1\ngpu_budget:\nb: 2\n", "{a: 1, gpu_budget: 3}",
+        "{a: 1}", "---\na: 1\n", "%YAML 1.1\n---\na: 1\n...\n", "  a: 1\n  b:\n  - 1\n# end", "a: |\n  text\n\n",
+    ],
+)  # fmt: skip
+def test_a_budget_from_the_command_line_is_written_into_the_file_and_nothing_else_changes(text: str) -> None:
+    changed = with_value(text, "gpu_budget", "10GiB")
+    assert yaml.safe_load(changed) == yaml.safe_load(text) | {"gpu_budget": "10GiB"}
+    kept = [line for line in text.splitlines() if "gpu_budget" not in line and "{" not in line]
+    assert [line for line in changed.splitlines() if line in kept] == kept
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "a: [", "words", "a: " + 5000 * "["])
+def test_a_file_that_is_no_mapping_is_left_as_it_is(text: str) -> None:
+    assert with_value(text, "gpu_budget", "10GiB") == text

@@ -1,0 +1,172 @@
+"""Taking jobs in, with a real database."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from offmated.jobs import submission
+from offmated.jobs.migrate import upgrade
+from offmated.jobs.states import JobState, StopReason
+from offmated.jobs.store import Store
+from offmated.jobs.submission import retry, submit
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from planner.machine.memory import ram_bytes
+from planner.run.folder import RunFolder
+
+JOB = "model: ./model\ndataset: text.jsonl\n"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "text.jsonl").write_text('{"text": "one"}\n')
+    paths = Paths.at(tmp_path / "state")
+    paths.runs.mkdir(parents=True)
+    return paths
+
+
+@pytest.fixture
+def store(paths: Paths) -> Store:
+    store = Store(f"sqlite:///{paths.database}")
+    upgrade(store.engine, paths)
+    return store
+
+
+def test_a_run_folder_that_a_lost_database_knew_is_kept_and_the_user_told(store: Store, paths: Paths) -> None:
+    trained = paths.runs / "1" / "output" / "model.safetensors"
+    trained.parent.mkdir(parents=True)
+    trained.write_text("trained for a week")
+    row, notes = submit(store, paths, JOB, paths.state.parent)
+    assert row.run_dir == str(paths.runs / "1")
+    (aside,) = (folder for folder in paths.runs.iterdir() if folder.name != "1")
+    assert aside.name.startswith("1.lost-")
+    assert (aside / "output" / "model.safetensors").read_text() == "trained for a week"
+    assert not (paths.runs / "1" / "output").exists()
+    assert notes[-1].endswith(f"its run folder is now {aside}")
+
+
+def test_what_a_submission_that_was_cut_short_left_gives_way(store: Store, paths: Paths) -> None:
+    (paths.runs / "1").mkdir()
+    (paths.runs / "1" / "job.yaml").write_text("model: another\n")
+    _, notes = submit(store, paths, JOB, paths.state.parent)
+    assert [folder.name for folder in paths.runs.iterdir()] == ["1"]
+    assert (paths.runs / "1" / "job.yaml").read_text() == JOB
+    assert not any("lost" in note for note in notes)
+
+
+def test_data_that_cannot_be_trained_on_leave_nothing_behind(store: Store, paths: Paths) -> None:
+    (paths.state.parent / "text.jsonl").write_text('{"body": "one"}\n')
+    with pytest.raises(UserError, match="found: body") as caught:
+        submit(store, paths, JOB, paths.state.parent)
+    assert caught.value.exit_code is Exit.USAGE
+    assert (store.jobs(), list(paths.runs.iterdir())) == ([], [])
+
+
+def test_the_log_says_which_data_nobody_has_looked_at(store: Store, paths: Paths) -> None:
+    row, _ = submit(store, paths, JOB.replace("text.jsonl", "[owner/set, text.jsonl]"), paths.state.parent)
+    (line,) = RunFolder(Path(row.run_dir)).tail_of_log(9)
+    assert line.endswith("owner/set is of the Hugging Face hub: it is read when the job has its turn, before all else")
+
+
+def test_a_budget_beyond_the_machine_is_refused_before_anything_is_kept(store: Store, paths: Paths) -> None:
+    with pytest.raises(UserError, match="cpu_budget is more than the host has") as caught:
+        submit(store, paths, JOB + f"cpu_budget: {ram_bytes() + 1}\n", paths.state.parent)
+    assert (caught.value.code, caught.value.exit_code) == ("budget-too-large", Exit.USAGE)
+    assert (store.jobs(), list(paths.runs.iterdir())) == ([], [])
+
+
+def refusal(store: Store, paths: Paths, output_dir: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        submit(store, paths, f"{JOB}output_dir: {output_dir}\n", paths.state.parent)
+    assert caught.value.exit_code == Exit.USAGE
+    return caught.value
+
+
+def test_a_place_where_no_model_can_go_is_refused_before_anything_is_kept(store: Store, paths: Paths) -> None:
+    assert refusal(store, paths, "model").code == "output-exists"
+    assert refusal(store, paths, "text.jsonl").code == "output-exists"
+    assert refusal(store, paths, "text.jsonl/out").code == "output-unwritable"
+    assert (list(store.jobs()), list(paths.runs.iterdir())) == ([], [])
+    (paths.state.parent / "empty").mkdir()
+    submit(store, paths, f"{JOB}output_dir: empty\n", paths.state.parent)
+
+
+def test_two_living_jobs_do_not_write_to_one_place(store: Store, paths: Paths) -> None:
+    (paths.state.parent / "link").symlink_to(".")
+    row, _ = submit(store, paths, f"{JOB}output_dir: out\n", paths.state.parent)
+    error = refusal(store, paths, "link/out")
+    assert (error.code, error.what.startswith(f"Job {row.id} writes its model to")) == ("output-taken", True)
+    store.stop(row.id, StopReason.CANCEL)
+    submit(store, paths, f"{JOB}output_dir: link/out\n", paths.state.parent)
+
+
+def a_cancelled_job(store: Store, paths: Paths, text: str = JOB, *, checkpoint: bool = False) -> tuple[int, RunFolder]:
+    """A job with a measured plan, of which a part may be trained."""
+    row, _ = submit(store, paths, text, paths.state.parent)
+    run = RunFolder(Path(row.run_dir))
+    run.write_plan({"measured": True})
+    if checkpoint:
+        (run.checkpoints / "step-3").mkdir(parents=True)
+    store.stop(row.id, StopReason.CANCEL)
+    return row.id, run
+
+
+def test_a_job_with_a_checkpoint_goes_on_under_its_plan(store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths, checkpoint=True)
+    assert retry(store, number).state is JobState.WAITING
+    assert run.read_plan() == {"measured": True}
+
+
+def test_budgets_that_one_retry_changed_hold_for_the_next(store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths, checkpoint=True)
+    assert retry(store, number, gpu_budget=2**25).state is JobState.SUBMITTED
+    store.stop(number, StopReason.CANCEL)
+    assert retry(store, number).state is JobState.SUBMITTED, "the old plan was for another budget"
+    assert Job.from_resolved(run.resolved).gpu_budget == 2**25
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_job_that_begins_again_leaves_its_split_to_the_planner_again(
+    checkpoint: bool, store: Store, paths: Paths
+) -> None:
+    number, run = a_cancelled_job(store, paths, f"{JOB}train_batch_size: 32\n", checkpoint=checkpoint)
+    run.write_resolved(Job.from_resolved(run.resolved).with_slices(16).resolved_yaml())
+    retry(store, number, gpu_budget=2**25)
+    job = Job.from_resolved(run.resolved)
+    assert (job.gpu_budget, job.train_batch_size, job.is_split) == (2**25, 32, checkpoint)
+    assert job.gradient_accumulation_steps == (2 if checkpoint else 1)
+
+
+def test_of_two_retries_at_once_one_counts_and_its_budget(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, run = a_cancelled_job(store, paths)
+    check = submission.check_data
+    taken: list[int] = []
+
+    def attempt(budget: int) -> None:
+        try:
+            retry(store, number, gpu_budget=budget)
+            taken.append(budget)
+        except UserError as error:
+            assert error.code == "not-to-retry"
+
+    second = threading.Thread(target=attempt, args=(2**26,))
+
+    def check_while_another_comes(job: Job) -> tuple[str, ...]:
+        monkeypatch.setattr(submission, "check_data", check)
+        second.start()
+        second.join(0.5)  # it ends within that, were it not held up
+        return check(job)
+
+    monkeypatch.setattr(submission, "check_data", check_while_another_comes)
+    attempt(2**25)
+    second.join(10)
+    assert taken == [Job.from_resolved(run.resolved).gpu_budget]

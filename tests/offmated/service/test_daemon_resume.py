@@ -1,0 +1,85 @@
+"""A job interrupted under the daemon, with the real planner and trainer, ends where an undisturbed one does."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import signal
+from pathlib import Path
+
+from safetensors.numpy import load_file
+from transformers import LlamaConfig
+
+from planner.run.folder import RunFolder
+from planner.run.processes import Process
+from tests.support.daemons import PATIENCE_S, ROOT, house, until
+
+JOB = """
+model: model
+dataset: text.jsonl
+max_length: 64
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+max_steps: 120
+save_steps: 10
+learning_rate: 1e-3
+"""
+
+
+def prepare(home: Path) -> None:
+    """The example's text and tokenizer, and a Llama of two small layers."""
+    runpy.run_path(str(ROOT / "examples" / "pydoc.py"))["prepare"](home)
+    LlamaConfig(
+        architectures=["LlamaForCausalLM"], vocab_size=2048, hidden_size=64, intermediate_size=128,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
+        bos_token_id=None, eos_token_id=0, pad_token_id=0,
+    ).save_pretrained(home / "model")  # fmt: skip
+
+
+def halted_at(run: RunFolder, step: int, *, starts: int) -> Process:
+    """The trainer that was started as number `starts`, standing still soon after `step`: at once, or a fast machine is
+    done before it is disturbed."""
+
+    def there() -> bool:
+        events = run.read_metrics()
+        begun = [number for number, event in enumerate(events) if event["event"] == "start"]
+        last = events[begun[-1] :] if len(begun) == starts else []
+        return any(event["event"] == "step" and event["step"] >= step for event in last)
+
+    until(there, f"step {step} of start {starts}", 240, every_s=0.001)
+    trainer = Process.parse(run.process.read_text())
+    trainer.send(signal.SIGSTOP)
+    return trainer
+
+
+def waits_for(process: Process, number: int) -> bool:
+    """Whether a signal has been sent to a process that stands still."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (pending,) = re.findall(r"^ShdPnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(int(pending, 16) >> (number - 1) & 1)
+
+
+def test_a_killed_and_a_shut_down_run_end_with_the_weights_of_an_undisturbed_one() -> None:
+    with house(real=True) as built:
+        prepare(built.home)
+        plain = int(built.client.submit(JOB, str(built.home))["id"])
+        until(lambda: built.job(plain)["state"] in ("done", "failed"), "an undisturbed run", 240)
+        assert built.job(plain)["state"] == "done", "".join(built.client.logs(plain))
+
+        number = int(built.client.submit(JOB, str(built.home))["id"])
+        run = RunFolder(built.paths.run_folder(number))
+        halted_at(run, 15, starts=1).kill()
+        trainer = halted_at(run, 45, starts=2)
+        built.client.shutdown(wait=False)
+        until(lambda: waits_for(trainer, signal.SIGTERM), "the trainer is told to stop")
+        trainer.send(signal.SIGCONT)
+        assert built.daemon is not None and built.daemon.wait(PATIENCE_S) == 0, built.log()
+        built.up()
+        until(lambda: built.job(number)["state"] in ("done", "failed"), "the end", 240)
+
+        job, starts = built.job(number), [e for e in built.client.metrics(number) if e["event"] == "start"]
+        assert (job["state"], job["attempts"], job["crashes"]) == ("done", 3, 0), "".join(built.client.logs(number))
+        assert starts[1]["resumed_from"] >= 10 and starts[2]["resumed_from"] >= 45
+        ours, theirs = (load_file(Path(built.job(n)["output"]) / "model.safetensors") for n in (number, plain))
+        assert ours.keys() == theirs.keys()
+        assert all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)

@@ -1,0 +1,229 @@
+"""From a job to plan.json: estimates, measurements, the cache, and the planner process around them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sqlalchemy import create_engine, text
+
+from planner.__main__ import main
+from planner.cache.store import Cache
+from planner.cache.tables import metadata
+from planner.codec import from_json
+from planner.commands.plan_job import plan_job
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from planner.schedule.chain import Chain
+from planner.schedule.compile import compile_program
+from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.plan import Plan
+from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path / 'offmate.db'}"
+    metadata.create_all(create_engine(url))
+    return url
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return tiny_job(tmp_path)
+
+
+def tiny_job(folder: Path, **keys: Any) -> Job:
+    model = tiny_llama_folder(folder / "model")
+    data = write_jsonl(folder / "data.jsonl", sentences(8))
+    return make_job(
+        model, data, **{"max_length": 32, "gpu_budget": "2MB", "gradient_accumulation_steps": 2, **keys}
+    )  # fmt: skip
+
+
+def run_folder(folder: Path, job: Job) -> Path:
+    run = folder / "run"
+    run.mkdir()
+    (run / "resolved.yaml").write_text(job.resolved_yaml(), "utf-8")
+    return run
+
+
+def no_solving(*_arguments: object, **_keywords: object) -> Plan:
+    raise AssertionError("a plan was solved that should have been found")
+
+
+def no_measuring(*_arguments: object, **_keywords: object) -> Any:
+    raise AssertionError("something was measured that should have been found")
+
+
+def test_the_second_submission_of_a_job_solves_nothing(
+    job: Job, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan_job(job, CPU, cache=Cache(database), measure=False)
+    assert not first.cached and not first.measured and first.solve_s > 0
+    monkeypatch.setattr("planner.commands.plan_job.make_plan", no_solving)
+    second = plan_job(job, CPU, cache=Cache(database), measure=False)
+    assert second.cached and second.solve_s == 0
+    assert (second.plan, second.chain, second.key) == (first.plan, first.chain, first.key)
+    assert Cache(database).hits(first.key) == 1
+
+
+def test_what_was_measured_once_is_used_from_then_on(job: Job, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(database)
+    measured = plan_job(job, CPU, cache=cache, measure=True)
+    assert measured.measured and not measured.cached
+    monkeypatch.setattr("planner.commands.plan_job.measure_times", no_measuring)
+    monkeypatch.setattr("planner.commands.plan_job.measure_hardware", no_measuring)
+    # The same question: its final plan is there, without asking for a measurement too.
+    assert plan_job(job, CPU, cache=cache, measure=True).plan == measured.plan
+    assert plan_job(job, CPU, cache=cache, measure=False).plan == measured.plan
+    # Another budget: another plan, final because the measurement is there.
+    other = plan_job(job.model_copy(update={"gpu_budget": 3_000_000}), CPU, cache=cache, measure=False)
+    assert other.measured and not other.cached
+    assert other.hardware == measured.hardware
+
+
+def test_an_estimate_does_not_stand_in_for_a_measurement(job: Job, database: str) -> None:
+    cache = Cache(database)
+    estimate = plan_job(job, CPU, cache=cache, measure=False)
+    final = plan_job(job, CPU, cache=cache, measure=True)
+    assert not estimate.measured
+    assert final.measured and not final.cached
+    assert final.key != estimate.key
+
+
+def outdate(database: str, table: str) -> None:
+    """Every row of the table as another version of the planner might have written it."""
+    with create_engine(database).begin() as connection:
+        for number, document in connection.execute(text(f"select id, document from {table}")).all():
+            changed = json.loads(document)
+            changed["hardware"]["of_another_version"] = 1
+            values = {"id": number, "document": json.dumps(changed)}
+            connection.execute(text(f"update {table} set document = :document where id = :id"), values)
+
+
+def test_what_another_version_kept_is_made_anew_and_replaced(job: Job, database: str) -> None:
+    first = plan_job(job, CPU, cache=Cache(database), measure=True)
+    outdate(database, "plans")
+    again = plan_job(job, CPU, cache=Cache(database), measure=False)
+    assert again.measured and not again.cached and again.hardware == first.hardware
+    outdate(database, "plans")
+    outdate(database, "measurements")
+    assert not plan_job(job, CPU, cache=Cache(database), measure=False).measured
+    assert not plan_job(job, CPU, cache=Cache(database), measure=True).cached
+    assert plan_job(job, CPU, cache=Cache(database), measure=False).cached
+
+
+def test_a_plan_that_is_forgotten_takes_its_measurement_with_it(job: Job, database: str) -> None:
+    cache = Cache(database)
+    first = plan_job(job, CPU, cache=cache, measure=True)
+    other = plan_job(job.model_copy(update={"gpu_budget": 3_000_000}), CPU, cache=cache, measure=False)
+    assert other.measurement == first.measurement is not None
+    cache.forget_plan(first.key)
+    assert cache.find_measurement(first.measurement) is None
+    assert not plan_job(job, CPU, cache=cache, measure=False).measured
+
+
+def test_with_a_measurement_all_plans_that_rest_on_it_are_forgotten(job: Job, database: str) -> None:
+    cache = Cache(database)
+    first = plan_job(job, CPU, cache=cache, measure=True)
+    plan_job(job.model_copy(update={"gpu_budget": 3_000_000}), CPU, cache=cache, measure=False)
+    estimate = plan_job(job.model_copy(update={"max_length": 16}), CPU, cache=cache, measure=False)
+    assert first.measurement is not None and estimate.measurement is None
+    cache.forget_measurement(first.measurement)
+    assert [kept.key for kept in cache.plans()] == [estimate.key]
+    assert not plan_job(job, CPU, cache=cache, measure=False).measured
+
+
+def test_all_plans_forgotten_are_all_measurements_forgotten(job: Job, database: str) -> None:
+    cache = Cache(database)
+    plan_job(job, CPU, cache=cache, measure=True)
+    assert cache.forget_plans() == 1
+    assert not plan_job(job, CPU, cache=cache, measure=False).measured
+
+
+def test_without_a_database_a_plan_is_made_every_time(job: Job) -> None:
+    answers = [plan_job(job, CPU, cache=None, measure=False) for _ in range(2)]
+    assert not any(answer.cached for answer in answers)
+    assert answers[0].plan == answers[1].plan
+
+
+def test_the_process_writes_the_plan_and_prints_it_without_its_chain(job: Job, database: str, tmp_path: Path) -> None:
+    run = run_folder(tmp_path, job)
+    command = [sys.executable, "-m", "planner", "plan", str(run), "--database", database, "--device", "cpu"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == Exit.DONE, process.stderr
+    written = json.loads((run / "plan.json").read_text("utf-8"))
+    lines = process.stdout.splitlines()
+    assert len(lines) == 1
+    assert json.loads(lines[0]) == {name: value for name, value in written.items() if name != "chain"}
+    known = "format plan rows length chain hardware measured cached solve_s key measurement splits"
+    assert set(written) == set(known.split())
+    assert written["format"] == 1
+    plan, chain = from_json(Plan, written["plan"]), from_json(Chain, written["chain"])
+    assert gpu_peak_bytes(compile_program(plan, chain), chain) == plan.gpu_peak_bytes <= job.gpu_budget
+    assert not (run / "error.json").exists()
+
+
+def test_a_job_that_does_not_fit_leaves_its_error_and_a_budget_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tiny_job(tmp_path, gpu_budget="50kB")
+    run = run_folder(tmp_path, job)
+    assert main(["plan", str(run), "--device", "cpu"]) == Exit.DOES_NOT_FIT
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("No schedule fits this memory budget.\n  budget 48.8 KiB, least possible ")
+    error = json.loads((run / "error.json").read_text("utf-8"))
+    assert set(error) == {"what", "numbers", "hint", "code", "exit_code"}
+    assert (error["code"], error["exit_code"]) == ("budget-too-small", 3)
+    assert not (run / "plan.json").exists()
+    budget = error["hint"].rpartition(" ")[2]
+    (run / "resolved.yaml").write_text(tiny_job(tmp_path, gpu_budget=budget).resolved_yaml(), "utf-8")
+    assert main(["plan", str(run), "--device", "cpu"]) == Exit.DONE
+    assert not (run / "error.json").exists()
+
+
+def test_a_job_file_is_planned_without_a_run_folder(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(job.resolved_yaml(), "utf-8")
+    before = sorted(tmp_path.iterdir())
+    assert main(["plan", "--job", str(file), "--device", "cpu"]) == Exit.DONE
+    answer = json.loads(capsys.readouterr().out)
+    assert from_json(Plan, answer["plan"]).slices == 2
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_wrong_job_file_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("modle: x\n", "utf-8")
+    assert main(["plan", "--job", str(file)]) == Exit.USAGE
+    assert "modle" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(job.resolved_yaml(), "utf-8")
+    assert main(["plan", "--job", str(file), "--device", "cuda"]) == Exit.USAGE
+    assert "[no-cuda]" in capsys.readouterr().err
+
+
+def test_a_budget_below_the_least_possible_raises_for_callers_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        plan_job(tiny_job(tmp_path, gpu_budget=1), CPU, cache=None, measure=False)
+    assert refused.value.exit_code == Exit.DOES_NOT_FIT

@@ -1,0 +1,243 @@
+"""Data that cannot be trained on is told when a job is handed in; what the trainer can read is never refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from planner.errors import Exit, UserError
+from planner.job import data_check
+from planner.job.data_check import check_data
+from planner.job.schema import Job
+from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
+from worker.data.batches import Batches
+
+TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def job_of(model: Path, tmp_path: Path, name: str, content: str | bytes, **keys: object) -> Job:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return make_job(model, path, **{"max_length": 64, **keys})
+
+
+def lines(*records: object) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+WRONG = [
+    ("a.jsonl", "", "empty-dataset", "The dataset "),
+    ("a.jsonl", "\n\n", "empty-dataset", "0 records"),
+    ("a.csv", "text\n", "empty-dataset", "0 records"),
+    ("a.txt", "", "nothing-to-train", "1 records, all of them empty"),
+    ("a.jsonl", lines({"text": ""}, {"text": None}), "nothing-to-train", "2 records, all of them empty"),
+    ("a.jsonl", lines({"body": "a"}), "unknown-columns", "found: body"),
+    ("a.csv", 'text,n\n"",1\n,2\n', "nothing-to-train", "2 records, all of them empty"),
+    ("a.csv", "\n", "empty-dataset", "0 records"),
+    ("a.csv", "text\n \t\n", "empty-dataset", "0 records"),
+    ("a.csv", ",\ntext,n\na,1\n", "unknown-columns", "found: "),
+    ("a.csv", 'text\na\n"b\n', "dataset-unreadable", "the quote that line 3 opens is not closed"),
+    ("a.csv", 'id,messages\n1,"[]"\n', "broken-record", "line 2 of a.csv: a conversation is a list of messages"),
+    (
+        "a.csv",
+        "prompt,completion\nHello, world,hi\n",
+        "dataset-unreadable",
+        "line 2 of a.csv has 3 fields for 2",
+    ),
+    ("a.csv", 'n,text\n1,"a\nb"\n\n2,b,c\n', "dataset-unreadable", "line 5 of a.csv has 3 fields"),
+    ("a.csv", "question,answer\na,b\n", "unknown-columns", "found: question, answer"),
+    ("a.jsonl", '{"text": "a"}\n{"text": \n', "dataset-unreadable", "line 2 of a.jsonl is no JSON: Expecting value"),
+    ("a.jsonl", '{"text": "a"},\n{"text": "b"},\n', "dataset-unreadable", "line 1 of a.jsonl is no JSON"),
+    ("a.jsonl", "{'text': 'a'}\n", "dataset-unreadable", "line 1 of a.jsonl is no JSON: Expecting property name"),
+    ("a.jsonl", '{"text": "a"}\n[1, 2]\n', "dataset-unreadable", "line 2 of a.jsonl is no object with columns: [1, 2]"),
+    ("a.json", '[{"text": "a"}, {"text"]', "dataset-unreadable", "Expecting ':' delimiter"),
+    ("a.txt", b"\xff\xfe abc", "dataset-unreadable", "a.txt is not UTF-8: byte 0 is 0xff"),
+    ("a.jsonl", b'{"text": "caf\xe9"}\n', "dataset-unreadable", "a.jsonl is not UTF-8: byte 13 is 0xe9"),
+    ("a.parquet", "no parquet", "dataset-unreadable", "Parquet magic bytes not found"),
+    (
+        "a.jsonl",
+        lines({"text": "a"}, {"text": 4}),
+        "broken-record",
+        "line 2 of a.jsonl: column text is text, this is '4'",
+    ),
+    ("a.jsonl", lines({"messages": TALK}), "no-chat-template", "line 1 of a.jsonl"),
+    ("a.jsonl", lines({"messages": "hi"}), "broken-record", "a conversation is a list of messages, this is 'hi'"),
+    (
+        "a.jsonl",
+        lines({"messages": [{"role": "narrator", "content": "x"}]}),
+        "broken-record",
+        "unknown role 'narrator'",
+    ),
+    ("a.jsonl", lines({"prompt": "a", "completion": ["b"]}), "broken-record", "column completion is text"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "code", "words"), WRONG)
+def test_wrong_data_is_refused_with_its_place(
+    name: str, content: str | bytes, code: str, words: str, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        check_data(job_of(model, tmp_path, name, content))
+    error = caught.value
+    assert (error.code, error.exit_code, words in str(error)) == (code, Exit.USAGE, True), str(error)
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name, content, *_ in WRONG])
+def test_what_is_refused_at_once_the_trainer_would_refuse(
+    name: str, content: str | bytes, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError):
+        Batches(job_of(model, tmp_path, name, content), byte_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\n'),
+        ("a.jsonl", '\n{"text": "a"}{"text": "b"}\n\nnull\n'),
+        ("a.json", '{\n"text": "a"\n}\n'),
+        ("a.json", ' [{"text": "a"}]'),
+        ("a.json", '["a", "b"]'),
+        ("a.jsonl", lines({"prompt": "a"}, {"prompt": "a", "completion": "b"})),
+        ("a.jsonl", lines({"text": "a\u2028b", "score": float("nan")}, {"text": ""})),
+        ("a.csv", 'text,n\n"a\nb",1\n'),
+        ("a.csv", "\ufeffprompt,completion,,\n1,0\n\n2\n"),
+        ("a.csv", "text,text\na,\n"),
+        ("a.csv", ' \ntext\n" "\n'),
+        ("a.csv", 'text\n"a\n \nb"\n'),
+        ("a.csv", "text\n" + "a" * 200_000 + "\n"),
+        ("a.txt", " "),
+    ],
+)
+def test_what_the_trainer_reads_is_not_refused(name: str, content: str | bytes, model: Path, tmp_path: Path) -> None:
+    job = job_of(model, tmp_path, name, content, train_on="all")
+    assert check_data(job) == ()
+    assert Batches(job, byte_tokenizer()).total_steps > 0
+
+
+def test_an_entry_of_empty_records_passes_beside_one_to_learn_from(model: Path, tmp_path: Path) -> None:
+    empty = [write_jsonl(tmp_path / f"empty-{n}.jsonl", [{"text": ""}] * n) for n in (1, 2)]
+    good = write_jsonl(tmp_path / "good.jsonl", [{"text": "a"}])
+    job = make_job(model, [empty[0], good, empty[1]], max_length=64)
+    assert check_data(job) == ()
+    assert Batches(job, byte_tokenizer()).total_steps > 0
+    for wrong in (make_job(model, empty), make_job(model, good, eval_dataset=[str(path) for path in empty])):
+        with pytest.raises(UserError) as caught:
+            check_data(wrong)
+        assert (caught.value.code, len(caught.value.numbers)) == ("nothing-to-train", 2)
+        with pytest.raises(UserError, match="nothing to train on"):
+            Batches(wrong, byte_tokenizer())
+    assert check_data(wrong.model_copy(update={"eval_dataset": (str(empty[0]), "owner/set")})) == ("owner/set",)
+
+
+def test_conversations_pass_with_a_template_of_the_job_or_of_the_tokenizer(model: Path, tmp_path: Path) -> None:
+    assert check_data(job_of(model, tmp_path, "a.jsonl", lines({"messages": TALK}), chat_template=CHATML)) == ()
+    own = tiny_llama_folder(tmp_path / "own", chat_template=CHATML)
+    assert check_data(job_of(own, tmp_path, "a.jsonl", lines({"messages": TALK}))) == ()
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"text": ["a"]}, None),
+        ({"body": ["a"]}, "found: body"),
+        ({"text": [4]}, r"row 1 of a\.parquet: column text is text, this is '4'"),
+        ({"text": ["", None]}, "2 records, all of them empty"),
+        ({"text": pa.array([], pa.string())}, "is empty"),
+    ],
+)
+def test_a_parquet_file_is_refused_where_the_trainer_would(
+    columns: dict[str, list[object]], words: str | None, model: Path, tmp_path: Path
+) -> None:
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    job = make_job(model, tmp_path / "a.parquet", max_length=64)
+    if words is None:
+        assert check_data(job) == ()
+        return
+    with pytest.raises(UserError, match=words):
+        check_data(job)
+    with pytest.raises(UserError):
+        Batches(job, byte_tokenizer())
+
+
+def test_a_folder_of_mixed_types_is_refused_and_each_of_its_files_read(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", [{"text": "a"}])
+    (folder / "b.jsonl").write_text('{"text": }\n')
+    with pytest.raises(UserError, match=r"line 1 of b\.jsonl is no JSON"):
+        check_data(make_job(model, folder))
+    (folder / "b.jsonl").rename(folder / "b.txt")
+    with pytest.raises(UserError, match="data mixes file types: 1 json, 1 text"):
+        check_data(make_job(model, folder))
+
+
+def csv_folder(tmp_path: Path, **files: str) -> Path:
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / ("sub" if name == "c" else "") / f"{name}.csv").write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_csv_files_of_a_folder_have_the_same_columns(turned: bool, model: Path, tmp_path: Path) -> None:
+    files = ("instruction,output\na,1\n", "instruction,input,output\nb,IN,2\n")
+    first, last = reversed(files) if turned else files
+    job = make_job(model, csv_folder(tmp_path, a=first, c=last), max_length=64)
+    columns, others = (", ".join(content.split("\n")[0].split(",")) for content in (first, last))
+    for refuse in (lambda: check_data(job), lambda: Batches(job, byte_tokenizer())):
+        with pytest.raises(UserError, match=rf"a\.csv has the columns: {columns}; sub/c\.csv: {others}\n"):
+            refuse()
+
+
+def test_csv_files_of_a_folder_may_differ_in_the_order_of_columns(model: Path, tmp_path: Path) -> None:
+    job = make_job(model, csv_folder(tmp_path, a="text,n\na,1\n", c="n,text,\n2,b\n"), packing=True, max_length=64)
+    assert check_data(job) == ()
+    assert Batches(job, byte_tokenizer()).sample() == "⟦a<eos>b<eos>⟧"
+
+
+def test_a_file_that_is_cut_costs_the_files_before_no_row(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(model, csv_folder(tmp_path, a='id,messages\n1,"[]"\n', b="id,messages\n", c="id,messages\n"))
+    for left in range(3):  # of the second file, whose lines are longer
+        monkeypatch.setattr(data_check, "MOST_BYTES", len('id,messages\n1,"[]"\n') + left)
+        with pytest.raises(UserError, match=r"line 2 of a\.csv: a conversation is a list"):
+            check_data(job)
+
+
+def test_of_a_large_file_the_beginning_is_read(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = lines(*({"text": f"{n}"} for n in range(100)))
+    job = job_of(model, tmp_path, "a.jsonl", good + '{"text": }\n')
+    with pytest.raises(UserError, match="line 101"):
+        check_data(job)
+    monkeypatch.setattr(data_check, "MOST_BYTES", len(good) - 5)
+    assert check_data(job) == ()
+    for rows in ('a,\n"b\nc",d\n', "a,b\nc,d,e\n"):
+        job = job_of(model, tmp_path, "a.csv", "text,n\n" + rows)
+        for bytes_read in range(1, 15):  # wherever it is cut
+            monkeypatch.setattr(data_check, "MOST_BYTES", bytes_read)
+            assert check_data(job) == ()
+
+
+def test_the_data_to_evaluate_on_is_looked_at_too_and_the_hubs_is_named(model: Path, tmp_path: Path) -> None:
+    job = job_of(model, tmp_path, "a.jsonl", lines({"text": "a"}))
+    assert check_data(job.model_copy(update={"dataset": (*job.dataset, "owner/set")})) == ("owner/set",)
+    (tmp_path / "b.jsonl").write_text(lines({"body": "a"}))
+    with pytest.raises(UserError, match="found: body"):
+        check_data(job.model_copy(update={"eval_dataset": (str(tmp_path / "b.jsonl"),)}))

@@ -1,0 +1,226 @@
+"""Which tokens a step trains on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.errors import UserError
+from planner.measure.hf_model import sample_batch
+from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
+from worker.data.batches import Batches
+from worker.data.padding import IGNORED, buckets
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def batches(tmp_path: Path, records: list[dict], **keys: object) -> Batches:
+    model = tiny_llama_folder(tmp_path / "model")
+    return Batches(make_job(model, write_jsonl(tmp_path / "data.jsonl", records), **keys), byte_tokenizer())
+
+
+def rows(data: Batches, step: int) -> list[tuple[int, ...]]:
+    """The rows of a step without their padding."""
+    return [
+        tuple(ids[: int((labels != IGNORED).nonzero()[-1]) + 1].tolist())
+        for batch in data.step(step)
+        for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True)
+    ]
+
+
+def encoded(record: dict[str, str]) -> tuple[int, ...]:
+    return (*byte_tokenizer()(record["text"])["input_ids"], 256)
+
+
+def test_every_epoch_shows_every_row_once_in_its_own_order(tmp_path: Path) -> None:
+    records = sentences(12)
+    data = batches(tmp_path, records, max_length=64, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    first = [row for step in range(3) for row in rows(data, step)]
+    second = [row for step in range(3, 6) for row in rows(data, step)]
+    assert sorted(first) == sorted(second) == sorted(map(encoded, records))
+    assert first != second
+
+
+def test_a_step_is_the_same_whatever_was_asked_before(tmp_path: Path) -> None:
+    keys = {"max_length": 64, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    one, other = (batches(tmp_path, sentences(7), **keys) for _ in range(2))
+    in_order = [rows(one, step) for step in range(6)]
+    assert [rows(other, step) for step in reversed(range(6))] == in_order[::-1]
+
+
+def test_the_distinct_tokens_are_the_most_that_any_step_has(tmp_path: Path) -> None:
+    keys = {"max_length": 64, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "num_train_epochs": 2}
+    data = batches(tmp_path, sentences(20), **keys)
+    steps = [[batch["input_ids"] for batch in data.step(step)] for step in range(data.total_steps)]
+    wanted = [max(len(torch.cat([*map(torch.flatten, ids[: k + 1])]).unique()) for ids in steps) for k in range(3)]
+    assert data.distinct_tokens() == wanted
+
+
+def test_another_seed_gives_another_order(tmp_path: Path) -> None:
+    one, other = (batches(tmp_path, sentences(12), max_length=64, seed=seed) for seed in (1, 2))
+    assert rows(one, 0) != rows(other, 0)
+
+
+def test_a_step_that_an_epoch_cannot_fill_goes_on_into_the_next(tmp_path: Path) -> None:
+    data = batches(tmp_path, sentences(5), max_length=64, per_device_train_batch_size=2, num_train_epochs=2)
+    assert (data.steps_per_epoch, data.total_steps) == (2.5, 5)
+    seen = [row for step in range(5) for row in rows(data, step)]
+    assert sorted(seen) == sorted([encoded(r) for r in sentences(5)] * 2)
+
+
+def test_a_dataset_smaller_than_a_step_fills_it_by_repeating(tmp_path: Path) -> None:
+    data = batches(tmp_path, sentences(1), max_length=64, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    assert rows(data, 0) == [encoded(sentences(1)[0])] * 4
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 8), (0.1, 1), (0.3, 3), (3.0, 23)])
+def test_total_steps_are_what_the_epochs_need(tmp_path: Path, epochs: float, steps: int) -> None:
+    data = batches(tmp_path, sentences(30), max_length=64, per_device_train_batch_size=4, num_train_epochs=epochs)
+    assert data.total_steps == steps
+
+
+def test_max_steps_decides_the_length(tmp_path: Path) -> None:
+    assert batches(tmp_path, sentences(3), max_length=64, max_steps=17).total_steps == 17
+
+
+def test_padding_is_on_the_right_and_never_learned(tmp_path: Path) -> None:
+    data = batches(tmp_path, [{"text": "abc"}, {"text": "a longer one"}], max_length=64, per_device_train_batch_size=2)
+    (batch,) = data.step(0)
+    assert batch["input_ids"].shape == batch["labels"].shape == (2, 16)
+    assert batch["input_ids"][1].tolist() == [*byte_tokenizer()("abc")["input_ids"], 256, *[257] * 12]
+    assert batch["labels"][1].tolist() == [*byte_tokenizer()("abc")["input_ids"], 256, *[IGNORED] * 12]
+    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+
+
+def test_lengths_round_up_to_a_quarter_a_half_or_all() -> None:
+    assert (buckets(64), buckets(10), buckets(2)) == ((16, 32, 64), (3, 5, 10), (1, 2))
+
+
+def test_short_rows_share_a_slice(tmp_path: Path) -> None:
+    records = [{"text": "x" * size} for size in (3, 60, 4, 58)]
+    data = batches(tmp_path, records, max_length=64, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    assert [batch["input_ids"].shape[1] for batch in data.step(0)] == [64, 16]
+
+
+def test_long_documents_are_cut_and_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    data = batches(tmp_path, [{"text": "x" * 100}, {"text": "short"}], max_length=32)
+    assert max(len(row) for row in rows(data, 0)) == 32
+    assert "1 of 2 documents are longer than max_length 32 and cut; 69 of 107 tokens are not seen" in caplog.text
+
+
+def test_packing_joins_documents_with_the_end_token_and_loses_none(tmp_path: Path) -> None:
+    records = sentences(9)
+    data = batches(tmp_path, records, max_length=32, packing=True, per_device_train_batch_size=1)
+    stream = [token for record in records for token in encoded(record)]
+    chunks = {tuple(stream[start : start + 32]) for start in range(0, len(stream), 32)}
+    assert {row for step in range(len(chunks)) for row in rows(data, step)} == chunks
+
+
+def test_items_are_the_labels_that_have_a_token_before_them(tmp_path: Path) -> None:
+    data = batches(tmp_path, [{"text": "abc"}, {"text": "defgh"}], max_length=64, per_device_train_batch_size=2)
+    assert data.num_items(data.step(0)) == 3 + 5  # each with its end token, less the first
+
+
+def test_tokens_are_counted_without_padding(tmp_path: Path) -> None:
+    data = batches(tmp_path, [{"text": "abc"}, {"text": "defgh"}], max_length=64, per_device_train_batch_size=2)
+    assert data.num_tokens(0) == 4 + 6
+
+
+def test_the_largest_shape_is_the_one_the_planner_sees(tmp_path: Path) -> None:
+    job = make_job(tiny_llama_folder(tmp_path / "m"), write_jsonl(tmp_path / "d.jsonl", sentences(9)), max_length=20)
+    largest = {tuple(b["input_ids"].shape) for b in Batches(job, byte_tokenizer()).step(0)}
+    assert largest == {tuple(sample_batch(job)["input_ids"].shape)}
+
+
+def test_the_sample_shows_what_is_learned(tmp_path: Path) -> None:
+    data = batches(tmp_path, [{"prompt": "2+2=", "completion": "four"}], max_length=64)
+    assert data.sample() == "2+2=⟦four<eos>⟧"
+
+
+def test_tokens_of_the_first_start_are_used_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    job = make_job(tiny_llama_folder(tmp_path / "m"), write_jsonl(tmp_path / "d.jsonl", sentences(6)), max_length=64)
+    first = Batches(job, byte_tokenizer(), tmp_path / "data")
+    write_jsonl(tmp_path / "d.jsonl", [{"text": "something else"}])
+    second = Batches(job, byte_tokenizer(), tmp_path / "data")
+    assert rows(first, 0) == rows(second, 0)
+    assert first.fingerprint == second.fingerprint
+    assert "as tokenized at the first start" in caplog.text
+
+
+def test_damaged_tokens_are_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = make_job(tiny_llama_folder(tmp_path / "m"), write_jsonl(tmp_path / "d.jsonl", sentences(6)), max_length=64)
+    first = rows(Batches(job, byte_tokenizer(), tmp_path / "data"), 0)
+    file = tmp_path / "data/tokens.npy"
+    file.write_bytes(file.read_bytes()[:-3] + b"\xff\xff\xff")
+    assert rows(Batches(job, byte_tokenizer(), tmp_path / "data"), 0) == first
+    assert "is damaged; tokenizing again" in caplog.text
+
+
+def test_other_data_have_another_fingerprint(tmp_path: Path) -> None:
+    one, other = (batches(tmp_path, sentences(count), max_length=64) for count in (5, 6))
+    assert one.fingerprint != other.fingerprint
+
+
+def test_rows_with_nothing_to_learn_are_left_out_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = [{"prompt": "p" * 100, "completion": "never seen"}, {"prompt": "p", "completion": "c"}]
+    data = batches(tmp_path, records, max_length=32)
+    assert data.steps_per_epoch == 1 / 8
+    assert "1 of 2 rows have nothing to learn and are left out" in caplog.text
+
+
+def test_data_without_a_learned_token_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        batches(tmp_path, [{"prompt": "p" * 100, "completion": "never seen"}], max_length=32)
+    assert str(caught.value) == (
+        "The dataset has nothing to train on.\n"
+        "  1 documents, 111 tokens, 11 of them to be learned\n"
+        "  1 rows of at most 32 tokens, none with a learned token after its first\n"
+        "  hint: use train_on: all, a larger max_length, or data with completions   [nothing-to-train]"
+    )
+
+
+def held_out(data: Batches) -> list[tuple[int, ...]]:
+    """The rows to evaluate on, without their padding."""
+    assert data.evaluation is not None
+    found = [data.evaluation.batch(k) for k in range(len(data.evaluation))]
+    for batch in found:
+        assert int(batch["num_items_in_batch"]) == int((batch["labels"][:, 1:] != IGNORED).sum())
+    return [
+        tuple(row[mask].tolist()) for b in found for row, mask in zip(b["labels"], b["labels"] != IGNORED, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("size", "count"), [(3, 3), (0.25, 3), (0.01, 1)])
+def test_held_out_rows_are_never_trained_on_and_the_same_every_time(tmp_path: Path, size: float, count: int) -> None:
+    records = sentences(12)
+    keys = {"max_length": 64, "per_device_train_batch_size": 1}
+    one, other = (batches(tmp_path, records, val_size=size, **keys) for _ in range(2))
+    assert len(held_out(one)) == count
+    assert held_out(one) == held_out(other)
+    trained = [row for step in range(12 - count) for row in rows(one, step)]
+    assert sorted(trained + held_out(one)) == sorted(map(encoded, records))
+    assert held_out(batches(tmp_path, records, val_size=size, seed=1, **keys)) != held_out(one)
+    assert one.fingerprint != batches(tmp_path, records, **keys).fingerprint
+
+
+def test_a_dataset_to_evaluate_on_leaves_the_training_data_as_it_was(tmp_path: Path) -> None:
+    other = write_jsonl(tmp_path / "other.jsonl", [{"text": "of its own kind"}, {"text": "short"}])
+    plain = batches(tmp_path, sentences(6), max_length=64)
+    data = batches(tmp_path, sentences(6), max_length=64, eval_dataset=str(other))
+    assert held_out(data) == [encoded({"text": "of its own kind"}), encoded({"text": "short"})]
+    assert data.fingerprint == plain.fingerprint
+
+
+def test_a_val_size_that_takes_all_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"(?s)leaves nothing to train on.*6 rows, 6 of them.*val-size-too-large"):
+        batches(tmp_path, sentences(6), val_size=6)

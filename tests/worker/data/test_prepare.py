@@ -1,0 +1,100 @@
+"""A job's data is tokenized and counted before its final plan, which for tied weights depends on it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from sqlalchemy import create_engine
+
+from planner.cache.store import Cache
+from planner.cache.tables import metadata
+from planner.codec import to_json
+from planner.commands.plan_job import plan_job
+from planner.errors import Exit
+from planner.job.schema import Job
+from planner.run.folder import RunFolder
+from tests.support import chains as small
+from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
+from worker.data.batches import Batches
+from worker.prepare import main
+from worker.tasks import data_first
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
+
+
+def tiny_job(folder: Path, *, tied: bool) -> Job:
+    model = tiny_llama_folder(folder / f"model-{tied}")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+    keys = {"max_length": 32, "gpu_budget": "2MB", "gradient_accumulation_steps": 3, "max_steps": 2}
+    return make_job(model, write_jsonl(folder / "data.jsonl", sentences(30)), per_device_train_batch_size=2, **keys)
+
+
+def run_folder(folder: Path, job: Job) -> RunFolder:
+    run = RunFolder(folder / "run")
+    run.path.mkdir()
+    run.resolved.write_text(job.resolved_yaml(), "utf-8")
+    return run
+
+
+def test_the_data_are_counted_and_stay_for_the_trainer(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, tied=True)
+    run = run_folder(tmp_path, job)
+    assert run.read_distinct_tokens() == ()
+    assert main([str(run.path)]) == Exit.DONE
+    assert run.read_distinct_tokens() == tuple(Batches(job, byte_tokenizer(), tmp_path / "other").distinct_tokens())
+    assert (run.path / "data" / "tokens.npy").exists()
+
+
+def test_data_that_cannot_be_read_end_the_job_with_the_reason(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, tied=True)
+    (tmp_path / "data.jsonl").write_text("not json\n", "utf-8")
+    run = run_folder(tmp_path, job)
+    assert main([str(run.path)]) == Exit.USAGE
+    error = run.read_error()
+    assert error is not None and "data.jsonl" in json.dumps(error)
+
+
+def test_a_tied_models_plan_is_final_only_when_its_data_are_counted(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'offmate.db'}"
+    metadata.create_all(create_engine(url))
+    cache, job = Cache(url), tiny_job(tmp_path, tied=True)
+    counts = (20, 30, 35)
+    final = plan_job(job, CPU, cache=cache, measure=True, distinct_tokens=counts)
+    assert final.measured and final.chain.distinct_tokens == counts
+    preview = plan_job(job, CPU, cache=cache, measure=False)
+    assert not preview.measured and preview.chain.distinct_tokens == ()
+    again = plan_job(job, CPU, cache=cache, measure=True, distinct_tokens=counts)
+    assert again.cached and again.plan == final.plan
+    other = plan_job(job, CPU, cache=cache, measure=True, distinct_tokens=(20, 30, 36))
+    assert not other.cached and other.measurement == final.measurement
+
+
+def test_an_untied_models_plan_does_not_depend_on_the_data(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'offmate.db'}"
+    metadata.create_all(create_engine(url))
+    cache, job = Cache(url), tiny_job(tmp_path, tied=False)
+    final = plan_job(job, CPU, cache=cache, measure=True, distinct_tokens=(20, 30, 35))
+    found = plan_job(job, CPU, cache=cache, measure=False)
+    assert found.measured and found.cached and found.plan == final.plan
+
+
+def test_data_are_read_first_where_the_plan_depends_on_them_or_nobody_has_seen_them(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, tied=False)
+    apart = small.chain()
+    first, *others = apart.blocks
+    by_rows = replace(first, tensors=(replace(first.tensors[0], row_bytes=4),))
+    free, bound = ({"chain": to_json(chain)} for chain in (apart, replace(apart, blocks=(by_rows, *others))))
+    assert (data_first(job, free), data_first(job, bound), data_first(job, None)) == (False, True, True)
+    assert data_first(job.model_copy(update={"eval_dataset": ("owner/set",)}), free)
+    assert data_first(job.model_copy(update={"dataset": (*job.dataset, "owner/set")}), free)

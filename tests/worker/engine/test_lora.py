@@ -1,0 +1,290 @@
+"""LoRA: adapters of peft trained under a plan, against peft's own training in plain PyTorch."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from planner.codec import to_json
+from planner.errors import UserError
+from planner.job.schema import Job
+from planner.measure.analysis import analyse, estimate_times
+from planner.measure.hf_model import sample_batch, skeleton_model
+from planner.measure.machine_rates import estimate_hardware
+from planner.run.folder import RunFolder
+from planner.schedule.chain import Chain
+from planner.schedule.compile import OpKind, compile_program
+from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.plan import Plan
+from planner.search.make_plan import least_budget, make_plan
+from tests.support.engine_plans import chain_of
+from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
+from tests.support.tiny_models import config_of
+from worker.data.batches import Batches
+from worker.data.seeds import micro_batch_seed
+from worker.engine.engine import Engine
+from worker.storage.model_folder import Output
+from worker.training.learning_rate import decay_names, optimizer_of
+from worker.training.metrics import read_metrics
+from worker.training.model import load_model
+from worker.training.run import run_job
+from worker.training.stop import StopRequest
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def model_folder(folder: Path, name: str) -> Path:
+    """A model with weights and a tokenizer of bytes; wide enough that its weights travel."""
+    tiny_llama_folder(folder)
+    config = config_of(name, width=128, layers=3, vocabulary=260)
+    torch.manual_seed(5)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def lora_job(tmp_path: Path, name: str = "llama", **keys: object) -> Job:
+    small = {
+        "max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 6,
+        "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.1, "method": "lora", "lora_r": 4,
+        "lora_dropout": 0.1,
+    }  # fmt: skip
+    data = write_jsonl(tmp_path / "data.jsonl", sentences(9))
+    return make_job(model_folder(tmp_path / "model", name), data, **{**small, **keys})
+
+
+def plan_of(job: Job) -> tuple[Plan, Chain]:
+    """A plan near the least budget, where whatever may travel does."""
+    analysis = analyse(job, CPU)
+    hardware = replace(estimate_hardware(CPU), min_transfer_bytes=0)
+    chain = analysis.chain(estimate_times(analysis, hardware))
+    setting = {"cpu_budget_bytes": 2**30, "slices": job.gradient_accumulation_steps, "clip": bool(job.max_grad_norm)}
+    budget = int(1.05 * least_budget(chain, hardware, **setting).gpu_bytes)
+    return make_plan(chain, hardware, gpu_budget_bytes=budget, time_limit_s=1.0, **setting), chain
+
+
+def engine_of(job: Job, plan: Plan, chain: Chain) -> tuple[Engine, nn.Module]:
+    model = load_model(job)
+    engine = Engine(
+        model, plan=plan, chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=job.max_grad_norm, device=CPU,
+        metered=True,
+    )  # fmt: skip
+    return engine, model
+
+
+def steps_of(job: Job, count: int) -> Iterator[tuple[list[dict[str, Tensor]], list[int], Tensor]]:
+    batches = Batches(job, byte_tokenizer())
+    for number in range(count):
+        step = batches.step(number)
+        seeds = [micro_batch_seed(job.seed, number, k) for k in range(len(step))]
+        yield step, seeds, torch.tensor(batches.num_items(step))
+
+
+def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """What one would write with peft: losses and the trained parameters."""
+    base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16 if job.bf16 else torch.float32)
+    torch.manual_seed(job.seed)
+    targets = job.lora_target_modules if isinstance(job.lora_target_modules, str) else list(job.lora_target_modules)
+    config = LoraConfig(
+        r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, target_modules=targets,
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    model = get_peft_model(base, config).train()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert decay_names(model) == trained.keys()
+    optimizer = torch.optim.AdamW(trained.values(), lr=job.learning_rate, weight_decay=job.weight_decay, fused=True)
+    losses = []
+    for batches, seeds, items in steps_of(job, count):
+        for batch, seed in zip(batches, seeds, strict=True):
+            torch.manual_seed(seed)
+            loss = model(**batch, num_items_in_batch=items).loss
+            loss.backward()
+            losses.append(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), job.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, {name: p.detach() for name, p in trained.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("llama", {"gradient_accumulation_steps": 1}),
+        ("llama", {"bf16": True}),
+        ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"]}),
+    ],
+    ids=["llama", "llama-bf16-2-slices", "gpt2-2-slices"],
+)
+def test_lora_under_a_plan_equals_plain_peft_in_every_bit(tmp_path: Path, name: str, keys: dict[str, object]) -> None:
+    job = lora_job(tmp_path, name, **keys)
+    plan, chain = plan_of(job)
+    assert any(stage.prefetch for stage in plan.stages), "nothing travels: the test shows little"
+    losses, trained = plain_peft(job, 3)
+    engine, model = engine_of(job, plan, chain)
+    found, peaks = [], []
+    for batches, seeds, items in steps_of(job, 3):
+        result = engine.step(batches, seeds=seeds, learning_rate=job.learning_rate, num_items_in_batch=items)
+        found += result.losses
+        peaks.append(result.peak_bytes)
+    state = {name: parts["master"].clone() for name, parts in engine.state()}
+    assert all(torch.equal(a, b) for a, b in zip(found, losses, strict=True))
+    assert state.keys() == trained.keys() and all(torch.equal(t, trained[n]) for n, t in state.items())
+    assert 0.9 * plan.gpu_peak_bytes <= max(peaks) <= plan.gpu_peak_bytes
+    frozen = dict(AutoModelForCausalLM.from_pretrained(job.model, dtype=model.dtype).named_parameters())
+    restored = dict(engine.restore().named_parameters())
+    for original, parameter in frozen.items():
+        wrapped = f"base_model.model.{original}"
+        module, _, local = wrapped.rpartition(".")
+        assert torch.equal(restored.get(wrapped, restored.get(f"{module}.base_layer.{local}")), parameter), original
+
+
+def test_frozen_weights_travel_one_way_and_have_no_gradients_and_no_states(tmp_path: Path) -> None:
+    job = lora_job(tmp_path)
+    plan, chain = plan_of(job)
+    program = compile_program(plan, chain)
+    frozen = {t.name for t in chain.tensors() if not t.trainable}
+    assert all(
+        t.gradient_bytes == t.state_bytes == 0 for t in (*chain.tensors(), *chain.frame_tensors) if not t.trainable
+    )
+    touched = {(op.kind, name) for op in program.ops for name in (op.subject[2:], *op.names) if name in frozen}
+    assert {kind for kind, _ in touched} == {OpKind.ALLOC, OpKind.FETCH, OpKind.FREE}
+    engine, model = engine_of(job, plan, chain)
+    host = engine._weights.host.items
+    assert {item[0] for item in host if item[2:] in frozen} == {"w"}
+    before = {item: host[item][0].clone() for item in host if item[2:] in frozen}
+    assert before
+    for batches, seeds, items in steps_of(job, 2):
+        engine.step(batches, seeds=seeds, learning_rate=1e-2, num_items_in_batch=items)
+    assert all(torch.equal(host[item][0], weight) for item, weight in before.items())
+    assert gpu_peak_bytes(program, chain) < sum(p.nbytes for p in model.parameters())
+    engine.close()
+
+
+def test_a_model_with_adapters_is_evaluated_and_writes_as_plain_peft_would(tmp_path: Path) -> None:
+    job = lora_job(tmp_path)
+    engine, _ = engine_of(job, *plan_of(job))
+    plain = load_model(job)
+    for name, parts in engine.state():  # fresh adapters give nothing
+        random = torch.Generator().manual_seed(len(name))
+        parts["master"].copy_(plain.get_parameter(name).data.normal_(std=0.1, generator=random))
+    engine.load_state([(name, dict(parts)) for name, parts in engine.state()], step=1)
+    plain.eval()
+    (batch, *_), _, _ = next(steps_of(job, 1))
+    with torch.no_grad():
+        assert torch.equal(engine.evaluate([batch]).losses[0], plain(**batch).loss)
+        prompts = [[1, 2, 3, 4], [7, 8, 9, 10]]
+        wanted = plain.generate(
+            input_ids=torch.tensor(prompts), attention_mask=torch.ones(2, 4, dtype=torch.long), max_new_tokens=6,
+            do_sample=False, use_cache=True, pad_token_id=257,
+        )  # fmt: skip
+    assert engine.generate(prompts, new_tokens=6, pad=257) == wanted[:, 4:].tolist()
+    engine.close()
+
+
+class _After(StopRequest):
+    """Asks for a stop before step `count`; it is looked at twice a step."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.looks = iter([False] * 2 * count)
+
+    asked = property(lambda self: next(self.looks, True), lambda self, value: None)
+
+
+def test_a_run_of_lora_that_was_stopped_and_resumed_equals_plain_peft_in_every_bit(tmp_path: Path) -> None:
+    job = lora_job(tmp_path, max_steps=4, output_dir=str(tmp_path / "out"))
+    plan, chain = plan_of(job)
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.resolved.write_text(job.resolved_yaml(), "utf-8")
+    parts = {
+        "plan": to_json(plan),
+        "chain": to_json(chain),
+        "hardware": to_json(estimate_hardware(torch.device("cpu"))),
+    }
+    run.plan.write_text(json.dumps({"format": 1, **parts}))
+    assert not run_job(run, _After(2))
+    saved = sum(file.stat().st_size for file in (run.checkpoints / "step-2").glob("*.safetensors"))
+    losses, trained = plain_peft(job, 4)
+    numbers = 3 * sum(p.numel() for p in trained.values())
+    assert 4 * numbers <= saved < 5 * numbers
+    assert run_job(run, StopRequest())
+    steps = [event["loss"] for event in read_metrics(run.metrics) if event["event"] == "step"]
+    assert steps == [float(torch.stack(losses[2 * n : 2 * n + 2]).sum()) for n in range(4)]
+    base = AutoModelForCausalLM.from_pretrained(job.model)
+    found = dict(PeftModel.from_pretrained(base, tmp_path / "out").named_parameters())
+    assert all(torch.equal(found[name], tensor) for name, tensor in trained.items())
+
+
+def test_the_output_is_an_adapter_that_peft_loads(tmp_path: Path) -> None:
+    job = lora_job(tmp_path, bf16=True)
+    model = load_model(job)
+    base = {n.removeprefix("base_model.model."): p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    output = Output(tmp_path / "out", run="run 1", model=model)
+    trained = {n: torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in trained.values()} == {torch.float32}
+    for parameter in model.parameters():  # an engine leaves only shapes behind
+        parameter.data = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+    state = ((name, {"master": tensor}) for name, tensor in trained.items())
+    output.write(model, byte_tokenizer(), state, step=2, dtype=torch.float32)
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json"} <= files
+    assert not any(name.startswith("model") for name in files)
+    assert output.weight_bytes == sum(t.nbytes for t in trained.values())
+    loaded = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16), tmp_path / "out"
+    )
+    found = dict(loaded.named_parameters())
+    assert all(torch.equal(found[name], tensor) for name, tensor in trained.items())
+    assert loaded.peft_config["default"].base_model_name_or_path == job.model
+    assert len(base) + len(trained) == len(found)
+
+
+def test_the_skeleton_has_the_adapters_of_the_model(tmp_path: Path) -> None:
+    job = lora_job(tmp_path, bf16=True)
+    skeleton, model = skeleton_model(job), load_model(job)
+    described = [{n: (p.shape, p.dtype, p.requires_grad) for n, p in m.named_parameters()} for m in (skeleton, model)]
+    assert described[0] == described[1]
+    assert all(p.is_meta for p in skeleton.parameters())
+    assert chain_of(skeleton, sample_batch(job)).blocks[1].name == "base_model.model.model.layers.0"
+
+
+def test_adapters_are_made_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    load_model(lora_job(tmp_path))
+    assert [str(warning.message) for warning in recwarn if warning.category is FutureWarning] == []
+
+
+def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing_like_it") as caught:
+        skeleton_model(lora_job(tmp_path, lora_target_modules=["nothing_like_it"]))
+    assert (caught.value.code, caught.value.hint) == ("lora-targets", "lora_target_modules: all-linear")
+
+
+def test_without_peft_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: object, **kwargs: object) -> object:
+        if name.split(".")[0] == "peft":
+            raise ImportError("No module named 'peft'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError) as caught:
+        skeleton_model(lora_job(tmp_path))
+    assert str(caught.value) == (
+        "LoRA needs the package peft.\n  No module named 'peft'\n  hint: pip install 'offmate[lora]'   [peft-missing]"
+    )

@@ -1,0 +1,48 @@
+"""Learning rates and weight decay groups are transformers' own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import Trainer, get_scheduler
+
+from planner.job.schema import Job
+from tests.support.texts import make_job, tiny_llama_folder, write_jsonl
+from tests.support.tiny_models import make_model
+from worker.training.learning_rate import decay_names, learning_rate, warmup_steps
+
+
+def job(tmp_path: Path, **keys: object) -> Job:
+    return make_job(tiny_llama_folder(tmp_path / "m"), write_jsonl(tmp_path / "d.jsonl", [{"text": "a"}]), **keys)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant", "constant_with_warmup"])
+@pytest.mark.parametrize("warmup", [0, 1, 7, 0.1, 40])
+@pytest.mark.parametrize("rate", [5e-5, 3.3e-4])
+def test_every_step_has_the_rate_of_transformers_to_the_bit(
+    tmp_path: Path, kind: str, warmup: float, rate: float
+) -> None:
+    our_job = job(tmp_path, lr_scheduler_type=kind, warmup_steps=warmup, learning_rate=rate)
+    total = 23
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
+    scheduler = get_scheduler(kind, optimizer, warmup_steps(our_job, total), total)
+    for step in range(total):
+        assert learning_rate(our_job, step, total) == scheduler.get_last_lr()[0], step
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 0), (3, 3), (0.1, 10), (0.101, 11), (1, 1)])
+def test_a_warmup_below_one_is_a_share_of_all_steps_rounded_up(tmp_path: Path, warmup: float, steps: int) -> None:
+    assert warmup_steps(job(tmp_path, warmup_steps=warmup), 100) == steps
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "bloom"])
+def test_the_parameters_that_decay_are_those_of_transformers(name: str) -> None:
+    model = make_model(name)
+    theirs = set(Trainer.get_decay_parameter_names(None, model))
+    assert decay_names(model) == {n for n, _ in model.named_parameters() if n in theirs}
+    assert not any("bias" in name or "norm" in name for name in decay_names(model))

@@ -1,0 +1,217 @@
+"""Whole runs in this process, against plain PyTorch, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from planner.codec import to_json
+from planner.errors import UserError
+from planner.job.schema import Job
+from planner.measure.hf_model import sample_batch
+from planner.measure.machine_rates import estimate_hardware
+from planner.run.folder import RunFolder
+from tests.support.engine_plans import chain_of, mixed_plan
+from tests.support.plain_engine import PlainEngine
+from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
+from tests.support.tiny_models import config_of
+from worker.data.batches import Batches
+from worker.data.seeds import micro_batch_seed
+from worker.runtime.step_values import AdamW
+from worker.training.learning_rate import decay_names, learning_rate
+from worker.training.metrics import read_metrics
+from worker.training.model import load_model, load_tokenizer
+from worker.training.run import _tell_checkpoints, run_job
+from worker.training.stop import StopRequest
+
+STEPS = 10
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def make_run(tmp_path: Path, model: str, **keys: object) -> tuple[Job, RunFolder]:
+    """A job, and its run folder as the planner leaves it."""
+    folder = tiny_llama_folder(tmp_path / "model")
+    if model != "llama":
+        config_of(model, vocabulary=260).save_pretrained(folder)
+    small = {
+        "max_length": 32, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "weight_decay": 0.1,
+        "warmup_steps": 2, "max_steps": STEPS, "save_steps": 4,
+    }  # fmt: skip
+    job = make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(20)), **{**small, **keys})
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.resolved.write_text(job.resolved_yaml(), "utf-8")
+    chain = chain_of(load_model(job), sample_batch(job))
+    plan = mixed_plan(chain, slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None)
+    parts = {
+        "plan": to_json(plan),
+        "chain": to_json(chain),
+        "hardware": to_json(estimate_hardware(torch.device("cpu"))),
+    }
+    run.plan.write_text(json.dumps({"format": 1, **parts}))
+    return job, run
+
+
+def plain_run(job: Job, run: RunFolder) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of plain PyTorch on the same data."""
+    model = load_model(job)
+    batches = Batches(job, load_tokenizer(job), run.path / "data")
+    optimizer = AdamW(
+        betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
+        decay_names=decay_names(model),
+    )  # fmt: skip
+    plain = PlainEngine(model, optimizer=optimizer, max_grad_norm=job.max_grad_norm)
+    losses = []
+    for step in range(STEPS):
+        data = batches.step(step)
+        result = plain.step(
+            data, seeds=[micro_batch_seed(job.seed, step, k) for k in range(len(data))],
+            learning_rate=learning_rate(job, step, STEPS), num_items_in_batch=torch.tensor(batches.num_items(data)),
+        )  # fmt: skip
+        losses.append(float(torch.stack(result.losses).sum()))
+    return losses, {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [
+        ("llama", {"gradient_accumulation_steps": 1, "max_grad_norm": None}),
+        ("llama", {"gradient_accumulation_steps": 4, "bf16": True}),
+        ("llama", {"gradient_accumulation_steps": 2, "packing": True, "lr_scheduler_type": "cosine"}),
+        ("gpt2", {"gradient_accumulation_steps": 1}),
+        ("gpt2", {"gradient_accumulation_steps": 4, "max_grad_norm": None}),
+    ],
+    ids=str,
+)
+def test_a_run_gives_the_losses_and_the_model_of_plain_pytorch(
+    tmp_path: Path, model: str, keys: dict[str, object]
+) -> None:
+    job, run = make_run(tmp_path, model, **keys)
+    assert run_job(run, StopRequest())
+    losses, weights = plain_run(job, run)
+    assert [event["loss"] for event in read_metrics(run.metrics) if event["event"] == "step"] == losses
+    trained = AutoModelForCausalLM.from_pretrained(run.path / "output")
+    assert {name: p.dtype for name, p in trained.named_parameters()} == {n: w.dtype for n, w in weights.items()}
+    assert [n for n, p in trained.named_parameters() if not torch.equal(p, weights[n])] == []
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_a_run_evaluates_within_the_plans_budget_as_plain_pytorch_would(tmp_path: Path, model: str) -> None:
+    job, run = make_run(tmp_path, model, val_size=7, eval_on_start=True, max_steps=2, warmup_steps=0)
+    assert run_job(run, StopRequest())
+    trained = AutoModelForCausalLM.from_pretrained(run.path / "output").eval()
+    held_out = Batches(job, load_tokenizer(job), run.path / "data").evaluation
+    assert held_out is not None
+    total = 0.0
+    for batch in (held_out.batch(k) for k in range(len(held_out))):
+        with torch.no_grad():
+            total += float(trained(**batch).loss) * int(batch["num_items_in_batch"])
+    first, last = (event for event in read_metrics(run.metrics) if event["event"] == "eval")
+    assert (first["step"], last["step"]) == (0, 2)
+    assert last["eval_loss"] == total / last["tokens"]
+    assert 0 < first["gpu_peak_bytes"] <= json.loads(run.plan.read_text())["plan"]["gpu_budget_bytes"]
+
+
+def test_a_finished_run_may_be_run_again(tmp_path: Path) -> None:
+    _, run = make_run(tmp_path, "llama")
+    for _ in range(2):
+        assert run_job(run, StopRequest())
+    starts = [event["resumed_from"] for event in read_metrics(run.metrics) if event["event"] == "start"]
+    assert starts == [None, 8]
+
+
+def test_a_full_output_folder_is_told_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("precious")
+    _, run = make_run(tmp_path, "llama", output_dir=str(tmp_path / "mine"))
+    with pytest.raises(UserError, match="is not empty"):
+        run_job(run, StopRequest())
+    assert not run.metrics.exists()
+
+
+@pytest.mark.parametrize(("limit", "free_bytes", "warned"), [(2, 299, True), (2, 300, False), (None, 150, False)])
+def test_a_disk_without_room_for_the_checkpoints_wanted_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: int | None, free_bytes: int, warned: bool
+) -> None:
+    job, _ = make_run(tmp_path, "llama", save_total_limit=limit)
+    _tell_checkpoints(job, 100, free_bytes)
+    assert ("the disk has room for 2 beside the model, wanted are up to 3" in caplog.text) == warned
+
+
+def test_a_run_folder_without_a_plan_is_an_error(tmp_path: Path) -> None:
+    _, run = make_run(tmp_path, "llama")
+    run.plan.unlink()
+    with pytest.raises(UserError) as caught:
+        run_job(run, StopRequest())
+    assert str(caught.value) == (
+        "The run folder has no plan to train under.\n"
+        f"  {run.plan}: there is none\n"
+        f"  hint: python -m planner plan {run.path} --measure   [no-plan]"
+    )
+
+
+def damaged(run: RunFolder, how: str) -> None:
+    """Change plan.json so that it reads well and is wrong."""
+    found = json.loads(run.plan.read_text("utf-8"))
+    plan = found["plan"]
+    if how == "an update left out":
+        stage = next(stage for stage in plan["stages"] if stage["gpu_update"])
+        stage["gpu_update"] = stage["gpu_update"][1:]
+    elif how == "a smaller budget":
+        plan["gpu_budget_bytes"] = plan["gpu_budget_bytes"] - 1
+    elif how == "another option":
+        plan["options"][1] = "forget"
+    else:
+        plan["stages"][0]["prefetch"] = ["w:nobody"]
+    run.plan.write_text(json.dumps({**found, "key": "0123456789abcdef"}))
+
+
+@pytest.mark.parametrize("how", ["an update left out", "a smaller budget", "another option", "an unknown tensor"])
+def test_a_plan_that_is_wrong_is_not_run(tmp_path: Path, how: str) -> None:
+    _, run = make_run(tmp_path, "llama")
+    damaged(run, how)
+    with pytest.raises(UserError) as caught:
+        run_job(run, StopRequest())
+    assert caught.value.code == "plan-not-usable"
+    assert caught.value.numbers[0].startswith(f"{run.plan}: ")
+    assert caught.value.hint == "offmate plans forget 0123456789ab, then submit the job again"
+    assert not run.metrics.exists()
+
+
+def test_the_error_that_ended_a_run_is_told_when_its_last_line_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = make_run(tmp_path, "llama", learning_rate=1e30, max_grad_norm=None, warmup_steps=0)
+
+    def full(*_arguments: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("worker.training.run._write_end", full)
+    with pytest.raises(UserError, match="is not finite at step"):
+        run_job(run, StopRequest())
+
+
+def test_a_run_whose_only_step_diverges_writes_no_model(tmp_path: Path) -> None:
+    keys = {"learning_rate": 1e39, "max_grad_norm": None, "warmup_steps": 0, "max_steps": 1}
+    _, run = make_run(tmp_path, "llama", **keys)
+    with pytest.raises(UserError, match="is not finite at step 1"):
+        run_job(run, StopRequest())
+    assert not (run.path / "output").exists()
+    assert read_metrics(run.metrics)[-1]["status"] == "failed"
+
+
+def test_a_diverging_run_says_so_in_its_last_line(tmp_path: Path) -> None:
+    _, run = make_run(tmp_path, "llama", learning_rate=1e30, max_grad_norm=None, warmup_steps=0)
+    with pytest.raises(UserError, match="is not finite at step"):
+        run_job(run, StopRequest())
+    end = read_metrics(run.metrics)[-1]
+    assert (end["event"], end["status"], end["output"]) == ("end", "failed", None)

@@ -1,0 +1,61 @@
+"""The process of `offmate certify`: `python -m worker.certify JOB --folder FOLDER [--steps N] [--layers N]
+[--device cpu|cuda] [--database URL]`.
+
+JOB is a resolved job file, FOLDER an empty one. Prints the certificate as one JSON object, the last line; progress goes
+to stderr. Exit codes: 0 no difference is greater than allowed, 1 one is, else those of `planner.errors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from planner.codec import to_json
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m worker.certify")
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--database", metavar="URL")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    # All are read when torch is loaded, or its libraries are, which therefore happens below.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        job = Job.from_resolved(options.job)
+        import torch
+        from transformers.utils import logging as transformers_logging
+
+        from planner.__main__ import device_of
+        from planner.cache.store import Cache
+        from worker.certify.certificate import certify
+
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        device = device_of(options.device)
+        if device.type == "cuda":  # elsewhere every kernel is deterministic, and training does not ask for it
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        certificate = certify(
+            job, steps=options.steps, layers=options.layers, device=device, folder=options.folder,
+            cache=Cache(options.database) if options.database else None,
+        )  # fmt: skip
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(to_json(certificate)))
+    return Exit.DONE if certificate.holds else Exit.FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""The certificate of a job: its first steps under its plan and in plain PyTorch, of as much of its model as fits."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from planner.cache.store import Cache
+from planner.commands.plan_job import Answer, plan_job
+from planner.job.schema import Job
+from planner.measure.analysis import analyse
+from planner.measure.hf_model import working_dtype
+from planner.reports.certificate import Certificate
+from planner.schedule.chain import Chain
+from planner.schedule.compile import OpKind, compile_program
+from planner.schedule.plan import Plan
+from planner.search.make_plan import least_budget, make_plan
+from worker.certify.comparison import Comparison
+from worker.certify.layers_that_fit import Room, plain_bytes
+from worker.data.batches import Batches
+from worker.training.model import load_tokenizer
+
+log = logging.getLogger(__name__)
+
+_ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+"""By how much of their size losses and norm of the first step may differ where every bit cannot be had. What
+docs/design.md says in fp32; in bf16, whose numbers have 8 bits, gradients as near to those of fp32 as plain PyTorch's.
+"""
+
+
+def certify(
+    job: Job, *, steps: int, layers: int | None, device: torch.device, folder: Path, cache: Cache | None
+) -> Certificate:
+    """Do the first `steps` steps of `job` both ways. `layers`: with a model of its first layers; by default as many as
+    plain PyTorch has room for. `folder` is for files on the way.
+
+    Raises UserError, as the job would.
+    """
+    answer = plan_job(job, device, cache=cache, measure=True)
+    job = job if job.is_split else job.with_slices(answer.rows)
+    room = Room.of(answer.chain, device)
+    batches = Batches(job, load_tokenizer(job), folder / "data")
+    kept = room.layers() if layers is None else min(layers, room.all_layers)
+    plan, chain = answer.plan, answer.chain
+    if kept < room.all_layers:
+        log.info("with the first %d of the model's %d layers", kept, room.all_layers)
+        chain = room.shorter(kept)
+        plan = _shorter_plan(answer, chain)
+    steps = min(steps, batches.total_steps)
+    comparison = Comparison(job=job, batches=batches, steps=steps, layers=kept, device=device, folder=folder)
+    outcome = comparison.run(plan, chain)
+    program = compile_program(plan, chain)
+    return Certificate(
+        model=job.model, device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", steps=steps,
+        slices=plan.rounds * plan.slices, layers=kept, all_layers=room.all_layers, plain_bytes=plain_bytes(room.chain),
+        there_bytes=room.there_bytes, gpu_budget_bytes=plan.gpu_budget_bytes, gpu_peak_bytes=plan.gpu_peak_bytes,
+        moved_bytes=sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND)),
+        cpu_updated=len(plan.cpu_updated()), options=plan.options, findings=outcome.findings,
+        parameters=outcome.parameters, reasons=_reasons(job, device, chain), first=outcome.first,
+        allowed=_ALLOWED[working_dtype(job)],
+    )  # fmt: skip
+
+
+def _reasons(job: Job, device: torch.device, chain: Chain) -> tuple[str, ...]:
+    """Why results may differ from plain PyTorch's within rounding."""
+    chunks = () if job.exact else ("exact: false has the loss in chunks",)
+    compiled = ("layers run compiled",) if any(o.compiled for b in chain.blocks for o in b.options) else ()
+    return (*chunks, *compiled, *analyse(job, device).inexact)
+
+
+def _shorter_plan(answer: Answer, chain: Chain) -> Plan:
+    """A plan for the shorter chain, as hard pressed as the job's: its budget is the same share of what plain PyTorch
+    takes, or the least possible."""
+    plan, slices = answer.plan, answer.plan.rounds * answer.plan.slices
+    least = least_budget(chain, answer.hardware, cpu_budget_bytes=plan.cpu_budget_bytes, slices=slices, clip=plan.clip)
+    share = plan.gpu_budget_bytes / plain_bytes(answer.chain)
+    return make_plan(
+        chain, answer.hardware, gpu_budget_bytes=max(least.gpu_bytes, int(share * plain_bytes(chain))),
+        cpu_budget_bytes=plan.cpu_budget_bytes, slices=slices, clip=plan.clip,
+    )  # fmt: skip

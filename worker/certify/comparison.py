@@ -1,0 +1,199 @@
+"""The same steps under a plan and in plain PyTorch: their losses, norms, parameters and moments, number by number."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from planner.job.schema import Job
+from planner.reports.certificate import Difference, Finding
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from worker.certify.plain_pytorch import PlainTraining
+from worker.data.batches import Batches
+from worker.data.seeds import micro_batch_seed
+from worker.engine.engine import Engine
+from worker.storage.checkpoint import non_finite
+from worker.storage.shards import STATE_BYTES_PER_PARAMETER, Item, check_space, read_shards, write_shards
+from worker.training.learning_rate import learning_rate, optimizer_of
+from worker.training.model import check_reach, load_model
+
+log = logging.getLogger(__name__)
+
+_FOUND = "losses", "gradient norms", "first moments' norm", "parameters", "moments"
+_SORTS = {"master": "parameters", "exp_avg": "moments", "exp_avg_sq": "moments"}
+
+
+class _Result(Protocol):
+    """Of a step: see worker.engine.engine.StepResult."""
+
+    @property
+    def losses(self) -> Sequence[Tensor]:
+        """Per slice."""
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """Before clipping."""
+
+
+Step = Callable[[list[dict[str, Tensor]], list[int], float, Tensor], _Result]
+"""A step from its batches, seeds, learning rate and number of trained tokens."""
+
+Numbers = list[tuple[str, str, Tensor]]
+"""Sort, place and value of what a run says of itself."""
+
+
+class Outcome(NamedTuple):
+    """Findings by sort, the greatest difference within each parameter, and by how much of their size losses and norm of
+    the first step differ at most: the gradients' norm, or where nobody takes it that of the first moments."""
+
+    findings: tuple[Finding, ...]
+    parameters: tuple[Difference, ...]
+    first: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Comparison:
+    """The first `steps` steps of `job`, with a model of its first `layers` layers, on `device`. `folder` is for the
+    state of plain PyTorch, so that only one of the two is in memory."""
+
+    job: Job
+    batches: Batches
+    steps: int
+    layers: int
+    device: torch.device
+    folder: Path
+
+    def run(self, plan: Plan, chain: Chain) -> Outcome:
+        """Do the steps both ways. Raises UserError where plain PyTorch diverges, too."""
+        expected, files = self._plain(plan)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        model = load_model(self.job, layers=self.layers)
+        engine = Engine(
+            model, plan=plan, chain=chain, optimizer=optimizer_of(self.job, model),
+            max_grad_norm=self.job.max_grad_norm, device=self.device,
+        )  # fmt: skip
+        try:
+            found = self._steps(
+                "offmate",
+                lambda batches, seeds, rate, items: engine.step(
+                    batches, seeds=seeds, learning_rate=rate, num_items_in_batch=items
+                ),
+                engine.state,
+            )
+            tallies = {sort: _Tally(sort) for sort in _FOUND}
+            first = 0.0
+            for (sort, place, value), (_, _, wanted) in zip(found, expected, strict=True):
+                difference = tallies[sort].add(place, value, wanted)
+                if place.split(",")[0] == _place(0):
+                    first = max(first, difference / float(wanted.abs().clamp(min=1e-30)))
+            wanted_states = dict(read_shards(files))
+            still = (  # no gradient reaches them: to plain PyTorch they are trained, and stay as they are
+                (name, {"master": parts["master"].float()}) for name, parts in engine.frozen() if name in wanted_states
+            )
+            differences = tuple(_states(itertools.chain(engine.state(), still), wanted_states, tallies))
+        finally:
+            engine.close()
+        return Outcome(tuple(tally.finding() for tally in tallies.values() if tally.count), differences, first)
+
+    def _plain(self, plan: Plan) -> tuple[Numbers, list[Path]]:
+        """What plain PyTorch says, and the files with its state."""
+        model = load_model(self.job, layers=self.layers)
+        check_reach(self.job, model, self.batches.largest_token)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        check_space(self.folder, STATE_BYTES_PER_PARAMETER * trained, "what plain PyTorch has learned")
+        plain = PlainTraining(
+            model, optimizer=optimizer_of(self.job, model), max_grad_norm=self.job.max_grad_norm, device=self.device,
+            on_cpu=plan.cpu_updated(),
+        )  # fmt: skip
+        numbers = self._steps(
+            "plain PyTorch",
+            lambda batches, seeds, rate, items: plain.step(batches, seeds=seeds, learning_rate=rate, items=items),
+            plain.state,
+        )
+        for sort, place, value in numbers:
+            if not torch.isfinite(value):
+                raise non_finite(f"one of the {sort} of plain PyTorch ({place})", self.steps, None)
+        return numbers, write_shards(self.folder, "plain", plain.state())
+
+    def _steps(self, who: str, step: Step, state: Callable[[], Iterator[Item]]) -> Numbers:
+        numbers: Numbers = []
+        for number in range(self.steps):
+            batches = self.batches.step(number)
+            seeds = [micro_batch_seed(self.job.seed, number, k) for k in range(len(batches))]
+            rate = learning_rate(self.job, number, self.batches.total_steps)
+            result = step(batches, seeds, rate, torch.tensor(self.batches.num_items(batches)))
+            place = _place(number)
+            numbers += [("losses", f"{place}, slice {k}", loss.cpu()) for k, loss in enumerate(result.losses)]
+            if result.grad_norm is not None:
+                numbers.append(("gradient norms", place, result.grad_norm.cpu()))
+            elif number == 0:  # the only sign of the gradients that depends on nothing else
+                numbers.append(("first moments' norm", place, _first_moments_norm(state())))
+            log.info("%s: step %d of %d", who, number + 1, self.steps)
+        return numbers
+
+
+def _first_moments_norm(state: Iterator[Item]) -> Tensor:
+    """Over all tensors, in double precision: after one step, the gradients' norm times 1 - beta1. The sum is exact, so
+    that one more tensor of zeros changes nothing."""
+    norms = (float(torch.linalg.vector_norm(parts["exp_avg"], dtype=torch.float64)) for _, parts in state)
+    return torch.tensor(math.sqrt(math.fsum(norm * norm for norm in norms)), dtype=torch.float64)
+
+
+def _place(step: int) -> str:
+    return f"step {step + 1}"
+
+
+def _states(
+    found: Iterator[Item], expected: dict[str, dict[str, Tensor]], tallies: dict[str, _Tally]
+) -> Iterator[Difference]:
+    for name, parts in found:
+        wanted = expected.pop(name)
+        differences = {part: tallies[_SORTS[part]].add(name, tensor, wanted[part]) for part, tensor in parts.items()}
+        yield Difference(parameter=name, greatest=differences["master"])
+    assert not expected, f"nobody trained {min(expected)}"
+
+
+class _Tally:
+    """Counts the comparisons of one sort."""
+
+    def __init__(self, sort: str) -> None:
+        self.sort, self.count, self.equal = sort, 0, 0
+        self.greatest = self.size = 0.0
+        self.at = ""
+
+    def add(self, place: str, found: Tensor, expected: Tensor) -> float:
+        """Compare two tensors; returns their greatest difference."""
+        self.count += 1
+        same = torch.equal(found, expected)
+        self.equal += same
+        difference = 0.0 if same else _finite((found - expected).abs().max())
+        size = _finite(expected.abs().max())
+        if difference > self.greatest:
+            self.greatest, self.at, self.size = difference, place, size
+        elif not self.greatest:
+            self.size = max(self.size, size)
+        return difference
+
+    def finding(self) -> Finding:
+        """What was counted."""
+        return Finding(
+            what=self.sort, greatest=self.greatest, at=self.at, size=self.size, equal=self.equal, count=self.count
+        )
+
+
+def _finite(value: Tensor) -> float:
+    number = float(value)
+    return number if math.isfinite(number) else sys.float_info.max

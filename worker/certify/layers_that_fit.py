@@ -1,0 +1,72 @@
+"""What a model takes in plain PyTorch, and how many of its layers there is room for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import psutil
+import torch
+
+from planner.errors import Exit, UserError
+from planner.measure.machine_rates import gpu_bytes
+from planner.schedule.chain import Block, Chain, Tensor
+from planner.units import format_bytes
+
+_MARGIN = 1.15  # autograd keeps more than the traced blocks do; the allocator has gaps
+_HOST_SHARE = 0.8  # of the memory that is free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A job's chain, and the bytes there are for it on the device."""
+
+    chain: Chain
+    there_bytes: int
+
+    @classmethod
+    def of(cls, chain: Chain, device: torch.device) -> Room:
+        """The room that `device` has now."""
+        free = int(_HOST_SHARE * psutil.virtual_memory().available)
+        return cls(chain=chain, there_bytes=gpu_bytes(device) if device.type == "cuda" else free)
+
+    @property
+    def all_layers(self) -> int:
+        """Of the whole model."""
+        return len(self.chain.blocks) - 2
+
+    def layers(self) -> int:
+        """How many layers of the model there is room for. Raises UserError when there is none for a single one."""
+        found = next((n for n in range(self.all_layers, 0, -1) if plain_bytes(self.shorter(n)) <= self.there_bytes), 0)
+        if found == 0:
+            raise UserError(
+                "There is no room for even one layer of this model in plain PyTorch.", code="no-room",
+                exit_code=Exit.DOES_NOT_FIT,
+                numbers=(
+                    f"needed {format_bytes(plain_bytes(self.shorter(1)))}, there are {format_bytes(self.there_bytes)}",
+                ),
+                hint="certify a job of the same model with a smaller per_device_train_batch_size or max_length",
+            )  # fmt: skip
+        return found
+
+    def shorter(self, layers: int) -> Chain:
+        """The chain with its first `layers` layers only."""
+        first, *middle, last = self.chain.blocks
+        return replace(self.chain, blocks=(first, *middle[:layers], last))
+
+
+def plain_bytes(chain: Chain) -> int:
+    """About what a step of plain PyTorch takes: everything resident, all activations kept, one slice at a time."""
+    tensors = sum(map(_tensor_bytes, (*chain.tensors(), *chain.frame_tensors)))
+    buffers = chain.frame_bytes - sum(t.bytes + t.state_bytes for t in chain.frame_tensors)
+    kept = sum(map(_kept_bytes, chain.blocks))
+    return int(_MARGIN * (tensors + buffers + kept + chain.blocks[-1].options[0].forward_peak_bytes))
+
+
+def _tensor_bytes(tensor: Tensor) -> int:
+    """Weight, gradient and states, and the fp32 form of a narrower gradient."""
+    converted = 4 * tensor.elements if tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements else 0
+    return tensor.bytes + tensor.gradient_bytes + converted + tensor.state_bytes
+
+
+def _kept_bytes(block: Block) -> int:
+    return block.input_bytes + max(option.saved_bytes for option in block.options)

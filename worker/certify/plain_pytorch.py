@@ -1,0 +1,86 @@
+"""A job's steps in plain PyTorch: what `offmate certify` compares with.
+
+The model's own forward and backward, gradient accumulation in order, `clip_grad_norm_`, `AdamW(fused=True)`. Where the
+weights are narrower than fp32, the optimizer has fp32 masters, and gradients become fp32 before clip and update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from worker.runtime.step_values import AdamW
+from worker.storage.shards import Item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainResult:
+    """Losses per slice, and the gradients' global norm before clipping (None without clipping)."""
+
+    losses: tuple[Tensor, ...]
+    grad_norm: Tensor | None
+
+
+class PlainTraining:
+    """Trains `model`, which it moves to `device`. Tensors in `on_cpu` have their update on the CPU: the arithmetic of a
+    GPU's need not have the same last bits, and a plan says which of both it is."""
+
+    def __init__(
+        self, model: nn.Module, *, optimizer: AdamW, max_grad_norm: float | None, device: torch.device,
+        on_cpu: Collection[str],
+    ) -> None:  # fmt: skip
+        self._model, self._device, self._max_norm = model.train().to(device), device, max_grad_norm
+        self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._masters = {
+            name: nn.Parameter(p.detach().to("cpu" if name in on_cpu else device, torch.float32))
+            for name, p in self._weights.items()
+        }
+        groups = [
+            {"params": [m for n, m in self._masters.items() if optimizer.decay_of(n) == decay], "weight_decay": decay}
+            for decay in dict.fromkeys(map(optimizer.decay_of, self._masters))
+        ]
+        self._adamw = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps, fused=True)
+
+    def step(
+        self, batches: Sequence[Mapping[str, Tensor]], *, seeds: Sequence[int], learning_rate: float, items: Tensor
+    ) -> PlainResult:
+        """One optimizer step; `items` is the number of tokens that the losses of all slices are divided by."""
+        losses = []
+        for batch, seed in zip(batches, seeds, strict=True):
+            torch.manual_seed(seed)
+            given = {name: tensor.to(self._device) for name, tensor in batch.items()}
+            loss = self._model(**given, num_items_in_batch=items.to(self._device)).loss
+            loss.backward()
+            losses.append(loss.detach())
+        norm = self._clip()
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+        self._adamw.zero_grad()
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                self._weights[name].copy_(master)
+        return PlainResult(losses=tuple(losses), grad_norm=norm)
+
+    def _clip(self) -> Tensor | None:
+        """Hand the gradients to the masters, clipped where that is wanted."""
+        carriers = {name: nn.Parameter(w.grad.float()) for name, w in self._weights.items() if w.grad is not None}
+        for name, carrier in carriers.items():
+            carrier.grad, self._weights[name].grad = carrier.detach(), None
+        norm = None
+        if self._max_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(list(carriers.values()), self._max_norm)
+        for name, carrier in carriers.items():
+            assert carrier.grad is not None
+            self._masters[name].grad = carrier.grad.to(self._masters[name].device)
+        return norm
+
+    def state(self) -> Iterator[Item]:
+        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, in host memory."""
+        for name, master in self._masters.items():
+            state = self._adamw.state[master]
+            moments = {part: state.get(part, torch.zeros_like(master)).cpu() for part in ("exp_avg", "exp_avg_sq")}
+            yield name, {"master": master.detach().cpu(), **moments}

@@ -1,0 +1,199 @@
+"""Which tokens each step trains on. A pure function of the job, the corpus and the step.
+
+Rows are documents (cut at `max_length`), or with `packing` chunks of `max_length` tokens of all documents in a row.
+Every epoch has its own order, drawn from (seed, epoch). Epochs follow each other without a seam: a step that an epoch
+cannot fill takes its remaining rows from the next epoch, so every step has the same number of rows and none is lost.
+So the position in the data is the number of the step, and a resumed run needs nothing else.
+
+The rows of one step are dealt to its slices by length, longest first, so that short rows share a slice and its padding
+is small. A slice's length is that of its longest row, rounded up to a quarter, a half or all of `max_length`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from worker.data.corpus import Corpus, load_corpus
+from worker.data.padding import EvalBatches, Rows, num_items
+from worker.data.seeds import epoch_seed, split_seed
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 1500  # characters of the sample in the log
+
+
+class Batches:
+    """The job's training data, step by step. Tokens live in `folder`, or in a temporary one that goes with the object.
+
+    Raises UserError when the data cannot be read, or when nothing in it can be trained on.
+    """
+
+    def __init__(self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> None:
+        self._job = job
+        self._tokenizer = tokenizer
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="offmate-data-")
+            folder = Path(self._temporary.name) / "data"
+        corpus = load_corpus(job, tokenizer, folder)
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self._orders: dict[int, NDArray[np.int64]] = {}
+        rows = Rows(corpus, _rows(corpus, job), max_length=job.max_length, pad=pad if pad is not None else 0)
+        self.largest_token = int(corpus.tokens.max())
+        self.evaluation: EvalBatches | None = None
+        """What is held out, or the job's `eval_dataset`."""
+        if job.val_size is not None:
+            rows, held_out = _hold_out(rows, job)
+            self.evaluation = EvalBatches(held_out, job.slice_rows)
+        elif job.eval_dataset is not None:
+            other = job.model_copy(update={"dataset": job.eval_dataset})
+            log.info("data: for evaluation:")
+            corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"))
+            found = Rows(corpus, _rows(corpus, other), max_length=job.max_length, pad=rows.pad)
+            self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
+            self.evaluation = EvalBatches(found, job.slice_rows)
+        self._rows = rows
+        log.info(
+            "data: %d rows, %d tokens; %d rows a step, %.1f steps an epoch, %d steps in all",
+            len(rows), int(rows.places[:, 1].sum()), self.rows_per_step, self.steps_per_epoch, self.total_steps,
+        )  # fmt: skip
+        content = rows.corpus.fingerprint.encode() + rows.places.tobytes()
+        self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of all slices of one optimizer step."""
+        return self._job.slice_rows * self._job.gradient_accumulation_steps
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps that see every row once; not a whole number where an epoch ends within a step."""
+        return len(self._rows) / self.rows_per_step
+
+    @property
+    def total_steps(self) -> int:
+        """`max_steps`, or as many as `num_train_epochs` need."""
+        if self._job.max_steps is not None:
+            return self._job.max_steps
+        # Rounded first: 0.1 × 30 rows are 3 rows, not 3.0000000000000004.
+        return max(1, math.ceil(round(self._job.num_train_epochs * self.steps_per_epoch, 6)))
+
+    def epochs(self, steps: int) -> int:
+        """Whole epochs in the first `steps` steps."""
+        return steps * self.rows_per_step // len(self._rows)
+
+    def step(self, step: int) -> list[dict[str, Tensor]]:
+        """Step `step` (from 0): for each slice `input_ids` and `labels`, int64 [rows, length], padded on the right."""
+        numbers = self._numbers(step)
+        size = self._job.slice_rows
+        return [self._rows.batch(numbers[start : start + size]) for start in range(0, len(numbers), size)]
+
+    def num_tokens(self, step: int) -> int:
+        """Tokens of step `step`, learned or not, without padding."""
+        return int(self._rows.places[self._numbers(step), 1].sum())
+
+    def distinct_tokens(self) -> list[int]:
+        """For each slice the most distinct tokens, padding included, that it and those before it have in any step."""
+        most = [0] * self._job.gradient_accumulation_steps
+        seen = np.zeros(max(self.largest_token, self._rows.pad) + 1, np.bool_)
+        for step in range(self.total_steps):
+            seen[:] = False
+            for k, batch in enumerate(self.step(step)):
+                seen[batch["input_ids"].numpy()] = True
+                most[k] = max(most[k], int(seen.sum()))
+        return most
+
+    def num_items(self, batches: Sequence[dict[str, Tensor]]) -> int:
+        """Tokens that a step's loss is the mean over: labels to be predicted from the token before."""
+        return sum(map(num_items, batches))
+
+    def sample(self) -> str:
+        """The first row of step 0 as text, learned tokens between ⟦ and ⟧, the middle cut out where it is long."""
+        ids, trained = self._rows.row(self._row(0))
+        borders = np.flatnonzero(np.diff(trained)) + 1
+        parts = []
+        for run, learned in zip(np.split(ids, borders), np.split(trained, borders), strict=True):
+            text = str(self._tokenizer.decode(run.tolist()))
+            parts.append(f"⟦{text}⟧" if learned[0] else text)
+        text = "".join(parts)
+        return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
+
+    def _numbers(self, step: int) -> NDArray[np.int64]:
+        """The rows of a step, longest first."""
+        first = step * self.rows_per_step
+        numbers = np.array([self._row(place) for place in range(first, first + self.rows_per_step)], np.int64)
+        return self._rows.longest_first(numbers)
+
+    def _row(self, place: int) -> int:
+        """The row at `place` in the endless sequence of epochs."""
+        epoch, index = divmod(place, len(self._rows))
+        if epoch not in self._orders:
+            generator = torch.Generator().manual_seed(epoch_seed(self._job.seed, epoch))
+            order = torch.randperm(len(self._rows), generator=generator).numpy()
+            # A step touches two epochs at most, or many tiny ones: the last two are enough to keep.
+            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
+        return int(self._orders[epoch][index])
+
+
+def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
+    """The rows to train on, and those to evaluate on: `val_size` of them, drawn by the seed."""
+    assert job.val_size is not None
+    count = math.ceil(job.val_size * len(rows)) if job.val_size < 1 else int(job.val_size)
+    if count >= len(rows):
+        raise UserError(
+            "val_size leaves nothing to train on.", code="val-size-too-large", exit_code=Exit.USAGE,
+            numbers=(f"{len(rows)} rows, {count} of them to evaluate on",),
+            hint="use a smaller val_size, or eval_dataset",
+        )  # fmt: skip
+    generator = torch.Generator().manual_seed(split_seed(job.seed))
+    held_out = np.zeros(len(rows), np.bool_)
+    held_out[torch.randperm(len(rows), generator=generator).numpy()[:count]] = True
+    return rows.chosen(~held_out), rows.chosen(held_out)
+
+
+def _rows(corpus: Corpus, job: Job) -> NDArray[np.int64]:
+    """[rows, 2]: first token and length of every row that has something to learn. Says what is cut and left out."""
+    total, longest = len(corpus.tokens), job.max_length
+    if job.packing:
+        starts = np.arange(0, total, longest, dtype=np.int64)
+        ends = np.minimum(starts + longest, total)
+        log.info("data: packed %d documents into %d rows of %d tokens", len(corpus.ends), len(starts), longest)
+    else:
+        ends = corpus.ends
+        starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
+        cut = ends - starts > longest
+        if cut.any():
+            lost = int((ends - starts - longest)[cut].sum())
+            log.warning(
+                "data: %d of %d documents are longer than max_length %d and cut; %d of %d tokens are not seen (%s)",
+                int(cut.sum()), len(ends), longest, lost, total,
+                "packing: true uses them all, a larger max_length more",
+            )  # fmt: skip
+        ends = np.minimum(ends, starts + longest)
+    # A row's first token has nothing before it to be predicted from.
+    learned = np.concatenate((np.zeros(1, np.int64), np.cumsum(corpus.trained, dtype=np.int64)))
+    useful = learned[ends] > learned[np.minimum(starts + 1, total)] if total else np.zeros(0, np.bool_)
+    if not useful.any():
+        raise UserError(
+            "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
+            numbers=(
+                f"{len(corpus.ends)} documents, {total} tokens, {int(corpus.trained.sum())} of them to be learned",
+                f"{len(useful)} rows of at most {longest} tokens, none with a learned token after its first",
+            ),
+            hint="use train_on: all, a larger max_length, or data with completions",
+        )  # fmt: skip
+    if not useful.all():
+        log.warning("data: %d of %d rows have nothing to learn and are left out", int((~useful).sum()), len(useful))
+    return np.stack((starts, ends - starts), axis=1)[useful]

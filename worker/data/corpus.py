@@ -1,0 +1,197 @@
+"""The job's data as tokens: three arrays on disk, made once per run, so that a resumed run sees the very same data.
+
+`tokens.npy` int32 [tokens], `trained.npy` bool [tokens], `ends.npy` int64 [documents]: document i is the tokens from
+`ends[i - 1]` (or 0) to `ends[i]`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from worker.data.formats import Document, Format, detect
+from worker.data.sources import Source, open_source
+
+log = logging.getLogger(__name__)
+
+_KEYS = ("dataset", "tokenizer", "chat_template", "packing", "train_on")
+_SAY_EVERY_S = 10.0
+_BATCH = 512  # the most documents given to the tokenizer at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Corpus:
+    """Tokens of all documents, one after another, mapped from disk. `fingerprint` changes when any token does."""
+
+    tokens: NDArray[np.int32]
+    trained: NDArray[np.bool_]
+    ends: NDArray[np.int64]
+    fingerprint: str
+
+
+def load_corpus(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Corpus:
+    """The job's data, tokenized into `folder`, or as found there from an earlier start of the same job.
+
+    Raises UserError when a dataset cannot be read or understood, or holds nothing to train on.
+    """
+    keys = {key: value for key, value in job.model_dump(mode="json").items() if key in _KEYS}
+    if (corpus := _open(folder, keys)) is not None:
+        log.info("data: %d tokens as tokenized at the first start (%s)", len(corpus.tokens), folder)
+        return corpus
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    _write(job, tokenizer, temporary)
+    found = {"format": 1, "keys": keys, "fingerprint": _fingerprint(temporary)}
+    (temporary / "corpus.json").write_text(json.dumps(found, indent=1), "utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.replace(folder)
+    corpus = _open(folder, keys)
+    assert corpus is not None
+    return corpus
+
+
+def _open(folder: Path, keys: dict[str, object]) -> Corpus | None:
+    """The corpus in `folder`; None when there is none, it is damaged, or it was made for other keys."""
+    try:
+        found = json.loads((folder / "corpus.json").read_text("utf-8"))
+        if found["keys"] != keys or found["fingerprint"] != _fingerprint(folder):
+            log.warning("data: %s does not fit this job or is damaged; tokenizing again", folder)
+            return None
+        arrays = {n: np.load(folder / f"{n}.npy", mmap_mode="r") for n in ("tokens", "trained", "ends")}
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+    return Corpus(fingerprint=found["fingerprint"], **arrays)
+
+
+def _fingerprint(folder: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ("tokens", "trained", "ends"):
+        with (folder / f"{name}.npy").open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"The tokenizer {job.tokenizer} does not tell where its tokens are in the text.", code="slow-tokenizer",
+            exit_code=Exit.USAGE, hint="use a tokenizer with a tokenizer.json",
+        )  # fmt: skip
+    if tokenizer.eos_token_id is None:
+        log.warning("data: the tokenizer has no end-of-text token; documents follow each other without one")
+    ends = array("q")
+    count = 0
+    said_at = time.monotonic()
+    with (folder / "tokens.raw").open("wb") as tokens, (folder / "trained.raw").open("wb") as trained:
+        for documents in _batched(_documents(job, tokenizer)):
+            for ids, learned in _encode(documents, tokenizer, job):
+                tokens.write(ids.tobytes())
+                trained.write(learned.tobytes())
+                count += len(ids)
+                ends.append(count)
+            if time.monotonic() - said_at >= _SAY_EVERY_S:
+                log.info("data: %d documents, %d tokens so far", len(ends), count)
+                said_at = time.monotonic()
+    np.save(folder / "ends.npy", np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64))
+    for name, kind in (("tokens", np.int32), ("trained", np.bool_)):
+        raw = folder / f"{name}.raw"
+        if count:
+            values = np.memmap(raw, kind, "r")
+            np.save(folder / f"{name}.npy", values)
+        else:
+            np.save(folder / f"{name}.npy", np.zeros(0, kind))
+        raw.unlink()
+
+
+def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
+    """The documents of all entries of the dataset in their order, empty records left out."""
+    for entry in job.dataset:
+        source = open_source(entry)
+        form = detect(source.columns, tokenizer, source.name)
+        unused = [column for column in source.columns if column not in form.uses]
+        log.info(
+            "data: %s: %d records read as %s (columns %s%s)", source.name, len(source.records), form.name,
+            ", ".join(form.uses), f"; not used: {', '.join(unused)}" if unused else "",
+        )  # fmt: skip
+        empty = 0
+        for number, record in enumerate(_records(source), start=1):
+            document = _document(form, record, source.name, number)
+            if document is None:
+                empty += 1
+            else:
+                yield document
+        if empty:
+            log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, len(source.records))
+
+
+def _records(source: Source) -> Iterator[dict[str, object]]:
+    """The records one by one: only now the texts of JSON and Parquet files show whether they are UTF-8."""
+    try:
+        yield from source.records
+    except UnicodeDecodeError as error:
+        text = error.object[max(0, error.start - 20) : error.start + 20].decode(errors="replace")
+        raise UserError(
+            f"Cannot read the dataset {source.name}.", code="dataset-unreadable", exit_code=Exit.USAGE,
+            numbers=(f"a text is not UTF-8: 0x{error.object[error.start]:02x} in {text!r}",), hint="save it as UTF-8",
+        ) from error  # fmt: skip
+
+
+def _document(form: Format, record: dict[str, object], name: str, number: int) -> Document | None:
+    try:
+        return form.document(record)
+    except ValueError as error:
+        raise UserError(
+            f"Record {number} of {name} is broken.", code="broken-record", exit_code=Exit.USAGE, numbers=(str(error),),
+            hint="correct the record or take it out",
+        ) from error  # fmt: skip
+    except UserError as error:
+        raise UserError(
+            error.what, code=error.code, exit_code=error.exit_code, hint=error.hint,
+            numbers=(f"record {number} of {name}", *error.numbers),
+        ) from error  # fmt: skip
+
+
+def _batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Runs of documents that the tokenizer treats alike, `_BATCH` at most."""
+    for _, alike in groupby(documents, key=lambda document: document.special):
+        while batch := list(islice(alike, _BATCH)):
+            yield batch
+
+
+def _encode(
+    documents: list[Document], tokenizer: PreTrainedTokenizerBase, job: Job
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    """Tokens of each document, and which of them are learned: those that share a character with a trained span."""
+    encoded = tokenizer(
+        [document.text for document in documents], add_special_tokens=documents[0].special,
+        return_offsets_mapping=True, return_attention_mask=False, return_token_type_ids=False, verbose=False,
+    )  # fmt: skip
+    end = tokenizer.eos_token_id
+    for document, tokens, offsets in zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        ids = np.array(tokens, np.int32)
+        learned = np.zeros(len(ids), np.bool_)
+        places = np.array(offsets, np.int64).reshape(-1, 2)
+        for first, last in document.trained:
+            learned |= (places[:, 0] < last) & (places[:, 1] > first)
+        ends = bool(document.trained) and document.trained[-1][1] == len(document.text)
+        if document.ended and len(ids) and ids[-1] == end:
+            learned[-1] |= ends  # the tokenizer's own end-of-text token has no place in the text
+        elif end is not None and (document.ended or (job.packing and end not in ids)):
+            ids, learned = np.append(ids, np.int32(end)), np.append(learned, ends)
+        yield ids, np.ones_like(learned) if job.train_on == "all" else learned

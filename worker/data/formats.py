@@ -1,0 +1,125 @@
+"""The columns people's data has, and the text that is trained on for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from planner.job.records import ALPACA, Record, conversation, kind_of, text_of
+from worker.data.chat import ChatTemplate, Spans
+
+_ALPACA = (
+    "Below is an instruction that describes a task{more}. "
+    "Write a response that appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A text to tokenize; `trained` are the spans of characters whose tokens are learned.
+
+    `special` adds the tokenizer's own special tokens; `ended` adds the end-of-text token, learned if the text's end is.
+    """
+
+    text: str
+    trained: Spans
+    special: bool = True
+    ended: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How records become documents. `uses` are the columns read. `document` returns None for an empty record."""
+
+    name: str
+    uses: tuple[str, ...]
+    document: Callable[[Record], Document | None]
+
+
+def detect(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, name: str) -> Format:
+    """The format that the columns of the dataset `name` show. Raises UserError listing what was found."""
+    kind = kind_of(columns, name)
+    if kind in ("messages", "conversations"):
+        return _chat(kind, tokenizer, system="system" in columns and kind == "conversations")
+    if kind == "prompt":
+        return _prompt_completion(tokenizer)
+    if kind == "alpaca":
+        return _alpaca(tokenizer, tuple(column for column in ALPACA if column in columns))
+    return Format(name="text", uses=("text",), document=_text)
+
+
+def _text(record: Record) -> Document | None:
+    text = text_of(record, "text")
+    return Document(text=text, trained=((0, len(text)),)) if text else None
+
+
+def _completion(prompt: str, completion: str) -> Document | None:
+    if not completion:
+        return None
+    text = prompt + completion
+    return Document(text=text, trained=((len(prompt), len(text)),))
+
+
+def _prompt_completion(tokenizer: PreTrainedTokenizerBase) -> Format:
+    template: list[ChatTemplate] = []  # made for the first record that is a conversation
+
+    def document(record: Record) -> Document | None:
+        if not isinstance(record.get("prompt"), list):
+            return _completion(text_of(record, "prompt"), text_of(record, "completion"))
+        if not template:
+            template.append(ChatTemplate(tokenizer))
+        prompt = conversation(record["prompt"])
+        text, spans = template[0].render([*prompt, *conversation(record.get("completion"))])
+        past = sum(message["role"] == "assistant" for message in prompt)
+        return Document(text=text, trained=spans[past:], special=False, ended=False)
+
+    return Format(name="prompt and completion", uses=("prompt", "completion"), document=document)
+
+
+def _chat(column: str, tokenizer: PreTrainedTokenizerBase, *, system: bool) -> Format:
+    template = ChatTemplate(tokenizer)
+
+    def document(record: Record) -> Document | None:
+        if not record.get(column):
+            return None
+        messages = conversation(record[column])
+        if system and (first := text_of(record, "system")) and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": first})
+        text, spans = template.render(messages)
+        return Document(text=text, trained=spans, special=False, ended=False)
+
+    uses = (column, "system") if system else (column,)
+    return Format(name="conversations under the chat template", uses=uses, document=document)
+
+
+def _alpaca(tokenizer: PreTrainedTokenizerBase, uses: tuple[str, ...]) -> Format:
+    if tokenizer.chat_template:
+        template = ChatTemplate(tokenizer)
+
+        def chat(record: Record) -> Document | None:
+            instruction, more, output = (text_of(record, c) for c in ("instruction", "input", "output"))
+            if not output:
+                return None
+            messages = [
+                {"role": "user", "content": f"{instruction}\n{more}" if more else instruction},
+                {"role": "assistant", "content": output},
+            ]
+            if system := text_of(record, "system"):
+                messages.insert(0, {"role": "system", "content": system})
+            text, spans = template.render(messages)
+            return Document(text=text, trained=spans, special=False, ended=False)
+
+        return Format(name="instructions (alpaca) under the chat template", uses=uses, document=chat)
+
+    def plain(record: Record) -> Document | None:
+        more = text_of(record, "input")
+        pair = ", paired with an input that provides further context" if more else ""
+        prompt = _ALPACA.format(more=pair, instruction=text_of(record, "instruction"))
+        prompt += f"### Input:\n{more}\n\n" if more else ""
+        if system := text_of(record, "system"):
+            prompt = f"{system}\n\n{prompt}"
+        return _completion(f"{prompt}### Response:\n", text_of(record, "output"))
+
+    return Format(name="instructions (alpaca) under the alpaca prompt", uses=uses, document=plain)

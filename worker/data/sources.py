@@ -1,0 +1,103 @@
+"""Where training data comes from: local files and folders, or the hub, read through `datasets`."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import Exit, UserError
+from planner.job.local_data import LocalData, csv_columns, is_local, local_data
+
+if TYPE_CHECKING:
+    from datasets.arrow_dataset import Dataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Records of one entry of the job's `dataset`: rows as dictionaries, in the order of the files."""
+
+    name: str
+    columns: tuple[str, ...]
+    records: Dataset
+
+
+def open_source(entry: str) -> Source:
+    """The records of a file, a folder (its data files in order of their names), or a hub id (its split "train").
+
+    A text file is one document. Raises UserError when nothing can be read.
+    """
+    from datasets.exceptions import DatasetGenerationError, DatasetsError  # late: importing datasets takes seconds
+    from datasets.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    path = Path(entry)
+    try:
+        records = _open_local(path) if is_local(entry) else _train_split(entry)
+    except (DatasetsError, DatasetGenerationError, OSError, ValueError, csv.Error) as error:
+        raise UserError(
+            f"Cannot read the dataset {entry}.", code="dataset-unreadable", exit_code=Exit.USAGE,
+            numbers=tuple(_causes(error)),
+            hint="check the file's format (.jsonl: one JSON object per line), or the name and the network for a hub id",
+        ) from error  # fmt: skip
+    if not records:
+        raise UserError(
+            f"The dataset {entry} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records",),
+            hint="give a file with at least one record",
+        )  # fmt: skip
+    return Source(name=path.name if is_local(entry) else entry, columns=tuple(records.column_names), records=records)
+
+
+def _open_local(path: Path) -> Dataset | tuple[()]:
+    from datasets.arrow_dataset import Dataset
+
+    data = local_data(path)
+    if data.kind == "saved":
+        return Dataset.load_from_disk(str(path))
+    return _train_split(data.kind, data_files=[str(file) for file in data.files], **_options(data))
+
+
+def _options(data: LocalData) -> dict[str, Any]:
+    """How the reader of such files is to read them."""
+    if data.kind == "text":
+        return {"sample_by": "document"}
+    if data.kind != "csv":
+        return {}
+    import pyarrow as pa
+    from datasets.features import Features
+
+    # A "4" is text, as is an "NA", and a row with too many fields is an error, none of which the reader does by itself.
+    texts = Features.from_arrow_schema(pa.schema([(column, pa.string()) for column in csv_columns(data.files)]))
+    return {"features": texts or None, "keep_default_na": False, "index_col": False}
+
+
+def _train_split(name: str, **options: Any) -> Dataset | tuple[()]:
+    from datasets.load import load_dataset
+
+    try:
+        with warnings.catch_warnings():
+            # All rows have fields too many.
+            warnings.filterwarnings("error", "Length of header or names does not match")
+            records: Dataset = load_dataset(name, split="train", **options)
+    except StopIteration:  # what the JSON reader raises for files without a record
+        return ()
+    except ValueError as error:
+        if "corresponds to no data" in str(error):  # what other readers raise
+            return ()
+        raise
+    return records
+
+
+def _causes(error: BaseException) -> list[str]:
+    """The error's message and those of its causes, one short line each."""
+    lines: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(lines) < 3:
+        text = str(cause).strip().splitlines()
+        line = f"{type(cause).__name__}: {text[0][:300] if text else ''}"
+        if line not in lines:
+            lines.append(line)
+        cause = cause.__cause__ or cause.__context__
+    return lines

@@ -1,0 +1,130 @@
+"""What each kind of operation does. Which thread or stream does it, and when, is an interpreter's business."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from planner.cpu.adamw import Step, Target
+from planner.graph import label
+from planner.schedule.compile import Op, OpKind
+from worker.engine import adamw
+from worker.engine.device_items import Device
+from worker.engine.gradients import Gradients
+from worker.engine.host_items import Host
+from worker.runtime.step_values import AdamW, StepValues
+
+
+class Actions:
+    """The work behind every operation but RUN."""
+
+    def __init__(
+        self, host: Host, device: Device, gradients: Gradients, optimizer: AdamW | Sequence[AdamW],
+        frame: Mapping[str, nn.Parameter],
+    ) -> None:  # fmt: skip
+        """`optimizer`: one for all tensors, or parameter groups."""
+        self._host, self._device, self._gradients = host, device, gradients
+        self._groups = (optimizer,) if isinstance(optimizer, AdamW) else tuple(optimizer)
+        self._frame = frame
+        self._clipped = False  # by the last norm
+        self._ahead: set[str] = set()  # updated in this step before its norm is known
+
+    def perform(self, op: Op, values: StepValues) -> None:
+        """Do `op`, or on a stream: issue it; in a profile under its name. The caller has switched autograd off."""
+        with label(op.name):
+            self._do(op, values)
+
+    def _do(self, op: Op, values: StepValues) -> None:
+        match op.kind:
+            case OpKind.ALLOC:
+                self._device.allocate(op.subject)
+            case OpKind.FREE:
+                self._device.free(op.subject)
+            case OpKind.FETCH:
+                self._device.fetch(op.subject)
+            case OpKind.SEND:
+                self._device.send(op.subject)
+            case OpKind.NORM:
+                self._gradients.norm(op.names)
+            case OpKind.CLIP:
+                self._gradients.clip(values)
+            case OpKind.UPDATE:
+                self._update(op.names, values)
+            case OpKind.CPU_UPDATE:
+                self._update_on_cpu(op.names, values)
+            case OpKind.CPU_AHEAD:
+                self._update_ahead(op.names, values)
+            case OpKind.CPU_REPLAY:
+                self._replay(op.names, values)
+            case OpKind.RUN:
+                raise AssertionError(f"{op.name}: turns are run by the engine")
+
+    def _update(self, names: Sequence[str], values: StepValues) -> None:
+        targets = []
+        for name in names:
+            gradient = self._gradients.of(name)
+            if gradient is not None:
+                targets.append(self._target(name, self._device.items, gradient))
+        self._apply(targets, values, values.device_count, values.coefficient)
+        for name in names:
+            if name in self._frame:
+                self._frame[name].grad = None
+
+    def _update_on_cpu(self, names: Sequence[str], values: StepValues) -> None:
+        items = self._host.items
+        targets = [self._target(name, items, items[f"g:{name}"][0]) for name in names]
+        self._apply(targets, values, values.host_count, values.host_coefficient)
+
+    def _update_ahead(self, names: Sequence[str], values: StepValues) -> None:
+        """As if the norm did not clip, into other memory; what was before stays for `_replay`. Where the last norm
+        clipped, this one is likely to: then it is left to `_replay`."""
+        if self._clipped:
+            self._ahead.difference_update(names)
+            return
+        for name in names:
+            self._host.swap(f"s:{name}")
+            if _is_master(self._host.items, name):
+                self._host.swap(f"w:{name}")
+        self._renew(names, values, None)
+        self._ahead.update(names)
+
+    def _replay(self, names: Sequence[str], values: StepValues) -> None:
+        """What has not run ahead; and once more what has, where the norm clips: a product with 1 would have changed
+        nothing."""
+        assert values.host_coefficient is not None
+        self._clipped = float(values.host_coefficient) != 1.0
+        if waiting := [name for name in names if name not in self._ahead]:
+            self._update_on_cpu(waiting, values)
+        if self._clipped and (again := [name for name in names if name in self._ahead]):
+            self._renew(again, values, values.host_coefficient)
+
+    def _renew(self, names: Sequence[str], values: StepValues, coefficient: Tensor | None) -> None:
+        items, targets = self._host.items, []
+        for name in names:
+            exp_avg, exp_avg_sq, *master = self._host.before(f"s:{name}")
+            own = master[0] if master else self._host.before(f"w:{name}")[0]
+            target = self._target(name, items, items[f"g:{name}"][0])
+            targets.append(replace(target, before=(own, exp_avg, exp_avg_sq)))
+        self._apply(targets, values, values.host_count, coefficient)
+
+    def _apply(self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None) -> None:
+        """One step of AdamW on the targets, group by group."""
+        for number, group in enumerate(self._groups):
+            if own := [target for target in targets if group.has(target.name)]:
+                step = Step(
+                    learning_rate=values.rate_of(number), betas=group.betas, eps=group.eps, count=count,
+                    coefficient=coefficient,
+                )  # fmt: skip
+                adamw.update(own, step)
+
+    def _target(self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor) -> Target:
+        work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]
+        decay = next(group for group in self._groups if group.has(name)).decay_of(name)
+        return Target(name, decay, work, master[0] if master else work, exp_avg, exp_avg_sq, gradient)
+
+
+def _is_master(items: Mapping[str, Sequence[Tensor]], name: str) -> bool:
+    """The weight is its own master: the states have no other."""
+    return len(items[f"s:{name}"]) == 2

@@ -1,0 +1,187 @@
+"""A block of the model applied to a slice, with weights and offloaded activations from the device's items."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from planner.graph import EAGER, RECIPES, BlockCall, BlockCode, ChunkedHead, Recipe, loss_only
+from planner.graph.call import Given
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from worker.engine.device_items import Device
+from worker.engine.gradients import Gradients
+
+
+class ModelBlock:
+    """One block of the model: its module and the names of its weights in the model."""
+
+    def __init__(
+        self, index: int, module: nn.Module, *, name: str, kind: str, recipe: Recipe, names: Mapping[int, str],
+        last: bool, chunk_rows: int = 0, compiled_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """`names`: id of a parameter -> its first name in `named_parameters()`; `last`: this is the head, which has
+        its loss in chunks of `chunk_rows` rows (0: in one piece); `compiled_bytes`: of the results of slices that run
+        compiled (0: none does)."""
+        self.chunk_rows, self.compiled_bytes = chunk_rows, compiled_bytes
+        self.index, self.module, self.name, self.recipe = index, module, name, recipe
+        self.kind, self.last = kind, last
+        self.weights = {local: names[id(p)] for local, p in module.named_parameters()}
+        self.items = tuple(f"w:{weight}" for weight in self.weights.values())
+        self._parameters = tuple((p, p.data) for _, p in module.named_parameters())
+        self._own = module.__dict__.get("forward")
+        self._buffers = [(part._buffers, key) for part in module.modules() for key in part._buffers]
+
+    def buffers(self) -> list[Tensor]:
+        """What `module.buffers()` gives, without its walk over the modules at every call."""
+        found = (table[key] for table, key in self._buffers)
+        return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
+
+    def replace_forward(self, forward: Callable[..., Any]) -> None:
+        """Let calls of the module go to `forward`."""
+        self.module.__dict__["forward"] = forward
+
+    def give_back_forward(self) -> None:
+        """Let calls of the module be its own again."""
+        if self._own is None:
+            del self.module.__dict__["forward"]
+        else:
+            self.module.__dict__["forward"] = self._own
+
+    @contextlib.contextmanager
+    def own_forward(self) -> Iterator[None]:
+        """Inside, calls of the module are its own."""
+        mine = self.module.__dict__["forward"]
+        self.give_back_forward()
+        try:
+            yield
+        finally:
+            self.replace_forward(mine)
+
+    @contextlib.contextmanager
+    def loss_forward(self) -> Iterator[None]:
+        """Inside, calls of the module are its own, of a head with its loss in chunks those of `loss_only`."""
+        with self.own_forward():
+            if not self.chunk_rows:
+                yield
+                return
+            before = self.module.__dict__.get("forward")
+            self.module.__dict__["forward"] = loss_only(self.module, self.chunk_rows)
+            try:
+                yield
+            finally:
+                del self.module.__dict__["forward"]
+                if before is not None:
+                    self.module.__dict__["forward"] = before
+
+    @contextlib.contextmanager
+    def weights_in_place(self, items: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
+        """Inside, the module's parameters are the device's copies, which must be there."""
+        try:
+            for (parameter, _), item in zip(self._parameters, self.items, strict=True):
+                parameter.data = items[item][0]
+            yield
+        finally:
+            for parameter, hollow in self._parameters:
+                parameter.data = hollow
+
+
+def model_blocks(model: nn.Module, chain: Chain, plan: Plan) -> list[ModelBlock]:
+    """The blocks of `model`, each with the option that `plan` has for it."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    blocks = []
+    for index, (block, option) in enumerate(zip(chain.blocks, plan.options, strict=True)):
+        its = block.option(option)
+        blocks.append(
+            ModelBlock(
+                index, model.get_submodule(block.name), name=block.name, kind=block.kind,
+                recipe=EAGER if its.recipe == EAGER.name else RECIPES[its.recipe], names=names,
+                last=index == len(chain.blocks) - 1, chunk_rows=its.chunk_rows,
+                compiled_bytes=block.output_bytes if its.compiled else 0,
+            )
+        )  # fmt: skip
+    return blocks
+
+
+class Call(BlockCall):
+    """One block on one slice: it keeps what backward needs and no item holds."""
+
+    def __init__(
+        self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], given: Given, device: Device
+    ) -> None:
+        super().__init__(pair, tensors, given)
+        self.block, self.k = block, k
+        self._items, self._device_type = device.items, device.type
+        recipe = block.recipe  # the code is also that of others which save alike
+        self._item = f"a:{block.index}.{k}" if recipe.offloads or recipe.offloads_input else None
+        self._input: int | None = None  # among the primals, where it is in the item
+        if recipe.offloads_input and pair.interface is not None:
+            self._input = pair.n_params + pair.n_buffers + pair.interface
+        self._primals: dict[int, Tensor] = {}
+        self._saved: list[Tensor] = []
+        self._moved: list[bool] = []
+        self._states: list[Tensor] = []
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The block's outputs. Weights come again for backward; the block's input (where it is not offloaded), masks
+        and rotary tables of the frame are kept by reference."""
+        pair = self.pair
+        values = [*(self._items[item][0] for item in self.block.items), *self.block.buffers(), *tensors]
+        tensors.clear()
+        self._primals = {i: values[i] for i in pair.backward_primals if i >= pair.n_params}
+        results, self._states = pair.forward(values)
+        self._saved = results[pair.n_outputs :]
+        if self._item:
+            # Attention on CUDA leaves the seed of its dropout on the host, which stays with the call. What the trace
+            # says of such a tensor's device need not be true.
+            self._moved = [t.device.type == self._device_type for t in self._saved]
+            self._items[self._item] = [t for t, moved in zip(self._saved, self._moved, strict=True) if moved]
+            self._saved = [t for t, moved in zip(self._saved, self._moved, strict=True) if not moved]
+            if self._input is not None:
+                self._items[self._item].append(self._primals.pop(self._input))
+        return results[: pair.n_outputs]
+
+    def backward(self, sums: Gradients) -> list[Tensor | None]:
+        """Gradients of the tensor arguments; those of weights go to `sums`."""
+        tangents = self.take_tangents()
+        pair = self.pair
+        if self._item:
+            there, here = iter(self._items.pop(self._item)), iter(self._saved)
+            self._saved = [next(there if moved else here) for moved in self._moved]
+            if self._input is not None:
+                self._primals[self._input] = next(there)
+            del there, here
+        values = [*self._saved, *(self._primal(i) for i in pair.backward_primals), *tangents]
+        tangents.clear()
+        self._saved = []
+        result = pair.backward(values, self._states, functools.partial(self._add, sums))
+        self._primals, self._states = {}, []
+        return result
+
+    def _primal(self, i: int) -> Tensor:
+        return self._items[self.block.items[i]][0] if i < self.pair.n_params else self._primals[i]
+
+    def _add(self, sums: Gradients, local: str, gradient: Tensor) -> None:
+        block = self.block
+        sums.add(block.weights[local], self.k, gradient, fresh=self.pair.adoptable[local], last_block=block.last)
+
+
+class ChunkedCall(ChunkedHead):
+    """The head on a slice, with its loss in chunks."""
+
+    def __init__(self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], device: Device) -> None:
+        super().__init__(pair, tensors, block.chunk_rows)
+        self.block, self.k, self._items = block, k, device.items
+
+    def weights(self) -> dict[str, Tensor]:
+        """The device's copies."""
+        return {local: self._items[f"w:{name}"][0] for local, name in self.block.weights.items()}
+
+    def backward(self, sums: Gradients) -> list[Tensor | None]:
+        """The gradient of the head's input; those of weights go to `sums`."""
+        names, k = self.block.weights, self.k
+        return self.finish(lambda local, grad: sums.add(names[local], k, grad, fresh=True, last_block=True))

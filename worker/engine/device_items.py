@@ -1,0 +1,50 @@
+"""What has a copy on the device, by item name, and the copies to and from the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from worker.engine.host_items import Host, span
+
+
+class Device:
+    """Device copies by item name, each a list of tensors as in `Host`. Only the thread that computes allocates and
+    frees; the queues only copy, between an item's allocation and its release."""
+
+    def __init__(self, host: Host, device: torch.device) -> None:
+        self.items: dict[str, list[Tensor]] = {}
+        self.type = device.type
+        self._host, self._device = host, device
+
+    def allocate(self, item: str) -> None:
+        """Memory laid out as the item's copy on the host."""
+        assert item not in self.items, item
+        self.items[item] = [
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=self._device) for t in self._host.items[item]
+        ]
+
+    def free(self, item: str) -> None:
+        """Let go of the item's memory."""
+        del self.items[item]
+
+    def fetch(self, item: str) -> None:
+        """Host to device."""
+        for target, source in zip(self.items[item], self._host.items[item], strict=True):
+            _copy(target, source)
+
+    def send(self, item: str) -> None:
+        """Device to host."""
+        sources = self.items[item]
+        targets = self._host.park(item, sources) if item[0] == "a" else self._host.items[item]
+        for target, source in zip(targets, sources, strict=True):
+            _copy(target, source)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """Between tensors of the same layout. Where it has gaps, the memory goes over as it lies, gaps and all: otherwise
+    PyTorch would go through a tensor without gaps, and on the host empty that before the device has filled it."""
+    if not source.is_contiguous():
+        elements = (span(source),)
+        target, source = target.as_strided(elements, (1,)), source.as_strided(elements, (1,))
+    target.copy_(source, non_blocking=True)

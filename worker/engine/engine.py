@@ -1,0 +1,289 @@
+"""Trains a model under a plan, with the numbers of plain PyTorch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.graph import refuse_autocast
+from planner.schedule.chain import Chain
+from planner.schedule.compile import compile_program
+from planner.schedule.peak_moments import distinct_tokens
+from planner.schedule.plan import Plan
+from worker.engine.actions import Actions
+from worker.engine.block_calls import ModelBlock, model_blocks
+from worker.engine.forward_only import Evaluation, Forward
+from worker.engine.gradients import Gradients
+from worker.engine.rounds import Rounds
+from worker.engine.weights import Weights
+from worker.runtime.cpu import CpuMachine
+from worker.runtime.cuda import CudaMachine
+from worker.runtime.interpreter import Cursor, Interpreter
+from worker.runtime.machine import Machine
+from worker.runtime.step_values import AdamW, StepValues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Losses per slice (tensors without dimensions, on the device), the gradients' global norm before clipping (None
+    without clipping), the most device bytes during the step (None when they are not counted)."""
+
+    losses: tuple[Tensor, ...]
+    grad_norm: Tensor | None
+    peak_bytes: int | None
+
+
+class Engine:
+    """Runs a plan's program over a causal language model: one call of `step` is one optimizer step.
+
+    It takes the model over: parameters of blocks become one-element expands of true shape, their memory belongs to the
+    plan's items, until `restore` gives the model back. After an error in a step only `load_state` and `close` work:
+    some tensors may have been updated already.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, plan: Plan, chain: Chain, optimizer: AdamW | Sequence[AdamW],
+        max_grad_norm: float | None, device: torch.device, metered: bool = False,
+    ) -> None:  # fmt: skip
+        """`optimizer`: one for all tensors, or parameter groups. `max_grad_norm` is given exactly when the plan clips.
+        `metered`: count device bytes (on the CPU; slow)."""
+        if plan.clip != (max_grad_norm is not None):
+            raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
+        self.steps_done = 0
+        self._model, self._plan = model.train(), plan
+        self._machine = _machine(device, metered=metered)
+        self._program = compile_program(plan, chain)
+        self._weights = Weights(model, self._program, chain, self._machine)
+        self._device = self._weights.device
+        self._blocks = model_blocks(model, chain, plan)
+        for block in self._blocks:
+            block.replace_forward(functools.partial(self._enter, block))
+        self._shared, self._distinct_tokens = self._shared_rows(chain), distinct_tokens(chain, plan.slices)
+        self._gradients = Gradients(
+            self._device, self._machine, self._weights.frame, order=self._weights.trained,
+            by_rows=self._shared, max_norm=max_grad_norm,
+        )  # fmt: skip
+        self._actions = Actions(self._weights.host, self._device, self._gradients, optimizer, self._weights.frame)
+        self._rounds = Rounds(
+            model, plan=plan, blocks=self._blocks, gradients=self._gradients, device=self._device,
+            machine=self._machine,
+        )  # fmt: skip
+        self._forward_only = Forward(
+            model, plan=plan, chain=chain, blocks=self._blocks, weights=self._weights, actions=self._actions,
+            machine=self._machine,
+        )  # fmt: skip
+        self._torn = False
+        self._open()
+
+    def _open(self) -> None:
+        self._closed = self._warm = False
+        self._cap()
+        self._interpreter: Interpreter = self._machine.interpreter(self._program, self._actions)
+        self._cursor = Cursor(self._program, self._interpreter)
+        self._rounds.open(self._cursor)
+
+    def _cap(self) -> None:
+        if self._plan.gpu_budget_bytes:
+            room = self._machine.cap(self._plan.gpu_budget_bytes, self._plan.gpu_peak_bytes)
+            self._forward_only.room_bytes = room
+
+    def _shared_rows(self, chain: Chain) -> frozenset[str]:
+        """Weights that just embedding and head share: with several slices their gradients need care."""
+        if self._plan.slices * self._plan.rounds == 1:
+            return frozenset()
+        ends = 0, len(self._blocks) - 1
+        shared = {name for name, users in chain.users().items() if users == ends}
+        return frozenset(shared & set(self._weights.trained))
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that computation has waited for copies and CPU updates."""
+        return self._interpreter.waited_s
+
+    def step(
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        *,
+        seeds: Sequence[int],
+        learning_rate: float | Sequence[float],
+        **model_kwargs: Any,
+    ) -> StepResult:
+        """One optimizer step over the slices `batches` (host tensors: input_ids, labels [rows, length]), slice k under
+        random seed `seeds[k]`; the first round takes the first of them. Updates may still be running when it returns:
+        `drain` waits for them. `learning_rate`: of all tensors, or of each parameter group.
+
+        Raises what the model or a queue raised; the weights are then torn between two steps.
+        """
+        self._usable(computes=True)
+        slices, rounds = self._plan.slices, self._plan.rounds
+        if not len(batches) == len(seeds) == rounds * slices:
+            raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {rounds} × {slices} slices")
+        machine, values = self._machine, self._values(learning_rate)
+        staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
+        parts = [slice(start, start + slices) for start in range(0, len(batches), slices)]
+        tokens = [self._tokens(batches[part]) for part in parts]
+        before = machine.random_state()
+        machine.reset_peak()
+        try:
+            with machine.computing(), torch.autograd.set_multithreading_enabled(False):
+                given = {name: self._given(value) for name, value in model_kwargs.items()}
+                self._cursor.begin(values)
+                losses: list[Tensor] = []
+                for part, rows in zip(parts, tokens, strict=True):
+                    self._gradients.begin_round(rows)
+                    losses += self._rounds.run(staged[part], seeds[part], given)
+                self._cursor.end()
+        except BaseException:
+            self._tear()
+            raise
+        finally:
+            machine.set_random_state(before)
+        self._weights.check_closed()
+        self.steps_done += 1
+        if not self._warm:
+            self._warm = True
+            self._cap()
+        return StepResult(losses=tuple(losses), grad_norm=values.take_grad_norm(), peak_bytes=machine.peak_bytes())
+
+    def _values(self, learning_rate: float | Sequence[float]) -> StepValues:
+        number = self.steps_done + 1
+        with self._machine.on_host():
+            host_count = torch.full((), float(number))
+            count = torch.full((), float(number), device=self._machine.device)
+        return StepValues(number=number, learning_rate=learning_rate, host_count=host_count, device_count=count)
+
+    def _given(self, value: Any) -> Any:
+        """A keyword argument of the model. A tensor is on the device once for all slices: the model's own copying of it
+        would make the host wait for the device, in every slice."""
+        if not isinstance(value, Tensor) or value.device.type == self._machine.device.type != "cpu":
+            return value
+        return self._machine.stage(value).to(self._machine.device, non_blocking=True)
+
+    def _tokens(self, batches: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Per slice the tokens of all slices up to it, each once; empty where no gradient is added by rows. Raises
+        ValueError when there are more than the plan counts on."""
+        if not self._shared:
+            return []
+        rows: list[Tensor] = []
+        seen = torch.empty(0, dtype=torch.int64)
+        with self._machine.on_host():
+            for batch, planned in zip(batches, self._distinct_tokens, strict=True):
+                seen = torch.unique(torch.cat([seen, batch["input_ids"].flatten()]))
+                if len(seen) > planned:
+                    raise ValueError(f"{len(seen)} distinct tokens up to slice {len(rows)}; planned were {planned}")
+                rows.append(self._machine.stage(seen))
+        return rows
+
+    def _enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for the forward of the block's module."""
+        runs = self._forward_only if self._forward_only.running else self._rounds
+        return runs.enter(block, *args, **kwargs)
+
+    def _usable(self, *, computes: bool = False) -> None:
+        """Raise unless the engine can be used; `computes`: to run the model."""
+        if self._closed and not self._torn:
+            raise RuntimeError("the engine is closed")
+        if self._torn:
+            raise RuntimeError("something failed and left the weights torn between two steps; load a checkpoint")
+        if computes:
+            refuse_autocast(self._machine.device)
+
+    def _tear(self) -> None:
+        """After an error: end the threads, free what the step held."""
+        self._torn = True
+        self.close()
+        self._rounds.clear()
+        self._machine.synchronize()  # copies may still be using what is freed now
+        self._gradients.clear()
+        self._weights.drop_transient()
+
+    def drain(self) -> None:
+        """Finish every update. The next step begins from here. Raises what went wrong on a queue."""
+        self._usable()
+        try:
+            self._cursor.run_carried()
+            self._interpreter.drain()
+        except BaseException:
+            self._tear()
+            raise
+
+    def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
+        """The loss of each of `batches` (host tensors) with the weights of now, as the model in evaluation mode gives
+        it, within the plan's budget. Updates finish before. Raises UserError "evaluation-does-not-fit"."""
+        self._usable(computes=True)
+        self.drain()
+        return self._forward_only.evaluate(batches)
+
+    def check_evaluation(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """Raise UserError "evaluation-does-not-fit" for batches of such shapes now, and not when they come."""
+        self._usable(computes=True)
+        self._forward_only.check_fits(batches)
+
+    def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
+        """The tokens that `model.generate` gives greedily after each of `prompts` (tokens), with the weights of now,
+        within the plan's budget, cache included; `pad` fills up where a text ends early. Updates finish before.
+        Raises UserError "generation-does-not-fit"."""
+        self._usable(computes=True)
+        self.drain()
+        return self._forward_only.generate(prompts, new_tokens=new_tokens, pad=pad)
+
+    def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
+        """Raise UserError "generation-does-not-fit" now, and not when it is due."""
+        self._usable(computes=True)
+        self._forward_only.check_generation(prompts, new_tokens=new_tokens)
+
+    def stop_metering(self) -> None:
+        """Count device bytes no more, which takes time: from now on results have no `peak_bytes`."""
+        self.drain()
+        self._machine.stop_metering()
+
+    def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory, one at a time.
+        Some are the engine's own tensors: use them before the next step."""
+        self.drain()
+        yield from self._weights.state()
+
+    def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """(name, {"master"}) of every tensor that is not trained, as `state` gives the trained ones."""
+        self._usable()
+        yield from self._weights.frozen()
+
+    def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
+        """Go on from what `state` gave after `step` steps. Raises ValueError when it is of another model."""
+        if not self._torn:
+            self.drain()
+        elif self._closed:
+            self._open()
+        self._torn = True  # until all of it is there
+        with self._machine.computing():
+            self._weights.load(tensors)
+        self._cursor.forget()
+        self._torn = False
+        self.steps_done = step
+
+    def close(self) -> None:
+        """End the threads. What is pending is left undone."""
+        self._closed = True
+        self._machine.uncap()
+        self._rounds.close()
+        self._interpreter.close()
+
+    def restore(self) -> nn.Module:
+        """The model with its trained weights, plain, in host memory; ends the engine."""
+        self.drain()
+        self.close()
+        for block in self._blocks:
+            block.give_back_forward()
+        self._weights.give_back()
+        return self._model
+
+
+def _machine(device: torch.device, *, metered: bool) -> Machine:
+    if device.type == "cuda":
+        return CudaMachine(device)
+    return CpuMachine(metered=metered)

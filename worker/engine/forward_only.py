@@ -1,0 +1,299 @@
+"""The model run forward only, under the plan's residency and budget: evaluation and generation."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import Exit, UserError
+from planner.graph import EAGER, BlockNames
+from planner.measure.forward_bytes import eval_mode, generator, measure_forward, measure_generation, quiet
+from planner.schedule.chain import Chain
+from planner.schedule.compile import OpKind, Program
+from planner.schedule.forward_program import ForwardBytes, TooLarge, forward_program
+from planner.schedule.plan import Plan
+from planner.schedule.verify import verify
+from planner.units import format_bytes
+from worker.engine.actions import Actions
+from worker.engine.block_calls import ModelBlock
+from worker.engine.lockstep import Lockstep
+from worker.engine.weights import Weights
+from worker.runtime.interpreter import Cursor
+from worker.runtime.machine import Machine, RandomState
+from worker.runtime.step_values import StepValues
+
+RunPass = Callable[[Callable[[int], None], list[RandomState]], None]
+_MOST_SLICES = 8  # more would hardly save anything: weights travel once for all of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Losses per batch (tensors without dimensions, on the device), the most device bytes meanwhile (None when they are
+    not counted)."""
+
+    losses: tuple[Tensor, ...]
+    peak_bytes: int | None
+
+
+class Forward:
+    """Runs the model of an engine forward, in evaluation mode. Blocks run their own code on the weights of the items.
+
+    The engine is drained before, and finds its items as they were afterwards, after an error too.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, plan: Plan, chain: Chain, blocks: Sequence[ModelBlock], weights: Weights,
+        actions: Actions, machine: Machine,
+    ) -> None:  # fmt: skip
+        self._model, self._plan, self._chain = model, plan, chain
+        self._blocks, self._weights, self._actions, self._machine = blocks, weights, actions, machine
+        names = [block.name for block in chain.blocks]
+        self._names = BlockNames(
+            embedding=names[0], layers=tuple(names[1:-1]), head=names[-1],
+            kinds=tuple(block.kind for block in chain.blocks),
+        )  # fmt: skip
+        self._eager = frozenset(
+            block.name
+            for block, option in zip(chain.blocks, plan.options, strict=True)
+            if block.option(option).recipe == EAGER.name
+        )
+        self._generator = generator(model)
+        self.room_bytes = plan.gpu_budget_bytes or sys.maxsize  # less where the machine's cap leaves less
+        self._measured: dict[tuple[object, ...], ForwardBytes] = {}
+        self._lockstep: Lockstep | None = None
+        self._speaking = False
+
+    @property
+    def running(self) -> bool:
+        """Whether calls of blocks are to come here."""
+        return self._lockstep is not None
+
+    def enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for the forward of the block's module."""
+        assert self._lockstep is not None
+        self._lockstep.gate(block.index)
+        own = block.own_forward if self._speaking else block.loss_forward
+        with own(), block.weights_in_place(self._weights.device.items):
+            return block.module.forward(*args, **kwargs)
+
+    def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
+        """The loss of each batch. Several run in lockstep, so that weights travel once for all of them.
+
+        Raises UserError "evaluation-does-not-fit".
+        """
+        machine = self._machine
+        staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
+        losses: dict[int, Tensor] = {}
+        measured = self._measure(batches)
+        slices = self._most_slices(measured, len(batches))
+        before = machine.random_state()
+        machine.reset_peak()
+        try:
+            with eval_mode(self._model), machine.computing():
+                for size, firsts in _groups(len(staged), slices):
+                    with self._passes(self._program(measured, size)) as run_pass:
+                        for first in firsts:
+                            run_pass(_body(self._model, staged, first, machine.device, losses), [before] * size)
+        finally:
+            machine.set_random_state(before)
+        return Evaluation(losses=tuple(losses[k] for k in range(len(batches))), peak_bytes=machine.peak_bytes())
+
+    def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
+        """What the model says after each prompt, at most `new_tokens` tokens, always taking the likeliest next one:
+        `model.generate` on all prompts together, padded with `pad` on the left, its cache on the device. So weights
+        travel once a token for all of them, but where the budget wants smaller groups.
+
+        Raises UserError "generation-does-not-fit".
+        """
+        machine = self._machine
+        found: list[list[int]] = []
+        machine.reset_peak()
+        while len(found) < len(prompts):
+            size, program = self._generation(prompts[len(found) :], new_tokens)
+            ids, mask = _padded(prompts[len(found) : len(found) + size], pad)
+            with eval_mode(self._model), machine.computing(), self._passes(program, speaking=True) as run_pass:
+                given = {"input_ids": ids, "attention_mask": mask}
+                given = {k: machine.stage(t).to(machine.device, copy=True, non_blocking=True) for k, t in given.items()}
+                with _each_call_a_pass(self._generator, self._machine, run_pass):
+                    answer = cast(Any, self._generator).generate(
+                        **given, **quiet(self._model), max_new_tokens=new_tokens, do_sample=False, use_cache=True,
+                        pad_token_id=pad,
+                    )  # fmt: skip
+                found += answer[:, ids.shape[1] :].tolist()
+        return found
+
+    def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
+        """Raise UserError "generation-does-not-fit" now, and not when the samples are due."""
+        self._generation(prompts, new_tokens)
+
+    def _generation(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[int, Program]:
+        """How many of the prompts fit together, the first ones, and the program of one token."""
+        size = len(prompts)
+        while True:
+            measured = self._measure_generation(size, max(map(len, prompts[:size])), new_tokens)
+            try:
+                return size, self._program(measured, 1, "Generation", "fewer or shorter sample_prompts")
+            except UserError:
+                if size == 1:
+                    raise
+                size = -(-size // 2)
+
+    def _measure_generation(self, rows: int, length: int, new_tokens: int) -> ForwardBytes:
+        key = (rows, length, new_tokens)
+        if key not in self._measured:
+            with self._own_forwards(speaking=True):
+                self._measured[key] = measure_generation(
+                    self._model, self._names, rows, length, new_tokens, self._machine.device, eager=self._eager
+                )
+        return self._measured[key]
+
+    def check_fits(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """Raise UserError "evaluation-does-not-fit" now, and not when the evaluation is due."""
+        self._most_slices(self._measure(batches), len(batches))
+
+    def _measure(self, batches: Sequence[Mapping[str, Tensor]]) -> ForwardBytes:
+        """Of a batch as large as the largest in every dimension."""
+        sample = {
+            name: torch.zeros(
+                [max(sizes) for sizes in zip(*(b[name].shape for b in batches), strict=True)], dtype=t.dtype
+            )
+            for name, t in batches[0].items()
+        }
+        key = tuple((name, tuple(t.shape), t.dtype) for name, t in sample.items())
+        if key not in self._measured:
+            device = self._machine.device
+
+            with self._own_forwards():
+                self._measured[key] = measure_forward(
+                    self._model, self._names, lambda: _loss(self._model, sample, device), tuple(sample.values()),
+                    device, eager=self._eager,
+                )  # fmt: skip
+        return self._measured[key]
+
+    @contextlib.contextmanager
+    def _own_forwards(self, *, speaking: bool = False) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for block in self._blocks:
+                stack.enter_context(block.own_forward() if speaking else block.loss_forward())
+            yield
+
+    def _most_slices(self, measured: ForwardBytes, count: int) -> int:
+        """How many batches run in lockstep; one where nothing travels."""
+        if not any(op.kind is OpKind.FETCH for op in self._program(measured, 1).ops):
+            return 1
+        for slices in range(min(count, _MOST_SLICES), 1, -1):
+            with contextlib.suppress(TooLarge):
+                forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self.room_bytes)
+                return slices
+        return 1
+
+    def _program(
+        self, measured: ForwardBytes, slices: int, what: str = "Evaluation",
+        less: str = "a smaller per_device_train_batch_size, or eval_strategy: no",
+    ) -> Program:  # fmt: skip
+        try:
+            program = forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self.room_bytes)
+        except TooLarge as error:
+            budget_bytes = self._plan.gpu_budget_bytes
+            numbers = [f"needed {format_bytes(error.least_bytes)}, budget {format_bytes(budget_bytes)}"]
+            if self.room_bytes < budget_bytes:
+                left = format_bytes(self.room_bytes)
+                numbers.append(f"of the budget {left} are left by the device's runtime and the allocator's gaps")
+            raise UserError(
+                f"{what} does not fit the GPU budget.", code=f"{what.lower()}-does-not-fit",
+                numbers=tuple(numbers),
+                hint=f"use a larger gpu_budget, {less}", exit_code=Exit.DOES_NOT_FIT,
+            ) from error  # fmt: skip
+        verify(program, self._chain, gpu_budget_bytes=self.room_bytes, measured=measured)
+        return program
+
+    @contextlib.contextmanager
+    def _passes(self, program: Program, *, speaking: bool = False) -> Iterator[RunPass]:
+        """Gives the function that makes one pass over the model: `body(k)` calls it for slice k. `speaking`: the logits
+        themselves are wanted."""
+        self._speaking = speaking
+        leaving = sorted(set(self._plan.resident) - set(program.resident))
+        interpreter = self._machine.interpreter(program, self._actions)
+        cursor = Cursor(program, interpreter)
+        self._lockstep = lockstep = Lockstep(program.slices, cursor, self._machine)
+
+        def run_pass(body: Callable[[int], None], states: list[RandomState]) -> None:
+            cursor.begin(_NO_UPDATES)
+            lockstep.run(body, states)
+            cursor.end()
+
+        try:
+            self._weights.leave(leaving)
+            yield run_pass
+            interpreter.drain()
+        finally:
+            self._lockstep = None
+            lockstep.close()
+            interpreter.close()
+            self._machine.synchronize()  # copies may still be using what is freed now
+            self._weights.come_back()
+
+
+@contextlib.contextmanager
+def _each_call_a_pass(model: nn.Module, machine: Machine, run_pass: RunPass) -> Iterator[None]:
+    """Inside, each call of `model` is a pass of one slice."""
+    own = model.forward
+    before = model.__dict__.get("forward")
+
+    @functools.wraps(own)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        results: list[Any] = []
+        run_pass(lambda k: results.append(own(*args, **kwargs)), [machine.random_state()])
+        return results.pop()
+
+    model.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del model.__dict__["forward"]
+        if before is not None:
+            model.__dict__["forward"] = before
+
+
+_NO_UPDATES = StepValues(number=0, learning_rate=0.0, host_count=torch.zeros(()), device_count=torch.zeros(()))
+
+
+def _groups(count: int, slices: int) -> Iterator[tuple[int, range]]:
+    """(slices of a pass, first batch of each such pass): whole passes, then what is left."""
+    whole = count - count % slices
+    if whole:
+        yield slices, range(0, whole, slices)
+    if whole < count:
+        yield count - whole, range(whole, whole + 1)
+
+
+def _padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Tokens and attention mask [prompts, longest], padded on the left: what is said follows on the right."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+def _body(
+    model: nn.Module, batches: Sequence[Mapping[str, Tensor]], first: int, device: torch.device,
+    losses: dict[int, Tensor],
+) -> Callable[[int], None]:  # fmt: skip
+    def body(k: int) -> None:
+        with torch.no_grad():  # thread state
+            losses[first + k] = _loss(model, batches[first + k], device)
+
+    return body
+
+
+def _loss(model: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """The model's loss for a batch, which is copied to the device, and nothing else of what it returns."""
+    loss: Tensor = model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}).loss
+    return loss.detach()

@@ -1,0 +1,108 @@
+"""Sums of weight gradients on the device, in plain PyTorch's order; their norms and the clip coefficient."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from planner.cpu.adamw import cpu_kernel
+from planner.schedule.peak_moments import ROWS_AT_ONCE
+from worker.engine.device_items import Device
+from worker.runtime.machine import Machine
+from worker.runtime.step_values import StepValues
+
+
+class Gradients:
+    """Adds the slices' gradients up into the items "g:…".
+
+    A tensor in `by_rows` belongs to the first block and to the last. Plain accumulation adds its gradients up as
+    (h1 + e1) + (h2 + e2) …, h from the last block's backward and e from the first's. Block by block they arrive as
+    h1, h2, …, e1, e2, …. Only the rows of a slice's tokens have an e. So up to the first slice that has a row's token
+    its h go straight into the sum; from then on they are kept aside until their e arrives.
+    """
+
+    def __init__(
+        self, device: Device, machine: Machine, frame: Mapping[str, nn.Parameter], *, order: Sequence[str],
+        by_rows: Collection[str], max_norm: float | None,
+    ) -> None:  # fmt: skip
+        """`frame`: the frame's parameters, whose gradients autograd adds up; `order`: names as `named_parameters()` has
+        them, the order in which norms are stacked."""
+        self._items, self._machine, self._frame = device.items, machine, frame
+        self._order, self._by_rows, self._max_norm = order, frozenset(by_rows), max_norm
+        self._norms: dict[str, Tensor] = {}
+        self._rows: Sequence[Tensor] = ()
+        self._aside: dict[tuple[str, int], tuple[Tensor, Tensor | None]] = {}
+        # One for all steps: the next norm waits for the CPU updates that read it.
+        self._host_coefficient = machine.host_empty((), torch.float32)
+
+    def begin_round(self, rows: Sequence[Tensor]) -> None:
+        """`rows`: per slice of the round, the tokens of all slices up to this one, each once; staged in host memory.
+        Empty where no tensor is added by rows."""
+        self._norms.clear()
+        self._rows = rows
+
+    def clear(self) -> None:
+        """Forget everything, after an error."""
+        self._norms.clear()
+        self._aside.clear()
+        for parameter in self._frame.values():
+            parameter.grad = None  # half a sum, which the next step would add to
+
+    def add(self, name: str, k: int, gradient: Tensor, *, fresh: bool, last_block: bool) -> None:
+        """Add slice `k`'s gradient. `fresh`: nothing else sees its memory, so it may become the sum itself."""
+        by_rows = name in self._by_rows
+        if by_rows and not last_block:
+            self._take_up(name, k, gradient)
+            return
+        total = self._items.get(f"g:{name}")
+        if by_rows:
+            rows = self._rows[k].to(gradient.device, non_blocking=True, copy=True)
+            self._aside[name, k] = rows, None if total is None else gradient.index_select(0, rows)
+            if total is not None:  # a product with 1 is exact, and so is a sum with 0
+                others = gradient.new_ones(len(gradient), 1).index_fill_(0, rows, 0.0)
+                total[0].addcmul_(gradient, others)
+                return
+        if total is not None:
+            total[0].add_(gradient)
+        elif fresh and gradient.is_contiguous():
+            self._items[f"g:{name}"] = [gradient]
+        else:  # the sum has the weight's layout: the norm's bits depend on it
+            buffer = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+            self._items[f"g:{name}"] = [buffer.copy_(gradient)]
+
+    def _take_up(self, name: str, k: int, gradient: Tensor) -> None:
+        """Add the first block's gradient and what slice `k` has aside, in chunks that need little memory."""
+        total, (rows, aside) = self._items[f"g:{name}"][0], self._aside.pop((name, k))
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            chunk = slice(start, start + ROWS_AT_ONCE)
+            part = gradient.index_select(0, rows[chunk])
+            total.index_add_(0, rows[chunk], part if aside is None else aside[chunk].add_(part))
+            del part  # before there is another
+
+    def of(self, name: str) -> Tensor | None:
+        """The sum on the device; None for a weight of the frame that got no gradient."""
+        return self._frame[name].grad if name in self._frame else self._items[f"g:{name}"][0]
+
+    def norm(self, names: Sequence[str]) -> None:
+        """Take the norms of complete sums, by the function that `clip_grad_norm_` takes on CUDA: it adds up each tensor
+        by itself, whatever else is in the list. On the CPU the kernel takes them, in one pass."""
+        found = {name: gradient for name in names if (gradient := self.of(name)) is not None}
+        if self._machine.device.type == "cpu":
+            self._norms.update(zip(found, cpu_kernel().norms(list(found.values())), strict=True))
+            return
+        for dtype in dict.fromkeys(gradient.dtype for gradient in found.values()):  # its fast path wants one dtype
+            chosen = [name for name, gradient in found.items() if gradient.dtype == dtype]
+            # A narrower gradient is converted first, as it is for the master's update.
+            norms = torch._foreach_norm([found[name] for name in chosen], 2, torch.float32)
+            self._norms.update(zip(chosen, norms, strict=True))
+
+    def clip(self, values: StepValues) -> None:
+        """The global norm and the coefficient, as `torch.nn.utils.clip_grad_norm_` has them."""
+        assert self._max_norm is not None
+        norms = [self._norms[name] for name in self._order if name in self._norms]
+        total = torch.linalg.vector_norm(torch.stack(norms), 2)
+        coefficient: Tensor = torch.clamp(self._max_norm / (total + 1e-6), max=1.0)
+        values.grad_norm, values.coefficient = total, coefficient
+        values.host_coefficient = self._host_coefficient.copy_(coefficient, non_blocking=True)

@@ -1,0 +1,134 @@
+"""A round of slices through the model: forwards in lockstep, each with the head's backward; then backward as a loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.graph import (
+    EAGER,
+    BlockCode,
+    CannotCompileError,
+    CompiledPair,
+    EagerPair,
+    Pair,
+    flatten_call,
+    label,
+    run_slice,
+    trace_block,
+)
+from planner.graph.call import Given
+from planner.schedule.plan import Direction, Plan
+from worker.engine.block_calls import Call, ChunkedCall, ModelBlock
+from worker.engine.device_items import Device
+from worker.engine.gradients import Gradients
+from worker.engine.lockstep import Lockstep
+from worker.runtime.interpreter import Cursor
+from worker.runtime.machine import Machine
+
+log = logging.getLogger(__name__)
+
+
+class Rounds:
+    """Runs the model of an engine forward and backward, with generated code in the place of its blocks.
+
+    codes    made when a block is called for the first time, for all blocks of its kind that save alike
+    calls    (block, slice) -> what waits there for its backward
+    """
+
+    def __init__(
+        self, model: nn.Module, *, plan: Plan, blocks: Sequence[ModelBlock], gradients: Gradients, device: Device,
+        machine: Machine,
+    ) -> None:  # fmt: skip
+        self._model, self._slices, self._head = model, plan.slices, len(blocks) - 1
+        self._gradients, self._device, self._machine = gradients, device, machine
+        self._labels = {stage.name: str(stage) for stage in plan.stages}  # of turns, in profiles
+        # So that a block without a differentiable argument has a node in the frame's graph.
+        self._anchor = torch.zeros((), device=machine.device, requires_grad=True)
+        self.codes: dict[Hashable, BlockCode] = {}
+        self.calls: dict[tuple[int, int], Call | ChunkedCall] = {}
+        self._given_to: list[Given] = []  # what blocks of each slice were given
+        self._cursor: Cursor  # `open` gives both
+        self._lockstep: Lockstep
+
+    def open(self, cursor: Cursor) -> None:
+        """Go by `cursor`, until `close`."""
+        self._cursor = cursor
+        self._lockstep = Lockstep(self._slices, cursor, self._machine)
+
+    def run(
+        self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], model_kwargs: Mapping[str, Any]
+    ) -> list[Tensor]:
+        """The losses of a round's slices, whose gradients go to the sums. Raises what the model or a queue raised."""
+        losses: dict[int, Tensor] = {}
+        self._given_to = [{} for _ in range(self._slices)]
+
+        def body(k: int) -> None:
+            with torch.enable_grad():
+                with self._machine.frame():
+                    losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device)
+                self._backward(self._head, k)
+
+        self._lockstep.run(body, [self._machine.seeded(seed) for seed in seeds])
+        with torch.no_grad():
+            while (turn := self._cursor.turn) is not None and turn.direction is Direction.BACKWARD:
+                self._cursor.start_turn()
+                self._backward(turn.block, turn.slice)
+                self._cursor.end_turn()
+        return [losses[k] for k in range(self._slices)]
+
+    def _backward(self, block: int, k: int) -> None:
+        call = self.calls.pop((block, k), None)
+        if call is None:
+            raise RuntimeError(f"slice {k} ended without a forward of block {block}")
+        direction = Direction.HEAD if block == self._head else Direction.BACKWARD
+        with label(self._labels[f"{direction}{block}"]):
+            call.pass_on(call.backward(self._gradients), self.calls.get((block - 1, k)))
+        call.clear()
+
+    def enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for the forward of the block's module."""
+        shape, tensors = flatten_call(args, kwargs)
+        # A block that runs as its own code shares it with none.
+        kind = block.index if block.recipe == EAGER else block.kind
+        key = kind, block.recipe.saves, block.compiled_bytes, shape.key
+        if key not in self.codes:
+            self.codes[key] = self.make_code(block, args, kwargs)
+        turn = self._lockstep.gate(block.index)
+        call: Call | ChunkedCall
+        if block.chunk_rows:
+            call = ChunkedCall(block, turn.slice, self.codes[key], tensors, self._device)
+        else:
+            call = Call(block, turn.slice, self.codes[key], tensors, self._given_to[turn.slice], self._device)
+        self.calls[block.index, turn.slice] = call
+        with label(self._labels[turn.op.stage]):
+            return call.enter(tensors, self._anchor)
+
+    def make_code(self, block: ModelBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockCode:
+        """The code of `block` for calls like this one."""
+        with self._machine.on_host(), block.own_forward():
+            if block.recipe == EAGER:
+                return EagerPair(block.module, args, kwargs, name=block.name)
+            pair = Pair(trace_block(block.module, args, kwargs, name=block.name), block.recipe)
+            # The plan has room for compiled code of its own shape; for that of a shorter slice nobody has measured it.
+            if pair.output_bytes == block.compiled_bytes:
+                try:
+                    return CompiledPair(pair)
+                except CannotCompileError as error:
+                    log.warning("compile: %s runs as generated: %s", block.name, error)
+            return pair
+
+    def clear(self) -> None:
+        """After an error: forget what waits for its backward."""
+        for call in self.calls.values():
+            call.clear()
+        self.calls.clear()
+        self._given_to.clear()  # the call that failed is only here
+
+    def close(self) -> None:
+        """End the threads."""
+        self._lockstep.close()

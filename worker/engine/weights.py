@@ -1,0 +1,166 @@
+"""The model's weights and optimizer states as items on the host and on the device; saving, loading, giving back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from planner.schedule.chain import Chain
+from planner.schedule.compile import OpKind, Program, Queue, overwritten
+from worker.engine.device_items import Device
+from worker.engine.host_items import STATE_PARTS, Host, new_states
+from worker.runtime.machine import Machine
+
+
+class Weights:
+    """Takes the weights out of a model: each has a copy where the program needs one, and nowhere else.
+
+    frame      the frame's parameters, which stay on the device together with their gradients and states
+    trained    names of the trainable parameters, as `named_parameters()` orders them
+    """
+
+    def __init__(self, model: nn.Module, program: Program, chain: Chain, machine: Machine) -> None:
+        self.host = Host(machine)
+        self.device = Device(self.host, machine.device)
+        self._machine, self._model = machine, model
+        self._parameters = dict(model.named_parameters())
+        still = {t.name for t in chain.tensors() if not t.trainable}
+        self._still = [p for name, p in self._parameters.items() if name in still and p.requires_grad]
+        for parameter in self._still:  # no gradient reaches it
+            parameter.requires_grad_(False)
+        self.trained = tuple(name for name, p in self._parameters.items() if p.requires_grad)
+        in_blocks = {t.name for t in chain.tensors()}
+        if missing := in_blocks - self._parameters.keys():
+            raise ValueError(f"the chain has a tensor that the model has not: {min(missing)}")
+        self.frame = {name: p for name, p in self._parameters.items() if name not in in_blocks}
+        self._on_host = frozenset(_host_items(program))
+        self._overwritten = overwritten(chain, program.ops)
+        self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
+        for name, parameter in self._parameters.items():
+            self._take(name, parameter)
+        self._move_buffers(lambda buffer: machine.place(buffer))
+
+    def _move_buffers(self, move: Callable[[Tensor], Tensor]) -> None:
+        moved: dict[int, Tensor] = {}  # modules may share one
+        for name, buffer in list(self._model.named_buffers(remove_duplicate=False)):
+            module, _, local = name.rpartition(".")
+            if id(buffer) not in moved:
+                moved[id(buffer)] = move(buffer)
+            setattr(self._model.get_submodule(module), local, moved[id(buffer)])
+
+    @torch.no_grad()
+    def _take(self, name: str, parameter: nn.Parameter) -> None:
+        """Make the tensor's items from the parameter, which becomes a view of one element, or of the device's copy."""
+        weight, machine = parameter.detach().contiguous(), self._machine
+        if kinds := [kind for kind in "wgs" if f"{kind}:{name}" in self._on_host]:
+            self.host.hold(name, kinds, weight, overwritten=name in self._overwritten)
+        if f"w:{name}" in self._resident:
+            self.device.items[f"w:{name}"] = [machine.place(weight)]
+        if f"s:{name}" in self._resident:
+            self.device.items[f"s:{name}"] = [machine.place(t) for t in new_states(weight)]
+        if name in self.frame:
+            parameter.data = self.device.items[f"w:{name}"][0]
+        else:
+            # Frames read a weight's shape, dtype and device. Its value would be wrong, and must not go unnoticed.
+            value = math.nan if weight.is_floating_point() else 0
+            one = torch.full((), value, dtype=weight.dtype, device=machine.device)
+            parameter.data = one.expand(weight.shape)
+
+    def check_closed(self) -> None:
+        """A step leaves on the device what it found there."""
+        assert self.device.items.keys() == self._resident, self.device.items.keys() ^ self._resident
+
+    def drop_transient(self) -> None:
+        """After an error: keep on the device only what is there between steps."""
+        for item in self.device.items.keys() - self._resident:
+            del self.device.items[item]
+
+    @torch.no_grad()
+    def leave(self, items: Iterable[str]) -> None:
+        """Between steps: send what is on the device to the host, and let its memory go."""
+        for item in items:
+            self.device.send(item)
+            self.device.free(item)
+
+    @torch.no_grad()
+    def come_back(self) -> None:
+        """Have on the device what is there between steps, and only that."""
+        self.drop_transient()
+        for item in self._resident - self.device.items.keys():
+            self.device.allocate(item)
+            self.device.fetch(item)
+
+    def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory; what is on the
+        device comes down one tensor at a time. The tensors are the engine's own where they are on the host."""
+        for name in self.trained:
+            parts = dict(zip(STATE_PARTS, (t.cpu() for t in self._current(f"s:{name}")), strict=False))
+            parts.setdefault("master", self._current(f"w:{name}")[0].detach().cpu())
+            yield name, parts
+
+    def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """(name, {"master"}) of every tensor that is not trained, likewise."""
+        for name in (name for name, p in self._parameters.items() if not p.requires_grad):
+            yield name, {"master": self._current(f"w:{name}")[0].detach().cpu()}
+
+    def _current(self, item: str) -> list[Tensor]:
+        """The copy that is up to date when no step runs. A resident one is: what the CPU updates is not resident."""
+        return self.device.items[item] if item in self._resident else self.host.items[item]
+
+    @torch.no_grad()
+    def load(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
+        """Take over what `state` gave. Raises ValueError when a tensor is missing, unknown or of another shape."""
+        self.come_back()  # what was lost in an error
+        missing = set(self.trained)
+        for name, parts in tensors:
+            if name not in missing:
+                raise ValueError(f"{name} is no trained parameter of this model, or comes twice")
+            missing.discard(name)
+            for copies in (self.host.items, self.device.items):
+                for target, part in zip(copies.get(f"s:{name}", ()), STATE_PARTS, strict=False):
+                    self._copy(name, target, parts[part])
+                for target in copies.get(f"w:{name}", ()):
+                    self._copy(name, target, parts["master"])
+        if missing:
+            raise ValueError(f"nothing was given for {min(missing)}")
+
+    @staticmethod
+    def _copy(name: str, target: Tensor, source: Tensor) -> None:
+        if source.shape != target.shape:
+            raise ValueError(f"{name} has shape {tuple(target.shape)}, given was {tuple(source.shape)}")
+        target.copy_(source)
+
+    def give_back(self) -> None:
+        """Put the weights into the model's parameters, on the host; frees everything else."""
+        for name, parameter in self._parameters.items():
+            parameter.data = self._current(f"w:{name}")[0].detach().to("cpu", copy=True)
+            parameter.grad = None
+            for items in (self.host.items, self.device.items):
+                for kind in "wgs":
+                    items.pop(f"{kind}:{name}", None)
+        for parameter in self._still:
+            parameter.requires_grad_()
+        self._move_buffers(Tensor.cpu)
+        self.host.items.clear()
+        self.device.items.clear()
+
+
+def _frame_items(frame: Mapping[str, nn.Parameter]) -> Iterator[str]:
+    """What the frame has on the device all the time."""
+    for name, parameter in frame.items():
+        yield f"w:{name}"
+        if parameter.requires_grad:
+            yield f"s:{name}"
+
+
+def _host_items(program: Program) -> Iterator[str]:
+    """Items that copies or CPU updates touch in host memory."""
+    for op in program.ops:
+        if op.kind in (OpKind.FETCH, OpKind.SEND):
+            yield op.subject
+        elif op.queue is Queue.CPU:
+            for name in op.names:
+                yield from (f"w:{name}", f"s:{name}")

@@ -1,0 +1,122 @@
+"""The CPU as device: copies are real copies, each queue is a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from planner.cpu.adamw import cpu_kernel
+from planner.cpu.meter import Meter
+from planner.schedule.compile import Op, Program
+from worker.engine.actions import Actions
+from worker.runtime.machine import RandomState
+from worker.runtime.queues import QueueInterpreter
+from worker.runtime.slabs import map_memory
+from worker.runtime.step_values import StepValues
+
+
+class CpuMachine:
+    """Host and device are both this computer's memory; with `metered`, what counts as device memory is counted."""
+
+    def __init__(self, *, metered: bool) -> None:
+        self.device = torch.device("cpu")
+        self.meter: Meter | None = Meter() if metered else None
+        cpu_kernel()  # chosen now: in a step, its trial would count as device memory
+
+    def interpreter(self, program: Program, actions: Actions) -> CpuInterpreter:
+        """Queues for `program`."""
+        return CpuInterpreter(program, actions)
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Entered by every thread for the time it computes on the device."""
+        return self.meter.watch() if self.meter else contextlib.nullcontext()
+
+    def frame(self) -> AbstractContextManager[object]:
+        """Entered around the model's own forward, in a thread that computes."""
+        return contextlib.nullcontext()
+
+    def on_host(self) -> AbstractContextManager[object]:
+        """Entered around work on the host in a thread that computes."""
+        return self.meter.host() if self.meter else contextlib.nullcontext()
+
+    def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Host memory of exactly that size, contiguous."""
+        size = math.prod(shape) * dtype.itemsize
+        slab = torch.frombuffer(map_memory(size, mmap.mmap), dtype=torch.uint8)
+        return self._on_host(slab[:size].view(dtype).view(tuple(shape)))
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """`tensor` as device memory: itself if it fills a storage of its own."""
+        if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
+            tensor = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+        if self.meter:
+            self.meter.add(tensor)
+        return tensor
+
+    def seeded(self, seed: int) -> RandomState:
+        """The random state that `torch.manual_seed(seed)` sets."""
+        return (torch.Generator().manual_seed(seed).get_state(),)
+
+    def random_state(self) -> RandomState:
+        """The current state of the generator a model draws from."""
+        return (torch.get_rng_state(),)
+
+    def set_random_state(self, state: RandomState) -> None:
+        """Go on from `state`."""
+        torch.set_rng_state(state[0])
+
+    def stop_metering(self) -> None:
+        """Count bytes no more."""
+        self.meter = None
+
+    def stage(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return self._on_host(tensor)
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        if self.meter:
+            with self.meter.host():
+                self.meter.add(tensor)
+        return tensor
+
+    def cap(self, budget_bytes: int, peak_bytes: int) -> int:
+        """The host's memory knows no cap; the meter tells what was used."""
+        return budget_bytes
+
+    def uncap(self) -> None:
+        """There is no cap."""
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the threads' backs."""
+
+    def reset_peak(self) -> None:
+        """Begin to measure the peak of a step."""
+        if self.meter:
+            self.meter.reset_peak()
+
+    def peak_bytes(self) -> int | None:
+        """The most device bytes since `reset_peak`; None when they are not counted."""
+        return self.meter.peak if self.meter else None
+
+
+class CpuInterpreter(QueueInterpreter):
+    """A ticket means that the operation is done."""
+
+    def __init__(self, program: Program, actions: Actions) -> None:
+        self._actions, self._threads = actions, torch.get_num_threads()
+        super().__init__(program)
+
+    def setup(self) -> None:
+        """Both are thread state: a fresh thread records gradients, and has a pool of threads of its own."""
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(self._threads)
+
+    def run(self, op: Op, values: StepValues) -> None:
+        """Do `op`."""
+        self._actions.perform(op, values)

@@ -1,0 +1,247 @@
+"""CUDA: a stream for what computes, one for each direction of copies, an issuing thread for each queue but the first.
+
+An operation has a ticket on the host, which says that its stream has it, and an event, which says that it is done. A
+waiter takes the ticket first: a stream that waits for an event nobody has recorded waits for nothing. For CPU updates
+the ticket says that they are done. The computing thread waits for tickets only, never for the device.
+
+Memory is allocated and freed in the order of the computing stream, to which it belongs. A copy waits for the event of
+the allocation, and the computing stream for the copy's event before the release: so the allocator's own rule, reuse in
+stream order, is right although other streams use the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.schedule.compile import Op, Program, Queue
+from worker.engine.actions import Actions
+from worker.runtime.host_known import Known
+from worker.runtime.machine import RandomState
+from worker.runtime.queues import QueueInterpreter
+from worker.runtime.slabs import map_memory
+from worker.runtime.step_values import StepValues
+
+_PACKING = 20  # the allocator gets a share of 1/20 beside the plan's peak: it rounds up, and cannot use every gap
+
+
+class CudaMachine:
+    """One CUDA device, and host memory registered with it.
+
+    What computes runs on the device's default stream, which is every thread's current one: what a caller does with
+    losses is in order with what made them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self.stream = torch.cuda.default_stream(self.device)
+        self._fraction: float | None = None
+        self._outside_bytes = self._bytes_outside()
+
+    def interpreter(self, program: Program, actions: Actions) -> CudaInterpreter:
+        """Queues for `program` on this device."""
+        return CudaInterpreter(program, actions, self)
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Entered by every thread for the time it computes on the device: device and stream are thread state."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            yield
+
+    def frame(self) -> AbstractContextManager[object]:
+        """Entered around the model's own forward, in a thread that computes: Transformers asks there whether texts are
+        packed or padded, which the host can say."""
+        return Known(self.device)
+
+    def on_host(self) -> AbstractContextManager[object]:
+        """Entered around work on the host in a thread that computes."""
+        return contextlib.nullcontext()
+
+    def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Registered host memory, contiguous, zero. It lives as long as a tensor uses it."""
+        size = math.prod(shape) * dtype.itemsize
+        return _registered(size, self.device)[:size].view(dtype).view(tuple(shape))
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """`tensor` on the device, contiguous: itself if it is there."""
+        if tensor.device == self.device and tensor.is_contiguous():
+            return tensor
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device).copy_(tensor)
+
+    def stage(self, tensor: Tensor) -> Tensor:
+        """The tensor in pinned memory of torch's own pool, which reuses it when the copy to the device is done."""
+        return tensor.pin_memory()
+
+    def seeded(self, seed: int) -> RandomState:
+        """The random state that `torch.manual_seed(seed)` sets, on the host and on the device."""
+        return tuple(torch.Generator(device).manual_seed(seed).get_state() for device in ("cpu", self.device))
+
+    def random_state(self) -> RandomState:
+        """The current state of the generators a model draws from. The device's is a seed and an offset on the host."""
+        return torch.get_rng_state(), torch.cuda.get_rng_state(self.device)
+
+    def set_random_state(self, state: RandomState) -> None:
+        """Go on from `state`."""
+        torch.set_rng_state(state[0])
+        torch.cuda.set_rng_state(state[1], self.device)
+
+    def stop_metering(self) -> None:
+        """The allocator counts anyway."""
+
+    def cap(self, budget_bytes: int, peak_bytes: int) -> int:
+        """Let the allocator have the budget less what the runtime has taken since this machine was made (code of
+        kernels, libraries), but always what the plan needs. Another program's memory cannot be told from the runtime's.
+        Returns what tensors can have of that.
+        """
+        if self._fraction is None:
+            self._fraction = torch.cuda.get_per_process_memory_fraction(self.device)
+        runtime = max(0, self._bytes_outside() - self._outside_bytes)
+        total = torch.cuda.mem_get_info(self.device)[1]
+        capped = min(allocator_bytes(budget_bytes, peak_bytes, runtime), int(self._fraction * total))
+        torch.cuda.set_per_process_memory_fraction(capped / total, self.device)
+        return min(budget_bytes, tensor_bytes(capped))
+
+    def uncap(self) -> None:
+        """Allow what was allowed before the first `cap`."""
+        if self._fraction is not None:
+            torch.cuda.set_per_process_memory_fraction(self._fraction, self.device)
+            self._fraction = None
+
+    def _bytes_outside(self) -> int:
+        """Device memory in use that is not the allocator's."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        return int(total - free - torch.cuda.memory_reserved(self.device))
+
+    def synchronize(self) -> None:
+        """Return when the device has done all it was given."""
+        torch.cuda.synchronize(self.device)
+
+    def reset_peak(self) -> None:
+        """Begin to measure the peak of a step."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak_bytes(self) -> int | None:
+        """The most bytes of the allocator's blocks in use since `reset_peak`."""
+        return torch.cuda.max_memory_allocated(self.device)
+
+
+def allocator_bytes(budget_bytes: int, peak_bytes: int, runtime_bytes: int) -> int:
+    """What the allocator may have under a budget: all but the runtime's share, and at least what a plan of that peak
+    needs, with room for what the allocator loses between its blocks."""
+    return max(budget_bytes - runtime_bytes, peak_bytes + peak_bytes // _PACKING)
+
+
+def tensor_bytes(allocator_bytes: int) -> int:
+    """What tensors can have of the allocator's bytes: all but what it loses between its blocks."""
+    return allocator_bytes * _PACKING // (_PACKING + 1)
+
+
+class CudaInterpreter(QueueInterpreter):
+    """Issues operations to streams."""
+
+    def __init__(self, program: Program, actions: Actions, machine: CudaMachine) -> None:
+        self._actions, self._machine, self._threads = actions, machine, torch.get_num_threads()
+        self._streams = {
+            Queue.COMPUTE: machine.stream,
+            Queue.H2D: torch.cuda.Stream(machine.device),  # type: ignore[no-untyped-call]
+            Queue.D2H: torch.cuda.Stream(machine.device),  # type: ignore[no-untyped-call]
+        }
+        # One event per operation, recorded anew in each step: whoever waits for this step's has taken it before, since
+        # it touches the same copy, and so stands before the next step's in the program's order.
+        by_name = {op.name: op for op in program.ops}
+        awaited = {id(by_name[name]) for op in program.ops for name in op.waits if by_name[name].queue in self._streams}
+        self._events = {key: _event() for key in awaited}
+        super().__init__(program)
+
+    def setup(self) -> None:
+        """All are thread state."""
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(self._threads)
+        torch.cuda.set_device(self._machine.device)
+
+    def run(self, op: Op, values: StepValues) -> None:
+        """Give `op` to its stream, behind what it waits for; a CPU update waits on the host, and runs."""
+        if op.queue is Queue.CPU:
+            for event in self._events_before(op):
+                event.synchronize()
+            self._actions.perform(op, values)
+            return
+        self._wait_on_stream(op)
+        if op.queue is Queue.COMPUTE:  # whoever computes is on that stream already
+            self._actions.perform(op, values)
+        else:
+            with torch.cuda.stream(self._streams[op.queue]):
+                self._actions.perform(op, values)
+        self.done(op)
+
+    def wait(self, op: Op) -> None:
+        """Let the computing stream wait for what the turn `op` needs; return when all of it is issued."""
+        super().wait(op)
+        self._wait_on_stream(op)
+
+    def done(self, op: Op) -> None:
+        """`op` is on its stream: mark the place."""
+        event = self._events.get(id(op))
+        if event is not None:
+            event.record(self._streams[op.queue])
+
+    def drain(self) -> None:
+        """Return when every queue is empty and every stream is done."""
+        super().drain()
+        self._finish()
+
+    def close(self) -> None:
+        """End the queues' threads. Copies that were issued end before: what they read and write may go now."""
+        super().close()
+        self._finish()
+
+    def _finish(self) -> None:
+        for stream in self._streams.values():
+            stream.synchronize()
+
+    def _wait_on_stream(self, op: Op) -> None:
+        for event in self._events_before(op):
+            self._streams[op.queue].wait_event(event)
+
+    def _events_before(self, op: Op) -> Iterator[torch.cuda.Event]:
+        """Events of what `op` waits for; one that was never recorded, in the first step, holds nobody up."""
+        for other in self.waits[id(op)]:
+            if other.queue is not Queue.CPU:
+                yield self._events[id(other)]
+
+
+def _event() -> torch.cuda.Event:
+    """The CPU queue sleeps where it waits for one (`blocking`), it does not spin."""
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+class _Registered(mmap.mmap):
+    """Memory that the device can reach."""
+
+    address: int = 0
+    device: torch.device
+
+    def __del__(self) -> None:
+        if self.address:
+            torch.cuda.synchronize(self.device)  # a slab that grows in a step may have a copy under way
+            _cudart().cudaHostUnregister(self.address)
+
+
+def _registered(size: int, device: torch.device) -> Tensor:
+    """`size` bytes, up to whole pages; freed with the last tensor that uses them."""
+    memory = map_memory(size, _Registered)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    torch.cuda.check_error(int(_cudart().cudaHostRegister(tensor.data_ptr(), len(memory), 0)))
+    memory.address, memory.device = tensor.data_ptr(), device
+    return tensor

@@ -1,0 +1,128 @@
+"""What the engine asks of the queues, and the cursor that walks a program over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from planner.schedule.compile import Op, OpKind, Program
+from planner.schedule.plan import Direction
+from worker.runtime.step_values import StepValues
+
+
+class Interpreter(Protocol):
+    """Runs operations on queues. Methods are called by the one thread that has the right to compute.
+
+    waited_s    seconds that it has waited for other queues
+    """
+
+    waited_s: float
+
+    def issue(self, op: Op, values: StepValues) -> None:
+        """Do an operation of the computing queue after what it waits for; hand any other one to its queue."""
+
+    def wait(self, op: Op) -> None:
+        """Return when the turn `op` may compute. Raises what went wrong on a queue."""
+
+    def done(self, op: Op) -> None:
+        """The turn `op` has computed."""
+
+    def flush(self) -> None:
+        """Let the queues see what was issued. Raises what went wrong on a queue."""
+
+    def drain(self) -> None:
+        """Return when every queue is empty. Raises what went wrong on a queue."""
+
+    def close(self) -> None:
+        """End the queues' threads; what they have not begun is left undone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A RUN operation, parsed."""
+
+    op: Op
+    direction: Direction
+    block: int
+    slice: int
+
+    def __str__(self) -> str:
+        return self.op.subject
+
+
+class Cursor:
+    """The place in the program: the turn that is to come or is computing. Everything between two turns is issued when
+    the first one's slice has done with it, the frame's operations after its block included."""
+
+    def __init__(self, program: Program, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+        self._legs = tuple(_legs(program))
+        self._at = 0
+        self._values: StepValues | None = None
+        self._previous: StepValues | None = None
+        self._carried = tuple(op for op in program.ops if op.carried)
+
+    @property
+    def turn(self) -> Turn | None:
+        """None when no step runs, and after a step's last turn."""
+        return self._legs[self._at][1]
+
+    def begin(self, values: StepValues) -> None:
+        """Start a step; issue what comes before its first turn."""
+        self._at, self._values = 0, values
+        self._issue()
+
+    def start_turn(self) -> Turn:
+        """Wait for what the turn needs."""
+        turn = self.turn
+        assert turn is not None
+        self._interpreter.wait(turn.op)
+        return turn
+
+    def end_turn(self) -> None:
+        """The turn is over: issue what follows, up to the next one."""
+        turn = self.turn
+        assert turn is not None
+        self._interpreter.done(turn.op)
+        self._at += 1
+        self._issue()
+
+    def end(self) -> None:
+        """The step is over: its carried updates belong to the next one, or to a drain."""
+        self._previous = self._values
+
+    def run_carried(self) -> None:
+        """Issue the updates that the last step left to the next one, which will then do without them."""
+        if self._previous is not None:
+            for op in self._carried:
+                self._interpreter.issue(op, self._previous)
+            self._interpreter.flush()
+        self.forget()
+
+    def forget(self) -> None:
+        """The next step begins from the drained state: nothing is carried into it."""
+        self._at, self._previous = len(self._legs) - 1, None
+
+    def _issue(self) -> None:
+        assert self._values is not None
+        with torch.no_grad():
+            for op in self._legs[self._at][0]:
+                values = self._previous if op.carried else self._values
+                if values is not None:
+                    self._interpreter.issue(op, values)
+        self._interpreter.flush()
+
+
+def _legs(program: Program) -> Iterator[tuple[tuple[Op, ...], Turn | None]]:
+    """The program cut at its turns: what comes before each, and the turn; at last what follows the last."""
+    before: list[Op] = []
+    for op in program.ops:
+        if op.kind is OpKind.RUN:
+            yield tuple(before), Turn(op, *op.turn)
+            before = []
+        else:
+            before.append(op)
+    yield tuple(before), None

@@ -1,0 +1,75 @@
+"""What differs between kinds of device, the queues apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from planner.schedule.compile import Program
+
+if TYPE_CHECKING:  # what is made of a machine is not needed to make one
+    from worker.engine.actions import Actions
+    from worker.runtime.interpreter import Interpreter
+
+RandomState = tuple[Tensor, ...]
+
+
+class Machine(Protocol):
+    """A device with the host beside it."""
+
+    device: torch.device
+
+    def interpreter(self, program: Program, actions: Actions) -> Interpreter:
+        """Queues for `program`."""
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Entered by every thread for the time it computes on the device."""
+
+    def frame(self) -> AbstractContextManager[object]:
+        """Entered around the model's own forward, in a thread that computes."""
+
+    def on_host(self) -> AbstractContextManager[object]:
+        """Entered around work on the host in a thread that computes."""
+
+    def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Host memory that copies can reach, contiguous, zero, of exactly that size in whole pages, page-locked once.
+        It lives as long as a tensor uses it."""
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """`tensor` on the device, contiguous, in a storage of its own size: itself where possible."""
+
+    def seeded(self, seed: int) -> RandomState:
+        """The random state that `torch.manual_seed(seed)` sets."""
+
+    def random_state(self) -> RandomState:
+        """The current state of the generators a model draws from."""
+
+    def set_random_state(self, state: RandomState) -> None:
+        """Go on from `state`."""
+
+    def stop_metering(self) -> None:
+        """Count bytes no more, if counting takes time."""
+
+    def stage(self, tensor: Tensor) -> Tensor:
+        """A host tensor of the data loader's, from where the device can copy it without anyone waiting."""
+
+    def cap(self, budget_bytes: int, peak_bytes: int) -> int:
+        """Let no more be allocated than the budget, of which the plan needs `peak_bytes`. Called again when a step has
+        run: by then it is known what the runtime takes beside the allocations. Returns how many of the budget's bytes
+        other programs may plan with."""
+
+    def uncap(self) -> None:
+        """Allow what was allowed before the first `cap`."""
+
+    def synchronize(self) -> None:
+        """Return when the device has done all it was given."""
+
+    def reset_peak(self) -> None:
+        """Begin to measure the peak of a step."""
+
+    def peak_bytes(self) -> int | None:
+        """The most device bytes since `reset_peak`; None when they are not counted."""

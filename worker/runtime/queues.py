@@ -1,0 +1,184 @@
+"""Queues as threads: each runs its operations in the program's order, each operation after what it waits for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from planner.schedule.compile import Op, Program, Queue
+from worker.runtime.step_values import StepValues
+
+
+class Tickets:
+    """How far each queue is. A queue does its operations in order, so a number says which of them are done."""
+
+    def __init__(self) -> None:
+        self.issued = dict.fromkeys(Queue, 0)
+        self.done = dict.fromkeys(Queue, 0)
+        self.error: BaseException | None = None
+        self.closed = False
+        self._changed = threading.Condition()
+
+    def advance(self, queue: Queue) -> None:
+        """The next operation of `queue` is done."""
+        with self._changed:
+            self.done[queue] += 1
+            self._changed.notify_all()
+
+    def wait(self, queue: Queue, number: int) -> None:
+        """Return when operation `number` of `queue` is done, or nothing more will be."""
+        if self.done[queue] < number:
+            with self._changed:
+                self._changed.wait_for(lambda: self.done[queue] >= number or self.closed)
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first error; from now on queues only count."""
+        with self._changed:
+            self.error = self.error or error
+
+    def close(self) -> None:
+        """Nobody needs to wait any more."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what went wrong on a queue."""
+        if self.error is not None:
+            raise self.error
+
+
+Numbers = tuple[tuple[Queue, int], ...]
+Job = tuple[Op, StepValues, Numbers]  # names no tensor: it must not keep device bytes alive
+
+
+class _QueueThread:
+    """The thread of one queue."""
+
+    def __init__(
+        self, queue: Queue, tickets: Tickets, setup: Callable[[], None], run: Callable[[Op, StepValues], None]
+    ) -> None:
+        self._queue, self._tickets, self._setup, self._do = queue, tickets, setup, run
+        self._pending: list[Job] = []
+        self._batches: SimpleQueue[list[Job] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"offmate-{queue}", daemon=True)
+        self._thread.start()
+
+    def add(self, job: Job) -> None:
+        """Take a job; the thread sees it at the next flush."""
+        self._pending.append(job)
+
+    def flush(self) -> None:
+        """Hand over what was added: one hand-over costs more than a small copy."""
+        if self._pending:
+            self._batches.put(self._pending)
+            self._pending = []
+
+    def close(self) -> None:
+        """End the thread."""
+        self._batches.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._setup()
+        except BaseException as error:
+            self._tickets.fail(error)
+        while (batch := self._batches.get()) is not None:
+            for job in batch:
+                self._run_job(*job)
+
+    def _run_job(self, op: Op, values: StepValues, numbers: Numbers) -> None:
+        for queue, number in numbers:
+            self._tickets.wait(queue, number)
+        if self._tickets.error is None and not self._tickets.closed:
+            try:
+                self._do(op, values)
+            except BaseException as error:
+                error.add_note(f"in {op.name} on the {self._queue} queue")
+                self._tickets.fail(error)
+        self._tickets.advance(self._queue)
+
+
+class QueueInterpreter(ABC):
+    """Computes in the calling thread, with a thread for every other queue. Subclasses say what `run` does, and so what
+    a ticket means: that an operation is done, or that a stream has it.
+
+    waited_s    seconds that the computing thread has waited for other queues
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.waited_s = 0.0
+        self._tickets = Tickets()
+        self._program = program  # keeps the operations alive, whose ids are keys here: names are built at every call
+        by_name = {op.name: op for op in program.ops}
+        self.waits = {id(op): tuple(by_name[name] for name in op.waits) for op in program.ops}
+        # The computing thread issues everything in serial order: what computes needs no ticket.
+        self._hosts = {
+            key: tuple((other.queue, id(other)) for other in others if other.queue is not Queue.COMPUTE)
+            for key, others in self.waits.items()
+        }
+        self._latest: dict[int, int] = {}
+        others = (queue for queue in Queue if queue is not Queue.COMPUTE)
+        self._queues = {queue: _QueueThread(queue, self._tickets, self.setup, self.run) for queue in others}
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Set the state of a queue's new thread."""
+
+    @abstractmethod
+    def run(self, op: Op, values: StepValues) -> None:
+        """Do `op` in its queue's thread; the tickets it waits for are there."""
+
+    def issue(self, op: Op, values: StepValues) -> None:
+        """Do an operation of the computing queue after what it waits for; hand any other one to its queue."""
+        if op.queue is Queue.COMPUTE:
+            self._wait(op)
+            self.run(op, values)
+            return
+        self._queues[op.queue].add((op, values, self._numbers(op)))
+        self._tickets.issued[op.queue] += 1
+        self._latest[id(op)] = self._tickets.issued[op.queue]
+
+    def wait(self, op: Op) -> None:
+        """Return when the turn `op` may compute. Raises what went wrong on a queue."""
+        self._wait(op)
+
+    def done(self, op: Op) -> None:  # noqa: B027
+        """The turn `op` has computed. Nothing to do where a ticket says as much."""
+
+    def flush(self) -> None:
+        """Let the queues see what was issued. Raises what went wrong on a queue."""
+        for queue in self._queues.values():
+            queue.flush()
+        self._tickets.check()
+
+    def drain(self) -> None:
+        """Return when every queue is empty. Raises what went wrong on a queue."""
+        self.flush()
+        for queue in self._queues:
+            self._tickets.wait(queue, self._tickets.issued[queue])
+        self._tickets.check()
+
+    def close(self) -> None:
+        """End the queues' threads; what they have not begun is left undone."""
+        self._tickets.close()
+        for queue in self._queues.values():
+            queue.close()
+
+    def _numbers(self, op: Op) -> Numbers:
+        """The tickets `op` waits for: of each operation the one issued last, in this step or the one before."""
+        return tuple((queue, self._latest[key]) for queue, key in self._hosts[id(op)] if key in self._latest)
+
+    def _wait(self, op: Op) -> None:
+        numbers = self._numbers(op)
+        if numbers and any(self._tickets.done[queue] < number for queue, number in numbers):
+            self.flush()  # it may wait for what was issued a moment ago
+            start = time.perf_counter()
+            for queue, number in numbers:
+                self._tickets.wait(queue, number)
+            self.waited_s += time.perf_counter() - start
+        self._tickets.check()

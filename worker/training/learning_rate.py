@@ -1,0 +1,60 @@
+"""The learning rate of a step, and the optimizer: the values of transformers' Trainer, as pure functions."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from torch import nn
+
+from planner.job.schema import Job
+from worker.runtime.step_values import AdamW
+
+_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+
+
+def warmup_steps(job: Job, total_steps: int) -> int:
+    """Steps of warm-up; `job.warmup_steps` below 1 is a share of all steps, rounded up."""
+    warmup = job.warmup_steps
+    return int(warmup) if warmup >= 1 else math.ceil(total_steps * warmup)
+
+
+def learning_rate(job: Job, step: int, total_steps: int) -> float:
+    """The rate of step `step` (from 0), bit for bit that of `transformers.get_scheduler`.
+
+    As there, `constant` has no warm-up, and the first step of a warm-up has rate 0.
+    """
+    warmup = warmup_steps(job, total_steps)
+    if job.lr_scheduler_type == "constant":
+        return job.learning_rate
+    if step < warmup:
+        return job.learning_rate * (float(step) / float(max(1, warmup)))
+    if job.lr_scheduler_type == "constant_with_warmup":
+        return job.learning_rate
+    rest = float(max(1, total_steps - warmup))
+    if job.lr_scheduler_type == "linear":
+        return job.learning_rate * max(0.0, float(total_steps - step) / rest)
+    progress = float(step - warmup) / rest
+    return job.learning_rate * max(0.0, 0.5 * (1.0 + math.cos(math.pi * 0.5 * 2.0 * progress)))
+
+
+def decay_names(model: nn.Module) -> frozenset[str]:
+    """Names (as in `named_parameters()`) of the parameters that weight decay applies to.
+
+    All but biases and the weights of norms, told by `nn.LayerNorm` and by name, as in transformers'
+    `Trainer.get_decay_parameter_names`.
+    """
+    owners = {name: module for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name.rpartition(".")[0] not in owners and not _NO_DECAY.search(name.lower())
+    )
+
+
+def optimizer_of(job: Job, model: nn.Module) -> AdamW:
+    """The job's optimizer for the parameters of `model`."""
+    return AdamW(
+        betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
+        decay_names=decay_names(model),
+    )  # fmt: skip

@@ -1,0 +1,195 @@
+"""The steps of a run, from where it stands to its end or a stop."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from planner.job.schema import Job
+from planner.units import format_seconds
+from worker.data.batches import Batches
+from worker.data.seeds import micro_batch_seed
+from worker.storage.checkpoint import Checkpoints, finite, non_finite
+from worker.training.evaluation import Evaluates, Evaluations
+from worker.training.learning_rate import learning_rate
+from worker.training.metrics import Metrics
+from worker.training.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+_SAY_EVERY_S = 10.0
+_SAVE_SHARE = 20  # checkpoints by the clock take no more than one part in so many of the time
+
+
+class StepResult(Protocol):
+    """What a step gives: see worker.engine.engine.StepResult."""
+
+    @property
+    def losses(self) -> Sequence[Tensor]:
+        """Per slice."""
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """Before clipping."""
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """On the device."""
+
+
+class Trains(Evaluates, Protocol):
+    """What the loop needs of an engine: see worker.engine.engine.Engine."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that computation has waited so far."""
+
+    def step(
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        *,
+        seeds: Sequence[int],
+        learning_rate: float,
+        **model_kwargs: Any,
+    ) -> StepResult:
+        """One optimizer step."""
+
+    def drain(self) -> None:
+        """Finish every update."""
+
+    def stop_metering(self) -> None:
+        """Count device bytes no more."""
+
+    def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Masters and moments."""
+
+    def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
+        """Go on from `state()` after `step` steps."""
+
+    def close(self) -> None:
+        """End the engine's threads."""
+
+
+class _Metering:
+    """Whether the device is metered (`on`). Says once when it has been long enough: for two steps, and until one had a
+    slice of the largest shape, which the plan is for; but not for more than twenty."""
+
+    def __init__(self, max_length: int) -> None:
+        self._max_length = max_length
+        self._steps = 0
+        self._largest = False
+        self.on = True
+
+    def seen_enough(self, batches: Sequence[Mapping[str, Tensor]]) -> bool:
+        """After each step, with its batches; True the first time it is enough."""
+        if not self.on:
+            return False
+        self._steps += 1
+        self._largest |= any(batch["input_ids"].shape[1] == self._max_length for batch in batches)
+        self.on = self._steps < (2 if self._largest else 20)
+        return not self.on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Training:
+    """A run whose engine stands after `engine.steps_done` steps. `state_bytes` is what a checkpoint takes on disk."""
+
+    job: Job
+    engine: Trains
+    batches: Batches
+    checkpoints: Checkpoints
+    metrics: Metrics
+    stop: StopRequest
+    state_bytes: int
+    evaluations: Evaluations
+    predicted_s: Callable[[Sequence[Mapping[str, Tensor]]], float]
+    """How long a step on these batches should take."""
+
+    def run(self) -> bool:
+        """Train until the last step, then drain: True. Or until a stop is asked for, then checkpoint: False. A stop
+        cuts the last evaluation short, too, but not what is done after it.
+
+        Raises UserError when the loss, the gradients' norm, or what was trained in the end, is no longer finite.
+        """
+        total = self.batches.total_steps
+        saved = self.engine.steps_done
+        meter = _Metering(self.job.max_length)
+        self.evaluations.check()
+        saved_at = said_at = time.monotonic()
+        save_s = 0.0
+        while self.engine.steps_done < total:
+            if self.stop.asked:
+                if self.engine.steps_done > saved:
+                    self._save()
+                return False
+            self.evaluations.run_if_due()
+            if self.stop.asked:  # another step would be one too many to make up for the evaluation
+                continue
+            batches = self.batches.step(self.engine.steps_done)
+            text = self._step(batches, self.engine.steps_done, total, metered=meter.on)
+            if meter.seen_enough(batches):
+                self.engine.stop_metering()
+            done, now = self.engine.steps_done, time.monotonic()
+            if done == total or done <= 3 or now - said_at >= _SAY_EVERY_S:
+                log.info(text)
+                said_at = now
+            minutes = self.job.save_minutes
+            late = minutes is not None and now - saved_at >= max(60 * minutes, _SAVE_SHARE * save_s)
+            if (late or done % self.job.save_steps == 0) and done < total:
+                self._save()
+                saved, saved_at = done, time.monotonic()
+                save_s = saved_at - now
+        if not self.evaluations.run_if_due():
+            if total > saved:
+                self._save()
+            return False
+        self._check_state()
+        return True
+
+    def _check_state(self) -> None:
+        """Nothing follows the last step: no loss of a next one, and no checkpoint, would show what it did."""
+        for _ in finite(self.engine.state(), self.engine.steps_done, self.checkpoints.last()):
+            pass
+
+    def _step(self, batches: list[dict[str, Tensor]], step: int, total: int, *, metered: bool) -> str:
+        """Do step `step` (from 0) on `batches`, write its line. Returns what there is to say about it."""
+        rate = learning_rate(self.job, step, total)
+        began, waited_s = time.perf_counter(), self.engine.waited_s
+        result = self.engine.step(
+            batches,
+            seeds=[micro_batch_seed(self.job.seed, step, k) for k in range(len(batches))],
+            learning_rate=rate,
+            # A tensor, as transformers' Trainer gives it: as a number it would be a constant of the traced blocks,
+            # which would be traced anew whenever it changes.
+            num_items_in_batch=torch.tensor(self.batches.num_items(batches)),
+        )
+        loss = float(torch.stack([loss.detach().float() for loss in result.losses]).sum())
+        norm = None if result.grad_norm is None else float(result.grad_norm)
+        step_s = time.perf_counter() - began
+        tokens = self.batches.num_tokens(step)
+        self.metrics.write(
+            "step", step=step + 1, loss=loss, learning_rate=rate, grad_norm=norm, step_s=step_s, tokens=tokens,
+            gpu_peak_bytes=result.peak_bytes, waited_s=self.engine.waited_s - waited_s, metered=metered,
+            predicted_step_s=self.predicted_s(batches),
+        )  # fmt: skip
+        for what, value in (("the loss", loss), ("the gradients' norm", norm)):
+            if value is not None and not math.isfinite(value):
+                raise non_finite(what, step + 1, self.checkpoints.last())
+        return f"step {step + 1}/{total}  loss {loss:.4f}  {format_seconds(step_s)}  {tokens / step_s:.0f} tokens/s"
+
+    def _save(self) -> Path:
+        self.engine.drain()
+        began = time.perf_counter()
+        step = self.engine.steps_done
+        path = self.checkpoints.save(step, self.engine.state(), self.state_bytes)
+        self.metrics.write("checkpoint", step=step, path=str(path))
+        log.info("checkpoint: %s, in %s", path, format_seconds(time.perf_counter() - began))
+        return path

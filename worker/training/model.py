@@ -1,0 +1,119 @@
+"""The job's model with its weights, in host memory, and its tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from planner.errors import Exit, UserError, first_line
+from planner.job.lora import has_no_weights
+from planner.job.schema import Job
+from planner.measure.hf_model import build_model, model_config, working_dtype
+from planner.measure.peft_lora import with_adapters
+
+log = logging.getLogger(__name__)
+
+
+def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
+    """The job's model on the CPU in its working dtype, in training mode, without a cache; `layers`: with its first
+    layers only. Raises UserError.
+
+    A folder without weights gives the model its own initialization under `job.seed`, in the working dtype. With `bf16`
+    the weights are read as bf16 and the fp32 masters start from them: an fp32 copy beside would double the host memory
+    of loading. For weights published in bf16 that is the same; others start one rounding away, and it is said.
+    """
+    config = model_config(job)
+    if layers is not None:
+        _keep_layers(config, layers)
+    published = getattr(config, "dtype", None)
+    torch.manual_seed(job.seed)  # also for weights that a folder lacks
+    if has_no_weights(job.model):
+        log.info("model: %s has no weights; starting from random ones under seed %d", job.model, job.seed)
+        model = build_model(job, config)
+    else:
+        attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
+                output_loading_info=True,
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+            raise UserError(
+                f"The weights of {job.model} cannot be loaded.", code="weights-not-usable", exit_code=Exit.USAGE,
+                numbers=(first_line(error),),
+                hint="check that the folder or the download is complete",
+            ) from error  # fmt: skip
+        model, info = loaded
+        if missing := sorted(info["missing_keys"]):
+            log.warning(
+                "model: %d weights are not in %s and start random: %s", len(missing), job.model, ", ".join(missing[:5])
+            )
+        if job.bf16 and published == torch.float32:
+            log.info("model: the published fp32 weights were rounded to bf16; the fp32 masters start from these")
+    cast(Any, model).config.use_cache = False
+    parameters, name = sum(p.numel() for p in model.parameters()), type(model).__name__
+    if job.method == "lora":
+        model = with_adapters(model, job)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    log.info("model: %s, %d parameters, %s; %d are trained", name, parameters, working_dtype(job), trained)
+    return model.train()
+
+
+def _keep_layers(config: PreTrainedConfig, layers: int) -> None:
+    """Let the config have so many layers; lists in it with a value for each are cut."""
+    every = config.num_hidden_layers
+    for key, value in config.to_dict().items():
+        if isinstance(value, list) and len(value) == every:
+            setattr(config, key, value[:layers])
+    config.num_hidden_layers = layers
+
+
+def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
+    """The job's tokenizer, with the job's chat template where it gives one. Raises UserError."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(job.tokenizer)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(
+            f"{job.tokenizer} cannot be used as a tokenizer.", code="tokenizer-not-usable", exit_code=Exit.USAGE,
+            numbers=(first_line(error),),
+            hint="give tokenizer, a folder with tokenizer.json or a Hugging Face id",
+        ) from error  # fmt: skip
+    if job.chat_template is not None:
+        tokenizer.chat_template = job.chat_template
+    return tokenizer
+
+
+def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str) -> None:
+    """Raise UserError when the largest token of `where` is beyond what the model has embeddings for."""
+    there = cast(Any, model).get_input_embeddings().num_embeddings
+    if largest_token >= there:
+        raise UserError(
+            f"The tokenizer {job.tokenizer} does not belong to the model {job.model}.", code="vocabulary-mismatch",
+            exit_code=Exit.USAGE,
+            numbers=(f"token {largest_token} is in {where}, the model has {there}",),
+            hint="use the model's own tokenizer",
+        )  # fmt: skip
+
+
+def check_reach(job: Job, model: nn.Module, largest_token: int) -> None:
+    """Raise UserError when the data's tokens or `max_length` are beyond what the model has embeddings for."""
+    check_vocabulary(job, model, largest_token, "the data")
+    embedding = cast(Any, model).get_input_embeddings()
+    positions = getattr(cast(Any, model).config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or job.max_length <= positions:
+        return
+    if any(
+        isinstance(module, nn.Embedding) and module is not embedding and 0 <= module.num_embeddings - positions <= 2
+        for module in model.modules()
+    ):
+        raise UserError(
+            "max_length is more than the model has positions for.", code="max-length-too-large", exit_code=Exit.USAGE,
+            numbers=(f"max_length {job.max_length}, positions {positions}",),
+            hint=f"use max_length: {positions} or less",
+        )  # fmt: skip
+    log.warning("model: max_length %d is beyond the %d positions it was made for", job.max_length, positions)

@@ -1,0 +1,210 @@
+"""Puts a run together: job, plan, data, model, engine, checkpoints; trains; writes the model folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from planner.codec import from_json
+from planner.errors import UserError, first_line
+from planner.graph import EAGER
+from planner.job.output_dir import check_place
+from planner.job.schema import Job
+from planner.machine.hardware import Hardware
+from planner.measure.hf_model import working_dtype
+from planner.run.folder import RunFolder
+from planner.run.step_times import step_times
+from planner.schedule.chain import Chain
+from planner.schedule.compile import compile_program
+from planner.schedule.plan import Plan
+from planner.schedule.verify import verify
+from planner.units import format_bytes, format_seconds
+from worker.data.batches import Batches
+from worker.engine.engine import Engine
+from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
+from worker.storage.model_folder import Output
+from worker.storage.shards import STATE_BYTES_PER_PARAMETER, check_space
+from worker.training.evaluation import Evaluations
+from worker.training.forecast import Forecast
+from worker.training.learning_rate import optimizer_of
+from worker.training.loop import Training, Trains
+from worker.training.metrics import Metrics, read_metrics
+from worker.training.model import check_reach, load_model, load_tokenizer
+from worker.training.samples import Samples
+from worker.training.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+
+def run_job(folder: RunFolder, stop: StopRequest) -> bool:
+    """Train the job of a run folder to its end, from its last checkpoint if there is one: True. False: stopped.
+
+    Raises UserError.
+    """
+    try:
+        return _Run(folder).train(stop)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            "The GPU ran out of memory, although the plan should fit.", code="out-of-memory",
+            numbers=(first_line(error),),
+            hint="give a smaller gpu_budget, so that other programs have room",
+        ) from error  # fmt: skip
+
+
+class _Run:
+    """The parts of a run, put together in the order in which they may fail: what costs little first."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        self.folder = folder
+        self.job = job = Job.from_resolved(folder.resolved)
+        if job.lr_scheduler_type == "constant" and job.warmup_steps:
+            log.warning("lr_scheduler_type constant has no warm-up, warmup_steps is not used; constant_with_warmup has")
+        place = Path(job.output_dir) if job.output_dir else folder.path / "output"
+        check_place(place, str(folder.path))
+        self.plan, self.chain, hardware = read_plan(folder)
+        self.forecast = Forecast(self.plan, self.chain, hardware, job.max_length)
+        if eager := self.plan.options.count(EAGER.name):
+            log.info("plan: %d of %d blocks run by their own code, recomputed", eager, len(self.chain.blocks))
+        self.tokenizer = load_tokenizer(job)
+        self.batches = Batches(job, self.tokenizer, folder.path / "data")
+        log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
+        self.model = load_model(job)
+        check_reach(job, self.model, self.batches.largest_token)
+        self.samples = Samples.of(job, self.tokenizer, self.model)
+        self.output = Output(place, run=str(folder.path), model=self.model)
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self.state_bytes = STATE_BYTES_PER_PARAMETER * trained + 2**20
+        needed = self.state_bytes + self.output.needed_bytes
+        check_space(folder.path, needed, "a checkpoint and the trained model")
+        _tell_checkpoints(job, self.state_bytes, shutil.disk_usage(folder.path).free - self.output.needed_bytes)
+        self.origin = Origin.of(
+            job, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan=self.plan
+        )  # fmt: skip
+        self.checkpoints = Checkpoints(folder.checkpoints, keep=job.save_total_limit, origin=self.origin)
+
+    def train(self, stop: StopRequest) -> bool:
+        """From the last checkpoint to the end or to a stop."""
+        last = self.checkpoints.latest()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        engine = self._engine(device)
+        try:
+            resume(engine, last, self.origin)
+            with Metrics(self.folder.metrics) as metrics:
+                metrics.write(
+                    "start", step=engine.steps_done, total_steps=self.batches.total_steps,
+                    resumed_from=last.step if last else None,
+                    device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+                )  # fmt: skip
+                stop.begin()
+                return self._train(engine, metrics, stop)
+        finally:
+            engine.close()
+
+    def _engine(self, device: torch.device) -> Engine:
+        job = self.job
+        return Engine(
+            self.model, plan=self.plan, chain=self.chain, optimizer=optimizer_of(job, self.model),
+            max_grad_norm=job.max_grad_norm, device=device, metered=True,
+        )  # fmt: skip
+
+    def _train(self, engine: Engine, metrics: Metrics, stop: StopRequest) -> bool:
+        """Train, write the model folder, and the line that says how it ended, however it did."""
+        written = frozenset((event["event"], event["step"]) for event in read_metrics(self.folder.metrics))
+        training = Training(
+            job=self.job, engine=engine, batches=self.batches, checkpoints=self.checkpoints, metrics=metrics,
+            stop=stop, state_bytes=self.state_bytes,
+            evaluations=Evaluations(
+                job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop,
+                samples=self.samples, done=written,
+            ),
+            predicted_s=self.forecast.step_s,
+        )  # fmt: skip
+        path = None
+        try:
+            done = training.run()
+            if done:
+                lora = self.job.method == "lora"  # then only adapters are written, and they are fp32
+                path = self.output.write(
+                    self.model, self.tokenizer, itertools.chain(engine.state(), () if lora else engine.frozen()),
+                    step=engine.steps_done, dtype=torch.float32 if lora else working_dtype(self.job),
+                )  # fmt: skip
+                log.info("the trained model is in %s", path)
+        except BaseException:
+            try:
+                _write_end(metrics, self.folder, self.plan, engine.steps_done, "failed", None)
+            except (OSError, ValueError):  # the disk is full, perhaps, as the error that is raised will say
+                log.exception("the last line of metrics.jsonl could not be written")
+            raise
+        status = "done" if done else "stopped"
+        _write_end(metrics, self.folder, self.plan, engine.steps_done, status, path)
+        return done
+
+
+def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
+    """The plan of a run folder, proved right, its chain and the machine it counts on. Raises UserError when there is
+    none, or none to use."""
+    try:
+        found = json.loads(folder.plan.read_text("utf-8"))
+        plan, chain = from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
+        hardware = from_json(Hardware, found["hardware"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        reason = "there is none" if isinstance(error, FileNotFoundError) else str(error)
+        raise UserError(
+            "The run folder has no plan to train under.", code="no-plan", numbers=(f"{folder.plan}: {reason}",),
+            hint=f"python -m planner plan {folder.path} --measure",
+        ) from error  # fmt: skip
+    try:
+        verify(compile_program(plan, chain), chain, gpu_budget_bytes=plan.gpu_budget_bytes)
+    except (ValueError, KeyError, IndexError) as error:
+        raise UserError(
+            "The plan in the run folder would not compute what it should.", code="plan-not-usable",
+            numbers=(f"{folder.plan}: {first_line(error)}",),
+            hint=f"offmate plans forget {str(found.get('key'))[:12]}, then submit the job again",
+        ) from error  # fmt: skip
+    return plan, chain, hardware
+
+
+def resume(engine: Trains, last: Checkpoint | None, origin: Origin) -> None:
+    """Bring the engine to where the checkpoint `last` was taken."""
+    if last is None:
+        return
+    engine.load_state(last.tensors(), step=last.step)
+    log.info("checkpoint: going on from step %d (%s)", last.step, last.path)
+    if last.origin.plan != origin.plan:
+        log.warning("the plan is not that of the checkpoint: from here on results need not be equal to the last bit")
+
+
+def _tell_checkpoints(job: Job, state_bytes: int, free_bytes: int) -> None:
+    """Say when checkpoints come, and what they take of the disk."""
+    times = f"every {job.save_steps} steps" + (f" or {job.save_minutes:g} minutes" if job.save_minutes else "")
+    kept = "all are kept" if job.save_total_limit is None else f"the last {job.save_total_limit} are kept"
+    log.info("checkpoints: %s, %s each; %s", times, format_bytes(state_bytes), kept)
+    most = 1 + (job.save_total_limit or 0)  # the oldest goes when the newest is on disk
+    if most * state_bytes > free_bytes:
+        log.warning(
+            "checkpoints: the disk has room for %d beside the model, wanted are up to %d at a time; save_total_limit: 1"
+            " wants two", free_bytes // state_bytes, most,
+        )  # fmt: skip
+
+
+def _write_end(metrics: Metrics, folder: RunFolder, plan: Plan, step: int, status: str, output: Path | None) -> None:
+    """The last line of this process: how it ended, and what was measured against what was planned."""
+    found = step_times(read_metrics(folder.metrics))
+    peak, predicted_s = found.gpu_peak_bytes, found.predicted_step_s or plan.step_s
+    metrics.write(
+        "end", step=step, status=status, output=str(output) if output else None, step_s=found.step_s,
+        measured_steps=found.steps, gpu_peak_bytes=peak, predicted_step_s=predicted_s,
+        predicted_gpu_peak_bytes=plan.gpu_peak_bytes,
+    )  # fmt: skip
+    if found.step_s is not None:
+        took, planned = format_seconds(found.step_s), format_seconds(predicted_s)
+        log.info("a step took %s, the median of %d; planned %s for such steps", took, found.steps, planned)
+    if peak is not None:
+        log.info("the device held %s at most, planned %s", format_bytes(peak), format_bytes(plan.gpu_peak_bytes))

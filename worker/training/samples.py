@@ -1,0 +1,71 @@
+"""What a run asks its model now and then: the job's prompts as tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from planner.job.source import shown
+from worker.training.model import check_vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Samples:
+    """Prompts to be continued by at most `new_tokens` tokens. `texts`: what people see of a prompt, all of it or the
+    last message."""
+
+    texts: tuple[str, ...]
+    tokens: tuple[list[int], ...]
+    new_tokens: int
+    pad: int
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def of(cls, job: Job, tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> Samples | None:
+        """The samples of a job; None when it wants none. Raises UserError."""
+        if job.sample_prompts is None:
+            return None
+        tokens = tuple(_tokens(prompt, number, tokenizer) for number, prompt in enumerate(job.sample_prompts, start=1))
+        check_vocabulary(job, model, max(map(max, tokens)), "sample_prompts")
+        positions = getattr(cast(Any, model).config, "max_position_embeddings", None)
+        longest = max(map(len, tokens)) + job.sample_tokens
+        if isinstance(positions, int) and longest > positions:
+            raise UserError(
+                "A sample would be longer than the model can read.", code="sample-too-long", exit_code=Exit.USAGE,
+                numbers=(f"prompt and sample_tokens {longest}, positions {positions}",),
+                hint="use a shorter prompt or fewer sample_tokens",
+            )  # fmt: skip
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        return cls(
+            texts=tuple(p if isinstance(p, str) else p[-1]["content"] for p in job.sample_prompts), tokens=tokens,
+            new_tokens=job.sample_tokens, pad=pad if pad is not None else 0, tokenizer=tokenizer,
+        )  # fmt: skip
+
+    def text(self, answer: list[int]) -> str:
+        """What the model said, to the end of the text."""
+        return str(self.tokenizer.decode(answer, skip_special_tokens=True))
+
+
+def _tokens(prompt: Any, number: int, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    found: Any
+    if isinstance(prompt, str):
+        found = tokenizer(prompt)["input_ids"]
+    elif tokenizer.chat_template is None:
+        raise UserError(
+            "A sample prompt is a list of messages, and the tokenizer has no chat template.", code="no-chat-template",
+            exit_code=Exit.USAGE, hint="give the prompt as text, or give chat_template",
+        )  # fmt: skip
+    else:
+        messages = [dict(message) for message in prompt]
+        found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    if not found:
+        raise UserError(
+            "A sample prompt has no token.", code="empty-prompt", exit_code=Exit.USAGE,
+            numbers=(f"entry {number} of sample_prompts: {shown(prompt)}",), hint="give it some text, or take it out",
+        )  # fmt: skip
+    return list(found)
