@@ -37,8 +37,8 @@ from benchmarks.spread import Spread
 from benchmarks.step_overhead import LAYERS, LENGTH, ROWS, make_model
 from planner.cpu.meter import Meter
 from planner.draft.draft import assemble
-from planner.greedy.streaming import Setting, profile, resident
-from planner.ilp.instance import Budgets
+from planner.draft.setting import Budgets, Setting
+from planner.greedy.streaming import profile, resident
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse_model, measure_times
 from planner.measure.machine_rates import measure_hardware

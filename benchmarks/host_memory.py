@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from examples.pydoc import prepare
 from planner.codec import to_json
 from planner.draft.draft import assemble
-from planner.greedy.streaming import Setting, profile, streamed
-from planner.ilp.instance import Budgets
+from planner.draft.setting import Budgets, Setting
+from planner.greedy.streaming import profile, streamed
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import chains
 from benchmarks.chains import GB, Batch, Shape, head_s, layer_figures, llama_chain
+from planner.draft.setting import Budgets, Setting
 from planner.errors import UserError
-from planner.greedy.streaming import Setting
-from planner.ilp.instance import Budgets, make_instance
+from planner.ilp.instance import make_instance
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home, backward_stage, movable
+from planner.draft.setting import Budgets, Setting
 from planner.greedy.by_profit import by_profit
-from planner.greedy.streaming import Setting, profile
-from planner.ilp.instance import Budgets
+from planner.greedy.streaming import profile
 from planner.ilp.lower_bound import lower_bound_s
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.spread import Spread
 from planner.draft.draft import Draft, assemble
 from planner.draft.evaluate import predicted_step_s
-from planner.greedy.streaming import Setting, profile, resident, streamed
-from planner.ilp.instance import Budgets
+from planner.draft.setting import Budgets, Setting
+from planner.greedy.streaming import profile, resident, streamed
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, measure_times

@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.cases import Case, llama2_case, llama3_case, random_case
 from benchmarks.yardsticks import WholeTensors, greedy_step_s, whole_tensors
-from planner.ilp.instance import Budgets, make_instance
+from planner.draft.setting import Budgets
+from planner.ilp.instance import make_instance
 from planner.ilp.program import build, solve_oilp
 from planner.search.make_plan import make_plan
 

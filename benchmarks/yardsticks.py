@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from planner.draft.draft import Draft, assemble
 from planner.draft.evaluate import predicted_step_s
+from planner.draft.setting import Budgets, Setting
 from planner.greedy.candidates import instant
-from planner.greedy.streaming import Setting
-from planner.ilp.instance import Budgets, make_instance
+from planner.ilp.instance import make_instance
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program

@@ -1,1 +1,2 @@
-"""The base of offmate: jobs, errors, units; chains, machines, plans, programs; graphs of blocks; the solvers."""
+"""From a job and a machine to a plan, checked before it runs. The root holds what every folder may import: errors,
+units, JSON and checks; `__main__` and `tasks` are started, never imported."""

@@ -25,8 +25,6 @@ from planner.picture.files import Pictures, add_options
 from planner.run.folder import RunFolder
 
 if TYPE_CHECKING:
-    import torch
-
     from planner.commands.plan_job import Answer
 
 _STARTED_S = time.monotonic()
@@ -86,22 +84,12 @@ def _plan(job: Job, options: argparse.Namespace, distinct_tokens: tuple[int, ...
     with lasting_imports():
         from planner.cache.store import Cache
         from planner.commands.plan_job import plan_job
+        from planner.measure.target import device_of
 
     cache = Cache(options.database) if options.database else None
     return plan_job(
         job, device_of(options.device), cache=cache, measure=options.measure, distinct_tokens=distinct_tokens
     )
-
-
-def device_of(name: str | None) -> torch.device:
-    """The device of that name, by default CUDA's where there is one. Raises UserError when it is not there."""
-    import torch
-
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "There is no CUDA device here.", code="no-cuda", hint="leave --device out", exit_code=Exit.USAGE
-        )
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 if __name__ == "__main__":

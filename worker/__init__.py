@@ -1,1 +1,2 @@
-"""Carries a plan out: the block frame, queues, memory, optimizer, data, checkpoints."""
+"""Training under a plan. The root holds what is started: the trainer, the preparation of data, RQ's task, and the
+Python interface (`api`)."""

@@ -1,0 +1,2 @@
+"""The processes that live long: daemon, dispatcher, supervisor of broker and workers. Imports `api`, `jobs` and
+`planner.run`."""

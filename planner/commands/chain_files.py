@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from planner.codec import from_json
 from planner.errors import Exit, UserError
-from planner.ilp.instance import UPDATE_TRAFFIC_BYTES
 from planner.machine.hardware import Hardware
+from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.schedule.chain import Chain
 
 NO_LIMIT_BYTES = 2**62

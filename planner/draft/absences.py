@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from planner.draft.draft import Draft, Journey, Side, Trip, backward_stage
-from planner.greedy.streaming import Setting
+from planner.draft.setting import Setting
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

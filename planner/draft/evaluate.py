@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from planner.draft.draft import Draft, assemble
-from planner.greedy.streaming import Setting
+from planner.draft.setting import Setting
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program, order_program
@@ -13,8 +14,31 @@ from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import host_traffic_bytes, ordered_step_s, simulate
 from planner.schedule.verify import verify
-from planner.search.critical_path import Rating
-from planner.search.restarts import Look
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a draft does: its plan, bytes left on the device per stage and on the host, below zero where it does not
+    fit, and seconds of a step."""
+
+    plan: Plan
+    room_bytes: Sequence[int]
+    host_bytes: int
+    step_s: float
+
+    @property
+    def fits(self) -> bool:
+        return min(self.room_bytes) >= 0 and self.host_bytes >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rating:
+    """What a draft does: its plan and program, seconds of a step, per stage the bytes that the budget leaves free."""
+
+    plan: Plan
+    program: Program
+    step_s: float
+    room_bytes: Sequence[int]
 
 
 def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:

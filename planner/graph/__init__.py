@@ -1,4 +1,5 @@
-"""Graphs of blocks: detection, joint trace, cut by a recipe, generated code. Only here torch's private API is used."""
+"""Blocks of a model: finding them, tracing forward and backward together, cutting the trace by a recipe, generating code.
+Imports `cpu` only, for the meter; others import what is named here."""
 
 from planner.graph.block_code import Pair, make_pairs
 from planner.graph.call import BlockCall, refuse_autocast, run_slice

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home, backward_stage, movable
-from planner.greedy.streaming import Setting, resident
+from planner.draft.setting import Setting
+from planner.greedy.streaming import resident
 from planner.schedule.chain import Tensor
 from planner.schedule.compile import OpKind, order_program
 from planner.schedule.memory import gpu_usage

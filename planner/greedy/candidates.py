@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from planner.draft.draft import Draft
+from planner.draft.setting import Setting
 from planner.greedy.by_profit import by_profit
-from planner.greedy.streaming import PROFILES, Setting, candidates, profile, streamed
+from planner.greedy.streaming import PROFILES, candidates, profile, streamed
 from planner.schedule.chain import Block, Option
 from planner.schedule.peak_moments import kept_bytes
 

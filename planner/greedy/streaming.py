@@ -8,32 +8,14 @@ released after use, its update on the CPU (L2L), "exposed" the same but fetched 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.draft.draft import Draft, Journey, Side, Trip, at_home, backward_stage, movable, settled
-from planner.ilp.instance import Budgets
-from planner.machine.hardware import Hardware
-from planner.schedule.chain import Block, Chain, Option, Tensor
+from planner.draft.setting import Setting
+from planner.schedule.chain import Block, Option, Tensor
 from planner.schedule.peak_moments import kept_bytes, moments
 
 PROFILES = ("fast", "recompute", "offload")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What all candidates of one problem share. `slices` are those of a round."""
-
-    chain: Chain
-    hardware: Hardware
-    budgets: Budgets
-    slices: int
-    clip: bool
-    rounds: int = 1
-
-    def options(self, block: Block) -> list[Option]:
-        """The options the job may use; all of them where activation offload is off and nothing else is left."""
-        allowed = [o for o in block.options if self.budgets.activation_offload or not o.offloaded_bytes]
-        return allowed or list(block.options)
 
 
 def profile(setting: Setting, name: str) -> list[str]:

@@ -9,42 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.draft.draft import movable, settled
+from planner.draft.setting import Budgets
 from planner.draft.update_ahead import ahead_bytes
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.peak_moments import Moment, kept_bytes, moments, standing_bytes
-
-UPDATE_TRAFFIC_BYTES = 28  # host memory traffic of a CPU update, per parameter: master and moments, gradient, copy
-AHEAD_TRAFFIC_BYTES = 40  # of one ahead of the norm, which writes master and moments to other memory than it reads
-CLIPPED_SHARE = 0.5  # of steps, as long as nothing is known: where the norm clips, and such an update is done twice
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The share of each queue's rate that the solver counts on, as whole tensors waste some."""
-
-    h2d: float = 1.0
-    d2h: float = 1.0
-    cpu: float = 1.0
-
-
-FULL_PACE = Pace()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budgets:
-    """Bytes the job may use, and the freedoms the solver has.
-
-    `barrier`: an update's weight comes back from the stage after the update's on (the papers' stages); without it, both
-    may share a stage.
-    """
-
-    gpu_bytes: int
-    cpu_bytes: int
-    cpu_updates: bool = True
-    activation_offload: bool = True
-    barrier: bool = True
-    pace: Pace = FULL_PACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,19 +15,13 @@ from dataclasses import dataclass
 
 import pulp
 
+from planner.draft.setting import Budgets
 from planner.ilp.columns import limits_of
-from planner.ilp.instance import (
-    AHEAD_TRAFFIC_BYTES,
-    CLIPPED_SHARE,
-    UPDATE_TRAFFIC_BYTES,
-    Budgets,
-    Instance,
-    Spread,
-    make_instance,
-)
+from planner.ilp.instance import Instance, Spread, make_instance
 from planner.ilp.rows import Rows, Term
 from planner.ilp.solver import solve
 from planner.machine.hardware import Hardware
+from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
 from planner.schedule.chain import Chain
 
 _AHEAD = AHEAD_TRAFFIC_BYTES / UPDATE_TRAFFIC_BYTES  # times the work of an update that waits

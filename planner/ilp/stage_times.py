@@ -6,8 +6,8 @@ from __future__ import annotations
 import pulp
 
 from planner.ilp.columns import FETCHES, Columns, position
-from planner.ilp.instance import UPDATE_TRAFFIC_BYTES
 from planner.ilp.rows import Term
+from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 
 
 def stages_last_as_long_as_their_work(v: Columns) -> None:

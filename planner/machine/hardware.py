@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.schedule.chain import check_numbers
+from planner.checks import check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
 from planner.machine.memory import ram_bytes
 from planner.measure.gpu_card import ask_card, estimate_card
@@ -44,3 +45,12 @@ def find_site(device: torch.device, dtype: torch.dtype, *, measure: bool) -> Sit
         device=torch.device("cpu"), machine=estimate_card(card, dtype), gpu_bytes=card.memory_bytes,
         ram_bytes=ram_bytes(), final=False,
     )  # fmt: skip
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device of that name, by default CUDA's where there is one. Raises UserError when it is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "There is no CUDA device here.", code="no-cuda", hint="leave --device out", exit_code=Exit.USAGE
+        )
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

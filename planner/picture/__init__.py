@@ -1,1 +1,1 @@
-"""A plan as a picture: a trace for Perfetto and a page for people, both drawn from the program and its simulation."""
+"""A plan as a page and as a trace. Imports `reports`, `schedule` and `machine`."""

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-
-def check_numbers(value: object) -> None:
-    """Raise ValueError naming the field when a number of `value` (a dataclass) is negative or not finite."""
-    for field in fields(value):  # type: ignore[arg-type]
-        number = getattr(value, field.name)
-        if isinstance(number, (int, float)) and not (math.isfinite(number) and number >= 0):
-            raise ValueError(f"{type(value).__name__}.{field.name} is {number}; it must be finite, zero or more")
+from planner.checks import check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

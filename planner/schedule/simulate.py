@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.ilp.instance import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
 from planner.machine.hardware import Hardware
+from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue, accesses, overwritten
 from planner.schedule.plan import Direction

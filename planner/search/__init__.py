@@ -1,0 +1,2 @@
+"""From the solver's fractions to the fastest plan of whole tensors: `make_plan`. Imports `ilp`, `greedy`, `draft`,
+`schedule` and `machine`."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from planner.draft.draft import Draft
-from planner.greedy.streaming import Setting
-from planner.search.restarts import Look
+from planner.draft.evaluate import Look
+from planner.draft.setting import Setting
 from planner.search.stage_model import Board, Place
 
 _HEAT = 0.002  # of a step: what a change may lose at first; in the end nothing

@@ -11,23 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.draft.draft import Draft, Journey, Side, Trip
+from planner.draft.evaluate import Rating
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue
-from planner.schedule.plan import Plan, stage_order
+from planner.schedule.plan import stage_order
 from planner.schedule.simulate import last_steps
 
 _GAIN = 1e-3  # of a step: less is no reason to go on
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rating:
-    """What a draft does: its plan and program, seconds of a step, per stage the bytes that the budget leaves free."""
-
-    plan: Plan
-    program: Program
-    step_s: float
-    room_bytes: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.draft.absences import Leg, legs_of
 from planner.draft.draft import Draft, Journey, Trip
-from planner.greedy.streaming import Setting
+from planner.draft.setting import Setting
 from planner.schedule.compile import reads
 from planner.schedule.plan import Direction, Plan
 from planner.schedule.serial_order import activation_turns

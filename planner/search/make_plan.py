@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from planner.draft.draft import Draft
 from planner.draft.evaluate import device_bytes, host_bytes
+from planner.draft.setting import Budgets, Setting
 from planner.errors import Exit, UserError
-from planner.greedy.streaming import Setting, frugal
-from planner.ilp.instance import Budgets, make_instance
+from planner.greedy.streaming import frugal
+from planner.ilp.instance import make_instance
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware

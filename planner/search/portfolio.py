@@ -12,10 +12,10 @@ from itertools import islice
 
 from planner.draft.draft import Draft, movable
 from planner.draft.evaluate import Judge, host_bytes
+from planner.draft.setting import FULL_PACE, Budgets, Pace, Setting
 from planner.draft.update_ahead import ahead_of_norm
 from planner.greedy.candidates import instant
-from planner.greedy.streaming import Setting
-from planner.ilp.instance import FULL_PACE, Budgets, Instance, Pace, make_instance
+from planner.ilp.instance import Instance, make_instance
 from planner.ilp.program import Solution, solve_oilp, update_of_first_on_cpu, update_of_first_on_device
 from planner.schedule.plan import Plan
 from planner.search.anneal import shifted

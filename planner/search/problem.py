@@ -6,9 +6,9 @@ import math
 import time
 from dataclasses import dataclass, replace
 
+from planner.draft.setting import Budgets, Setting
 from planner.errors import UserError
-from planner.greedy.streaming import Setting
-from planner.ilp.instance import Budgets, make_instance
+from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain

@@ -7,33 +7,17 @@ from the start, then, by chance (the same every time), from the best so far.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from planner.draft.absences import with_lead
 from planner.draft.draft import Draft
-from planner.greedy.streaming import Setting
-from planner.schedule.plan import Plan
+from planner.draft.evaluate import Look
+from planner.draft.setting import Setting
 from planner.search.list_schedule import Manner, timed
 from planner.search.repair import tightened
 
 _AHEAD = (0.0, 0.0, 0.1, 0.2, 0.3, 0.6, 1.0, 2.0)
 _FIRST = (Manner(overtake=True), Manner(ahead=0.3))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What a draft does: its plan, bytes left on the device per stage and on the host, below zero where it does not
-    fit, and seconds of a step."""
-
-    plan: Plan
-    room_bytes: Sequence[int]
-    host_bytes: int
-    step_s: float
-
-    @property
-    def fits(self) -> bool:
-        return min(self.room_bytes) >= 0 and self.host_bytes >= 0
 
 
 def improved(

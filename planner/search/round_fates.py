@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.draft.draft import Draft, Side, at_home, settled
+from planner.draft.evaluate import Look
+from planner.draft.setting import Budgets
 from planner.ilp.columns import limits_of
-from planner.ilp.instance import Budgets, Instance, make_instance, tensor_lists
+from planner.ilp.instance import Instance, make_instance, tensor_lists
 from planner.ilp.program import Solution, Totals, solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
 from planner.search.place_transfers import Fate, in_their_stages, timed_journeys
 from planner.search.repair import tightened
-from planner.search.restarts import Look
 
 _TOLERANCE = 1e-6
 _ATTEMPTS = 4  # to make whole tensors fit, each way

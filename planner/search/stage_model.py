@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.draft.absences import Leg, legs_of, with_trip
 from planner.draft.draft import Draft, Journey, Trip
-from planner.greedy.streaming import Setting
+from planner.draft.setting import Setting
 from planner.schedule.compile import reads
 from planner.schedule.plan import Direction, Plan, Stage
 from planner.schedule.serial_order import activation_turns

@@ -13,14 +13,15 @@ from dataclasses import replace
 
 from planner.draft.absences import with_lead
 from planner.draft.draft import Draft, Journey, Side, movable
-from planner.greedy.streaming import Setting
+from planner.draft.evaluate import Look
+from planner.draft.setting import Setting
 from planner.ilp.columns import limits_of
 from planner.ilp.instance import make_instance
 from planner.schedule.chain import Tensor
 from planner.search.anneal import shifted
 from planner.search.list_schedule import Manner
 from planner.search.place_transfers import Fate, in_their_stages
-from planner.search.restarts import Climb, Look
+from planner.search.restarts import Climb
 
 _PER_CHOICE, _LEAST = 8, 80  # attempts: for each tensor and block, in all
 _WORK = 7000  # attempts times choices: a long chain takes long to play

@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,20 +16,67 @@ import pytest
 from tests import ROOT
 
 HOUSE = ("planner", "worker", "offmated")
-TORCH_FREE = {
-    "planner.job.schema", "planner.job.source", "planner.job.paths", "planner.errors", "planner.units",
-    "planner.schedule.chain", "planner.machine.hardware", "planner.schedule.plan", "planner.codec",
-    "planner.run.processes", "planner.job.output_dir", "planner.run.folder", "planner.run.watch",
-    "planner.reports.receipt", "planner.reports.certificate", "planner.job.evaluation", "planner.job.lora",
-    "planner.job.data_check", "planner.machine.memory", "planner.run.step_times",
+MAY_IMPORT = {
+    # folder: the folders it may import; everyone may import the root of its package, which imports no folder
+    "planner": (),
+    "planner.job": (),
+    "planner.run": (),
+    "planner.machine": (),
+    "planner.cpu": (),
+    "planner.schedule": ("planner.machine",),
+    "planner.draft": ("planner.schedule", "planner.machine"),
+    "planner.ilp": ("planner.draft", "planner.schedule", "planner.machine"),
+    "planner.greedy": ("planner.draft", "planner.schedule", "planner.machine"),
+    "planner.search": ("planner.ilp", "planner.greedy", "planner.draft", "planner.schedule", "planner.machine"),
+    "planner.graph": ("planner.cpu",),
+    "planner.measure": ("planner.graph", "planner.cpu", "planner.job", "planner.schedule", "planner.machine"),
+    "planner.cache": ("planner.schedule", "planner.machine"),
+    "planner.reports": ("planner.schedule", "planner.machine"),
+    "planner.picture": ("planner.reports", "planner.schedule", "planner.machine"),
+    "planner.whatif": (
+        "planner.search", "planner.draft", "planner.measure", "planner.reports", "planner.job", "planner.schedule",
+        "planner.machine",
+    ),
+    "planner.commands": (
+        "planner.whatif", "planner.search", "planner.draft", "planner.measure", "planner.cache", "planner.picture",
+        "planner.reports", "planner.job", "planner.schedule", "planner.machine",
+    ),
+    "worker": (),
+    "worker.runtime": ("planner.schedule", "planner.cpu"),
+    "worker.engine": ("worker.runtime", "planner.schedule", "planner.cpu", "planner.graph", "planner.measure"),
+    "worker.data": ("planner.job",),
+    "worker.storage": ("planner.job", "planner.schedule"),
+    "worker.training": (
+        "worker.engine", "worker.runtime", "worker.data", "worker.storage", "planner.measure", "planner.graph",
+        "planner.job", "planner.run", "planner.schedule", "planner.machine",
+    ),
+    "worker.certify": (
+        "worker.engine", "worker.runtime", "worker.data", "worker.storage", "worker.training", "planner.commands",
+        "planner.search", "planner.cache", "planner.measure", "planner.reports", "planner.job", "planner.schedule",
+        "planner.machine",
+    ),
+    "offmated": ("planner.run",),
+    "offmated.jobs": ("planner.job", "planner.run", "planner.machine"),
+    "offmated.api": ("offmated.jobs", "planner.run"),
+    "offmated.service": ("offmated.api", "offmated.jobs", "planner.run"),
+    "offmated.cli": (
+        "offmated.jobs", "offmated.service", "planner.job", "planner.run", "planner.reports", "planner.schedule",
+    ),
 }  # fmt: skip
-"""The part of the planner that offmated may use."""
-JOBS = {"offmated.jobs.table", "offmated.jobs.states", "offmated.jobs.store"}
-EDGES = {"planner.tasks": JOBS, "worker.tasks": JOBS}
+ENTRIES = {"worker.api", "worker.prepare", "worker.trainer", "worker.torch_adamw"}
+"""What people and processes start; beside these every `__main__` and `tasks`. They may import any folder of their
+package and of the packages below it, and nothing imports them but another entry."""
+BELOW = {"planner": ("planner",), "worker": ("worker", "planner"), "offmated": ("offmated",)}
+EDGES = {"planner.tasks": "offmated.jobs", "worker.tasks": "offmated.jobs"}
 """The two modules that RQ runs, and what they may use of offmated."""
+TORCH_FREE = ("planner", "planner.job", "planner.run", "planner.machine", "planner.schedule", "planner.reports")
+"""The folders of the planner that offmated may use."""
+SOLVERS = ("pulp", "highspy")
+SOLVE = ("planner.ilp", "planner.search")
 HEAVY = ("torch", "transformers", "datasets", "pulp", "highspy", "numpy")
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module of the house and its file."""
     found = {}
@@ -51,31 +100,68 @@ def imports(name: str, path: Path) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def arrows() -> Iterator[tuple[str, str]]:
+@cache
+def arrows() -> tuple[tuple[str, str], ...]:
     """Every import of one module of the house by another."""
     house = modules()
-    for name, path in sorted(house.items()):
-        for target in imports(name, path):
-            if target in house and target != name:
-                yield name, target
+    return tuple(
+        (name, target)
+        for name, path in sorted(house.items())
+        for target in imports(name, path)
+        if target in house and target != name
+    )
+
+
+def folder(name: str) -> str:
+    """The folder of a module; a package is its own."""
+    return name if modules()[name].name == "__init__.py" else name.rpartition(".")[0]
+
+
+def is_entry(name: str) -> bool:
+    """Whether a module is started, not imported."""
+    return name in ENTRIES or name.rpartition(".")[2] in ("__main__", "tasks")
 
 
 def allowed(source: str, target: str) -> bool:
-    """The design's rule for one arrow. Importing a package itself is as good as nothing: they are empty."""
-    here, there = source.split(".")[0], target.split(".")[0]
-    if here == there or target in EDGES.get(source, ()):
+    """The rule for one arrow. A package's `__init__` is empty: importing it is as good as nothing."""
+    here, there = folder(source), folder(target)
+    if here == there or target in HOUSE or target == there:
         return True
-    if here == "worker":
-        return there == "planner"
-    if here == "offmated":
-        return target in TORCH_FREE or target == "planner"
-    return False
+    if is_entry(source):
+        return there.split(".")[0] in BELOW[here.split(".")[0]] or there in TORCH_FREE or there == EDGES.get(source)
+    if is_entry(target):
+        return False
+    root = there in HOUSE and there in (here.split(".")[0], "planner")
+    return root or there in MAY_IMPORT[here]
 
 
-def test_imports_follow_the_design() -> None:
+def test_every_folder_has_its_rule() -> None:
+    assert {folder(name) for name in modules()} == set(MAY_IMPORT)
+
+
+def test_imports_follow_the_rules() -> None:
     found = list(arrows())
     assert ("offmated.cli.client", "planner.errors") in found, "the walk sees nothing"
     assert [f"{source} imports {target}" for source, target in found if not allowed(source, target)] == []
+
+
+def test_the_rules_themselves_go_one_way() -> None:
+    list(TopologicalSorter(MAY_IMPORT).static_order())  # raises CycleError
+    assert all(there in TORCH_FREE for here, all_there in MAY_IMPORT.items() if here.startswith("offmated")
+               for there in all_there if there.startswith("planner"))  # fmt: skip
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for source, target in arrows():
+        if modules()[target].name != "__init__.py":
+            graph.setdefault(source, set()).add(target)
+    list(TopologicalSorter(graph).static_order())  # raises CycleError
+
+
+def test_only_the_folders_that_solve_import_a_solver() -> None:
+    users = {folder(name) for name, path in modules().items() if set(imports(name, path)) & set(SOLVERS)}
+    assert users <= set(SOLVE)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +171,16 @@ def test_imports_follow_the_design() -> None:
         ("planner.search.make_plan", "offmated.jobs.store", False),
         ("planner.tasks", "offmated.jobs.store", True),
         ("planner.tasks", "offmated.api.app", False),
+        ("planner.schedule.plan", "planner.search.make_plan", False),
+        ("planner.search.make_plan", "planner.schedule.plan", True),
         ("worker.engine.engine", "planner.schedule.plan", True),
         ("worker.engine.engine", "offmated.jobs.store", False),
+        ("worker.runtime.cpu", "worker.engine.actions", False),
         ("worker.tasks", "offmated.jobs.store", True),
-        ("offmated.api.app", "planner.job.schema", True),
+        ("offmated.api.app", "planner.job.schema", False),
         ("offmated.api.app", "planner.cpu.meter", False),
         ("offmated.api.app", "worker.trainer", False),
+        ("offmated.jobs.store", "offmated.service.daemon", False),
     ],
 )
 def test_the_rule_knows_right_from_wrong(source: str, target: str, verdict: bool) -> None:
@@ -119,5 +209,5 @@ def test_the_command_line_loads_nothing_heavy() -> None:
 
 
 def test_the_torch_free_part_of_the_planner_is_free_of_torch() -> None:
-    present = sorted(TORCH_FREE & modules().keys())
+    present = [name for name in modules() if folder(name) in TORCH_FREE and not is_entry(name)]
     assert loaded_by(f"import {', '.join(present)}").isdisjoint(HEAVY)

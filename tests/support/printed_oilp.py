@@ -13,7 +13,8 @@ from typing import Any
 import pulp
 
 from planner.ilp.columns import limits_of
-from planner.ilp.instance import UPDATE_TRAFFIC_BYTES, Instance
+from planner.ilp.instance import Instance
+from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 
 
 class _Moves:

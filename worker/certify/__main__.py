@@ -38,8 +38,8 @@ def main(arguments: list[str]) -> int:
         import torch
         from transformers.utils import logging as transformers_logging
 
-        from planner.__main__ import device_of
         from planner.cache.store import Cache
+        from planner.measure.target import device_of
         from worker.certify.certificate import certify
 
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,1 @@
+"""From files to batches of tokens. Imports `planner.job` only."""

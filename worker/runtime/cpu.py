@@ -14,7 +14,7 @@ from torch import Tensor
 from planner.cpu.adamw import cpu_kernel
 from planner.cpu.meter import Meter
 from planner.schedule.compile import Op, Program
-from worker.engine.actions import Actions
+from worker.runtime.interpreter import Perform
 from worker.runtime.machine import RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.slabs import map_memory
@@ -29,9 +29,9 @@ class CpuMachine:
         self.meter: Meter | None = Meter() if metered else None
         cpu_kernel()  # chosen now: in a step, its trial would count as device memory
 
-    def interpreter(self, program: Program, actions: Actions) -> CpuInterpreter:
+    def interpreter(self, program: Program, perform: Perform) -> CpuInterpreter:
         """Queues for `program`."""
-        return CpuInterpreter(program, actions)
+        return CpuInterpreter(program, perform)
 
     def computing(self) -> AbstractContextManager[object]:
         """Entered by every thread for the time it computes on the device."""
@@ -108,8 +108,8 @@ class CpuMachine:
 class CpuInterpreter(QueueInterpreter):
     """A ticket means that the operation is done."""
 
-    def __init__(self, program: Program, actions: Actions) -> None:
-        self._actions, self._threads = actions, torch.get_num_threads()
+    def __init__(self, program: Program, perform: Perform) -> None:
+        self._perform, self._threads = perform, torch.get_num_threads()
         super().__init__(program)
 
     def setup(self) -> None:
@@ -119,4 +119,4 @@ class CpuInterpreter(QueueInterpreter):
 
     def run(self, op: Op, values: StepValues) -> None:
         """Do `op`."""
-        self._actions.perform(op, values)
+        self._perform(op, values)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from planner.schedule.compile import Op, Program, Queue
-from worker.engine.actions import Actions
 from worker.runtime.host_known import Known
+from worker.runtime.interpreter import Perform
 from worker.runtime.machine import RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.slabs import map_memory
@@ -45,9 +45,9 @@ class CudaMachine:
         self._fraction: float | None = None
         self._outside_bytes = self._bytes_outside()
 
-    def interpreter(self, program: Program, actions: Actions) -> CudaInterpreter:
+    def interpreter(self, program: Program, perform: Perform) -> CudaInterpreter:
         """Queues for `program` on this device."""
-        return CudaInterpreter(program, actions, self)
+        return CudaInterpreter(program, perform, self)
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -146,8 +146,8 @@ def tensor_bytes(allocator_bytes: int) -> int:
 class CudaInterpreter(QueueInterpreter):
     """Issues operations to streams."""
 
-    def __init__(self, program: Program, actions: Actions, machine: CudaMachine) -> None:
-        self._actions, self._machine, self._threads = actions, machine, torch.get_num_threads()
+    def __init__(self, program: Program, perform: Perform, machine: CudaMachine) -> None:
+        self._perform, self._machine, self._threads = perform, machine, torch.get_num_threads()
         self._streams = {
             Queue.COMPUTE: machine.stream,
             Queue.H2D: torch.cuda.Stream(machine.device),  # type: ignore[no-untyped-call]
@@ -171,14 +171,14 @@ class CudaInterpreter(QueueInterpreter):
         if op.queue is Queue.CPU:
             for event in self._events_before(op):
                 event.synchronize()
-            self._actions.perform(op, values)
+            self._perform(op, values)
             return
         self._wait_on_stream(op)
         if op.queue is Queue.COMPUTE:  # whoever computes is on that stream already
-            self._actions.perform(op, values)
+            self._perform(op, values)
         else:
             with torch.cuda.stream(self._streams[op.queue]):
-                self._actions.perform(op, values)
+                self._perform(op, values)
         self.done(op)
 
     def wait(self, op: Op) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,9 @@ import torch
 from planner.schedule.compile import Op, OpKind, Program
 from planner.schedule.plan import Direction
 from worker.runtime.step_values import StepValues
+
+Perform = Callable[[Op, StepValues], None]
+"""Does one operation, or on a stream issues it. The caller has switched autograd off."""
 
 
 class Interpreter(Protocol):

@@ -12,8 +12,7 @@ from torch import Tensor
 from planner.schedule.compile import Program
 
 if TYPE_CHECKING:  # what is made of a machine is not needed to make one
-    from worker.engine.actions import Actions
-    from worker.runtime.interpreter import Interpreter
+    from worker.runtime.interpreter import Interpreter, Perform
 
 RandomState = tuple[Tensor, ...]
 
@@ -23,8 +22,8 @@ class Machine(Protocol):
 
     device: torch.device
 
-    def interpreter(self, program: Program, actions: Actions) -> Interpreter:
-        """Queues for `program`."""
+    def interpreter(self, program: Program, perform: Perform) -> Interpreter:
+        """Queues for `program`, each of whose operations but RUN is done by `perform`."""
 
     def computing(self) -> AbstractContextManager[object]:
         """Entered by every thread for the time it computes on the device."""

@@ -11,7 +11,8 @@ from itertools import accumulate
 
 import pytest
 
-from planner.ilp.instance import Budgets, make_instance
+from planner.draft.setting import Budgets
+from planner.ilp.instance import make_instance
 from planner.ilp.program import Solution, solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.ilp.instance import Budgets, make_instance
+from planner.draft.setting import Budgets
+from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor

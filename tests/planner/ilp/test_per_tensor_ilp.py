@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.yardsticks import greedy_step_s, whole_tensors
-from planner.ilp.instance import Budgets, make_instance
+from planner.draft.setting import Budgets
+from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain

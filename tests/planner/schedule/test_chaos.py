@@ -26,9 +26,9 @@ from tests.support.engine_plans import adamw, chain_of, mixed_plan
 from tests.support.plain_engine import PlainEngine
 from tests.support.random_plans import random_chain, random_plan
 from tests.support.tiny_models import batch_of, make_model
-from worker.engine.actions import Actions
 from worker.engine.engine import Engine
 from worker.runtime.cpu import CpuMachine
+from worker.runtime.interpreter import Perform
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -211,8 +211,8 @@ def trained(
     """What the engine's training gives, and the operations in the order in which they ran."""
     made: list[ChaosInterpreter] = []
 
-    def chaotic(machine: CpuMachine, program: Program, actions: Actions) -> ChaosInterpreter:
-        made.append(ChaosInterpreter(program, actions, mood))
+    def chaotic(machine: CpuMachine, program: Program, perform: Perform) -> ChaosInterpreter:
+        made.append(ChaosInterpreter(program, perform.__self__, mood))
         return made[0]
 
     monkeypatch.setattr(CpuMachine, "interpreter", chaotic)
@@ -257,8 +257,8 @@ def test_the_engine_computes_something_else_without_a_wait(case: Case, monkeypat
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_evaluation_gives_the_plain_models_losses_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chaotic(machine: CpuMachine, program: Program, actions: Actions) -> ChaosInterpreter:
-        return ChaosInterpreter(program, actions, Mood.drawn(seed))
+    def chaotic(machine: CpuMachine, program: Program, perform: Perform) -> ChaosInterpreter:
+        return ChaosInterpreter(program, perform.__self__, Mood.drawn(seed))
 
     monkeypatch.setattr(CpuMachine, "interpreter", chaotic)
     case, model = CASES[0], make_model("llama")

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.draft.draft import assemble
-from planner.greedy.streaming import Setting, candidates
-from planner.ilp.instance import Budgets
+from planner.draft.setting import Budgets, Setting
+from planner.greedy.streaming import candidates
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program

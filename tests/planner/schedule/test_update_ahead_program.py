@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ilp.instance import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
+from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
 from planner.schedule.compile import Op, OpKind, Queue, compile_program
 from planner.schedule.memory import cpu_parts
 from planner.schedule.simulate import host_traffic_bytes, simulate

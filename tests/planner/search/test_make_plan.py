@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from planner.draft.setting import Budgets
 from planner.errors import Exit, UserError
-from planner.ilp.instance import Budgets
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import Solution
 from planner.schedule.chain import Option

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from planner.draft.absences import with_lead
 from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home
-from planner.greedy.streaming import PROFILES, Setting, profile, streamed
-from planner.ilp.instance import Budgets
+from planner.draft.evaluate import Look, Rating
+from planner.draft.setting import Budgets, Setting
+from planner.greedy.streaming import PROFILES, profile, streamed
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, compile_program, order_program
@@ -19,10 +20,9 @@ from planner.schedule.plan import Plan
 from planner.schedule.simulate import ordered_step_s, simulate
 from planner.schedule.verify import verify
 from planner.search.anneal import changes, moves_of, shifted
-from planner.search.critical_path import Rating, critical_waits, polished
+from planner.search.critical_path import critical_waits, polished
 from planner.search.list_schedule import Manner, timed
 from planner.search.repair import tightened
-from planner.search.restarts import Look
 from planner.search.stage_model import Board
 from planner.search.swap_decisions import _Changes, exchanged
 from tests.support import chains as small

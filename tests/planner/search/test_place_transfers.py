@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home
-from planner.greedy.streaming import Setting, profile, resident, streamed
-from planner.ilp.instance import Budgets
+from planner.draft.setting import Budgets, Setting
+from planner.greedy.streaming import profile, resident, streamed
 from planner.search.place_transfers import Job, hand_out
 from tests.support import chains as small
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from planner.draft.draft import Draft, assemble
 from planner.draft.evaluate import device_bytes, host_bytes, predicted_step_s
+from planner.draft.setting import Budgets, Setting
 from planner.errors import UserError
 from planner.greedy.candidates import instant
-from planner.greedy.streaming import Setting, frugal
-from planner.ilp.instance import Budgets
+from planner.greedy.streaming import frugal
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from planner.draft.evaluate import predicted_step_s
+from planner.draft.setting import Budgets, Setting
 from planner.errors import UserError
-from planner.greedy.streaming import Setting
-from planner.ilp.instance import Budgets, make_instance
+from planner.ilp.instance import make_instance
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import solve_oilp
 from planner.schedule.chain import Chain

@@ -9,9 +9,9 @@ import pytest
 
 from planner.draft.draft import assemble
 from planner.draft.evaluate import predicted_step_s
+from planner.draft.setting import Budgets, Setting
 from planner.draft.update_ahead import ahead_bytes, ahead_of_norm
-from planner.greedy.streaming import Setting, profile, streamed
-from planner.ilp.instance import Budgets
+from planner.greedy.streaming import profile, streamed
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import cpu_parts, cpu_peak_bytes
 from planner.schedule.verify import verify

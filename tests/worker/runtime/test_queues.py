@@ -47,7 +47,7 @@ def start(program):
     opened = []
 
     def begin(actions):
-        interpreter = CpuInterpreter(program, actions)
+        interpreter = CpuInterpreter(program, actions.perform)
         opened.append((interpreter, actions))
         return Cursor(program, interpreter), interpreter
 
@@ -164,7 +164,7 @@ def run_out(cursor):
 def test_closing_does_not_wait_for_what_has_not_begun(program):
     send = next(op for op in program.ops if op.kind is OpKind.SEND)
     actions = Held(send.name)
-    interpreter = CpuInterpreter(program, actions)
+    interpreter = CpuInterpreter(program, actions.perform)
     for op in program.ops:
         if op.queue is Queue.D2H:
             interpreter.issue(op, values(1))

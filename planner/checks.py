@@ -1,0 +1,14 @@
+"""What values are checked for when they are made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+
+def check_numbers(value: object) -> None:
+    """Raise ValueError naming the field when a number of `value` (a dataclass) is negative or not finite."""
+    for field in fields(value):  # type: ignore[arg-type]
+        number = getattr(value, field.name)
+        if isinstance(number, (int, float)) and not (math.isfinite(number) and number >= 0):
+            raise ValueError(f"{type(value).__name__}.{field.name} is {number}; it must be finite, zero or more")

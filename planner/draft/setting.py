@@ -1,0 +1,53 @@
+"""What is asked of the solver and of all candidates for a plan: the chain, the machine, budgets and freedoms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Block, Chain, Option
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The share of each queue's rate that the solver counts on, as whole tensors waste some."""
+
+    h2d: float = 1.0
+    d2h: float = 1.0
+    cpu: float = 1.0
+
+
+FULL_PACE = Pace()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """Bytes the job may use, and the freedoms the solver has.
+
+    `barrier`: an update's weight comes back from the stage after the update's on (the papers' stages); without it, both
+    may share a stage.
+    """
+
+    gpu_bytes: int
+    cpu_bytes: int
+    cpu_updates: bool = True
+    activation_offload: bool = True
+    barrier: bool = True
+    pace: Pace = FULL_PACE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all candidates of one problem share. `slices` are those of a round."""
+
+    chain: Chain
+    hardware: Hardware
+    budgets: Budgets
+    slices: int
+    clip: bool
+    rounds: int = 1
+
+    def options(self, block: Block) -> list[Option]:
+        """The options the job may use; all of them where activation offload is off and nothing else is left."""
+        allowed = [o for o in block.options if self.budgets.activation_offload or not o.offloaded_bytes]
+        return allowed or list(block.options)
