@@ -1,5 +1,7 @@
-"""Blocks of a model: finding them, tracing forward and backward together, cutting the trace by a recipe, generating code.
-Imports `cpu` only, for the meter; others import what is named here."""
+"""Blocks of a model: finding them, tracing forward and backward together, cutting the trace, generating code.
+
+Imports `cpu` only, for the meter. Others import what is named here.
+"""
 
 from planner.graph.block_code import Pair, make_pairs
 from planner.graph.call import BlockCall, refuse_autocast, run_slice
