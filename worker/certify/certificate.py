@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 """By how much of their size losses and norm of the first step may differ where every bit cannot be had. What
-docs/design.md says in fp32; in bf16, whose numbers have 8 bits, gradients as near to those of fp32 as plain PyTorch's.
+docs/exactness.md says in fp32; in bf16, whose numbers have 8 bits, gradients as near to those of fp32 as plain PyTorch's.
 """
 
 
