@@ -179,6 +179,6 @@ def _decoded(cls: type[_T], data: object, path: Path) -> _T:
 
 def _wrong(path: Path, what: str) -> UserError:
     return UserError(
-        f"Cannot use {path}.", numbers=(what,), hint="docs/planning.md has the fields", code="bad-file",
+        f"Cannot use {path}.", numbers=(what,), hint="docs/plans.md has the fields", code="bad-file",
         exit_code=Exit.USAGE,
     )  # fmt: skip

@@ -131,7 +131,7 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
     if not hardware.flops_per_s:
         raise UserError(
             "Times of a model are estimated from the machine's arithmetic.", code="bad-file", exit_code=Exit.USAGE,
-            numbers=(f"{options.hardware} has no flops_per_s",), hint="docs/planning.md has the fields",
+            numbers=(f"{options.hardware} has no flops_per_s",), hint="docs/plans.md has the fields",
         )  # fmt: skip
     cache = _cache(options.database)
     config = config_text(job.model) if cache is not None else None

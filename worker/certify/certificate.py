@@ -25,8 +25,9 @@ from worker.training.model import load_tokenizer
 log = logging.getLogger(__name__)
 
 _ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
-"""By how much of their size losses and norm of the first step may differ where every bit cannot be had. What
-docs/exactness.md says in fp32; in bf16, whose numbers have 8 bits, gradients as near to those of fp32 as plain PyTorch's.
+"""By how much of their size losses and norm of the first step may differ where every bit cannot be had. In
+fp32 what docs/exactness.md says; in bf16, whose numbers have 8 bits, gradients as near to those of fp32 as plain
+PyTorch's.
 """
 
 
