@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
+from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "model": ("base_model", "model_name_or_path"),
@@ -130,7 +130,8 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
                 mistakes.append(source.mistake(key, "not-there", f"it is {shown(value)}; {_ONLY[key][1]}"))
         elif name is None:
             if not _is_foreign(key):
-                mistakes.append(source.unknown(key, names))
+                # To look for a key that was meant takes a millisecond, and only the first mistakes are told.
+                mistakes.append(source.unknown(key, names if len(mistakes) < MOST_MISTAKES else ()))
         elif name in given:
             text = f"{given[name]} is given too, and both mean {name}; keep one"
             mistakes.append(source.mistake(key, "two-names", text))

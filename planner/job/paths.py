@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from planner.job.local_data import KINDS, local_data
-from planner.job.source import shown
+from planner.job.source import MOST_CHARACTERS, shown
 
 DATASET_TYPES = ("alpaca", "chat_template", "completion", "sharegpt")
 _TOKENIZER_FILES = (
@@ -115,7 +115,10 @@ def local_file_or_template(text: object, folder: Path | None) -> str:
     path = Path(resolve(text, folder))
     if not path.is_file():
         raise FileNotFoundError(f"there is no template file at {path}; leave the key out to use the tokenizer's own")
-    template = path.read_text("utf-8", errors="replace")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        template = file.read(MOST_CHARACTERS + 1)
+    if len(template) > MOST_CHARACTERS:
+        raise ValueError(f"{path} is too long for a template: it has more than {MOST_CHARACTERS:,} characters")
     if "{{" not in template and "{%" not in template:
         raise ValueError(f"{path} is not a Jinja template: it has no {{{{ }}}} and no {{% %}}")
     return template

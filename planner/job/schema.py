@@ -203,7 +203,8 @@ class Job(BaseModel):
 
         Nothing beside the file makes a path of an id: run folders have an `output`, and `output/x` is a fine id.
         """
-        return cls._checked(read_yaml(read_text(path), path.name), None)[0]
+        # Longer than what was submitted: with every default, and the template's text.
+        return cls._checked(read_yaml(read_text(path, longest=None), path.name, longest=None), None)[0]
 
     def resolved_yaml(self) -> str:
         """The job as YAML with canonical names and every default; `from_resolved` gives back an equal job."""
@@ -300,13 +301,15 @@ def _describe(error: ValidationError, values: dict[str, Any], source: Source) ->
     mistakes: dict[str, Mistake] = {}
     for detail in error.errors():
         field = str(detail["loc"][0])
+        if field in mistakes:  # one entry of a list is enough
+            continue
         key = _name_in(source, field)
         phrase = Job.model_fields[field].description
         if detail["type"] == "missing":
             if field == "tokenizer":
                 continue
-            mistakes.setdefault(field, source.mistake(key, "missing-key", f"it is missing; it must be {phrase}"))
+            mistakes[field] = source.mistake(key, "missing-key", f"it is missing; it must be {phrase}")
         else:
             code = "wrong-type" if detail["type"].endswith(("_type", "_from_float")) else "bad-value"
-            mistakes.setdefault(field, source.mistake(key, code, f"it is {shown(values[field])}; it must be {phrase}"))
+            mistakes[field] = source.mistake(key, code, f"it is {shown(values[field])}; it must be {phrase}")
     return list(mistakes.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,21 @@ from typing import Any
 import yaml
 
 from planner.errors import Exit, UserError
+from planner.units import printable
 
 _SET = "--set "
 SHOWN_LENGTH = 200  # characters of a wrong value in an error
+
+MOST_CHARACTERS = 2**18
+"""Of a job file, and of what it says with every alias written out. Reading so many takes about half a second."""
+MOST_VALUES = 10_000
+"""Values in a job file, keys and lists among them, with every alias written out: a list of some thousand files fits."""
+DEEPEST = 32
+"""Lists and mappings inside one another."""
+MOST_MISTAKES = 50
+"""Told of one file."""
+_LONGEST_NUMBER = 100  # characters; arithmetic with a number of 200,000 digits takes seconds
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 SWITCHED_OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [], {})
 """Values under which a key that asks for something asks for nothing."""
@@ -31,7 +44,8 @@ class Mistake:
     line: int | None
 
     def __str__(self) -> str:
-        return f"line {self.line}: {self.key}: {self.text}" if self.line else f"{self.key}: {self.text}"
+        text = f"{_cut(self.key)}: {self.text}"
+        return printable(f"line {self.line}: {text}" if self.line else text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +70,61 @@ class Source:
         return self.mistake(key, "unknown-key", "unknown key" + (f"; did you mean {near[0]}?" if near else ""))
 
 
+class _TooMuch(yaml.composer.ComposerError):
+    """More than a job may say."""
+
+
 class _Loader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice and reads 5e-5 as a number, as YAML 1.2 does (1.1 wants 5.0e-5).
 
-    A date is text: no key means one, and a run may well be named after a day.
+    A date is text: no key means one, and a run may well be named after a day. A few bytes of aliases can stand for more
+    than fits any memory, so what they stand for is counted as it is read, and refused before it is built.
+
+    Not ruamel.yaml: with YAML 1.2 it reads `yes` and `off` as texts, which transformers' files mean as switches, and
+    with 1.1 the key `n` as false; it counts no aliases, and takes tags it does not know.
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._values = self._characters = self._depth = 0
+        self._stands_for: dict[str, tuple[int, int]] = {}  # anchor -> values and characters
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        alias = isinstance(event, yaml.AliasEvent)
+        before = self._values, self._characters
+        self._count(event)
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise _TooMuch(None, None, f"lists and mappings more than {DEEPEST} deep", event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(node, yaml.ScalarNode) and _SURROGATE.search(node.value):
+            node.value = _joined(node)
+        if event.anchor is not None and not alias:
+            self._stands_for[event.anchor] = (self._values - before[0], self._characters - before[1])
+        return node
+
+    def _count(self, event: Any) -> None:
+        """Add what the event that comes next stands for. Raises `_TooMuch` and `ComposerError`."""
+        values, characters = 1, len(event.value) if isinstance(event, yaml.ScalarEvent) else 0
+        if isinstance(event, yaml.AliasEvent) and event.anchor in self.anchors:
+            if event.anchor not in self._stands_for:
+                problem = f"*{event.anchor} stands for something that it is a part of"
+                raise yaml.composer.ComposerError(None, None, problem, event.start_mark)  # type: ignore[arg-type]
+            values, characters = self._stands_for[event.anchor]
+        self._values += values
+        self._characters += characters
+        if self._values > MOST_VALUES:
+            raise _TooMuch(None, None, f"more than {MOST_VALUES:,} values", event.start_mark)
+        if self._characters > MOST_CHARACTERS:  # the text itself is shorter: aliases repeat it
+            problem = f"aliases that stand for more than {MOST_CHARACTERS:,} characters"
+            raise _TooMuch(None, None, problem, event.start_mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
+            if node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
+                raise ValueError("too long for a number")
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # of `!!int abc` and the like
             problem = f"{shown(node.value)} is no {node.tag.rpartition(':')[2]}"
@@ -81,6 +142,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+def _joined(node: Any) -> str:
+    """A text with characters written as JSON does, in two halves ("\\ud83d\\ude00"). Raises for a half alone, which
+    is no text: it can be neither stored nor sent."""
+    try:
+        return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        half = f"\\u{ord(_SURROGATE.findall(node.value)[0]):x}"
+        raise yaml.composer.ComposerError(None, None, f"{half} is half a character", node.start_mark) from None
+
+
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -90,20 +164,34 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_text(path: Path) -> str:
-    """The text of the job file. Raises UserError (exit 2) when it cannot be read."""
+def read_text(path: Path, *, longest: int | None = MOST_CHARACTERS) -> str:
+    """The text of the job file, of at most `longest` characters. Raises UserError (exit 2) when it cannot be read."""
     try:
-        return path.read_text("utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(-1 if longest is None else longest + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(
             f"Cannot read the job file {path}: {reason}.", code="missing-file", exit_code=Exit.USAGE,
             hint="give the path of a YAML file; docs/jobs.md lists its keys",
         ) from error  # fmt: skip
+    _check_length(text, path.name, longest)
+    return text
 
 
-def read_yaml(text: str, name: str) -> Source:
-    """The mapping in `text`. Raises UserError (exit 2) when it is no YAML, no mapping, or gives a key twice."""
+def _check_length(text: str, name: str, longest: int | None) -> None:
+    if longest is not None and len(text) > longest:
+        raise UserError(
+            f"{name} is too long for a job file.", code="file-too-long", exit_code=Exit.USAGE,
+            numbers=(f"it has more than {longest:,} characters",),
+            hint="give long texts as files: a template, the data",
+        )  # fmt: skip
+
+
+def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) -> Source:
+    """The mapping in `text`, of at most `longest` characters. Raises UserError (exit 2) when it is no YAML, no mapping,
+    gives a key twice, or holds more than a job may say (`MOST_VALUES`, `DEEPEST`)."""
+    _check_length(text, name, longest)
     try:
         loader = _Loader(text)  # looks for characters that no YAML has
         try:
@@ -113,15 +201,21 @@ def read_yaml(text: str, name: str) -> Source:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        twice = isinstance(error, yaml.constructor.ConstructorError) and "given twice" in str(error.problem)
+        code, hint = "bad-yaml", "write one `key: value` per line"
+        if isinstance(error, yaml.constructor.ConstructorError) and "given twice" in str(error.problem):
+            code, hint = "duplicate-key", "keep one of the two lines"
+        elif isinstance(error, _TooMuch):
+            code, hint = "file-too-long", "a job says less than that; a list of many files can be a folder"
+        problem = printable(f"{name}: {_cut(error.problem or 'not YAML', 2 * SHOWN_LENGTH)}")
         raise UserError(
-            f"{name}: {error.problem or 'not YAML'}" + (f" (line {mark.line + 1})" if mark else ""),
-            code="duplicate-key" if twice else "bad-yaml", exit_code=Exit.USAGE,
-            hint="keep one of the two lines" if twice else "write one `key: value` per line",
-        ) from error  # fmt: skip
+            problem + (f" (line {mark.line + 1})" if mark else ""), code=code, exit_code=Exit.USAGE, hint=hint
+        ) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(
-            f"{name}: not YAML: {error}", code="bad-yaml", exit_code=Exit.USAGE, hint="write one `key: value` per line"
+            printable(f"{name}: not YAML: {error}"),
+            code="bad-yaml",
+            exit_code=Exit.USAGE,
+            hint="write one `key: value` per line",
         ) from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(
@@ -133,24 +227,34 @@ def read_yaml(text: str, name: str) -> Source:
 
 
 def shown(value: object) -> str:
-    """`value` as people write it in YAML: "text", true, null, 0.1. A list that holds itself is shown as Python does."""
+    """`value` as people write it in YAML: "text", true, null, 0.1. No more of it is written than is shown."""
+    text = ""
     try:
-        text = json.dumps(value, default=str, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"
+        for piece in json.JSONEncoder(default=str, ensure_ascii=False).iterencode(value):
+            text += piece
+            if len(text) > SHOWN_LENGTH:
+                break
+    except (TypeError, ValueError, RecursionError):  # keys that JSON has not; a list that holds itself
+        text = reprlib.repr(value)
+    return _cut(text)
+
+
+def _cut(text: str, length: int = SHOWN_LENGTH) -> str:
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def to_user_error(mistakes: list[Mistake], name: str) -> UserError:
-    """All mistakes of a file as one error (exit 2); its code is the mistake's own when there is one only."""
+    """All mistakes of a file as one error (exit 2), the first of them told; its code is the mistake's own when there is
+    one only."""
     ordered = sorted(mistakes, key=lambda mistake: mistake.line or 0)
+    more = len(ordered) - MOST_MISTAKES
     count = "one mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
     told = sum(mistake.key.startswith(_SET) for mistake in mistakes)
     where = "--set" if told == len(mistakes) else f"{name} with --set" if told else name
     return UserError(
         f"{where} has {count}.",
         code=ordered[0].code if len(ordered) == 1 else "bad-job",
-        numbers=tuple(map(str, ordered)),
+        numbers=(*map(str, ordered[:MOST_MISTAKES]), *([f"and {more:,} more"] if more > 0 else [])),
         hint=f"correct {'--set' if told == len(mistakes) else 'the file'} and try again; docs/jobs.md lists every key",
         exit_code=Exit.USAGE,
     )
