@@ -36,7 +36,7 @@ from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
 from worker.storage.checkpoint import Checkpoints, Origin
 from worker.storage.shards import STATE_BYTES_PER_PARAMETER
-from worker.torch_adamw import groups_of, learning_rates
+from worker.torch_adamw import TorchAdamW
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def prepare(
         undo.callback(_move_buffers, model, torch.device("cpu"))
         _move_buffers(model, place)
         undo.callback(take_turns(model, _largest(batches), place))
-        groups = groups_of(optimizer, model)
+        adamw = TorchAdamW(optimizer, model)
         analysis = analyse_model(model, _largest(batches), device=place)
         if len(batches) > 1 and not analysis.sums_slices:
             raise UserError(
@@ -106,8 +106,10 @@ def prepare(
             "plan: a step takes %s, the device holds %s at most", format_seconds(plan.step_s),
             format_bytes(plan.gpu_peak_bytes),
         )  # fmt: skip
-        engine = Engine(model, plan=plan, chain=chain, optimizer=groups, max_grad_norm=max_grad_norm, device=place)
-        return LoopEngine(engine, model, plan, _largest(batches), optimizer, seed=seed, undo=undo.pop_all())
+        engine = Engine(
+            model, plan=plan, chain=chain, optimizer=adamw.settings(), max_grad_norm=max_grad_norm, device=place
+        )
+        return LoopEngine(engine, model, plan, _largest(batches), adamw, seed=seed, undo=undo.pop_all())
 
 
 class LoopEngine:
@@ -118,13 +120,13 @@ class LoopEngine:
     """
 
     def __init__(
-        self, engine: Engine, model: nn.Module, plan: Plan, sample: Batch, optimizer: torch.optim.AdamW, *, seed: int,
+        self, engine: Engine, model: nn.Module, plan: Plan, sample: Batch, adamw: TorchAdamW, *, seed: int,
         undo: contextlib.ExitStack,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.grad_norm: Tensor | None = None
         self.peak_bytes: int | None = None
-        self._engine, self._model, self._sample, self._optimizer = engine, model, sample, optimizer
+        self._engine, self._model, self._sample, self._adamw = engine, model, sample, adamw
         self._seed, self._undo = seed, undo
 
     @property
@@ -141,13 +143,12 @@ class LoopEngine:
         batches = _listed(batch)
         self._check(batches)
         seeds = [micro_batch_seed(self._seed, self.steps_done, k) for k in range(len(batches))]
-        rates = learning_rates(self._optimizer)
-        if len(batches) == 1:
-            result = self._engine.step(batches, seeds=seeds, learning_rate=rates)
-        else:
-            items = torch.tensor(sum(map(self._num_items, batches)))
-            result = self._engine.step(batches, seeds=seeds, learning_rate=rates, num_items_in_batch=items)
-        self._optimizer.step()  # on no gradients: it does nothing, but its schedulers and hooks see a step
+        several = {"num_items_in_batch": torch.tensor(sum(map(self._num_items, batches)))} if len(batches) > 1 else {}
+        result = self._engine.step(
+            batches, seeds=seeds, learning_rate=self._adamw.learning_rates(), optimizer=self._adamw.settings(),
+            **several,
+        )  # fmt: skip
+        self._adamw.saw_step()
         self.grad_norm, self.peak_bytes = result.grad_norm, result.peak_bytes
         return result.losses[0] if len(batches) == 1 else torch.stack(result.losses).sum()
 
@@ -224,6 +225,7 @@ class LoopEngine:
         if last is None:
             raise UserError(f"There is no checkpoint in {path}.", code="no-checkpoint", exit_code=Exit.USAGE)
         self._engine.load_state(last.tensors(), step=last.step)
+        self._adamw.forget()
 
     def restore(self) -> nn.Module:
         """The model as it was, plain, on the CPU, in the mode it had, with its trained weights. Ends the engine."""

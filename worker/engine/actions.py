@@ -14,20 +14,14 @@ from worker.engine import adamw
 from worker.engine.device_items import Device
 from worker.engine.gradients import Gradients
 from worker.engine.host_items import Host
-from worker.runtime.step_values import AdamW, StepValues
+from worker.runtime.step_values import StepValues
 
 
 class Actions:
     """The work behind every operation but RUN."""
 
-    def __init__(
-        self, host: Host, device: Device, gradients: Gradients, optimizer: AdamW | Sequence[AdamW],
-        frame: Mapping[str, nn.Parameter],
-    ) -> None:  # fmt: skip
-        """`optimizer`: one for all tensors, or parameter groups."""
-        self._host, self._device, self._gradients = host, device, gradients
-        self._groups = (optimizer,) if isinstance(optimizer, AdamW) else tuple(optimizer)
-        self._frame = frame
+    def __init__(self, host: Host, device: Device, gradients: Gradients, frame: Mapping[str, nn.Parameter]) -> None:
+        self._host, self._device, self._gradients, self._frame = host, device, gradients, frame
         self._clipped = False  # by the last norm
         self._ahead: set[str] = set()  # updated in this step before its norm is known
 
@@ -66,7 +60,7 @@ class Actions:
         for name in names:
             gradient = self._gradients.of(name)
             if gradient is not None:
-                targets.append(self._target(name, self._device.items, gradient))
+                targets.append(self._target(name, self._device.items, gradient, values))
         self._apply(targets, values, values.device_count, values.coefficient)
         for name in names:
             if name in self._frame:
@@ -74,7 +68,7 @@ class Actions:
 
     def _update_on_cpu(self, names: Sequence[str], values: StepValues) -> None:
         items = self._host.items
-        targets = [self._target(name, items, items[f"g:{name}"][0]) for name in names]
+        targets = [self._target(name, items, items[f"g:{name}"][0], values) for name in names]
         self._apply(targets, values, values.host_count, values.host_coefficient)
 
     def _update_ahead(self, names: Sequence[str], values: StepValues) -> None:
@@ -105,13 +99,13 @@ class Actions:
         for name in names:
             exp_avg, exp_avg_sq, *master = self._host.before(f"s:{name}")
             own = master[0] if master else self._host.before(f"w:{name}")[0]
-            target = self._target(name, items, items[f"g:{name}"][0])
+            target = self._target(name, items, items[f"g:{name}"][0], values)
             targets.append(replace(target, before=(own, exp_avg, exp_avg_sq)))
         self._apply(targets, values, values.host_count, coefficient)
 
     def _apply(self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None) -> None:
         """One step of AdamW on the targets, group by group."""
-        for number, group in enumerate(self._groups):
+        for number, group in enumerate(values.groups):
             if own := [target for target in targets if group.has(target.name)]:
                 step = Step(
                     learning_rate=values.rate_of(number), betas=group.betas, eps=group.eps, count=count,
@@ -119,9 +113,9 @@ class Actions:
                 )  # fmt: skip
                 adamw.update(own, step)
 
-    def _target(self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor) -> Target:
+    def _target(self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor, values: StepValues) -> Target:
         work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]
-        decay = next(group for group in self._groups if group.has(name)).decay_of(name)
+        decay = next(group for group in values.groups if group.has(name)).decay_of(name)
         return Target(name, decay, work, master[0] if master else work, exp_avg, exp_avg_sq, gradient)
 
 

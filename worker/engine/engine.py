@@ -55,6 +55,7 @@ class Engine:
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
+        self._groups = _listed(optimizer)
         self._model, self._plan = model.train(), plan
         self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
@@ -68,7 +69,7 @@ class Engine:
             self._device, self._machine, self._weights.frame, order=self._weights.trained,
             by_rows=self._shared, max_norm=max_grad_norm,
         )  # fmt: skip
-        self._actions = Actions(self._weights.host, self._device, self._gradients, optimizer, self._weights.frame)
+        self._actions = Actions(self._weights.host, self._device, self._gradients, self._weights.frame)
         self._rounds = Rounds(
             model, plan=plan, blocks=self._blocks, gradients=self._gradients, device=self._device,
             machine=self._machine,
@@ -111,11 +112,13 @@ class Engine:
         *,
         seeds: Sequence[int],
         learning_rate: float | Sequence[float],
+        optimizer: AdamW | Sequence[AdamW] | None = None,
         **model_kwargs: Any,
     ) -> StepResult:
         """One optimizer step over the slices `batches` (host tensors: input_ids, labels [rows, length]), slice k under
         random seed `seeds[k]`; the first round takes the first of them. Updates may still be running when it returns:
-        `drain` waits for them. `learning_rate`: of all tensors, or of each parameter group.
+        `drain` waits for them. `learning_rate`: of all tensors, or of each parameter group. `optimizer`: the settings
+        in this step, where they are not those that the engine was made with.
 
         Raises what the model or a queue raised; the weights are then torn between two steps.
         """
@@ -123,7 +126,8 @@ class Engine:
         slices, rounds = self._plan.slices, self._plan.rounds
         if not len(batches) == len(seeds) == rounds * slices:
             raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {rounds} × {slices} slices")
-        machine, values = self._machine, self._values(learning_rate)
+        groups = self._groups if optimizer is None else _listed(optimizer)
+        machine, values = self._machine, self._values(learning_rate, groups)
         staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
         parts = [slice(start, start + slices) for start in range(0, len(batches), slices)]
         tokens = [self._tokens(batches[part]) for part in parts]
@@ -150,12 +154,14 @@ class Engine:
             self._cap()
         return StepResult(losses=tuple(losses), grad_norm=values.take_grad_norm(), peak_bytes=machine.peak_bytes())
 
-    def _values(self, learning_rate: float | Sequence[float]) -> StepValues:
+    def _values(self, learning_rate: float | Sequence[float], groups: tuple[AdamW, ...]) -> StepValues:
         number = self.steps_done + 1
         with self._machine.on_host():
             host_count = torch.full((), float(number))
             count = torch.full((), float(number), device=self._machine.device)
-        return StepValues(number=number, learning_rate=learning_rate, host_count=host_count, device_count=count)
+        return StepValues(
+            number=number, learning_rate=learning_rate, groups=groups, host_count=host_count, device_count=count
+        )
 
     def _given(self, value: Any) -> Any:
         """A keyword argument of the model. A tensor is on the device once for all slices: the model's own copying of it
@@ -281,6 +287,10 @@ class Engine:
             block.give_back_forward()
         self._weights.give_back()
         return self._model
+
+
+def _listed(optimizer: AdamW | Sequence[AdamW]) -> tuple[AdamW, ...]:
+    return (optimizer,) if isinstance(optimizer, AdamW) else tuple(optimizer)
 
 
 def _machine(device: torch.device, *, metered: bool) -> Machine:

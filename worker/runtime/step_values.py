@@ -36,6 +36,7 @@ class StepValues:
 
     number            of the step, from 1
     learning_rate     a Python float: as an fp32 tensor it would give other bits; for several groups one of each
+    groups            the optimizer's settings in this step, one for each parameter group
     host_count, device_count
                       `number` as AdamW reads it (a float32 tensor without dimensions), beside the tensors it updates
     coefficient, host_coefficient
@@ -47,6 +48,7 @@ class StepValues:
     learning_rate: float | Sequence[float]
     host_count: Tensor
     device_count: Tensor
+    groups: tuple[AdamW, ...] = ()
     coefficient: Tensor | None = None
     host_coefficient: Tensor | None = None
     grad_norm: Tensor | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,71 +13,9 @@ from torch import Tensor, nn
 from planner.errors import UserError
 from tests import ROOT
 from tests.support.families import t5
-from tests.support.tiny_models import batch_of, make_model
+from tests.support.own_loop import engine_of, equal, model_of, optimizer_of, plain_loop, schedule_of
+from tests.support.tiny_models import batch_of
 from worker.api import LoopEngine, prepare
-from worker.data.seeds import micro_batch_seed
-
-BUDGET = "5MB"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def model_of(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Large enough that tensors are worth moving: 2.5 MB of weights."""
-    return make_model("llama", dtype, width=128, layers=4)
-
-
-def optimizer_of(model: nn.Module) -> torch.optim.AdamW:
-    """Groups that differ in everything."""
-    named = list(model.named_parameters())
-    groups = [
-        {"params": [p for n, p in named if "mlp" in n], "weight_decay": 0.1},
-        {"params": [p for n, p in named if "norm" in n], "weight_decay": 0.0, "lr": 3e-3, "eps": 1e-6},
-        {"params": [p for n, p in named if "mlp" not in n and "norm" not in n], "lr": 2e-2, "betas": (0.8, 0.9)},
-    ]
-    return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.98), fused=True)
-
-
-def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-
-
-def engine_of(model: nn.Module, optimizer: torch.optim.AdamW, batch: object = None, **settings: object) -> LoopEngine:
-    return prepare(
-        model, batch or batch_of(), optimizer=optimizer, device="cpu", measure=False,
-        **{"gpu_budget": BUDGET, "max_grad_norm": 0.5, **settings},
-    )  # fmt: skip
-
-
-def plain_loop(model: nn.Module, steps: list[list[dict[str, Tensor]]]) -> list[Tensor]:
-    """What one would write without offmate."""
-    optimizer = optimizer_of(model)
-    schedule, out = schedule_of(optimizer), []
-    for number, batches in enumerate(steps):
-        items = sum((b["labels"][:, 1:] != -100).sum() for b in batches)
-        rest = {} if len(batches) == 1 else {"num_items_in_batch": items}
-        losses = []
-        for k, batch in enumerate(batches):
-            torch.manual_seed(micro_batch_seed(7, number, k))
-            losses.append(model(**batch, **rest).loss)
-            losses[-1].backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        out.append(torch.stack(losses).sum().detach())
-    return out
-
-
-def equal(one: nn.Module, other: nn.Module) -> bool:
-    parameters = zip(one.named_parameters(), other.named_parameters(), strict=True)
-    return all(a == b and torch.equal(p, q) for (a, p), (b, q) in parameters)
 
 
 @pytest.mark.parametrize("slices", [1, 3])
@@ -102,7 +39,7 @@ def test_a_loop_gives_the_numbers_of_the_same_loop_in_plain_pytorch(slices: int)
 
 def test_evaluation_and_texts_are_those_of_the_plain_model_with_the_weights_of_now() -> None:
     model = model_of()
-    engine = engine_of(model, optimizer_of(model))
+    engine = engine_of(model, optimizer_of(model), batch_of())
     engine.step(batch_of())
     data = [batch_of(k, padded=k == 1) for k in range(3)]
     one, mean = engine.evaluate(data[1]), engine.evaluate(data)
@@ -119,7 +56,7 @@ def test_evaluation_and_texts_are_those_of_the_plain_model_with_the_weights_of_n
 
 def test_an_empty_prompt_is_refused_by_its_number() -> None:
     model = model_of()
-    engine = engine_of(model, optimizer_of(model))
+    engine = engine_of(model, optimizer_of(model), batch_of())
     with pytest.raises(UserError, match=r"(?s)nothing to write on from.*prompt 1 of 2 has no token.*empty-prompt"):
         engine.generate([[5, 6], []], new_tokens=2)
     with pytest.raises(UserError, match="nothing to write on from"):
@@ -129,7 +66,7 @@ def test_an_empty_prompt_is_refused_by_its_number() -> None:
 
 def test_what_an_evaluation_cannot_use_is_left_out_or_refused() -> None:
     model = model_of()
-    engine = engine_of(model, optimizer_of(model))
+    engine = engine_of(model, optimizer_of(model), batch_of())
     data, silent = batch_of(), batch_of(1)
     silent["labels"] = torch.full_like(silent["labels"], -100)
     assert torch.equal(engine.evaluate([silent, data]), engine.evaluate(data))
@@ -146,7 +83,7 @@ def test_what_an_evaluation_cannot_use_is_left_out_or_refused() -> None:
 def test_an_encoder_decoder_is_evaluated_over_all_its_labels_and_writes_no_texts() -> None:
     model, plain = t5(), t5().eval()
     engine = prepare(
-        model, batch_of(), optimizer=torch.optim.AdamW(model.parameters()), device="cpu", measure=False
+        model, batch_of(), optimizer=torch.optim.AdamW(model.parameters(), fused=True), device="cpu", measure=False
     )  # fmt: skip
     data = [batch_of(0), batch_of(1)]
     data[1]["labels"][:, 4:] = -100
@@ -161,7 +98,7 @@ def test_an_encoder_decoder_is_evaluated_over_all_its_labels_and_writes_no_texts
 def test_a_restored_model_is_plain_again() -> None:
     model = model_of().eval()
     model.config.use_cache = True
-    engine = engine_of(model, optimizer_of(model))
+    engine = engine_of(model, optimizer_of(model), batch_of())
     engine.step(batch_of())
     assert model.config.use_cache is False and model.training
     engine.restore()
@@ -183,7 +120,7 @@ def test_frozen_parameters_stay_and_cost_no_gradients_and_no_states() -> None:
     expected = plain_loop(plain, steps)
     optimizer = optimizer_of(model)
     schedule = schedule_of(optimizer)
-    engine = engine_of(model, optimizer, seed=7, gpu_budget="3MB")
+    engine = engine_of(model, optimizer, batch_of(), seed=7, gpu_budget="3MB")
     moved = {item for stage in engine.plan.stages for item in (*stage.prefetch, *stage.offload)}
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     assert {item[0] for item in moved if item[2:] in frozen} == {"w"}
@@ -267,13 +204,13 @@ def test_a_loop_goes_on_from_what_it_saved(tmp_path: Path) -> None:
         return losses
 
     optimizer = optimizer_of(model)
-    engine = engine_of(model, optimizer, seed=7)
+    engine = engine_of(model, optimizer, batch_of(), seed=7)
     first = loop(engine, optimizer, range(2))
     assert engine.save(tmp_path / "mine") == tmp_path / "mine/step-2"
     engine.close()
     again = model_of()
     optimizer = optimizer_of(again)
-    engine = engine_of(again, optimizer, seed=7)
+    engine = engine_of(again, optimizer, batch_of(), seed=7)
     engine.load(tmp_path / "mine")
     assert engine.steps_done == 2
     second = loop(engine, optimizer, range(2, 4))
@@ -284,76 +221,6 @@ def test_a_loop_goes_on_from_what_it_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="There is no checkpoint in") as caught:
         engine.load(tmp_path / "other")
     assert caught.value.code == "no-checkpoint"
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda m: torch.optim.SGD(m.parameters()), "it is SGD"),
-        (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "it has amsgrad=True"),
-        (lambda m: torch.optim.AdamW(m.lm_head.parameters()), "it does not have model.embed_tokens.weight"),
-        (
-            lambda m: torch.optim.AdamW([*m.parameters(), nn.Parameter(torch.ones(3))]),
-            r"a parameter of shape \[3\] that is not the model's",
-        ),
-    ],
-    ids=["sgd", "amsgrad", "missing", "foreign"],
-)
-def test_an_optimizer_that_cannot_be_kept_to_is_refused(change, text: str) -> None:
-    model = model_of()
-    with pytest.raises(UserError, match=text) as caught:
-        engine_of(model, change(model))
-    assert caught.value.code == "optimizer-not-usable"
-
-
-def test_a_stepped_optimizer_is_refused() -> None:
-    model = model_of()
-    optimizer = optimizer_of(model)
-    model(**batch_of()).loss.backward()
-    optimizer.step()
-    with pytest.raises(UserError, match="moments of steps already"):
-        engine_of(model, optimizer)
-
-
-def test_batches_that_the_plan_is_not_for_are_refused_and_harm_nothing() -> None:
-    plain, model = model_of(), model_of()
-    engine = engine_of(model, optimizer_of(model), seed=7)
-    long, other = batch_of(length=17), {**batch_of(), "position_ids": torch.arange(16)[None]}
-    for batch, text in [
-        (long, r"input_ids has shape \[2, 17\], the plan is for \[2, 16\] at most"),
-        (other, "it has input_ids, labels, position_ids; the plan is for input_ids, labels"),
-        ([batch_of(), batch_of()], "2 micro-batches, the plan is for 1"),
-    ]:
-        with pytest.raises(UserError, match=text) as caught:
-            engine.step(batch)
-        assert caught.value.code == "batch-not-usable"
-    assert torch.equal(engine.step(batch_of(length=8)), plain_loop(plain, [[batch_of(length=8)]])[0])
-    engine.close()
-
-
-def test_samples_models_and_budgets_that_cannot_serve_are_refused() -> None:
-    model = model_of().eval()
-    model.config.use_cache = True
-    optimizer = optimizer_of(model)
-    unlabelled = {"input_ids": batch_of()["input_ids"]}
-    for sample, text in [(unlabelled, "it has no labels"), ([], "there is none")]:
-        with pytest.raises(UserError, match=text):
-            prepare(model, sample, optimizer=optimizer, device="cpu")
-    with pytest.raises(UserError, match="least possible"):
-        engine_of(model, optimizer, gpu_budget="1KB")
-    with pytest.raises(UserError, match="gpu_budget is more than the device has"):
-        engine_of(model, optimizer, gpu_budget="1000TiB")
-    assert equal(model, model_of()) and model.config.use_cache
-    assert not any(module.training for module in model.modules())
-    model.model.gradient_checkpointing = True
-    with pytest.raises(UserError, match=r"model\.gradient_checkpointing_disable"):
-        engine_of(model, optimizer)
-    half = make_model("llama", torch.float16)
-    with pytest.raises(UserError, match=r"model\.embed_tokens\.weight is float16"):
-        engine_of(half, optimizer_of(half))
-    hollow = model_of().to("meta")
-    with pytest.raises(UserError, match=r"model\.embed_tokens\.weight is on meta"):
-        engine_of(hollow, optimizer_of(hollow))
 
 
 def test_the_example_trains_within_its_budget_and_writes() -> None:
