@@ -1,11 +1,12 @@
-# `make demo` trains a small model from nothing; `make test` checks everything. Both make .venv first.
+# `make demo` trains a small model from nothing; `make test` checks everything, `make test-fast` what
+# takes little time. All make .venv first.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test
+.PHONY: demo test test-fast
 
 demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -14,6 +15,11 @@ test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
+
+test-fast: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 $(INSTALLED): pyproject.toml constraints.txt deploy/install.py
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed.  hint: sudo apt install python3"; exit 2; fi

@@ -1,36 +1,17 @@
-"""A real browser for tests, driven over its debugging pipe: open a page, move the mouse, ask its scripts."""
+"""A real browser for tests, by Playwright with the system's Chromium: open a page, use the mouse, ask its scripts."""
 
 from __future__ import annotations
 
-import base64
-import itertools
-import json
-import os
-import select
 import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from playwright.sync_api import Page, sync_playwright
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-_QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-    "--remote-debugging-pipe",
-)  # fmt: skip
-# The browser reads commands from descriptor 3 and answers on 4.
-_LAUNCH = """
-import fcntl, os, sys
-commands, answers = (fcntl.fcntl(int(text), fcntl.F_DUPFD, 10) for text in sys.argv[1:3])
-os.dup2(commands, 3)
-os.dup2(answers, 4)
-os.execvp(sys.argv[3], sys.argv[3:])
-"""
+PATIENCE_MS = 60_000
 
 
 def find_browser() -> str | None:
@@ -41,113 +22,66 @@ def find_browser() -> str | None:
 @contextmanager
 def browser(path: str) -> Iterator[Browser]:
     """A browser with an empty profile, ended with the block."""
-    with tempfile.TemporaryDirectory(prefix="offmate-browser-", ignore_cleanup_errors=True) as profile:
-        to_read, to_write = os.pipe()
-        from_read, from_write = os.pipe()
-        command = [sys.executable, "-c", _LAUNCH, str(to_read), str(from_write), path, *_QUIET]
-        process = subprocess.Popen(
-            [*command, f"--user-data-dir={profile}", "about:blank"], pass_fds=(to_read, from_write),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(to_read)
-        os.close(from_write)
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--hide-scrollbars"])
         try:
-            yield Browser(to_write, from_read)
+            page = started.new_page()
+            page.set_default_timeout(PATIENCE_MS)
+            yield Browser(page)
         finally:
-            os.close(to_write)
-            process.kill()
-            process.wait()
-            os.close(from_read)
+            started.close()
 
 
 class Browser:
     """One page in a browser. `problems` collects uncaught errors and console errors; `requests` every address asked."""
 
-    def __init__(self, commands: int, answers: int) -> None:
-        self.commands, self.answers = commands, answers
-        self.buffer = b""
-        self.numbers = itertools.count(1)
-        self.session = ""
-        self.loaded = False
+    def __init__(self, page: Page) -> None:
+        self.page = page
         self.problems: list[str] = []
         self.requests: list[str] = []
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self._call(f"{domain}.enable")
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda request: self.requests.append(request.url))
 
     def open(self, page: Path | str, *, width: int = 1400, height: int = 1000, dark: bool = False) -> None:
         """Show a file or an address in a window of this size, and wait until it is loaded and drawn."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self._call("Emulation.setDeviceMetricsOverride", **size)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
-        self.loaded = False
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(color_scheme="dark" if dark else "light")
         self.requests.clear()
-        self._call("Page.navigate", url=page if isinstance(page, str) else page.absolute().as_uri())
-        deadline = time.monotonic() + 60
-        while not self.loaded:
-            self._handle(self._read(deadline))
+        self.page.goto(page if isinstance(page, str) else page.absolute().as_uri())
         self.frame()
 
     def ask(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page; promises are awaited."""
-        answer = self._call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        if "exceptionDetails" in answer:
-            raise AssertionError(answer["exceptionDetails"])
-        return answer["result"].get("value")
+        return self.page.evaluate(expression)
 
     def frame(self) -> None:
         """Wait until everything asked for so far is drawn."""
         self.ask("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
-    def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """One event: mouseMoved, mousePressed, mouseReleased or mouseWheel."""
-        self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+    def point(self, x: float, y: float) -> None:
+        """The mouse moves there."""
+        self.page.mouse.move(x, y)
+        self.frame()
+
+    def drag(self, x: float, y: float, *, by: float) -> None:
+        """The mouse moves there, and `by` pixels to the right with its button held down."""
+        self.page.mouse.move(x, y)
+        self.page.mouse.down()
+        self.page.mouse.move(x + by, y)
+        self.page.mouse.up()
+        self.frame()
+
+    def wheel(self, x: float, y: float, by: float, *, control: bool = False) -> None:
+        """The mouse's wheel is turned there, `by` pixels down."""
+        self.page.mouse.move(x, y)
+        if control:
+            self.page.keyboard.down("Control")
+        self.page.mouse.wheel(0, by)
+        if control:
+            self.page.keyboard.up("Control")
         self.frame()
 
     def photograph(self, file: Path, *, whole: bool = False) -> None:
         """A PNG of the window, or of the whole page."""
-        picture = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(picture["data"]))
-
-    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        number = next(self.numbers)
-        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
-        if self.session:
-            message["sessionId"] = self.session
-        data = json.dumps(message).encode() + b"\0"
-        while data:
-            data = data[os.write(self.commands, data) :]
-        deadline = time.monotonic() + 60
-        while True:
-            answer = self._read(deadline)
-            if answer.get("id") == number:
-                if "error" in answer:
-                    raise AssertionError(f"{method}: {answer['error']}")
-                result: dict[str, Any] = answer["result"]
-                return result
-            self._handle(answer)
-
-    def _read(self, deadline: float) -> dict[str, Any]:
-        while b"\0" not in self.buffer:
-            if not select.select([self.answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise AssertionError("the browser does not answer")
-            piece = os.read(self.answers, 1 << 20)
-            if not piece:
-                raise AssertionError("the browser has ended")
-            self.buffer += piece
-        text, _, self.buffer = self.buffer.partition(b"\0")
-        message: dict[str, Any] = json.loads(text)
-        return message
-
-    def _handle(self, event: dict[str, Any]) -> None:
-        method, about = event.get("method"), event.get("params", {})
-        if method == "Page.loadEventFired":
-            self.loaded = True
-        elif method == "Runtime.exceptionThrown":
-            self.problems.append(json.dumps(about["exceptionDetails"]))
-        elif method == "Log.entryAdded" and about["entry"]["level"] == "error":
-            self.problems.append(about["entry"]["text"])
-        elif method == "Network.requestWillBeSent":
-            self.requests.append(about["request"]["url"])
+        self.page.screenshot(path=file, full_page=whole)

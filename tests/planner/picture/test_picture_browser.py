@@ -104,13 +104,13 @@ def test_every_queue_and_the_memory_are_drawn(shown: Browser) -> None:
 
 def test_pointing_at_a_turn_tells_what_it_is_and_what_it_waited_for(shown: Browser, drawing: Drawing) -> None:
     chart = box(shown, "chart")
-    shown.mouse("mouseMoved", chart["x"] + 300, chart["y"] + 70)
+    shown.point(chart["x"] + 300, chart["y"] + 70)
     text = tip(shown)
     assert "ward of layer" in text or "Head with its loss" in text
     assert "takes" in text and ("aited" in text or "Did not wait" in text)
-    shown.mouse("mouseMoved", chart["x"] + 300, chart["y"] + 400)
+    shown.point(chart["x"] + 300, chart["y"] + 400)
     assert "on the GPU" in tip(shown) and "below the budget" in tip(shown)
-    shown.mouse("mouseMoved", 5, 5)
+    shown.point(5, 5)
     assert tip(shown) == ""
 
 
@@ -123,11 +123,9 @@ def test_dragging_and_zooming_change_what_is_shown(shown: Browser) -> None:
         return found
 
     whole = picture()
-    shown.mouse("mouseWheel", x, y, deltaX=0, deltaY=-200, modifiers=2)
+    shown.wheel(x, y, -200, control=True)
     zoomed = picture()
-    shown.mouse("mousePressed", x, y, button="left", clickCount=1)
-    shown.mouse("mouseMoved", x - 150, y, button="left", buttons=1)
-    shown.mouse("mouseReleased", x - 150, y, button="left", clickCount=1)
+    shown.drag(x, y, by=-150)
     moved = picture()
     assert len({whole, zoomed, moved}) == 3
     shown.ask("document.getElementById('whole').click()")
@@ -139,9 +137,7 @@ def test_the_strip_and_the_keys_choose_what_is_shown(shown: Browser) -> None:
     strip = box(shown, "overview")
     right, y = strip["x"] + strip["width"] - 15, strip["y"] + 20
     pictures = [shown.ask("document.getElementById('base').toDataURL()")]
-    shown.mouse("mousePressed", right, y, button="left", clickCount=1)
-    shown.mouse("mouseMoved", right - 500, y, button="left", buttons=1)
-    shown.mouse("mouseReleased", right - 500, y, button="left", clickCount=1)
+    shown.drag(right, y, by=-500)
     pictures.append(shown.ask("document.getElementById('base').toDataURL()"))
     for key in ("ArrowRight", "+", "0"):
         shown.ask(f"document.getElementById('chart').dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}))")
@@ -153,7 +149,7 @@ def test_the_strip_and_the_keys_choose_what_is_shown(shown: Browser) -> None:
 def test_the_wheel_alone_scrolls_the_page(shown: Browser) -> None:
     chart = box(shown, "chart")
     before = shown.ask("document.getElementById('base').toDataURL()")
-    shown.mouse("mouseWheel", chart["x"] + 400, chart["y"] + 70, deltaX=0, deltaY=120)
+    shown.wheel(chart["x"] + 400, chart["y"] + 70, 120)
     assert shown.ask("document.getElementById('base').toDataURL()") == before
     assert "wheel zooms" in shown.ask("document.getElementById('hint').innerText")
 

@@ -204,7 +204,7 @@ class Reads(TorchDispatchMode):
 
 
 def _answered(frame: FrameType | None) -> bool:
-    while frame is not None and Path(frame.f_code.co_filename).name != "known.py":
+    while frame is not None and Path(frame.f_code.co_filename).name != "host_known.py":
         frame = frame.f_back
     return frame is not None
 
