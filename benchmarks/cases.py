@@ -28,6 +28,8 @@ class Case:
     hardware: Hardware
     gpu_bytes: int
     cpu_bytes: int
+    slices: int = 1
+    clip: bool = False
 
 
 def llama2_case(blocks: int) -> Case:
@@ -51,8 +53,17 @@ def llama3_case(blocks: int) -> Case:
 
 
 def random_case(seed: int) -> Case:
-    """A random chain; its budget lies between the least possible and what keeping everything takes."""
-    chain, hardware = random_chain(seed)
+    """A random chain of 4 to 14 blocks."""
+    return _between(f"random {seed}", seed, *random_chain(seed))
+
+
+def irregular_case(seed: int) -> Case:
+    """A random chain of 42 blocks."""
+    return _between(f"irregular {seed}", seed, *random_chain(seed, layers=40))
+
+
+def _between(name: str, seed: int, chain: Chain, hardware: Hardware) -> Case:
+    """Its budget lies between the least possible and what keeping everything takes."""
     budgets = Budgets(gpu_bytes=UNLIMITED, cpu_bytes=UNLIMITED)
     setting = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=1, clip=False)
     everything = assemble(chain, resident(setting, profile(setting, "fast"), "resident"), slices=1, clip=False)
@@ -60,6 +71,6 @@ def random_case(seed: int) -> Case:
     least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=1, clip=False).gpu_bytes
     share = random.Random(seed + 10**6).uniform(0.05, 0.9)
     return Case(
-        name=f"random {seed}", chain=chain, hardware=hardware, gpu_bytes=least + int(share * (most - least)),
+        name=name, chain=chain, hardware=hardware, gpu_bytes=least + int(share * (most - least)),
         cpu_bytes=UNLIMITED,
     )  # fmt: skip

@@ -182,10 +182,12 @@ SERVER = Hardware(
 )  # fmt: skip
 
 
-def random_chain(seed: int) -> tuple[Chain, Hardware]:
-    """An irregular chain of 4 to 14 blocks and a machine: sizes and times differ between blocks by up to ten times."""
+def random_chain(seed: int, *, layers: int | None = None) -> tuple[Chain, Hardware]:
+    """An irregular chain of 4 to 14 blocks, or of so many layers, and a machine: sizes and times differ between blocks
+    by up to ten times."""
     draw = random.Random(seed)
     count = draw.randint(2, 12)
+    count = count if layers is None else layers
     blocks = [_end_block("embedding", draw)]
     for i in range(count):
         blocks.append(_random_layer(i, draw))

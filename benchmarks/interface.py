@@ -210,7 +210,7 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
         )  # fmt: skip
         step_s, bound_s, rounds, options = plan.step_s, plan.bound_s, plan.rounds, plan.options
     elif least <= gpu:
-        budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, cpu_updates=case.cpu_updates, barrier=False)
+        budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, cpu_updates=case.cpu_updates)
         step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=case.slices, clip=case.clip)
         bounds = []
         for way in in_rounds(step):

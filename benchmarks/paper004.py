@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.by_profit import by_profit
 from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home, backward_stage, movable
 from planner.draft.setting import Budgets, Setting
-from planner.greedy.by_profit import by_profit
 from planner.greedy.streaming import profile
 from planner.ilp.lower_bound import lower_bound_s
 from planner.machine.hardware import Hardware

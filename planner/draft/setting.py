@@ -22,17 +22,12 @@ FULL_PACE = Pace()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """Bytes the job may use, and the freedoms the solver has.
-
-    `barrier`: an update's weight comes back from the stage after the update's on (the papers' stages); without it, both
-    may share a stage.
-    """
+    """Bytes the job may use, and the freedoms the solver has."""
 
     gpu_bytes: int
     cpu_bytes: int
     cpu_updates: bool = True
     activation_offload: bool = True
-    barrier: bool = True
     pace: Pace = FULL_PACE
 
 

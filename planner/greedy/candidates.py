@@ -1,5 +1,4 @@
-"""All plans that need no solver: those of `planner.greedy.streaming`, paper 004's by profit, activations by their
-benefit.
+"""All plans that need no solver: those of `planner.greedy.streaming`, and activations by their benefit.
 
 They are there at once, so that there is an answer whatever time the solver has, and no plan may be worse than they are.
 """
@@ -10,21 +9,14 @@ from collections.abc import Callable, Iterator
 
 from planner.draft.draft import Draft
 from planner.draft.setting import Setting
-from planner.greedy.by_profit import by_profit
-from planner.greedy.streaming import PROFILES, candidates, profile, streamed
+from planner.greedy.streaming import candidates, profile, streamed
 from planner.schedule.chain import Block, Option
 from planner.schedule.peak_moments import kept_bytes
-
-_SPARE = 2  # see `by_profit`
 
 
 def instant(setting: Setting, fits: Callable[[Draft], bool]) -> Iterator[Draft]:
     """Drafts that fit."""
     yield from candidates(setting, fits)
-    for name in PROFILES:
-        draft = by_profit(setting, profile(setting, name), spare=_SPARE)
-        if draft is not None and fits(draft):
-            yield draft
     draft = by_benefit(setting, fits)
     if draft is not None:
         yield draft

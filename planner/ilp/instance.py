@@ -48,7 +48,6 @@ class Instance:
     slices: int
     rounds: int
     clip: bool
-    barrier: bool
     weights: list[float]  # of trainable tensors that may leave
     frozen: list[float]  # of others that may leave
     states: list[float]  # of these trainable tensors, and of those that only their states may leave
@@ -113,7 +112,6 @@ def make_instance(
         slices=slices,
         rounds=rounds,
         clip=clip,
-        barrier=budgets.barrier,
         weights=[w / unit_bytes for w in weights],
         frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
         states=[

@@ -34,7 +34,6 @@ from dataclasses import dataclass
 import pulp
 
 from planner.ilp.columns import FETCHES, SENDS, Columns, backward_position, forward_position, position
-from planner.ilp.cuts import updates_pass_through_their_queues
 from planner.ilp.instance import Instance
 from planner.ilp.rows import Rows, Term
 from planner.ilp.solver import Outcome, solve
@@ -115,13 +114,10 @@ def cpu_updates_follow_their_gradients(v: Columns) -> None:
     Block 0's next forward follows its backward at once, and waits for gradient, update and weight, one after another.
     """
     p, update, send = v.p, v.flow["update"], v.flow["send_X"]
-    lag = 1 if p.barrier else 0
     for u in range(p.stages):
         v.rows.at_most(f"eq4_12_update_u{u}", update.upto(u), send.upto(u))
-        # Block 0's weight comes back in the stage of its update, which waits for both.
-        at_once = v.own_update if lag and u == p.blocks else 0
-        v.rows.at_most(f"eq4_13_fetch_u{u}", v.flow["fetch_X"].upto(u), update.upto(u - lag) + at_once)
-        v.rows.at_most(f"eq4_13_released_u{u}", v.flow["fetch_X"].upto(u), v.released("X", u - 1 - lag) + at_once)
+        v.rows.at_most(f"eq4_13_fetch_u{u}", v.flow["fetch_X"].upto(u), update.upto(u))
+        v.rows.at_most(f"eq4_13_released_u{u}", v.flow["fetch_X"].upto(u), v.released("X", u - 1))
         if p.clip and u < p.blocks:
             v.rows.equal(f"clip_waits_for_the_norm_u{u}", update.moved(u), 0)
     for i in range(p.blocks):
@@ -144,8 +140,7 @@ def weights_are_back_for_their_forward(v: Columns) -> None:
         for i in range(p.blocks):
             g, f = backward_position(p, i), forward_position(p, i)
             own = _own_part(v, name, kind, i, f)
-            first = g + 2 if p.barrier and kind == "X" else g + 1
-            v.rows.at_most(f"eq4_5_{name}_b{i}", v.sum[kind].upto(i), own + v.flow[name].within(first, f - 1))
+            v.rows.at_most(f"eq4_5_{name}_b{i}", v.sum[kind].upto(i), own + v.flow[name].within(g + 1, f - 1))
         v.rows.equal(f"eq4_5_{name}_all", v.flow[name].upto(p.stages), v.sum[kind].all())
 
 
@@ -257,7 +252,6 @@ def build(p: Instance) -> Columns:
     totals_are_parts_of_blocks(v)
     weights_leave_after_their_backward(v)
     cpu_updates_follow_their_gradients(v)
-    updates_pass_through_their_queues(v)
     weights_are_back_for_their_forward(v)
     weights_are_back_for_their_backward(v)
     states_are_there_for_their_update(v)

@@ -158,8 +158,7 @@ def _most_promising(ways: list[Setting], time_limit_s: float, gap: float) -> lis
         return [_Way(setting=setting) for setting in ways]
     found = []
     for number, s in enumerate(ways):
-        budgets = replace(s.budgets, barrier=False)  # as the search asks first
-        p = make_instance(s.chain, s.hardware, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
+        p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
         solution = solve_oilp(p, time_limit_s=time_limit_s * _HOPING / len(ways), gap=gap)
         hope_s = math.inf if solution is None else solution.step_s * (1 + gap) ** number
         least_s = 0.0 if solution is None else solution.step_s * (1 - solution.gap)

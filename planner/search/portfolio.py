@@ -3,11 +3,9 @@ the fastest wins."""
 
 from __future__ import annotations
 
-import math
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from planner.draft.draft import Draft, movable
@@ -15,14 +13,13 @@ from planner.draft.evaluate import Judge, host_bytes
 from planner.draft.setting import FULL_PACE, Budgets, Pace, Setting
 from planner.draft.update_ahead import ahead_of_norm
 from planner.greedy.candidates import instant
-from planner.ilp.instance import Instance, make_instance
+from planner.ilp.instance import make_instance
 from planner.ilp.program import Solution, solve_oilp, update_of_first_on_cpu, update_of_first_on_device
 from planner.schedule.plan import Plan
 from planner.search.anneal import shifted
 from planner.search.critical_path import polished
-from planner.search.per_tensor_ilp import solve_whole
 from planner.search.restarts import improved
-from planner.search.round_fates import fitting, rounded_draft
+from planner.search.round_fates import rounded_draft
 from planner.search.swap_decisions import exchanged
 
 _TRIES = 2  # moves that hardly gain before the next candidate's turn
@@ -30,42 +27,23 @@ _TRIES = 2  # moves that hardly gain before the next candidate's turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
-    """One way to ask the solver: see `Budgets`; `whole`: of whole tensors (`planner.search.per_tensor_ilp`)."""
+    """One way to ask the solver: see `Budgets`."""
 
-    barrier: bool = False
     pace: Pace = FULL_PACE
-    whole: bool = False
     source: str
-
-
-def _at(share: float) -> Pace:
-    return Pace(h2d=share, d2h=share, cpu=share)
 
 
 _VARIANTS = (
     _Variant(source="o-ilp"),
-    _Variant(pace=_at(0.94), source="o-ilp with time to spare"),
+    _Variant(pace=Pace(h2d=0.94, d2h=0.94, cpu=0.94), source="o-ilp with time to spare"),
 )
 # Few tensors round badly, and few blocks are solved at once: more attempts.
 _SHORT_BLOCKS = 24
 _ATTEMPTS, _SHORT_ATTEMPTS = 8, 30  # to play a draft
 _EXCHANGES, _EXCHANGE_SHIFTS = 300, 300  # of fates in a short chain, and of stages after each
-_SHIFTS, _PACE_SHIFTS = 4000, 1500  # of stages where tensors are few: for one candidate, and at another pace
+_SHIFTS = 4000  # of stages where tensors are few
 _NEAR = 0.02  # to the goal, where long chains get no other candidate
-_SHORT_VARIANTS = (
-    _Variant(barrier=True, source="o-ilp with barriers"),
-    _Variant(barrier=True, pace=_at(0.94), source="o-ilp with time to spare, with barriers"),
-    _Variant(pace=_at(0.85), source="o-ilp with much time to spare"),
-    _Variant(whole=True, source="o-ilp of whole tensors"),
-    _Variant(whole=True, pace=_at(0.94), source="o-ilp of whole tensors with time to spare"),
-    _Variant(whole=True, barrier=True, pace=_at(0.94), source="o-ilp of whole tensors with time to spare and barriers"),
-)
-_FEW_TENSORS = 80  # more have too many binaries, and too many stages to try
-_WHOLE_SHARE = 0.1  # of the time left
-_PACES, _IDLE_PACES = 30, 10  # in all, and without gain
-_PACES_SHARE = 0.4  # of the time left
-_GOOD = 0.01  # above the solver's step, where neither whole tensors nor other paces are tried
-_FIRST_PACE, _PACE_SPREAD, _LEAST_PACE = 0.94, 0.06, 0.5
+_FEW_TENSORS = 80  # more have too many stages to try
 
 
 class Search:
@@ -83,7 +61,6 @@ class Search:
         self.shifts = self.few and not setting.clip and not setting.hardware.shared_compute
         self.judge = Judge(setting)
         self.solutions: list[Solution] = []
-        self.known_s = math.inf
 
     def best(self, least: Draft) -> Plan:
         """The fastest of all candidates; `least` fits."""
@@ -91,7 +68,6 @@ class Search:
         chosen = quick[0] if quick else least
         # Of plans that take the same time the quick one: the frugal one moves what need not move.
         best = min((self.judge.proven(draft) for draft in (chosen, least)), key=lambda plan: plan.step_s)
-        self.known_s = best.step_s
         self.deadline = max(self.deadline, time.monotonic() + self.least_s)
         for draft in self._candidates(quick):
             if draft.source.startswith("o-ilp"):
@@ -100,7 +76,6 @@ class Search:
             found = self.judge.proven(self._ahead(draft))
             if found.step_s < best.step_s:
                 best, chosen = found, draft
-                self.known_s = best.step_s
             if best.step_s <= self._goal_s(best.step_s) * (1 + (0.0 if self.short else _NEAR)):
                 break  # another candidate could hardly be better by more than that
         if self.short and self.solutions and self.setting.rounds == 1:
@@ -131,21 +106,15 @@ class Search:
         beaten = best_s < hope_s * (1 - self.gap)
         return (1 + self.gap) * (self.bound_s if beaten else max(self.bound_s, hope_s))
 
-    def _is_good(self) -> bool:
-        """The best is near the solver's step, or there is none to be near to."""
-        return self.known_s <= min((s.step_s for s in self.solutions), default=math.inf) * (1 + _GOOD)
-
     def _candidates(self, quick: Sequence[Draft]) -> Iterator[Draft]:
         """The solver's; then, with clipping, the `quick` ones once more, for what running ahead of the norm makes of
         them: that takes longer than the solver needs."""
         if self._parts_the_first():
             yield from self._by_sides()
-        for variant in (*_VARIANTS[bool(self.solutions) :], *(_SHORT_VARIANTS if self.short else ())):
+        for variant in _VARIANTS[bool(self.solutions) :]:
             left_s = self.deadline - time.monotonic()
             if left_s > 0 and (draft := self._solved(variant, left_s)) is not None:
                 yield draft
-        if self.short and self.setting.rounds == 1:
-            yield from self._at_other_paces()
         for draft in quick if self._may_run_ahead() else ():
             if time.monotonic() >= self.deadline:
                 return
@@ -164,16 +133,14 @@ class Search:
 
     def _solved(self, variant: _Variant, time_limit_s: float) -> Draft | None:
         s = self.setting
-        budgets = replace(s.budgets, barrier=variant.barrier, pace=variant.pace)
+        budgets = replace(s.budgets, pace=variant.pace)
         instance = make_instance(
             s.chain, s.hardware, budgets=budgets, slices=s.slices, clip=s.clip, rounds=s.rounds
         )  # fmt: skip
-        if variant.whole:
-            return self._whole(instance, variant, time_limit_s)
         solution = solve_oilp(instance, time_limit_s=time_limit_s, gap=self.gap)
         if solution is None:
             return None
-        proves = variant.pace == FULL_PACE and not variant.barrier
+        proves = variant.pace == FULL_PACE
         if proves:
             self.solutions.append(solution)
         if solution.step_s >= self.beat_s:
@@ -211,42 +178,6 @@ class Search:
             time_limit_s=self.deadline - time.monotonic(), look=self.judge.look, source=source,
             along_flows=self.short or s.rounds > 1,
         )  # fmt: skip
-
-    def _whole(self, instance: Instance, variant: _Variant, time_limit_s: float) -> Draft | None:
-        """A draft of the tensors' fates that the solver chose one by one."""
-        s = self.setting
-        if self._is_good() or not self.few:
-            return None
-        whole = solve_whole(instance, s.chain, s.hardware, time_limit_s=time_limit_s * _WHOLE_SHARE, gap=self.gap)
-        if whole is None:
-            return None
-        draft, _ = fitting(
-            s.chain, instance, whole.fates, whole.solution.options, look=self.judge.look, source=variant.source,
-            along_flows=True,
-        )  # fmt: skip
-        return draft
-
-    def _at_other_paces(self) -> Iterator[Draft]:
-        """Ever faster drafts: the solver counts on a little less of a link or of the CPU, by chance (the same every
-        time) around what was best, and other fractions round to other whole tensors.
-        """
-        chance, centre, idle = random.Random(0), _at(_FIRST_PACE), 0
-        end = time.monotonic() + (self.deadline - time.monotonic()) * _PACES_SHARE
-        for _ in range(_PACES):
-            left_s = end - time.monotonic()
-            if left_s <= 0 or idle == _IDLE_PACES or self._is_good():
-                return
-            pace = Pace(*(min(1.0, max(_LEAST_PACE, chance.gauss(x, _PACE_SPREAD))) for x in astuple(centre)))
-            variant = _Variant(barrier=chance.random() < 0.5, pace=pace, source="o-ilp at another pace")
-            draft, idle = self._solved(variant, left_s), idle + 1
-            if draft is None:
-                continue
-            go_on = self._until(self._goal_s(self.known_s))
-            draft = improved(self.setting, draft, self.judge.look, attempts=_SHORT_ATTEMPTS, go_on=go_on)
-            draft = self._shifted(draft, _PACE_SHIFTS, go_on)
-            if self.judge.look(draft).step_s < self.known_s:
-                centre, idle = pace, 0
-                yield draft
 
     def _improved(self, draft: Draft, goal_s: float) -> Draft:
         """What playing the draft, and then a look at its timeline, make of it until it is as fast as `goal_s`."""

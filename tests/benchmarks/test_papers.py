@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import paper000, paper004
+from benchmarks.by_profit import by_profit
 from benchmarks.chains import GB, LLAMA2_7B, LLAMA3_70B
 from benchmarks.paper004 import Row
 from planner.draft.draft import assemble
-from planner.greedy.by_profit import by_profit
 from planner.greedy.streaming import profile
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes

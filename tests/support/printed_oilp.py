@@ -36,8 +36,9 @@ class _Moves:
         return self.at.get(d, 0)
 
 
-def printed_step(p: Instance, *, relax: bool = False) -> float | None:
-    """The optimal step in seconds of the printed program; None when it is infeasible."""
+def printed_step(p: Instance, *, barrier: bool = False, relax: bool = False) -> float | None:
+    """The optimal step in seconds of the printed program; None when it is infeasible. `barrier`: an update's weight
+    comes back from the stage after the update's on."""
     L, T = p.blocks, p.stages
     m = pulp.LpProblem("printed", pulp.LpMinimize)
     limits = limits_of(p)
@@ -92,7 +93,7 @@ def printed_step(p: Instance, *, relax: bool = False) -> float | None:
         m += sent_d.all() == total["D"][i]
         for d in range(T + 1):
             m += update.upto(d) <= (send.upto(d) if d else 0)
-            m += fetch.upto(d) <= update.upto(d - 1 if p.barrier and i else d)
+            m += fetch.upto(d) <= update.upto(d - 1 if barrier and i else d)
             m += fetch_n.upto(d) <= sent_n.upto(d - 1)
         for d in range(T + 1):
             s = stage(d)

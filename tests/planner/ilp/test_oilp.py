@@ -16,6 +16,7 @@ from planner.ilp.instance import make_instance
 from planner.ilp.program import Solution, solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor
+from tests.support.stage_barriers import stage_barriers
 
 PLENTY = 10**6
 
@@ -64,11 +65,11 @@ MACHINE = Hardware(
 
 def solve(
     a_chain: Chain, machine: Hardware = MACHINE, *, gpu: int = PLENTY, cpu: int = PLENTY, slices: int = 1,
-    clip: bool = False, **freedom: bool,
+    clip: bool = False, barrier: bool = True, **freedom: bool,
 ) -> Solution | None:  # fmt: skip
     budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, **freedom)
     instance = make_instance(a_chain, machine, budgets=budgets, slices=slices, clip=clip)
-    return solve_oilp(instance, time_limit_s=20, gap=0)
+    return solve_oilp(instance, time_limit_s=20, gap=0, more=stage_barriers if barrier else None)
 
 
 def running(amounts: list[float]) -> list[float]:

@@ -17,6 +17,7 @@ from planner.search.make_plan import least_budget
 from tests.support.llama import GB, RTX_3060, llama
 from tests.support.printed_oilp import printed_step
 from tests.support.random_chains import chains, machines
+from tests.support.stage_barriers import stage_barriers
 
 UNLIMITED = 10**9
 
@@ -27,11 +28,11 @@ UNLIMITED = 10**9
 def test_on_a_regular_chain_summing_over_blocks_loses_next_to_nothing(clip: bool, barrier: bool, share: float) -> None:
     chain = llama(6)
     least = least_budget(chain, RTX_3060, cpu_budget_bytes=100 * GB, slices=1, clip=clip).gpu_bytes
-    budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=100 * GB, barrier=barrier)
+    budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=100 * GB)
     instance = make_instance(chain, RTX_3060, budgets=budgets, slices=1, clip=clip)
-    solution = solve_oilp(instance, time_limit_s=60, gap=1e-5)
+    solution = solve_oilp(instance, time_limit_s=60, gap=1e-5, more=stage_barriers if barrier else None)
     assert solution is not None
-    printed = printed_step(instance)
+    printed = printed_step(instance, barrier=barrier)
     assert printed is not None
     assert 0.99 * printed <= solution.step_s <= printed * (1 + 1e-4)
 
@@ -49,10 +50,10 @@ def test_on_irregular_chains_it_agrees_with_the_printed_program(
     chain: Chain, hardware: Hardware, slices: int, clip: bool, barrier: bool, share: float
 ) -> None:
     least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip).gpu_bytes
-    budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=UNLIMITED, barrier=barrier)
+    budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=UNLIMITED)
     instance = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip)
-    solution = solve_oilp(instance, time_limit_s=60, gap=1e-6)
-    printed = printed_step(instance)
+    solution = solve_oilp(instance, time_limit_s=60, gap=1e-6, more=stage_barriers if barrier else None)
+    printed = printed_step(instance, barrier=barrier)
     if printed is None:
         assert solution is None
     else:
@@ -91,9 +92,9 @@ def test_with_barriers_a_byte_goes_through_one_queue_after_the_other(seed: int) 
     # Sums alone let these updates begin with gradients of other blocks: 0.4 to 2% too fast here, up to 13% elsewhere.
     chain, hardware = uneven(seed)
     least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=1, clip=False).gpu_bytes
-    budgets = Budgets(gpu_bytes=int(least * 1.2), cpu_bytes=UNLIMITED, barrier=True)
+    budgets = Budgets(gpu_bytes=int(least * 1.2), cpu_bytes=UNLIMITED)
     instance = make_instance(chain, hardware, budgets=budgets, slices=1, clip=False)
-    solution = solve_oilp(instance, time_limit_s=20, gap=1e-6)
-    printed = printed_step(instance)
+    solution = solve_oilp(instance, time_limit_s=20, gap=1e-6, more=stage_barriers)
+    printed = printed_step(instance, barrier=True)
     assert solution is not None and printed is not None
     assert abs(solution.step_s / printed - 1) < 1e-4

@@ -45,7 +45,7 @@ def test_a_chain_of_frozen_ends_and_empty_layers_crashes_no_solver() -> None:
         name="slow", gpu_bytes=10**6, cpu_bytes=10**7, h2d_bytes_per_s=200.0, d2h_bytes_per_s=200.0,
         gpu_update_parameters_per_s=200.0, cpu_update_parameters_per_s=5000.0, cpu_memory_bytes_per_s=100000.0,
     )  # fmt: skip
-    budgets = Budgets(gpu_bytes=3163, cpu_bytes=10**9, barrier=False)
+    budgets = Budgets(gpu_bytes=3163, cpu_bytes=10**9)
     instance = make_instance(chain, machine, budgets=budgets, slices=3, clip=False)
     solution = solve_oilp(instance, time_limit_s=20, gap=1e-6)
     printed = printed_step(instance)

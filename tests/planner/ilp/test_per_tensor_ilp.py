@@ -6,16 +6,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.yardsticks import greedy_step_s, whole_tensors
+from benchmarks.yardsticks import greedy_step_s
 from planner.draft.setting import Budgets
 from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.search.make_plan import least_budget, make_plan
-from planner.search.per_tensor_ilp import solve_whole
 from planner.search.round_fates import rounded_totals
 from tests.support.llama import GB, RTX_3060, llama
+from tests.support.per_tensor_ilp import solve_whole
 from tests.support.random_chains import chains, machines
 
 UNLIMITED = 10**9
@@ -27,7 +27,7 @@ def test_what_the_solver_chooses_are_whole_tensors_and_no_better_than_fractions(
     chain: Chain, hardware: Hardware, clip: bool, share: float
 ) -> None:
     least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=1, clip=clip).gpu_bytes
-    budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=UNLIMITED, barrier=False)
+    budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=UNLIMITED)
     instance = make_instance(chain, hardware, budgets=budgets, slices=1, clip=clip)
     fractions = solve_oilp(instance, time_limit_s=60, gap=1e-6)
     whole = solve_whole(instance, chain, hardware, time_limit_s=60, gap=1e-6)
@@ -41,14 +41,15 @@ def test_what_the_solver_chooses_are_whole_tensors_and_no_better_than_fractions(
 
 
 def test_no_plan_of_this_chain_is_slower_than_the_greedy_ones_or_much_above_whole_tensors() -> None:
-    chain, budgets = llama(4), Budgets(gpu_bytes=6 * GB, cpu_bytes=100 * GB, barrier=False)
+    chain, budgets = llama(4), Budgets(gpu_bytes=6 * GB, cpu_bytes=100 * GB)
     plan = make_plan(
         chain, RTX_3060, gpu_budget_bytes=budgets.gpu_bytes, cpu_budget_bytes=budgets.cpu_bytes, slices=1, clip=False,
         gap=0.005,
     )  # fmt: skip
     greedy_s = greedy_step_s(chain, RTX_3060, budgets)
-    whole = whole_tensors(chain, RTX_3060, budgets, time_limit_s=10, gap=0.005)
+    instance = make_instance(chain, RTX_3060, budgets=budgets, slices=1, clip=False)
+    whole = solve_whole(instance, chain, RTX_3060, time_limit_s=10, gap=0.005)
     assert greedy_s is not None and whole is not None
     assert plan.step_s <= greedy_s
-    assert plan.lp_step_s * 0.995 <= whole.step_s
-    assert plan.step_s <= 1.03 * whole.step_s
+    assert plan.lp_step_s * 0.995 <= whole.solution.step_s
+    assert plan.step_s <= 1.03 * whole.solution.step_s

@@ -20,6 +20,7 @@ from planner.search.make_plan import least_budget, make_plan
 from tests.support import chains as small
 from tests.support import engine_plans as plans
 from tests.support.plain_engine import PlainEngine
+from tests.support.stage_barriers import stage_barriers
 from tests.support.tiny_models import batch_of, make_model
 from worker.engine.engine import Engine
 
@@ -50,9 +51,9 @@ def test_sending_updating_and_fetching_it_take_their_time_one_after_another(barr
     )  # fmt: skip
 
     def step_s(cpu_updates: bool) -> float | None:
-        budgets = Budgets(gpu_bytes=212, cpu_bytes=10**6, barrier=barrier, cpu_updates=cpu_updates)
+        budgets = Budgets(gpu_bytes=212, cpu_bytes=10**6, cpu_updates=cpu_updates)
         instance = make_instance(chain, machine, budgets=budgets, slices=1, clip=clip)
-        solution = solve_oilp(instance, time_limit_s=20, gap=0)
+        solution = solve_oilp(instance, time_limit_s=20, gap=0, more=stage_barriers if barrier else None)
         return None if solution is None else solution.step_s
 
     assert step_s(cpu_updates=True) == pytest.approx(3 + 3, rel=0.02)  # some bytes of losses and norms to spare

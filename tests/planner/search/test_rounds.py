@@ -95,9 +95,8 @@ def test_the_bound_holds_for_each_number_of_rounds():
 def test_the_solvers_gap_is_to_the_best_number_of_rounds(budget):
     plan = planned(budget, clip=False, time_limit_s=2.0)
     for setting in in_rounds(step_of(budget)):
-        budgets = replace(setting.budgets, barrier=False)
         p = make_instance(
-            setting.chain, HARDWARE, budgets=budgets, slices=setting.slices, rounds=setting.rounds, clip=False
+            setting.chain, HARDWARE, budgets=setting.budgets, slices=setting.slices, rounds=setting.rounds, clip=False
         )
         solution = solve_oilp(p, time_limit_s=20.0, gap=1e-4)
         if solution is not None:

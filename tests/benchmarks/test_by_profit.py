@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.by_profit import by_profit
 from planner.draft.draft import Draft, assemble
 from planner.draft.setting import Budgets, Setting
-from planner.greedy.by_profit import by_profit
 from planner.greedy.streaming import profile, resident
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor

@@ -1,4 +1,5 @@
-"""Rows that no single flow of the O-ILP implies: what is sent, updated and fetched goes through all three in turn.
+"""Stages as barriers, as the papers have them: rows beyond those of `planner.ilp.program`, in which an update's weight
+may come back in the stage of its update.
 
 The running sums say that as much has been updated as was sent, and the Hall rows that every block's bytes can be sent,
 updated and fetched in its own gap; but the bytes sent early may be another block's. For the nested blocks 0 … i and any
@@ -13,17 +14,28 @@ from __future__ import annotations
 
 from planner.ilp.columns import Columns, backward_position, forward_position
 
-_MOST_BLOCKS = 32  # there are as many of these rows as blocks squared; only short chains are solved with barriers
+
+def stage_barriers(v: Columns) -> None:
+    """An update's weight comes back from the stage after the update's on; block 0's, which waits for both, in that very
+    stage."""
+    p, update, fetch = v.p, v.flow["update"], v.flow["fetch_X"]
+    for u in range(p.stages):
+        at_once = v.own_update if u == p.blocks else 0
+        v.rows.at_most(f"barrier_fetch_u{u}", fetch.upto(u), update.upto(u - 1) + at_once)
+        v.rows.at_most(f"barrier_released_u{u}", fetch.upto(u), v.released("X", u - 2) + at_once)
+    for i in range(p.blocks):
+        g, f = backward_position(p, i), forward_position(p, i)
+        back = v.own["fetch_X"][i] + fetch.within(g + 2, f - 1)
+        v.rows.at_most(f"barrier_back_b{i}", v.sum["X"].upto(i), back)
+    _updates_pass_through_their_queues(v)
 
 
-def updates_pass_through_their_queues(v: Columns) -> None:
+def _updates_pass_through_their_queues(v: Columns) -> None:
     """(4.11)-(4.13), for blocks 0 … i at each position t of block i's gap: updated by t, or fetched after t + 1; sent
     by t, or updated after t and so fetched after t + 1.
     """
     p, send, update, fetch = v.p, v.flow["send_X"], v.flow["update"], v.flow["fetch_X"]
     own_send, own_fetch = v.own["send_X"], v.own["fetch_X"]
-    if not p.barrier or p.blocks > _MOST_BLOCKS:
-        return
     for i in range(1, p.blocks):
         g, f = backward_position(p, i), forward_position(p, i)
         for t in range(g + 1, f - 1):
