@@ -9,6 +9,7 @@ what a person should know goes to stderr, and into RUN_DIR/error.json. The subco
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -33,18 +34,20 @@ _STARTED_S = time.monotonic()
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the process's exit code."""
     options = _parser().parse_args(arguments)
-    if options.command != "plan":
-        return questions.answer(options, _STARTED_S)
-    run = RunFolder(options.run_dir) if options.run_dir else None
-    try:
-        answer = _answer(options, run)
-    except UserError as error:
-        if run is not None:
-            run.write_error(error)
-        print(error, file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(answer.to_json(with_chain=False)))
-    return Exit.DONE
+    answers = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
+        if options.command != "plan":
+            return questions.answer(options, _STARTED_S, answers)
+        run = RunFolder(options.run_dir) if options.run_dir else None
+        try:
+            answer = _answer(options, run)
+        except UserError as error:
+            if run is not None:
+                run.write_error(error)
+            print(error, file=sys.stderr)
+            return error.exit_code
+        print(json.dumps(answer.to_json(with_chain=False)), file=answers)
+        return Exit.DONE
 
 
 def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:

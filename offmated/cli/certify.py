@@ -54,7 +54,7 @@ def _compare(file: Path, options: dict[str, str | int | None]) -> tuple[int, obj
         known = [f"--database={url}"] if url else []
         done = subprocess.run(
             [sys.executable, "-P", "-m", "worker.certify", str(job), f"--folder={folder}", *words, *known],
-            stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
     if not done.stdout.strip():
         raise click.exceptions.Exit(done.returncode if done.returncode > 0 else Exit.FAILED)

@@ -160,8 +160,9 @@ def _torch() -> Iterator[Check]:
     """PyTorch and the GPUs, asked in a process of their own: importing torch takes seconds, CUDA leaves threads."""
     try:
         answer = subprocess.run(
-            [sys.executable, "-P", "-c", _TORCH], capture_output=True, text=True, timeout=TORCH_PATIENCE_S
-        )
+            [sys.executable, "-P", "-c", _TORCH], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=TORCH_PATIENCE_S,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         found = f"no answer within {TORCH_PATIENCE_S} s"
         yield Check(name="torch", verdict=PROBLEM, found=found, advice="is the GPU driver stuck? try nvidia-smi")

@@ -42,7 +42,7 @@ def draw_plan(job: dict[str, Any], trace: Path | None, html: Path | None) -> Non
         )
     wanted = [f"--{name}={path}" for name, path in (("trace", trace), ("html", html)) if path is not None]
     command = [sys.executable, "-P", "-m", "planner", "picture", str(plan), f"--title={job['name']}", *wanted]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     if done.returncode:
         raise click.exceptions.Exit(done.returncode if done.returncode > 0 else Exit.FAILED)
 

@@ -158,7 +158,8 @@ def _words(given: Mapping[str, Any], told: Collection[str] = ()) -> Iterator[str
 
 def _planner(*words: str) -> tuple[int, Any]:
     """Exit code and answer of the planner process; without an answer it has said why on stderr, and we leave."""
-    done = subprocess.run([sys.executable, "-P", "-m", "planner", *words], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-P", "-m", "planner", *words]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     code = done.returncode if done.returncode >= 0 else int(Exit.FAILED)
     if not done.stdout.strip():
         raise click.exceptions.Exit(code or Exit.FAILED)

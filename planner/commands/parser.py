@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from planner.cache.store import Cache, answer_key
 from planner.codec import Json, to_json
@@ -68,8 +68,9 @@ def _machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", metavar="NAME_OR_RATE")
 
 
-def answer(options: argparse.Namespace, started_s: float) -> int:
-    """Answer what the command line asks; the exit code. `started_s`: when the process began (monotonic)."""
+def answer(options: argparse.Namespace, started_s: float, answers: TextIO) -> int:
+    """Answer what the command line asks, on `answers`; the exit code. `started_s`: when the process began (monotonic).
+    """
     try:
         if options.command == "ask":
             code, said = _ask(options, started_s)
@@ -78,7 +79,7 @@ def answer(options: argparse.Namespace, started_s: float) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(json.dumps(said))
+    print(json.dumps(said), file=answers)
     return code
 
 

@@ -30,7 +30,9 @@ def driver_card() -> Card:
     ValueError when it does not say."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits", f"--id={visible or 0}"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
+    said = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_PATIENCE_S
+    ).stdout
     return parse_card(said)
 
 

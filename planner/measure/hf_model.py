@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import __version__ as version
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.schema import Job
@@ -25,11 +26,39 @@ def model_config(job: Job) -> PreTrainedConfig:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise _unusable(job, "the folder has no config.json")
     try:
-        config = AutoConfig.from_pretrained(job.model)
-    except (OSError, ValueError, KeyError) as error:
+        config = AutoConfig.from_pretrained(job.model, trust_remote_code=False)
+    except Exception as error:  # a config is anybody's: what its class makes of it may raise anything
+        if code := _needed_code(job.model):
+            raise own_code_refused("model", job.model, code) from None
         raise _unusable(job, first_line(error)) from error
     config.use_cache = False
     return cast(PreTrainedConfig, config)
+
+
+def own_code(found: object) -> dict[str, str]:
+    """What the value `auto_map` of a config names: which file's class stands for which of transformers'."""
+    entries = found if isinstance(found, dict) else {"AutoTokenizer": found} if found else {}
+    return {str(name): ", ".join(map(str, c)) if isinstance(c, list) else str(c) for name, c in entries.items()}
+
+
+def own_code_refused(what: str, name: str, code: dict[str, str]) -> UserError:
+    """The error for a `what`, a model or a tokenizer, that only code of its own could read."""
+    return UserError(
+        f"{name} is a {what} with code of its own, which offmate never runs.", code=f"{what}-has-own-code",
+        exit_code=Exit.USAGE, numbers=tuple(f"auto_map: {key}: {place}" for key, place in code.items()),
+        hint=f"use a {what} that transformers {version} knows without such code",
+    )  # fmt: skip
+
+
+def _needed_code(model: str) -> dict[str, str]:
+    """The own code of a model whose type transformers does not know; nothing of others."""
+    try:
+        found: object = PreTrainedConfig.get_config_dict(model)[0]
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict) or found.get("model_type") in CONFIG_MAPPING:
+        return {}
+    return own_code(found.get("auto_map"))
 
 
 def beyond_positions(job: Job) -> str | None:
@@ -66,13 +95,17 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     """The job's model class made from `config`, initialized by its own code. Raises UserError."""
     # Asked for by name, sdpa is refused by models that have only eager; left open, it is taken where there is one.
     attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
-    make = cast(Callable[..., nn.Module], AutoModelForCausalLM.from_config)
     try:
-        model = make(config, dtype=working_dtype(job), attn_implementation=attention)
+        model = cast(Any, AutoModelForCausalLM).from_config(
+            config, dtype=working_dtype(job), attn_implementation=attention, trust_remote_code=False
+        )
     except (ValueError, KeyError, ImportError) as error:
+        code = own_code(getattr(config, "auto_map", None))
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" in code:
+            raise own_code_refused("model", job.model, code) from None
         raise _unusable(job, first_line(error)) from error
-    cast(Any, model).tie_weights()
-    return model
+    model.tie_weights()
+    return cast(nn.Module, model)
 
 
 @contextlib.contextmanager

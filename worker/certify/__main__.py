@@ -8,6 +8,7 @@ to stderr. Exit codes: 0 no difference is greater than allowed, 1 one is, else t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from planner.codec import to_json
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
+from planner.reports.certificate import Certificate
 
 
 def main(arguments: list[str]) -> int:
@@ -33,28 +35,34 @@ def main(arguments: list[str]) -> int:
     # All are read when torch is loaded, or its libraries are, which therefore happens below.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    answers = sys.stdout
     try:
-        job = Job.from_resolved(options.job)
-        import torch
-        from transformers.utils import logging as transformers_logging
-
-        from planner.cache.store import Cache
-        from planner.measure.target import device_of
-        from worker.certify.certificate import certify
-
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        device = device_of(options.device)
-        if device.type == "cuda":  # elsewhere every kernel is deterministic, and training does not ask for it
-            torch.use_deterministic_algorithms(True, warn_only=True)
-        certificate = certify(
-            job, steps=options.steps, layers=options.layers, device=device, folder=options.folder,
-            cache=Cache(options.database) if options.database else None,
-        )  # fmt: skip
+        with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
+            certificate = _certificate(options)
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(json.dumps(to_json(certificate)))
+    print(json.dumps(to_json(certificate)), file=answers)
     return Exit.DONE if certificate.holds else Exit.FAILED
+
+
+def _certificate(options: argparse.Namespace) -> Certificate:
+    job = Job.from_resolved(options.job)
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from planner.cache.store import Cache
+    from planner.measure.target import device_of
+    from worker.certify.certificate import certify
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    device = device_of(options.device)
+    if device.type == "cuda":  # elsewhere every kernel is deterministic, and training does not ask for it
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return certify(
+        job, steps=options.steps, layers=options.layers, device=device, folder=options.folder,
+        cache=Cache(options.database) if options.database else None,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

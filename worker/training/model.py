@@ -9,11 +9,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
-from planner.measure.hf_model import build_model, model_config, working_dtype
+from planner.measure.hf_model import build_model, model_config, own_code, own_code_refused, working_dtype
 from planner.measure.peft_lora import with_adapters
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
-                output_loading_info=True,
+                output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise UserError(
@@ -55,6 +56,9 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
             )
         if job.bf16 and published == torch.float32:
             log.info("model: the published fp32 weights were rounded to bf16; the fp32 masters start from these")
+    if code := own_code(getattr(config, "auto_map", None)):
+        files = sorted({place.partition(".")[0] for place in code.values()})
+        log.warning("model: its own code (%s) is not run; %s is transformers'", ", ".join(files), type(model).__name__)
     cast(Any, model).config.use_cache = False
     parameters, name = sum(p.numel() for p in model.parameters()), type(model).__name__
     if job.method == "lora":
@@ -76,8 +80,10 @@ def _keep_layers(config: PreTrainedConfig, layers: int) -> None:
 def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     """The job's tokenizer, with the job's chat template where it gives one. Raises UserError."""
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(job.tokenizer)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=False)
+    except Exception as error:  # its files are anybody's: what is made of them may raise anything
+        if isinstance(error, ValueError) and (code := _own_code_of(job.tokenizer)):
+            raise own_code_refused("tokenizer", job.tokenizer, code) from None
         raise UserError(
             f"{job.tokenizer} cannot be used as a tokenizer.", code="tokenizer-not-usable", exit_code=Exit.USAGE,
             numbers=(first_line(error),),
@@ -86,6 +92,13 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     if job.chat_template is not None:
         tokenizer.chat_template = job.chat_template
     return tokenizer
+
+
+def _own_code_of(tokenizer: str) -> dict[str, str]:
+    try:
+        return own_code(get_tokenizer_config(tokenizer).get("auto_map"))
+    except (OSError, ValueError):
+        return {}
 
 
 def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from planner.codec import to_json
 from planner.errors import UserError
 from planner.machine.hardware import Hardware
 from tests.support.chains import HARDWARE, chain, resident_plan
+from tests.support.texts import tiny_llama_folder
 
 SMALL = LlamaConfig(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -320,3 +322,24 @@ def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_
     assert lines[3].startswith("GPU        4.0 MiB for the job; at least ")
     assert any("more of this GPU (--gpu-budget " in line for line in lines)
     assert any("shorter rows (max_length: 512, " in line for line in lines)
+
+
+def test_a_models_own_code_does_not_run_though_somebody_says_yes(shell: Shell) -> None:
+    model = tiny_llama_folder(shell.folder / "own")
+    (model / "own_code.py").write_text("from pathlib import Path\nPath('it-ran').touch()\n")
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own_code.Own", "AutoModelForCausalLM": "own_code.Own"}}
+    (model / "config.json").write_text(json.dumps(config | own))
+    (shell.folder / "text.jsonl").write_text('{"text": "one"}\n')
+    (shell.folder / "job.yaml").write_text("model: ./own\ndataset: text.jsonl\n")
+    program = "from offmated.cli import main; main(prog_name='offmate')"
+    for said in ("y\n" * 9, ""):
+        command = [sys.executable, "-P", "-c", program, "plan", "job.yaml"]
+        done = subprocess.run(command, input=said, capture_output=True, text=True, cwd=shell.folder)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.rpartition("\n  auto_map")[0].endswith(
+            f"{model} is a model with code of its own, which offmate never runs.\n  auto_map: AutoConfig: own_code.Own"
+        )
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
+    assert not (shell.folder / "it-ran").exists()
