@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from planner.commands import parser as questions
 from planner.commands.fast_imports import lasting_imports
@@ -23,7 +23,9 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.picture.basis import Basis
 from planner.picture.files import Pictures, add_options
+from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
+from planner.run.plain_streams import speak_plainly
 
 if TYPE_CHECKING:
     from planner.commands.plan_job import Answer
@@ -39,15 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command != "plan":
             return questions.answer(options, _STARTED_S, answers)
         run = RunFolder(options.run_dir) if options.run_dir else None
-        try:
-            answer = _answer(options, run)
-        except UserError as error:
-            if run is not None:
-                run.write_error(error)
-            print(error, file=sys.stderr)
-            return error.exit_code
-        print(json.dumps(answer.to_json(with_chain=False)), file=answers)
-        return Exit.DONE
+        return exit_code_of(lambda: _plan_and_say(options, run, answers), run)
+
+
+def _plan_and_say(options: argparse.Namespace, run: RunFolder | None, answers: TextIO) -> Exit:
+    print(json.dumps(_answer(options, run).to_json(with_chain=False)), file=answers)
+    return Exit.DONE
 
 
 def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
@@ -96,4 +95,5 @@ def _plan(job: Job, options: argparse.Namespace, distinct_tokens: tuple[int, ...
 
 
 if __name__ == "__main__":
+    speak_plainly()
     sys.exit(main())

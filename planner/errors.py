@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from enum import IntEnum
 from typing import Any
 
+from planner.units import printable
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_TEXT = re.compile(rf"\(os error ({'|'.join(map(str, _FULL))})\)|database or disk is full")
+
 
 class Exit(IntEnum):
-    """Exit codes of every command and process."""
+    """Exit codes of every command and process. Two are of processes only: STOPPED, and NO_ROOM_TO_SAY of one whose disk
+    is so full that it could not write down its error."""
 
     DONE = 0
     FAILED = 1
@@ -15,6 +23,7 @@ class Exit(IntEnum):
     DOES_NOT_FIT = 3
     NO_SUCH_JOB = 4
     DAEMON_NOT_RUNNING = 69
+    NO_ROOM_TO_SAY = 74
     STOPPED = 75
     INTERRUPTED = 130
 
@@ -24,22 +33,44 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:300] or type(error).__name__
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the error, or one that led to it, says that a disk, a quota or the largest size of a file is used up:
+    one of the system, or in the words of SQLite and of libraries in Rust."""
+    known: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in known:
+        if (isinstance(link, OSError) and link.errno in _FULL) or _FULL_TEXT.search(str(link)):
+            return True
+        known.add(id(link))
+        link = link.__cause__ or link.__context__
+    return False
+
+
+def disk_full(error: BaseException, what: str = "what the job writes") -> UserError:
+    """The error for people when `is_disk_full(error)`: there was no room for `what`."""
+    return UserError(
+        f"The disk has no room for {what}.", code="disk-full", numbers=(first_line(error),),
+        hint="free some space, then offmate retry: the job goes on from what it saved last",
+    )  # fmt: skip
+
+
 class UserError(Exception):
     """An error a person can act on.
 
-    `str()` gives the full text as printed: the sentence, its numbers one per line, the hint, the code.
+    `str()` gives the full text as printed: the sentence, its numbers one per line, the hint, the code. What would steer
+    a terminal is taken out: names and texts of data may stand in it.
     """
 
     def __init__(
         self, what: str, *, code: str, numbers: tuple[str, ...] = (), hint: str = "", exit_code: Exit = Exit.FAILED
     ) -> None:
-        self.what = what
+        self.what = printable(what)
         self.code = code
-        self.numbers = numbers
-        self.hint = hint
+        self.numbers = tuple(map(printable, numbers))
+        self.hint = printable(hint)
         self.exit_code = exit_code
-        lines = [what, *(f"  {number}" for number in numbers)]
-        lines.append(f"  hint: {hint}   [{code}]" if hint else f"  [{code}]")
+        lines = [self.what, *(f"  {number}" for number in self.numbers)]
+        lines.append(f"  hint: {self.hint}   [{code}]" if hint else f"  [{code}]")
         super().__init__("\n".join(lines))
 
     def to_json(self) -> dict[str, Any]:

@@ -16,7 +16,9 @@ _SIZE = re.compile(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*")
 
 def printable(text: str) -> str:
     """`text` without what would steer a terminal: a model may say anything."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def parse_bytes(text: str | int) -> int:

@@ -9,10 +9,11 @@ import logging
 import sys
 from pathlib import Path
 
-from planner.errors import Exit, UserError
+from planner.errors import Exit
 from planner.job.schema import Job
+from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
-from worker.trainer import report
+from planner.run.plain_streams import speak_plainly
 
 
 def main(arguments: list[str]) -> int:
@@ -22,20 +23,21 @@ def main(arguments: list[str]) -> int:
         return Exit.USAGE
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     folder = RunFolder(Path(arguments[0]).absolute())
-    try:
-        from worker.data.batches import Batches
-        from worker.training.model import load_tokenizer
+    return exit_code_of(lambda: _prepare(folder), folder)
 
-        job = Job.from_resolved(folder.resolved)
-        if not job.is_split and job.train_batch_size is not None:
-            job = job.with_slices(job.train_batch_size)  # tokens of the whole step are enough for any split
-        batches = Batches(job, load_tokenizer(job), folder.path / "data")
-        folder.write_distinct_tokens(batches.distinct_tokens())
-    except UserError as error:
-        report(folder, error)
-        return error.exit_code
+
+def _prepare(folder: RunFolder) -> Exit:
+    from worker.data.batches import Batches
+    from worker.training.model import load_tokenizer
+
+    job = Job.from_resolved(folder.resolved)
+    if not job.is_split and job.train_batch_size is not None:
+        job = job.with_slices(job.train_batch_size)  # tokens of the whole step are enough for any split
+    batches = Batches(job, load_tokenizer(job), folder.path / "data")
+    folder.write_distinct_tokens(batches.distinct_tokens())
     return Exit.DONE
 
 
 if __name__ == "__main__":
+    speak_plainly()
     sys.exit(main(sys.argv[1:]))

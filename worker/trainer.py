@@ -1,8 +1,8 @@
 """The process of one job: `python -m worker.trainer RUN_DIR`.
 
 Exit codes: 0 done, 1 failed, 2 the job file, its data or its model are wrong, 3 an evaluation does not fit the
-budget, 75 stopped after a checkpoint. Errors a person can act on go to stderr and `error.json`; any other is our bug
-and leaves its traceback in the log.
+budget, 74 the disk is full to the last byte, 75 stopped after a checkpoint. Errors a person can act on go to stderr and
+`error.json`; any other is our bug and leaves its traceback in the log.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import os
 import sys
 from pathlib import Path
 
-from planner.errors import Exit, UserError
+from planner.errors import Exit
+from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
+from planner.run.plain_streams import speak_plainly
 from worker.training.stop import Stopped, StopRequest
 
 
@@ -31,23 +33,19 @@ def main(arguments: list[str]) -> int:
     # Read when torch is loaded, which therefore happens below.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        from worker.training.run import run_job
-
-        return Exit.DONE if run_job(folder, stop) else Exit.STOPPED
+        return exit_code_of(lambda: _train(folder, stop), folder)
     except Stopped:
         logging.info("stopped before the first step")
         sys.stdout.flush()
         os._exit(Exit.STOPPED)  # an engine that was half made may have threads that nobody will ever wake
-    except UserError as error:
-        report(folder, error)
-        return error.exit_code
 
 
-def report(folder: RunFolder, error: UserError) -> None:
-    """Write the error to stderr and to the run folder."""
-    print(error, file=sys.stderr, flush=True)
-    folder.write_error(error)
+def _train(folder: RunFolder, stop: StopRequest) -> Exit:
+    from worker.training.run import run_job
+
+    return Exit.DONE if run_job(folder, stop) else Exit.STOPPED
 
 
 if __name__ == "__main__":
+    speak_plainly()
     sys.exit(main(sys.argv[1:]))

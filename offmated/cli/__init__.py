@@ -25,7 +25,7 @@ from offmated.cli.plan_command import plan, plans
 from offmated.jobs.states import JobState
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
-from planner.units import parse_bytes
+from planner.units import parse_bytes, printable
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 ID = click.argument("job_id", metavar="ID", type=JobNumber())
@@ -124,7 +124,7 @@ def logs(job_id: int, following: bool, as_json: bool) -> None:
             click.echo(json.dumps(event, ensure_ascii=False))
         return
     for piece in log(client, job_id, following):
-        click.echo(piece, nl=False)
+        click.echo(printable(piece), nl=False)
 
 
 @main.command()

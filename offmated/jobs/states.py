@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from planner.errors import Exit
+from planner.errors import Exit, disk_full
 
 LARGEST_ID = 2**31 - 1  # what `jobs.id` holds in every database
 CRASH_LIMIT = 3  # deaths of a job's process without a new checkpoint, after which it has failed
@@ -129,6 +129,8 @@ def account(stop: StopReason | None, ending: Ending) -> str:
 
 
 def _unexplained(ending: Ending) -> dict[str, Any]:
+    if ending.exit_code == Exit.NO_ROOM_TO_SAY:
+        return disk_full(OSError(f"the {ending.process} could not write its error either")).to_json()
     return {
         "what": f"The {ending.process} ended with exit code {ending.exit_code}.",
         "numbers": list(ending.log),

@@ -54,7 +54,7 @@ def _needed_code(model: str) -> dict[str, str]:
     """The own code of a model whose type transformers does not know; nothing of others."""
     try:
         found: object = PreTrainedConfig.get_config_dict(model)[0]
-    except (OSError, ValueError):
+    except Exception:  # no config at all, which is what there is to say
         return {}
     if not isinstance(found, dict) or found.get("model_type") in CONFIG_MAPPING:
         return {}
@@ -99,7 +99,7 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
         model = cast(Any, AutoModelForCausalLM).from_config(
             config, dtype=working_dtype(job), attn_implementation=attention, trust_remote_code=False
         )
-    except (ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # as above
         code = own_code(getattr(config, "auto_map", None))
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" in code:
             raise own_code_refused("model", job.model, code) from None

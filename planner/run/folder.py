@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from planner.codec import json_object
-from planner.errors import UserError
+from planner.errors import UserError, is_disk_full
+from planner.units import printable
 
 _TAIL_BYTES = 16 * 1024
+_NEW = ".new"  # ends the name of a file on its way
 _ERROR_FIELDS = {"what", "numbers", "hint", "code", "exit_code"}
 
 
@@ -136,9 +138,19 @@ class RunFolder:
         return _events([head, *lines] if head.endswith(b"\n") else [])
 
     def say(self, text: str) -> None:
-        """Add a line of the daemon's own to log.txt."""
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(f"[offmate] {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        """Add a line of the daemon's own to log.txt, if its disk takes it: a job does not end for the sake of its log.
+        """
+        try:
+            with self.log.open("a", encoding="utf-8") as log:
+                log.write(f"[offmate] {time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+
+    def tidy(self) -> None:
+        """Remove what a process left that was killed while it wrote; for when none is there."""
+        for left in self.path.glob(f".*{_NEW}"):
+            left.unlink()
 
     def tail_of_log(self, lines: int) -> tuple[str, ...]:
         """The last lines of log.txt."""
@@ -163,12 +175,16 @@ def _write_object(path: Path, value: dict[str, Any]) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # or a power cut may leave the new name with nothing in it
-    beside.replace(path)
+    beside = path.with_name(f".{path.name}{_NEW}")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut may leave the new name with nothing in it
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:

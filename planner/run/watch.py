@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from planner.run.folder import RunFolder
 from planner.run.processes import Process, spawn
@@ -50,7 +51,9 @@ class Watch:
             output = log if keep_output else subprocess.DEVNULL
             child = spawn(command, folder=run.path, output=output, errors=log, environment=_UNBUFFERED)
         if process := Process.of(child.pid):
-            run.process.write_text(str(process))
+            # On a full disk it goes without: the child dies with this process, and whoever comes next finds none.
+            with suppress(OSError):
+                run.process.write_text(str(process))
         code = self._wait(child)
         run.process.unlink(missing_ok=True)
         return code
@@ -80,13 +83,16 @@ class Watch:
 
 
 def end_leftover(run: RunFolder) -> None:
-    """End the process that an earlier watcher of this run folder may have left behind. Raises TimeoutError."""
+    """End the process that an earlier watcher of this run folder may have left behind, and remove what it had begun to
+    write. Raises TimeoutError."""
     try:
         leftover = Process.parse(run.process.read_text())
     except FileNotFoundError:
+        run.tidy()
         return
     except ValueError:  # torn by a crash while it was written: its watcher died, and with it the process
         leftover = None
     if leftover is not None:
         leftover.kill()
     run.process.unlink(missing_ok=True)
+    run.tidy()

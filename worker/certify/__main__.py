@@ -19,6 +19,7 @@ from planner.codec import to_json
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.reports.certificate import Certificate
+from planner.run.plain_streams import speak_plainly
 
 
 def main(arguments: list[str]) -> int:
@@ -66,4 +67,5 @@ def _certificate(options: argparse.Namespace) -> Certificate:
 
 
 if __name__ == "__main__":
+    speak_plainly()
     sys.exit(main(sys.argv[1:]))

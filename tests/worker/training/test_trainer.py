@@ -253,6 +253,18 @@ def test_an_error_a_person_can_act_on_goes_to_the_log_and_to_error_json_without_
     assert "Traceback" not in said(run)
 
 
+def test_data_that_would_steer_a_terminal_stand_in_the_log_without_what_does(
+    run: Path, whole: Path, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "evil.jsonl", [{"text": "\x1b]0;owned\x07\rone two three\x9b2J"}] * 4)
+    changed = {"dataset": (str(tmp_path / "evil.jsonl"),), "max_steps": 1}
+    job = Job.from_resolved(whole / "resolved.yaml").model_copy(update=changed)
+    (run / "resolved.yaml").write_text(job.resolved_yaml(), "utf-8")
+    assert finish(run) == Exit.DONE, said(run)
+    assert "]0;owned��one two three" in said(run)
+    assert all(c.isprintable() or c in "\n\t" for c in (run / "log.txt").read_bytes().decode())
+
+
 def test_without_a_run_folder_the_usage_is_shown(run: Path) -> None:
     assert start(run, "/nowhere").wait(PATIENCE_S) == Exit.USAGE
     assert "usage: python -m worker.trainer RUN_DIR" in said(run)

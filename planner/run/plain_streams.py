@@ -1,0 +1,48 @@
+"""What a job's processes say, as it may stand in a log that people read on terminals."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from planner.errors import is_disk_full
+from planner.units import printable
+
+
+class PlainStream(io.TextIOBase):
+    """`stream` without what would steer a terminal: data and models may say anything. What a full disk does not take is
+    lost; a job does not end for the sake of its log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write `text` as it may be shown; returns its length."""
+        self._try(lambda: self._stream.write(printable(text)))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._try(self._stream.flush)
+
+    def fileno(self) -> int:
+        """The stream's."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal."""
+        return self._stream.isatty()
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+
+
+def speak_plainly() -> None:
+    """From now on all that Python writes to stdout and stderr of this process is plain, tracebacks too."""
+    sys.stdout, sys.stderr = PlainStream(sys.stdout), PlainStream(sys.stderr)
