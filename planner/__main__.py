@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from planner.commands import parser as questions
 from planner.commands.fast_imports import lasting_imports
-from planner.errors import Exit, UserError
+from planner.errors import Exit
 from planner.job.schema import Job
 from planner.picture.basis import Basis
 from planner.picture.files import Pictures, add_options

@@ -14,11 +14,12 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from planner.codec import to_json
-from planner.errors import Exit, UserError
+from planner.errors import Exit
 from planner.job.schema import Job
-from planner.reports.certificate import Certificate
+from planner.run.ending import exit_code_of
 from planner.run.plain_streams import speak_plainly
 
 
@@ -37,17 +38,11 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     answers = sys.stdout
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
-            certificate = _certificate(options)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(to_json(certificate)), file=answers)
-    return Exit.DONE if certificate.holds else Exit.FAILED
+    with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
+        return exit_code_of(lambda: _certify(options, answers), None)
 
 
-def _certificate(options: argparse.Namespace) -> Certificate:
+def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
     job = Job.from_resolved(options.job)
     import torch
     from transformers.utils import logging as transformers_logging
@@ -60,10 +55,12 @@ def _certificate(options: argparse.Namespace) -> Certificate:
     device = device_of(options.device)
     if device.type == "cuda":  # elsewhere every kernel is deterministic, and training does not ask for it
         torch.use_deterministic_algorithms(True, warn_only=True)
-    return certify(
+    certificate = certify(
         job, steps=options.steps, layers=options.layers, device=device, folder=options.folder,
         cache=Cache(options.database) if options.database else None,
     )  # fmt: skip
+    print(json.dumps(to_json(certificate)), file=answers)
+    return Exit.DONE if certificate.holds else Exit.FAILED
 
 
 if __name__ == "__main__":
