@@ -75,9 +75,12 @@ class Store:
         row = self.job(job_id)
         begun: dict[str, Any] = {"owner": str(owner), "stop_reason": None, "exit_code": None}
         if phase is JobState.RUNNING:
-            now, number = time.time(), row.attempts + 1
-            from_step = RunFolder(Path(row.run_dir)).last_checkpoint_step()
-            attempt = {"number": number, "started_at": now, "from_step": from_step, "ended_at": None}
+            folder, number = RunFolder(Path(row.run_dir)), row.attempts + 1
+            now = _now(row.created_at, *(attempt["ended_at"] for attempt in row.history))
+            attempt = {
+                "number": number, "started_at": now, "from_step": folder.last_checkpoint_step(), "ended_at": None,
+                "metrics_from": folder.metrics_end(),
+            }  # fmt: skip
             started_at = now if row.started_at is None else row.started_at
             begun |= {"started_at": started_at, "attempts": number, "history": [*row.history, attempt]}
         if not self._write(job_id, TAKEN_FROM[phase], phase, row, begun):
@@ -110,16 +113,18 @@ class Store:
                 "owner": None, "crashes": verdict.crashes, "error": verdict.error, "exit_code": exit_code,
                 "last_checkpoint_step": step,
             }  # fmt: skip
-            began = None
+            ended_at, result = _now(now.created_at, now.started_at), None
             if now.state is JobState.RUNNING:
-                began = now.history[-1]["started_at"]
+                attempt = now.history[-1]
+                ended_at, since = _now(attempt["started_at"]), attempt.get("metrics_from", 0)
+                result = folder.last_event("end", since)
                 over = {
-                    "ended_at": time.time(), "ending": account(now.stop_reason, ending),
-                    "reached_step": _reached(folder, began), "checkpoint_step": step,
+                    "ended_at": ended_at, "ending": account(now.stop_reason, ending),
+                    "reached_step": (folder.last_event("step", since) or {}).get("step"), "checkpoint_step": step,
                 }  # fmt: skip
-                values["history"] = [*now.history[:-1], now.history[-1] | over]
+                values["history"] = [*now.history[:-1], attempt | over]
             if verdict.state in FINAL:
-                values |= {"ended_at": time.time(), "result": _last_end(folder, began)}
+                values |= {"ended_at": ended_at, "result": result}
             # A stop that arrives between the look and the write changes the verdict: look again.
             if self._write(row.id, now.state, verdict.state, now, values):
                 return verdict.state
@@ -137,7 +142,7 @@ class Store:
             elif reason is StopReason.SHUTDOWN:
                 return row.state
             else:
-                values = {"stop_reason": reason, "ended_at": time.time()}
+                values = {"stop_reason": reason, "ended_at": _now(row.created_at, row.started_at)}
                 if self._write(job_id, row.state, JobState.CANCELLED, row, values):
                     return JobState.CANCELLED
 
@@ -176,15 +181,6 @@ class Store:
         return Session(self._reading, expire_on_commit=False)
 
 
-def _reached(folder: RunFolder, since: float) -> int | None:
-    """The last step done by the trainer that started at `since`; None when it did none."""
-    events = (event for event in reversed(folder.recent_metrics()) if event["event"] == "step")
-    return next((event["step"] for event in events if event["time"] >= since), None)
-
-
-def _last_end(folder: RunFolder, since: float | None) -> dict[str, Any] | None:
-    """The trainer's account of its end; None when the one that started at `since` gave none."""
-    if since is None:
-        return None
-    events = (event for event in reversed(folder.recent_metrics()) if event["event"] == "end")
-    return next((event for event in events if event["time"] >= since), None)
+def _now(*before: float | None) -> float:
+    """The time of now; that of the latest of `before` where the clock has been set back meanwhile."""
+    return max((time.time(), *(moment for moment in before if moment is not None)))

@@ -20,14 +20,14 @@ class Base(DeclarativeBase):
 
 
 class JobRow(Base):
-    """One job. Times are seconds since 1970.
+    """One job. Times are seconds since 1970, in the order in which things happened though a clock be set back.
 
     `owner` is the process that works on it now (`str(planner.run.processes.Process)`), `stop_reason` why it is to stop,
     or stopped last. `started_at` is its first start, `attempts` counts them, and `history` has for each {"number",
-    "started_at", "from_step", "ended_at", "ending", "reached_step", "checkpoint_step"}: the checkpoint it went on from,
-    in words how it ended, the last step it did, and the newest checkpoint then (null where there is none). `crashes`
-    counts deaths since the last new checkpoint. `error` has the fields of `UserError`; `result` is the trainer's last
-    "end" event.
+    "started_at", "from_step", "metrics_from", "ended_at", "ending", "reached_step", "checkpoint_step"}: the checkpoint
+    it went on from, the byte of metrics.jsonl where its events begin, in words how it ended, the last step it did, and
+    the newest checkpoint then (null where there is none). `crashes` counts deaths since the last new checkpoint.
+    `error` has the fields of `UserError`; `result` is the trainer's last "end" event.
     """
 
     __tablename__ = "jobs"

@@ -7,6 +7,7 @@ import mmap
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -136,6 +137,25 @@ class RunFolder:
                 lines = lines[1:]  # the piece began in the middle of one
                 lines.insert(0, _last_line(file, b'{"event": "eval"', end=start))
         return _events([head, *lines] if head.endswith(b"\n") else [])
+
+    def metrics_end(self) -> int:
+        """The byte where the next event will begin, once whoever wrote has ended: a torn last line gives way."""
+        if not self.metrics.exists():
+            return 0
+        with self.metrics.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else nullcontext(b"") as content:
+                return content.rfind(b"\n") + 1
+
+    def last_event(self, kind: str, since: int) -> dict[str, Any] | None:
+        """The last event of a kind that begins at byte `since` or later; looked for in a bounded piece at the end."""
+        if not self.metrics.exists():
+            return None
+        with self.metrics.open("rb") as file:
+            start = file.seek(max(since, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+        events = _events(lines if start == since else lines[1:])
+        return next((event for event in reversed(events) if event["event"] == kind), None)
 
     def say(self, text: str) -> None:
         """Add a line of the daemon's own to log.txt, if its disk takes it: a job does not end for the sake of its log.
