@@ -15,7 +15,7 @@ from planner.graph.joint import Joint
 from planner.graph.liveness import peak_bytes
 from planner.graph.nodes import Storages, is_random, is_view, nbytes
 from planner.graph.recipes import Recipe
-from planner.graph.tangents import Layout, laid_out, layout_of
+from planner.graph.tangents import Layout, layout_of
 from planner.graph.work import Work, work_of
 
 
@@ -102,8 +102,15 @@ class Pair(BlockCode):
         if layout == self._layout:
             return self
         if layout not in self._others:
-            self._others[layout] = Pair(laid_out(self.joint, layout), self.recipe, self._rng)
+            other = Pair(self.joint.for_tangents(layout), self.recipe, self._rng)
+            assert other._handed_over() == self._handed_over(), f"{self.name}: backward wants other tensors"
+            self._others[layout] = other
         return self._others[layout]
+
+    def _handed_over(self) -> object:
+        """What backward gets from forward."""
+        saved = [n.meta["val"] for n in self.saved]
+        return [(t.shape, t.stride(), t.dtype) for t in saved], self.backward_primals
 
     def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
         return work_of(self.forward_nodes), work_of(self.backward_nodes)

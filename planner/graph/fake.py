@@ -15,9 +15,10 @@ FAKE_TYPES: tuple[type, ...] = (Tensor, nn.Parameter, FakeTensor)
 """What a meter counts that is to count fake tensors too."""
 
 
-class _Counts(FakeTensorMode):
+class _Mode(FakeTensorMode):
     """Knows how long a count of whole numbers is. Where code says how many kinds there are, as a mixture's auxiliary
     loss does of its experts, the count is as long; how many there are in truth depends on data, which a fake has not.
+    Knows how the gradient of a dropout on the CPU is laid out: as a product, where torch's fakes have CUDA's layout.
     """
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -26,6 +27,9 @@ class _Counts(FakeTensorMode):
             if given.get("minlength") and given.get("weights") is None:
                 with self:
                     return torch.empty(given["minlength"], dtype=torch.int64, device=given["self"].device)
+        if func is torch.ops.aten.native_dropout_backward.default and args[0].device.type == "cpu":
+            with self:
+                return args[0] * args[1]
         return super().dispatch(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
@@ -33,7 +37,7 @@ class FakeMode:
     """Makes fake tensors. It is never entered: only what is made here, or computed from it, is fake."""
 
     def __init__(self, mode: FakeTensorMode | None = None) -> None:
-        self.mode = mode or _Counts(allow_non_fake_inputs=True)
+        self.mode = mode or _Mode(allow_non_fake_inputs=True)
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> FakeMode:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,20 +22,22 @@ from planner.graph.flat import Flat
 from planner.graph.nodes import is_view
 from planner.graph.result import Result
 from planner.graph.signature import flatten_call
+from planner.graph.tangents import Layout, is_arrival
 
 _aten = torch.ops.aten
 
 
 @dataclass(slots=True)
 class Joint:
-    """The joint graph of one block by role. It keeps neither the module nor any data.
+    """The joint graph of one block by role. It keeps no data.
 
     params, buffers   local name -> placeholder, only those the graph has
     inputs            placeholder per tensor argument, None where the block does not read it
+    input_bytes       bytes of the storage under each tensor argument
     tangents          placeholder per differentiable output
     outputs           node per tensor that the block makes
     grads             parameter name or input index -> node, None where there is no gradient
-    interface_bytes   bytes of the storage under each tensor argument
+    for_tangents      traces the block again, for gradients of its results that arrive under a layout
     """
 
     name: str
@@ -50,6 +53,7 @@ class Joint:
     outputs: list[fx.Node]
     grads: dict[str | int, fx.Node | None]
     result: Result
+    for_tangents: Callable[[Layout], Joint]
 
     @property
     def output_values(self) -> list[torch.Tensor]:
@@ -65,26 +69,40 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     call, tensors = flatten_call(args, kwargs)
     if not tensors:
         raise untraceable(name, "it is called without a tensor")
-    mode, device = FakeMode.of(tensors), tensors[0].device
-    flat = Flat(module, call)
+    mode, kind = FakeMode.of(tensors), tensors[0].device.type
     inputs = [mode.like(t) for t in tensors]
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    input_bytes = tuple(t.untyped_storage().nbytes() for t in tensors)
+    return _trace(name, Flat(module, call), inputs, input_bytes, autocast, None)
+
+
+def _trace(
+    name: str, flat: Flat, inputs: Sequence[torch.Tensor], input_bytes: tuple[int, ...], autocast: torch.dtype | None,
+    layout: Layout | None,
+) -> Joint:  # fmt: skip
+    """The joint graph of `flat` under the autocast of that dtype, for gradients under `layout` (None: laid out as the
+    results)."""
+    device = inputs[0].device
+    flat.layout = layout
     try:
         # A meter or any other mode of the calling thread would see (and count) the fake tensors of the trace. By
         # default the joint trace runs its backward under the forward's autocast; plain code leaves it before backward.
         with (
             functorch_config.patch(backward_pass_autocast="off"),
             _disable_current_modes(),
-            fake_weights(module, mode, device),
+            fake_weights(flat.module, FakeMode.of(inputs), device),
             contextlib.ExitStack() as stack,
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),
+            torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
         ):
             exported = aot_export_joint_with_descriptors(stack, flat, tuple(inputs))
     except Exception as error:  # whatever the model's own code or the tracer raised is the cause to name
         raise untraceable(name, error) from error
     if flat.replaced:
         raise untraceable(name, f"it puts another tensor in the place of its buffer {flat.replaced[0]}")
-    return _by_role(name, exported.graph_module, module, flat.result, tensors, device)
+    again = cache(partial(_trace, name, flat, inputs, input_bytes, autocast))  # options share it
+    return _by_role(name, exported.graph_module, flat, input_bytes, device, again)
 
 
 def untraceable(name: str, cause: Exception | str) -> UserError:
@@ -101,10 +119,10 @@ def untraceable(name: str, cause: Exception | str) -> UserError:
 def _by_role(
     name: str,
     graph_module: fx.GraphModule,
-    module: nn.Module,
-    result: Result,
-    tensors: Sequence[torch.Tensor],
+    flat: Flat,
+    input_bytes: tuple[int, ...],
     device: torch.device,
+    for_tangents: Callable[[Layout], Joint],
 ) -> Joint:
     params: dict[str, fx.Node] = {}
     buffers: dict[str, fx.Node] = {}
@@ -143,23 +161,24 @@ def _by_role(
         name=name,
         module=graph_module,
         device=device,
-        param_names=tuple(n for n, _ in module.named_parameters()),
-        buffer_names=tuple(n for n, _ in module.named_buffers()),
+        param_names=tuple(n for n, _ in flat.module.named_parameters()),
+        buffer_names=tuple(n for n, _ in flat.module.named_buffers()),
         params=params,
         buffers=buffers,
-        inputs=[inputs.get(i) for i in range(len(tensors))],
-        input_bytes=tuple(t.untyped_storage().nbytes() for t in tensors),
+        inputs=[inputs.get(i) for i in range(len(input_bytes))],
+        input_bytes=input_bytes,
         tangents=[tangents[i] for i in sorted(tangents)],
         outputs=[outputs[i] for i in range(len(outputs))],
         grads=grads,
-        result=result,
+        result=flat.result,
+        for_tangents=for_tangents,
     )
     _clean(joint)
     return joint
 
 
 def _clean(joint: Joint) -> None:
-    """Forget detach and alias, merge equal views: a recipe might otherwise save the same storage twice."""
+    """Forget detach, alias and arrivals, merge equal views: a recipe might otherwise save the same storage twice."""
     seen: dict[object, fx.Node] = {}
     new: dict[fx.Node, fx.Node] = {}
     graph = joint.module.graph
@@ -169,6 +188,9 @@ def _clean(joint: Joint) -> None:
         same = None
         if node.target in (_aten.detach.default, _aten.alias.default):
             same = node.args[0]
+        elif is_arrival(node):  # a gradient as it will come, which is what the placeholder stands for
+            same = node.args[0]
+            same.meta["val"] = node.meta["val"]
         elif is_view(node) or node.target is operator.getitem:
             same = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
         if isinstance(same, fx.Node) and same is not node:

@@ -46,7 +46,21 @@ def turned_between_layers(model):
     return model
 
 
+def normalized_in_groups(model):
+    """Its layers end with a norm over groups of features, whose gradient wants its memory in order: autograd copies it
+    unless it is laid out so, and the kernel reads it as if it were."""
+    for layer in model.model.layers:
+        norm, own = nn.GroupNorm(4, 32), layer.forward
+        layer.norm = norm
+        layer.forward = lambda *args, own=own, norm=norm, **kwargs: norm(
+            own(*args, **kwargs).transpose(1, 2)
+        ).transpose(1, 2)
+    return model
+
+
 CASES = [
+    ("llama", normalized_in_groups, "keep", 1),
+    ("llama", normalized_in_groups, "keep", 2),
     ("llama", turned_in_the_loss, "keep", 1),
     ("llama", expanded_by_the_loss, "keep", 1),
     ("llama", turned_between_layers, "offload", 2),
@@ -92,6 +106,16 @@ class Scaled(nn.Linear):
         return super().forward(x) * self.scale * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], device=x.device)
 
 
+class Grouped(nn.GroupNorm):
+    """Over groups of features, which it looks at as if they came before time."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
 ON_A_GPU = pytest.param(
     "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 )
@@ -100,13 +124,17 @@ ON_A_GPU = pytest.param(
 @pytest.mark.parametrize("device", ["cpu", ON_A_GPU])
 @pytest.mark.parametrize(
     "turn",
-    [lambda t: t.transpose(0, 1).contiguous().transpose(0, 1), lambda t: t[:1, :1, :1].expand_as(t)],
-    ids=["turned", "expanded"],
+    [
+        lambda t: t.transpose(0, 1).contiguous().transpose(0, 1), lambda t: t[:1, :1, :1].expand_as(t),
+        lambda t: t.repeat(1, 1, 2)[..., ::2],
+    ],
+    ids=["turned", "expanded", "every other"],
 )
-def test_code_for_other_gradients_is_eagers_and_needs_what_it_says(turn, device):
-    block, x = Scaled().to(device), torch.randn(3, 5, 8, device=device, requires_grad=True)
+@pytest.mark.parametrize("make", [Scaled, Grouped])
+def test_code_for_other_gradients_is_eagers_and_needs_what_it_says(make, turn, device):
+    block, x = make().to(device), torch.randn(3, 5, 8, device=device, requires_grad=True)
     pair = Pair(trace_block(block, (x,), {}), RECIPES["keep"])
-    tangent = turn(torch.randn(3, 5, 6, device=device))
+    tangent = turn(torch.randn_like(block(x), memory_format=torch.contiguous_format))
     names, parameters = zip(*block.named_parameters(), strict=True)
     wanted = torch.autograd.grad(block(x), (x, *parameters), tangent)
     code = pair.for_tangents(layout_of([tangent]))
