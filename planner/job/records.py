@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from planner.errors import Exit, UserError
 
 Record = Mapping[str, object]
-Message = dict[str, str]
+Message = dict[str, Any]
+"""`role`, `content`, and whatever else the record gives it (tool_calls, reasoning_content, name, …), which is for the
+chat template. `train: False` where the record says that this turn is not learned."""
 Kind = Literal["messages", "conversations", "prompt", "alpaca", "text"]
 
 ALPACA = ("system", "instruction", "input", "output")
@@ -19,6 +22,8 @@ _ROLES = {
     "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
     "tool": "tool", "observation": "tool", "function": "tool",
 }  # fmt: skip
+_OWN = frozenset({"role", "from", "content", "value", "train", "weight"})
+"""The keys of a message that are read here; all others are the template's."""
 
 
 def kind_of(columns: Collection[str], name: str) -> Kind:
@@ -55,23 +60,81 @@ def text_of(record: Record, column: str) -> str:
 
 
 def conversation(value: object) -> list[Message]:
-    """Messages with `role` and `content` from a record's list, in either spelling (role/content, from/value).
+    """Messages from a record's list, in either spelling (role/content, from/value): see `Message`. A turn of the role
+    `function_call` holds calls as JSON and becomes the assistant's `tool_calls`.
 
     Raises ValueError saying what is wrong.
     """
     if not isinstance(value, list) or not value:
         raise ValueError(f"a conversation is a list of messages, this is {str(value)[:80]!r}")
-    messages = []
-    for entry in value:
-        if not isinstance(entry, dict):
-            raise ValueError(f"a message is an object with role and content, this is {str(entry)[:80]!r}")
-        named = entry.get("role") or entry.get("from")
-        role = _ROLES.get(str(named))
-        if role is None:
-            raise ValueError(f"unknown role {named!r}")
-        content = entry["content"] if entry.get("content") is not None else entry.get("value")
-        messages.append({"role": role, "content": _content(content)})
-    return messages
+    return [_message(entry) for entry in value]
+
+
+def _message(entry: object) -> Message:
+    if not isinstance(entry, dict):
+        raise ValueError(f"a message is an object with role and content, this is {str(entry)[:80]!r}")
+    more = {key: value for key, value in entry.items() if value is not None and key not in _OWN}
+    named = entry.get("role") or entry.get("from")
+    content = entry["content"] if entry.get("content") is not None else entry.get("value")
+    if named == "function_call":
+        return {"role": "assistant", "content": "", "tool_calls": _calls(content), **more, **_trained(entry)}
+    role = _ROLES.get(str(named))
+    if role is None:
+        raise ValueError(f"unknown role {named!r}")
+    return {"role": role, "content": _content(content), **more, **_trained(entry)}
+
+
+def _trained(entry: Mapping[str, object]) -> dict[str, bool]:
+    """`train: False` where the record keeps a turn from being learned, by axolotl's `train` or OpenAI's `weight`."""
+    given = {key: entry[key] for key in ("train", "weight") if entry.get(key) is not None}
+    for key, value in given.items():
+        if value not in (0, 1):  # True and False are 1 and 0
+            raise ValueError(f"a message's {key} is 0 or 1 (false or true), this is {str(value)[:80]!r}")
+    return {} if all(given.values()) else {"train": False}
+
+
+def _calls(content: object) -> list[dict[str, Any]]:
+    """The tool calls that a turn's JSON holds: one object with name and arguments, or a list of them."""
+    try:
+        found = json.loads(_content(content))
+    except ValueError:
+        raise ValueError(f"a function_call is JSON with name and arguments, this is {str(content)[:80]!r}") from None
+    calls = found if isinstance(found, list) else [found]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        raise ValueError(f"a function_call has a name and arguments, this is {str(content)[:80]!r}")
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def tools_of(record: Record) -> list[Any] | None:
+    """The tools that a conversation may call, from the column `tools`: a list, or JSON of one. Raises ValueError."""
+    value = record.get("tools")
+    if isinstance(value, str) and value:
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError(f"tools are a list, or JSON of one, this is {str(value)[:80]!r}") from None
+    if not value:
+        return None
+    if not isinstance(value, list):
+        raise ValueError(f"tools are a list, or JSON of one, this is {str(value)[:80]!r}")
+    return value
+
+
+def history_of(record: Record) -> list[Message]:
+    """The turns before an instruction, from the column `history`: pairs of what was said and answered. Raises
+    ValueError."""
+    value = record.get("history")
+    if not value:
+        return []
+    if not isinstance(value, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in value
+    ):
+        raise ValueError(f"history is a list of [said, answered], this is {str(value)[:80]!r}")
+    return [
+        {"role": role, "content": text}
+        for pair in value
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
 
 
 def is_chat(kind: Kind, record: Record) -> bool:
@@ -83,11 +146,16 @@ def check_record(kind: Kind, record: Record) -> bool:
     """Whether there is something in a record to learn from; False: it is left out. Raises ValueError saying what is
     wrong, as far as that can be told without a tokenizer."""
     if kind in ("messages", "conversations"):
-        if record.get(kind) and conversation(record[kind]) and kind == "conversations":
-            text_of(record, "system")
+        if record.get(kind) and conversation(record[kind]):
+            tools_of(record)
+            if kind == "conversations":
+                text_of(record, "system")
         return bool(record.get(kind))
     if is_chat(kind, record):
+        tools_of(record)
         return bool(conversation(record["prompt"]) + conversation(record.get("completion")))
+    if kind == "alpaca":
+        history_of(record)
     texts = [text_of(record, column) for column in _COLUMNS[kind]]
     return bool(texts[-1])
 

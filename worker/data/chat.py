@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,84 +15,163 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from planner.errors import Exit, UserError
 from planner.job.records import Message
 
+log = logging.getLogger(__name__)
+
 Spans = tuple[tuple[int, int], ...]
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_SHOWN = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+"""What a message may say beside its content. A template that leaves it out would train an answer without it."""
+
+_REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
+"""What rendering raises for a conversation that is not as the template wants it."""
+_ELSE = "\ue000"  # of Unicode's private use: neither begins nor ends like anything in the data
 
 
 class ChatTemplate:
-    """Renders conversations. Raises UserError when the tokenizer has no template and none is given."""
+    """Renders conversations. Raises UserError when the tokenizer has no template and none is given.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    What the assistant says is what the template says it is: by `{% generation %}` in the template itself, or in the
+    form of it that TRL trains with, where TRL knows it; else by what a turn adds to the conversation before it.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, everything: bool = False) -> None:
+        """`everything`: who says what does not matter, all of it is learned."""
         if not tokenizer.chat_template:
             raise UserError(
                 "The data are conversations, and the tokenizer has no chat template.", code="no-chat-template",
                 exit_code=Exit.USAGE, hint="give chat_template, the path of a Jinja template, in the job file",
             )  # fmt: skip
         self._template: str = tokenizer.get_chat_template()
+        self._everything = everything
+        if not everything and not _GENERATION.search(self._template) and (form := _training_form(tokenizer)):
+            log.info("data: the chat template is taken in the form that TRL trains with")
+            self._template = form
+        self._marked = _GENERATION.search(self._template) is not None
         self._special: dict[str, str] = {k: str(v) for k, v in tokenizer.special_tokens_map.items()}
-        self._end: str | None = tokenizer.eos_token
+        self._marks = sorted({str(token) for token in tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
 
-    def render(self, messages: Sequence[Message]) -> tuple[str, Spans]:
-        """The conversation's text, and the spans of characters that the assistant writes, its end mark included.
+    def render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> tuple[str, Spans]:
+        """The conversation's text, and the spans of characters that the assistant writes, its end mark included, less
+        the turns whose message has `train: False`.
 
-        Templates with `{% generation %}` say it themselves. For others a turn is what its message adds to the
-        conversation before it. Raises UserError when the template refuses the conversation, or shows a turn in a form
-        that cannot be found again.
+        Raises UserError when the template refuses the conversation, leaves out something that a message says, or shows
+        a turn in a form whose place cannot be told.
         """
+        plain = [{key: value for key, value in message.items() if key != "train"} for message in messages]
         try:
-            if _GENERATION.search(self._template):
-                return self._render(messages, return_assistant_tokens_mask=True)
-            text = self._text(messages)
-            return text, tuple(self._turns(text, messages))
-        except TemplateError as error:
+            text, spans = self._render(plain, tools)
+            self._refuse_dropped(text, plain, tools)
+            if self._everything:
+                return text, ((0, len(text)),)
+            if not self._marked:
+                spans = tuple(self._turn(text, plain, index, tools) for index in _answers(plain))
+        except _REFUSALS as error:
             raise UserError(
                 "The chat template refuses a conversation.", code="chat-template-refuses", exit_code=Exit.USAGE,
                 numbers=(f"{type(error).__name__}: {error}", f"roles: {', '.join(m['role'] for m in messages)}"),
                 hint="correct the record, or give another chat_template",
             ) from error  # fmt: skip
+        return text, self._learned(spans, messages)
 
-    def _render(self, messages: Sequence[Message], **flags: bool) -> tuple[str, Spans]:
-        options: dict[str, Any] = {**self._special, **flags}
+    def _render(self, messages: Sequence[Message], tools: list[Any] | None, **flags: bool) -> tuple[str, Spans]:
+        options: dict[str, Any] = {**self._special, **flags, "return_assistant_tokens_mask": self._marked}
         # Declared to return a string; it returns a list of texts and a list of spans, one each per conversation.
-        rendered: Any = render_jinja_template([list(messages)], chat_template=self._template, **options)
+        rendered: Any = render_jinja_template([list(messages)], tools=tools, chat_template=self._template, **options)
         (text,), spans = rendered
         return text, tuple((start, end) for start, end in spans[0]) if spans else ()
 
-    def _text(self, messages: Sequence[Message], *, answer: bool = False) -> str:
-        return self._render(messages, add_generation_prompt=answer)[0]
+    def _refuse_dropped(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> None:
+        """A template that shows the same text without something that was said is not the one for this data."""
+        said = [key for key in _SHOWN if any(message.get(key) for message in messages)]
+        without = {
+            key: ([{k: v for k, v in message.items() if k != key} for message in messages], tools) for key in said
+        }
+        if tools:
+            without["tools"] = (list(messages), None)
+        for key, (others, offered) in without.items():
+            try:
+                same = self._render(others, offered)[0] == text
+            except _REFUSALS:  # it cannot do without
+                same = False
+            if same:
+                raise UserError(
+                    f"The chat template does not show the {key} of a conversation.", code="template-drops",
+                    exit_code=Exit.USAGE, numbers=(f"roles: {', '.join(m['role'] for m in messages)}",),
+                    hint=f"give a chat_template that shows {key}, or take {key} out of the data",
+                )  # fmt: skip
 
-    def _turns(self, text: str, messages: Sequence[Message]) -> list[tuple[int, int]]:
-        spans: list[tuple[int, int]] = []
-        for index, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._text(messages[:index], answer=True) if index else ""
-            after = self._text(messages[: index + 1])
-            start, end = len(before), len(after)
-            if not (index and text.startswith(after) and after.startswith(before)):
-                since = spans[-1][1] if spans else 0
-                start, end = self._search(text, messages[: index + 1], before, after, since)
-            spans.append((start, self._without_space_after_end(text, start, end)))
-        return spans
-
-    def _search(self, text: str, messages: Sequence[Message], before: str, after: str, since: int) -> tuple[int, int]:
-        """Where the last of `messages` is in `text`, for templates that show a turn differently once it is past."""
-        content = messages[-1]["content"].strip()
-        prompt = before[len(self._text(messages[:-1])) :] if len(messages) > 1 else ""
-        found = text.find(prompt + content, since) if content else -1
-        if found < 0:
+    def _turn(self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None) -> tuple[int, int]:
+        """Where `messages[index]` stands in `text`: after what the template asks the assistant to go on from, up to
+        where the conversation goes on. Where the template shows a turn otherwise once it is past: where the text
+        changes with what is said in it, and the end mark behind."""
+        content = messages[index]["content"].strip()
+        start = 0
+        if index:
+            start = _common(text, self._render(messages[:index], tools, add_generation_prompt=True)[0])
+        end = self._before_mark(text, _common(text, self._render(messages[: index + 1], tools)[0]))
+        if end <= start or content not in text[start:end]:
+            start, end = self._changing(text, messages, index, tools)
+            end = next((end + len(mark) for mark in self._marks if text.startswith(mark, end)), end)
+        if end <= start or content not in text[start:end]:
             raise UserError(
                 "The chat template does not show what the assistant says as it is in the data.",
-                code="assistant-turn-not-found", exit_code=Exit.USAGE,
-                numbers=(f"turn: {messages[-1]['content'][:200]!r}",),
+                code="assistant-turn-not-found", exit_code=Exit.USAGE, numbers=(f"turn: {content[:200]!r}",),
                 hint="use train_on: all, or a chat_template with {% generation %} around the assistant's turns",
             )  # fmt: skip
-        start = found + len(prompt)
-        end = start + len(content)
-        mark = after[after.rfind(content) + len(content) :]
-        return start, end + len(mark) if text.startswith(mark, end) else end
+        written = text[start:end].rstrip()
+        if any(written.endswith(mark) for mark in self._marks):  # the newline after an end mark is the template's
+            end = start + len(written)
+        return start, end
 
-    def _without_space_after_end(self, text: str, start: int, end: int) -> int:
-        """Templates write a newline after the end mark; the model never gets to say it, so it is not trained."""
-        turn = text[start:end].rstrip()
-        return start + len(turn) if self._end and turn.endswith(self._end) else end
+    def _changing(self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None) -> tuple[int, int]:
+        """The piece of `text` that is another one when `messages[index]` says something else."""
+        others = [*messages]
+        others[index] = {**messages[index], "content": _ELSE}
+        other = self._render(others, tools)[0]
+        start = _common(text, other)
+        return start, len(text) - _common(text[start:][::-1], other[start:][::-1])
+
+    def _before_mark(self, text: str, end: int) -> int:
+        """`end`, or the start of the special token that it lies within: two of them may begin alike."""
+        for mark in self._marks:
+            start = text.rfind(mark, max(0, end - len(mark) + 1), end + len(mark) - 1)
+            if start >= 0 and start < end < start + len(mark):
+                return start
+        return end
+
+    def _learned(self, spans: Spans, messages: Sequence[Message]) -> Spans:
+        """The spans of the turns that are learned."""
+        wanted = [messages[index].get("train", True) for index in _answers(messages)]
+        if all(wanted):
+            return spans
+        if len(spans) != len(wanted):
+            if not any(wanted):
+                return ()
+            raise UserError(
+                "The chat template does not mark each of the assistant's turns, and some are not to be learned.",
+                code="turns-not-marked", exit_code=Exit.USAGE, numbers=(f"{len(wanted)} turns, {len(spans)} marks",),
+                hint="give a chat_template with {% generation %} around each of the assistant's turns",
+            )  # fmt: skip
+        return tuple(span for span, learned in zip(spans, wanted, strict=True) if learned)
+
+
+def _answers(messages: Sequence[Message]) -> list[int]:
+    return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    if one.startswith(other) or other.startswith(one):
+        return min(len(one), len(other))
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[: at + 1] != other[: at + 1])
+
+
+def _training_form(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The template as TRL trains with it; None where TRL does not know it."""
+    from trl.chat_template_utils import get_training_chat_template  # late: it takes a second
+
+    try:
+        found: str | None = get_training_chat_template(tokenizer)
+    except (ValueError, TemplateError):  # not among those it knows; its own trial renders a conversation
+        return None
+    return found

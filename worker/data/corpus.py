@@ -123,7 +123,7 @@ def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Documen
     """The documents of all entries of the dataset in their order, empty records left out."""
     for entry in job.dataset:
         source = open_source(entry)
-        form = detect(source.columns, tokenizer, source.name)
+        form = detect(source.columns, tokenizer, source.name, everything=job.train_on == "all")
         unused = [column for column in source.columns if column not in form.uses]
         log.info(
             "data: %s: %d records read as %s (columns %s%s)", source.name, len(source.records), form.name,

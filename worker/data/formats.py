@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from planner.job.records import ALPACA, Record, conversation, kind_of, text_of
+from planner.job.records import ALPACA, Record, conversation, history_of, kind_of, text_of, tools_of
 from worker.data.chat import ChatTemplate, Spans
 
 _ALPACA = (
@@ -38,15 +38,17 @@ class Format:
     document: Callable[[Record], Document | None]
 
 
-def detect(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, name: str) -> Format:
-    """The format that the columns of the dataset `name` show. Raises UserError listing what was found."""
+def detect(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, name: str, *, everything: bool) -> Format:
+    """The format that the columns of the dataset `name` show. `everything`: all tokens are learned, whoever says them.
+    Raises UserError listing what was found."""
     kind = kind_of(columns, name)
     if kind in ("messages", "conversations"):
-        return _chat(kind, tokenizer, system="system" in columns and kind == "conversations")
+        more = ("system", "tools") if kind == "conversations" else ("tools",)
+        return _chat(kind, tokenizer, tuple(column for column in more if column in columns), everything)
     if kind == "prompt":
-        return _prompt_completion(tokenizer)
+        return _prompt_completion(tokenizer, tuple(column for column in ("tools",) if column in columns), everything)
     if kind == "alpaca":
-        return _alpaca(tokenizer, tuple(column for column in ALPACA if column in columns))
+        return _alpaca(tokenizer, tuple(column for column in (*ALPACA, "history") if column in columns), everything)
     return Format(name="text", uses=("text",), document=_text)
 
 
@@ -62,47 +64,46 @@ def _completion(prompt: str, completion: str) -> Document | None:
     return Document(text=text, trained=((len(prompt), len(text)),))
 
 
-def _prompt_completion(tokenizer: PreTrainedTokenizerBase) -> Format:
+def _prompt_completion(tokenizer: PreTrainedTokenizerBase, more: tuple[str, ...], everything: bool) -> Format:
     template: list[ChatTemplate] = []  # made for the first record that is a conversation
 
     def document(record: Record) -> Document | None:
         if not isinstance(record.get("prompt"), list):
             return _completion(text_of(record, "prompt"), text_of(record, "completion"))
         if not template:
-            template.append(ChatTemplate(tokenizer))
-        prompt = conversation(record["prompt"])
-        text, spans = template[0].render([*prompt, *conversation(record.get("completion"))])
-        past = sum(message["role"] == "assistant" for message in prompt)
-        return Document(text=text, trained=spans[past:], special=False, ended=False)
+            template.append(ChatTemplate(tokenizer, everything=everything))
+        prompt = [message | {"train": False} for message in conversation(record["prompt"])]
+        text, spans = template[0].render([*prompt, *conversation(record.get("completion"))], tools_of(record))
+        return Document(text=text, trained=spans, special=False, ended=False)
 
-    return Format(name="prompt and completion", uses=("prompt", "completion"), document=document)
+    return Format(name="prompt and completion", uses=("prompt", "completion", *more), document=document)
 
 
-def _chat(column: str, tokenizer: PreTrainedTokenizerBase, *, system: bool) -> Format:
-    template = ChatTemplate(tokenizer)
+def _chat(column: str, tokenizer: PreTrainedTokenizerBase, more: tuple[str, ...], everything: bool) -> Format:
+    template = ChatTemplate(tokenizer, everything=everything)
 
     def document(record: Record) -> Document | None:
         if not record.get(column):
             return None
         messages = conversation(record[column])
-        if system and (first := text_of(record, "system")) and messages[0]["role"] != "system":
+        if "system" in more and (first := text_of(record, "system")) and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": first})
-        text, spans = template.render(messages)
+        text, spans = template.render(messages, tools_of(record))
         return Document(text=text, trained=spans, special=False, ended=False)
 
-    uses = (column, "system") if system else (column,)
-    return Format(name="conversations under the chat template", uses=uses, document=document)
+    return Format(name="conversations under the chat template", uses=(column, *more), document=document)
 
 
-def _alpaca(tokenizer: PreTrainedTokenizerBase, uses: tuple[str, ...]) -> Format:
+def _alpaca(tokenizer: PreTrainedTokenizerBase, uses: tuple[str, ...], everything: bool) -> Format:
     if tokenizer.chat_template:
-        template = ChatTemplate(tokenizer)
+        template = ChatTemplate(tokenizer, everything=everything)
 
         def chat(record: Record) -> Document | None:
             instruction, more, output = (text_of(record, c) for c in ("instruction", "input", "output"))
             if not output:
                 return None
             messages = [
+                *history_of(record),
                 {"role": "user", "content": f"{instruction}\n{more}" if more else instruction},
                 {"role": "assistant", "content": output},
             ]
@@ -114,6 +115,8 @@ def _alpaca(tokenizer: PreTrainedTokenizerBase, uses: tuple[str, ...]) -> Format
         return Format(name="instructions (alpaca) under the chat template", uses=uses, document=chat)
 
     def plain(record: Record) -> Document | None:
+        if record.get("history"):
+            raise ValueError("a history of turns needs a chat template, and the tokenizer has none")
         more = text_of(record, "input")
         pair = ", paired with an input that provides further context" if more else ""
         prompt = _ALPACA.format(more=pair, instruction=text_of(record, "instruction"))

@@ -103,6 +103,47 @@ def test_sharegpt_conversations_are_known(tmp_path: Path) -> None:
     )
 
 
+def test_a_turn_with_weight_zero_is_shown_and_not_learned(tmp_path: Path) -> None:
+    for key in ({"weight": 0}, {"train": False}):
+        talk = [TALK[0], TALK[1] | key, *TALK[2:]]
+        assert learn(tmp_path, [{"messages": talk}], chat_tokenizer()).sample() == (
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
+            "<|im_start|>user\nyes?<|im_end|>\n<|im_start|>assistant\n⟦no<|im_end|>⟧\n"
+        )
+
+
+def test_a_weight_between_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Record 1 of data\.jsonl is broken") as caught:
+        learn(tmp_path, [{"messages": [TALK[0], TALK[1] | {"weight": 0.5}]}], chat_tokenizer())
+    assert caught.value.numbers == ("a message's weight is 0 or 1 (false or true), this is '0.5'",)
+
+
+CALLING = CHATML.replace("{{ m['content'] }}", "{{ m['content'] }}{{ m['tool_calls'] | tojson if m['tool_calls'] }}")
+
+
+def test_a_function_call_of_sharegpt_is_learned_as_a_tool_call(tmp_path: Path) -> None:
+    call = {"name": "add", "arguments": {"a": 2}}
+    turns = [
+        {"from": "human", "value": "2+3?"},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "5"},
+        {"from": "gpt", "value": "five"},
+    ]
+    sample = learn(tmp_path, [{"conversations": turns}], chat_tokenizer(CALLING)).sample()
+    assert '⟦[{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]<|im_end|>⟧' in sample
+    assert "<|im_start|>tool\n5<|im_end|>" in sample and "⟦five<|im_end|>⟧" in sample
+    with pytest.raises(UserError, match="does not show the tool_calls"):
+        learn(tmp_path, [{"conversations": turns}], chat_tokenizer())
+
+
+def test_a_history_comes_before_its_instruction(tmp_path: Path) -> None:
+    record = {"instruction": "yes?", "output": "no", "history": [["hi", "yes"]]}
+    sample = learn(tmp_path, [record], chat_tokenizer()).sample()
+    assert sample == learn(tmp_path, [{"messages": TALK}], chat_tokenizer()).sample()
+    with pytest.raises(UserError, match=r"Record 1 of data\.jsonl is broken"):
+        learn(tmp_path, [record])
+
+
 def test_prompt_and_completion_may_be_messages(tmp_path: Path) -> None:
     records = [{"prompt": TALK[:3], "completion": TALK[3:]}]
     assert learn(tmp_path, records, chat_tokenizer()).sample() == (

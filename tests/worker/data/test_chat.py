@@ -1,0 +1,133 @@
+"""Conversations under chat templates: what is learned is what TRL learns, and nothing said is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trl
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+from trl.chat_template_utils import get_training_chat_template
+
+from planner.errors import UserError
+from tests.support.texts import byte_tokenizer
+from worker.data.chat import ChatTemplate
+
+FOLDER = Path(trl.__file__).parent / "chat_templates"
+KNOWN = sorted(
+    file.stem.removesuffix("_training")
+    for file in FOLDER.glob("*_training.jinja")
+    if (FOLDER / f"{file.stem.removesuffix('_training')}.jinja").exists()
+)
+CALL = [{"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "adds",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        },
+    }
+]
+TALKS = {
+    "two turns": [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "yes?"},
+        {"role": "assistant", "content": "yes"},
+    ],
+    "system": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "no\nno"},
+    ],
+    "reasoning": [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "4", "reasoning_content": "two and two"},
+        {"role": "user", "content": "5?"},
+        {"role": "assistant", "content": "no", "reasoning_content": "it is not"},
+    ],
+    "calls": [
+        {"role": "user", "content": "2+3?"},
+        {"role": "assistant", "content": "", "tool_calls": CALL},
+        {"role": "tool", "name": "add", "content": "5"},
+        {"role": "assistant", "content": "5"},
+    ],
+}
+
+
+def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<|end|>", "<|user|>"]})
+    tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text("utf-8")
+    return tokenizer
+
+
+def learned(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
+    return [text[start:end] for start, end in spans]
+
+
+@pytest.mark.parametrize("talk", list(TALKS))
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_is_learned_is_what_trl_learns(name: str, talk: str) -> None:
+    tokenizer, messages, tools = tokenizer_of(name), TALKS[talk], TOOLS if talk == "calls" else None
+    try:
+        form = get_training_chat_template(tokenizer)
+        theirs = tokenizer.apply_chat_template(
+            messages, tools=tools, chat_template=form, return_dict=True, return_assistant_tokens_mask=True
+        )
+    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        with pytest.raises(UserError):
+            ChatTemplate(tokenizer).render(messages, tools)
+        pytest.skip(f"the template itself refuses this: {error}")
+    try:
+        text, spans = ChatTemplate(tokenizer).render(messages, tools)
+    except UserError as error:
+        assert error.code == "template-drops"  # TRL trains on what is left
+        return
+    ours = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    assert ours["input_ids"] == theirs["input_ids"]
+    mask = [int(any(s < end and e > start for start, end in spans)) for s, e in ours["offset_mapping"]]
+    assert mask == theirs["assistant_masks"] and any(mask)
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "reasoning_content"])
+def test_what_a_template_leaves_out_is_refused_by_name(key: str) -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", key: CALL}]
+    with pytest.raises(UserError, match=f"does not show the {key}") as refused:
+        ChatTemplate(tokenizer_of("phi3")).render(talk)
+    assert refused.value.code == "template-drops"
+
+
+def test_turns_that_say_so_are_not_learned() -> None:
+    talk = [m | {"train": False} if i == 1 else m for i, m in enumerate(TALKS["two turns"])]
+    text, spans = ChatTemplate(tokenizer_of("qwen3")).render(talk)
+    assert len(spans) == 1 and spans[0][0] > text.index("yes?")
+
+
+PHI_LIKE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% else %}<eos>{% endif %}"
+)
+
+
+def test_every_turn_of_a_template_nobody_knows_is_learned_with_its_end_mark() -> None:
+    tokenizer = tokenizer_of("phi3")
+    tokenizer.chat_template = PHI_LIKE
+    assert learned(*ChatTemplate(tokenizer).render(TALKS["two turns"])) == ["yes<|end|>", "yes<|end|>\n<eos>"]
+
+
+def test_equal_answers_are_told_apart() -> None:
+    tokenizer = tokenizer_of("phi3")
+    loud = "{{ m['content'] if loop.last else m['content'].upper() }}"
+    tokenizer.chat_template = PHI_LIKE.replace("{{ m['content'] }}", loud)
+    with pytest.raises(UserError, match="does not show what the assistant says"):
+        ChatTemplate(tokenizer).render(TALKS["two turns"])
+    shown_late = "{% if loop.last and m['role'] == 'assistant' %}<think></think>{% endif %}{{ m['content'] }}"
+    tokenizer.chat_template = PHI_LIKE.replace("{{ m['content'] }}", shown_late)
+    talk = [*TALKS["two turns"], {"role": "user", "content": "yes"}, {"role": "assistant", "content": "yes"}]
+    text, spans = ChatTemplate(tokenizer).render(talk)
+    assert learned(text, spans) == ["yes<|end|>", "yes<|end|>", "<think></think>yes<|end|>\n<eos>"]
+    assert all(text[:start].endswith("<|assistant|>\n") for start, _ in spans)
