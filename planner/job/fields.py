@@ -54,6 +54,7 @@ MOST = 10**9
 """The upper bound of counts: beyond it there is a slip of the finger, not a job."""
 
 Switch = Annotated[bool, Field(description="true or false")]
+Packing = Annotated[bool | Literal["wrapped"], Field(description="true, false or wrapped")]
 # Text goes to terminals, logs and file names: no control characters (Unicode's category Cc).
 Text = Annotated[
     str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", description="text without control characters")

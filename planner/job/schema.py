@@ -29,6 +29,7 @@ from planner.job.fields import (
     EvalStrategy,
     Minutes,
     NotNegative,
+    Packing,
     Positive,
     Prompts,
     ReportTo,
@@ -75,7 +76,7 @@ class Job(BaseModel):
     ]
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
     max_length: Annotated[int, Field(ge=2, le=10**7, description="a whole number of tokens from 2 to 10^7")] = 1024
-    packing: Switch = False
+    packing: Packing = False
     per_device_train_batch_size: Annotated[
         Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"],
         Field(description="a whole number from 1 to 10^9, or auto"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from planner.measure.choose_compiled import with_compiled
 from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
 from planner.measure.head_time import rehearsal
 from planner.measure.hf_model import sample_batch, skeleton_model
+from planner.measure.isolation import watching_isolation
 from planner.measure.times import (
     CompiledBytes,
     Times,
@@ -153,7 +155,8 @@ def analyse(job: Job, device: torch.device) -> Analysis:
     """The analysis of a job's model under slices of its largest shape, without memory for weights. Raises UserError."""
     model = skeleton_model(job, device)
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight.shape[-1])
-    analysis = analyse_model(model, sample_batch(job), device=device, chunk_rows=rows)
+    with watching_isolation(model) if job.packing is True else nullcontext():
+        analysis = analyse_model(model, sample_batch(job), device=device, chunk_rows=rows)
     if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
         raise UserError(
             f"{job.model} takes the mean over each micro-batch by itself.", code="loss-per-slice",

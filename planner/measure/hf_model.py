@@ -127,9 +127,14 @@ def without_weights() -> Iterator[None]:
 
 
 def sample_batch(job: Job) -> dict[str, torch.Tensor]:
-    """A slice of the largest shape the job can have: `input_ids` and `labels`, zeros [rows, max_length], int64."""
+    """A slice of the largest shape the job can have: `input_ids` and `labels`, zeros [rows, max_length], int64; where
+    documents are packed `position_ids`, of two of them in each row."""
     shape = (job.slice_rows, job.max_length)
-    return {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
+    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
+    if job.packing is True:
+        first = torch.arange(job.max_length // 2)
+        batch["position_ids"] = torch.cat((first, torch.arange(job.max_length - len(first)))).repeat(job.slice_rows, 1)
+    return batch
 
 
 def _unusable(job: Job, cause: str) -> UserError:

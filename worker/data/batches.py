@@ -1,6 +1,7 @@
 """Which tokens each step trains on. A pure function of the job, the corpus and the step.
 
-Rows are documents (cut at `max_length`), or with `packing` chunks of `max_length` tokens of all documents in a row.
+Rows are documents (cut at `max_length`); with `packing` several documents that fit into `max_length` tokens and
+do not see each other; with `packing: wrapped` chunks of `max_length` tokens of all documents one after another.
 Every epoch has its own order, drawn from (seed, epoch). Epochs follow each other without a seam: a step that an epoch
 cannot fill takes its remaining rows from the next epoch, so every step has the same number of rows and none is lost.
 So the position in the data is the number of the step, and a resumed run needs nothing else.
@@ -15,6 +16,7 @@ import hashlib
 import logging
 import math
 import tempfile
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from worker.data.corpus import Corpus, load_corpus
-from worker.data.padding import EvalBatches, Rows, num_items
+from worker.data.padding import EvalBatches, Layout, Rows, num_items
 from worker.data.seeds import epoch_seed, split_seed
 
 log = logging.getLogger(__name__)
@@ -67,9 +69,9 @@ class Batches:
         self._rows = rows
         log.info(
             "data: %d rows, %d tokens; %d rows a step, %.1f steps an epoch, %d steps in all",
-            len(rows), int(rows.places[:, 1].sum()), self.rows_per_step, self.steps_per_epoch, self.total_steps,
+            len(rows), int(rows.lengths.sum()), self.rows_per_step, self.steps_per_epoch, self.total_steps,
         )  # fmt: skip
-        content = rows.corpus.fingerprint.encode() + rows.places.tobytes()
+        content = rows.corpus.fingerprint.encode() + rows.layout.content()
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
 
     @property
@@ -102,7 +104,7 @@ class Batches:
 
     def num_tokens(self, step: int) -> int:
         """Tokens of step `step`, learned or not, without padding."""
-        return int(self._rows.places[self._numbers(step), 1].sum())
+        return int(self._rows.lengths[self._numbers(step)].sum())
 
     def distinct_tokens(self) -> list[int]:
         """For each slice the most distinct tokens, padding included, that it and those before it have in any step."""
@@ -121,12 +123,12 @@ class Batches:
 
     def sample(self) -> str:
         """The first row of step 0 as text, learned tokens between ⟦ and ⟧, the middle cut out where it is long."""
-        ids, trained = self._rows.row(self._row(0))
-        borders = np.flatnonzero(np.diff(trained)) + 1
         parts = []
-        for run, learned in zip(np.split(ids, borders), np.split(trained, borders), strict=True):
-            text = str(self._tokenizer.decode(run.tolist()))
-            parts.append(f"⟦{text}⟧" if learned[0] else text)
+        for ids, trained in self._rows.pieces(self._row(0)):
+            borders = np.flatnonzero(np.diff(trained)) + 1
+            for run, learned in zip(np.split(ids, borders), np.split(trained, borders), strict=True):
+                text = str(self._tokenizer.decode(run.tolist()))
+                parts.append(f"⟦{text}⟧" if learned[0] else text)
         text = "".join(parts)
         return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 
@@ -163,10 +165,10 @@ def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
     return rows.chosen(~held_out), rows.chosen(held_out)
 
 
-def _rows(corpus: Corpus, job: Job) -> NDArray[np.int64]:
-    """[rows, 2]: first token and length of every row that has something to learn. Says what is cut and left out."""
+def _rows(corpus: Corpus, job: Job) -> Layout:
+    """Every row that has something to learn. Says what is cut and left out."""
     total, longest = len(corpus.tokens), job.max_length
-    if job.packing:
+    if job.packing == "wrapped":
         starts = np.arange(0, total, longest, dtype=np.int64)
         ends = np.minimum(starts + longest, total)
         log.info("data: packed %d documents into %d rows of %d tokens", len(corpus.ends), len(starts), longest)
@@ -179,7 +181,7 @@ def _rows(corpus: Corpus, job: Job) -> NDArray[np.int64]:
             log.warning(
                 "data: %d of %d documents are longer than max_length %d and cut; %d of %d tokens are not seen (%s)",
                 int(cut.sum()), len(ends), longest, lost, total,
-                "packing: true uses them all, a larger max_length more",
+                "packing: wrapped uses them all, a larger max_length more",
             )  # fmt: skip
         ends = np.minimum(ends, starts + longest)
     # A row's first token has nothing before it to be predicted from.
@@ -196,4 +198,33 @@ def _rows(corpus: Corpus, job: Job) -> NDArray[np.int64]:
         )  # fmt: skip
     if not useful.all():
         log.warning("data: %d of %d rows have nothing to learn and are left out", int((~useful).sum()), len(useful))
-    return np.stack((starts, ends - starts), axis=1)[useful]
+    pieces = np.stack((starts, ends - starts), axis=1)[useful]
+    return _packed(pieces, longest) if job.packing is True else Layout.single(pieces)
+
+
+def _packed(pieces: NDArray[np.int64], longest: int) -> Layout:
+    """Best-fit decreasing: every piece, the longest first, goes into the row with the least room that it fits into."""
+    rows: list[list[int]] = []
+    with_room: dict[int, list[int]] = {}  # tokens left -> rows
+    rooms: list[int] = []  # its keys, in order
+    for number in np.argsort(-pieces[:, 1], kind="stable"):
+        length = int(pieces[number, 1])
+        at = bisect_left(rooms, length)
+        if at == len(rooms):
+            row, room = len(rows), longest
+            rows.append([])
+        else:
+            room = rooms[at]
+            row = with_room[room].pop()
+            if not with_room[room]:
+                del with_room[room], rooms[at]
+        rows[row].append(int(number))
+        if left := room - length:
+            if left not in with_room:
+                insort(rooms, left)
+            with_room.setdefault(left, []).append(row)
+    log.info("data: packed %d documents into %d rows of at most %d tokens", len(pieces), len(rows), longest)
+    return Layout(
+        pieces=pieces[[number for row in rows for number in row]],
+        ends=np.cumsum([len(row) for row in rows], dtype=np.int64), isolated=True,
+    )  # fmt: skip

@@ -192,6 +192,6 @@ def _encode(
         ends = bool(document.trained) and document.trained[-1][1] == len(document.text)
         if document.ended and len(ids) and ids[-1] == end:
             learned[-1] |= ends  # the tokenizer's own end-of-text token has no place in the text
-        elif end is not None and (document.ended or (job.packing and end not in ids)):
+        elif end is not None and (document.ended or (job.packing == "wrapped" and end not in ids)):
             ids, learned = np.append(ids, np.int32(end)), np.append(learned, ends)
         yield ids, np.ones_like(learned) if job.train_on == "all" else learned

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,40 +29,88 @@ def num_items(batch: Mapping[str, Tensor]) -> int:
     return int((batch["labels"][:, 1:] != IGNORED).sum())
 
 
-class Rows:
-    """Pieces of a corpus, and batches of them. `places` [rows, 2]: first token and length."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layout:
+    """What stands in the rows. `pieces` [pieces, 2]: first token of the corpus and length; row r is the pieces from
+    `ends[r - 1]` (or 0) to `ends[r]`. `isolated`: no piece of a row sees another."""
 
-    def __init__(self, corpus: Corpus, places: NDArray[np.int64], *, max_length: int, pad: int) -> None:
-        self.corpus, self.places, self.pad = corpus, places, pad
+    pieces: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    isolated: bool = False
+
+    @classmethod
+    def single(cls, pieces: NDArray[np.int64]) -> Layout:
+        """A row for every piece."""
+        return cls(pieces=pieces, ends=np.arange(1, len(pieces) + 1, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens per row."""
+        return np.diff(np.concatenate((np.zeros(1, np.int64), np.cumsum(self.pieces[:, 1])))[np.r_[0, self.ends]])
+
+    def of(self, row: int) -> NDArray[np.int64]:
+        """The pieces of a row."""
+        return self.pieces[self.ends[row - 1] if row else 0 : self.ends[row]]
+
+    def chosen(self, which: NDArray[np.bool_]) -> Layout:
+        """Some of the rows."""
+        counts = np.diff(np.r_[0, self.ends])
+        return replace(self, pieces=self.pieces[np.repeat(which, counts)], ends=np.cumsum(counts[which]))
+
+    def content(self) -> bytes:
+        """What tells this layout from others."""
+        return self.pieces.tobytes() + (self.ends.tobytes() if self.isolated else b"")
+
+
+class Rows:
+    """Rows of a corpus, and batches of them."""
+
+    def __init__(self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int) -> None:
+        self.corpus, self.layout, self.pad = corpus, layout, pad
+        self.lengths = layout.lengths
         self._max_length = max_length
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.layout)
 
     def chosen(self, which: NDArray[np.bool_]) -> Rows:
         """Some of them."""
-        return Rows(self.corpus, self.places[which], max_length=self._max_length, pad=self.pad)
+        return Rows(self.corpus, self.layout.chosen(which), max_length=self._max_length, pad=self.pad)
 
-    def row(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """The tokens of a row, and which of them are learned."""
-        start, length = self.places[number]
-        return self.corpus.tokens[start : start + length], self.corpus.trained[start : start + length]
+    def pieces(self, number: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+        """The tokens of each piece of a row, and which of them are learned."""
+        for start, length in self.layout.of(number):
+            yield self.corpus.tokens[start : start + length], self.corpus.trained[start : start + length]
 
     def longest_first(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """`numbers` by the length of their rows."""
-        return numbers[np.argsort(-self.places[numbers, 1], kind="stable")]
+        return numbers[np.argsort(-self.lengths[numbers], kind="stable")]
 
     def batch(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
-        """`input_ids` and `labels`, int64 [rows, length], padded on the right to one of the `buckets`."""
-        longest = int(self.places[numbers, 1].max())
+        """`input_ids` and `labels`, int64 [rows, length], padded on the right to one of the `buckets`. Where pieces are
+        isolated also `position_ids`, which begin again with every piece and with the padding: by these transformers'
+        models keep attention within a piece. A piece's first token is not learned, there is nothing before it."""
+        longest = int(self.lengths[numbers].max())
         length = next(bucket for bucket in buckets(self._max_length) if bucket >= longest)
         ids = np.full((len(numbers), length), self.pad, np.int64)
         labels = np.full((len(numbers), length), IGNORED, np.int64)
+        positions = np.zeros((len(numbers), length), np.int64)
         for place, number in enumerate(numbers):
-            tokens, trained = self.row(number)
-            ids[place, : len(tokens)] = tokens
-            labels[place, : len(tokens)] = np.where(trained, tokens, IGNORED)
-        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+            at = 0
+            for tokens, trained in self.pieces(number):
+                end = at + len(tokens)
+                ids[place, at:end] = tokens
+                labels[place, at:end] = np.where(trained, tokens, IGNORED)
+                positions[place, at:end] = np.arange(len(tokens))
+                if self.layout.isolated:
+                    labels[place, at] = IGNORED
+                at = end
+            positions[place, at:] = np.arange(length - at)
+        found = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+        return {**found, "position_ids": torch.from_numpy(positions)} if self.layout.isolated else found
 
 
 class EvalBatches:
@@ -71,7 +120,7 @@ class EvalBatches:
         self._rows = rows
         order = rows.longest_first(np.arange(len(rows)))
         self._numbers = [order[start : start + size] for start in range(0, len(order), size)]
-        log.info("data: %d rows, %d tokens to evaluate on", len(rows), int(rows.places[:, 1].sum()))
+        log.info("data: %d rows, %d tokens to evaluate on", len(rows), int(rows.lengths.sum()))
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -208,7 +208,7 @@ def test_csv_files_of_a_folder_have_the_same_columns(turned: bool, model: Path, 
 def test_csv_files_of_a_folder_may_differ_in_the_order_of_columns(model: Path, tmp_path: Path) -> None:
     job = make_job(model, csv_folder(tmp_path, a="text,n\na,1\n", c="n,text,\n2,b\n"), packing=True, max_length=64)
     assert check_data(job) == ()
-    assert Batches(job, byte_tokenizer()).sample() == "⟦a<eos>b<eos>⟧"
+    assert Batches(job, byte_tokenizer()).sample() == "⟦a<eos>⟧⟦b<eos>⟧"
 
 
 def test_a_file_that_is_cut_costs_the_files_before_no_row(

@@ -298,7 +298,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         "job.yaml has 5 mistakes.\n"
         "  dataset: it is missing; it must be a path or Hugging Face id, or a list of them\n"
         "  line 1: seed: it is -4; it must be a whole number, 0 or more, below 2^63\n"
-        "  line 2: packing: it is 1; it must be true or false\n"
+        "  line 2: packing: it is 1; it must be true, false or wrapped\n"
         f"  line 3: model: there is no model folder at {folder / 'nowhere'}\n"
         "  line 4: bits: unknown key\n"
         "  hint: correct the file and try again; docs/jobs.md lists every key   [bad-job]"
@@ -312,7 +312,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("learning_rate: 0", "bad-value", "it must be a number above 0"),
         ("learning_rate: .inf", "bad-value", "it must be a number above 0"),
         ("max_length: 12.5", "wrong-type", "it must be a whole number of tokens from 2 to 10^7"),
-        ("packing: 'yes'", "wrong-type", "it must be true or false"),
+        ("packing: 'yes'", "wrong-type", "it must be true, false or wrapped"),
         ("bf16: auto", "wrong-type", "it must be true or false"),
         ("seed: true", "wrong-type", "it must be a whole number, 0 or more"),
         ("adam_beta1: 1.0", "bad-value", "a number from 0 up to, not including, 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from planner.errors import UserError
 from planner.measure.hf_model import sample_batch
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
+from tests.support.tiny_models import make_model
 from worker.data.batches import Batches
 from worker.data.padding import IGNORED, buckets
 
@@ -115,9 +117,38 @@ def test_long_documents_are_cut_and_it_is_said(tmp_path: Path, caplog: pytest.Lo
     assert "1 of 2 documents are longer than max_length 32 and cut; 69 of 107 tokens are not seen" in caplog.text
 
 
-def test_packing_joins_documents_with_the_end_token_and_loses_none(tmp_path: Path) -> None:
+def test_packing_puts_whole_documents_into_rows_and_loses_none(tmp_path: Path) -> None:
+    records = [{"text": "a" * length} for length in (19, 12, 11, 9, 8, 7, 5)]  # each with its end token one more
+    data = batches(tmp_path, records, max_length=20, packing=True, per_device_train_batch_size=1)
+    pieces = []
+    assert data.steps_per_epoch == 4
+    for step in range(4):
+        (batch,) = data.step(step)
+        starts = torch.nonzero(batch["position_ids"][0] == 0).flatten().tolist()
+        assert all(batch["labels"][0, start] == IGNORED for start in starts)  # there is nothing before it to see
+        pieces.append([end - start for start, end in pairwise([*starts, 20])])
+    assert sorted(pieces) == [[10, 9, 1], [12, 8], [13, 6, 1], [20]]  # the ones are padding
+
+
+def test_a_packed_rows_loss_is_that_of_its_documents_alone(tmp_path: Path) -> None:
+    records = [{"prompt": "2+2=", "completion": "4"}, {"prompt": "a", "completion": "bcd"}]
+    packed = batches(tmp_path, records, max_length=16, packing=True, per_device_train_batch_size=1)
+    alone = batches(tmp_path, records, max_length=16, per_device_train_batch_size=1)
+    losses = {}
+    for name, data, steps in (("packed", packed, 1), ("alone", alone, 2)):
+        model = make_model("llama", vocabulary=260).eval()
+        found = [batch for step in range(steps) for batch in data.step(step)]
+        items = torch.tensor(data.num_items(found))
+        loss = sum(model(**batch, num_items_in_batch=items).loss for batch in found)
+        loss.backward()
+        losses[name] = [float(loss), *(float(p.grad.norm()) for p in model.parameters())]
+        assert len(found) == steps
+    assert losses["packed"] == pytest.approx(losses["alone"], rel=1e-5)
+
+
+def test_wrapped_packing_cuts_all_documents_in_a_row_into_pieces(tmp_path: Path) -> None:
     records = sentences(9)
-    data = batches(tmp_path, records, max_length=32, packing=True, per_device_train_batch_size=1)
+    data = batches(tmp_path, records, max_length=32, packing="wrapped", per_device_train_batch_size=1)
     stream = [token for record in records for token in encoded(record)]
     chunks = {tuple(stream[start : start + 32]) for start in range(0, len(stream), 32)}
     assert {row for step in range(len(chunks)) for row in rows(data, step)} == chunks

@@ -173,7 +173,7 @@ def test_the_columns_read_and_not_read_are_said(tmp_path: Path, caplog: pytest.L
 
 def test_a_chat_document_gets_no_second_end_token_when_packed(tmp_path: Path) -> None:
     records = [{"messages": TALK[:2]}] * 2
-    sample = learn(tmp_path, records, chat_tokenizer(), packing=True).sample()
+    sample = learn(tmp_path, records, chat_tokenizer(), packing="wrapped").sample()
     assert sample.count("<|im_end|>") == 4
 
 
@@ -205,7 +205,7 @@ def test_a_folder_is_its_files_in_the_order_of_their_names(tmp_path: Path) -> No
     (folder / "sub").mkdir(parents=True)
     for name in ("b", "a", "sub/c"):
         (folder / f"{name}.txt").write_text(f"file {name}.")
-    assert learn(tmp_path, folder, packing=True).sample() == "⟦file a.<eos>file b.<eos>file sub/c.<eos>⟧"
+    assert learn(tmp_path, folder, packing="wrapped").sample() == "⟦file a.<eos>file b.<eos>file sub/c.<eos>⟧"
 
 
 def test_a_folder_of_mixed_types_is_an_error(tmp_path: Path) -> None:
