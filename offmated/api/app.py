@@ -1,4 +1,4 @@
-"""The HTTP API on the daemon's unix socket. Errors for people travel as their fields, with status 404 or 422."""
+"""The HTTP API on the daemon's unix socket. Errors travel as the fields of `UserError` (`offmated/api/refusals.py`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi import Path as InPath
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
+from offmated.api.limits import Limits
+from offmated.api.refusals import add_handlers
 from offmated.api.views import job_view
 from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
 from offmated.jobs.store import Store
@@ -68,14 +70,14 @@ def make_app(services: Services) -> FastAPI:
     """The application."""
     app = FastAPI(title="offmate", docs_url=None, redoc_url=None)
     app.state.services = services
-    app.add_exception_handler(UserError, _user_error)
+    app.add_middleware(Limits)
+    add_handlers(app)
     app.get("/health")(health)
     app.post("/jobs", status_code=201)(submit_job)
     app.get("/jobs")(list_jobs)
     app.get("/jobs/{job_id}")(show_job)
     app.get("/jobs/{job_id}/plan")(show_plan)
     app.get("/jobs/{job_id}/logs")(show_log)
-    app.get("/jobs/{job_id}/metrics")(show_metrics)
     app.get("/jobs/{job_id}/events")(show_events)
     app.post("/jobs/{job_id}/cancel")(cancel_job)
     app.post("/jobs/{job_id}/retry")(retry_job)
@@ -83,8 +85,8 @@ def make_app(services: Services) -> FastAPI:
     return app
 
 
-def health(use: Use) -> Json:
-    """How the daemon is."""
+async def health(use: Use) -> Json:
+    """How the daemon is. Without a thread of its own: it answers also when all of them wait for the database."""
     return use.health()
 
 
@@ -132,13 +134,9 @@ def retry_job(job_id: JobId, use: Use, budgets: Budgets | None = None) -> Json:
     return show_job(job_id, use)
 
 
-def show_metrics(job_id: JobId, use: Use, skip: int = 0) -> list[Json]:
-    """The trainer's events from number `skip`."""
-    return RunFolder(Path(use.store.job(job_id).run_dir)).read_metrics(skip)
-
-
-def show_events(job_id: JobId, use: Use, position: Annotated[int, Query(ge=0)] = 0) -> Json:
-    """The trainer's events after what was read before, and the position to ask from next time."""
+def show_events(job_id: JobId, use: Use, position: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Json:
+    """Some of the trainer's events after what was read before, and the position to ask from next time; none, and the
+    position asked from, where there are no more."""
     events, following = RunFolder(Path(use.store.job(job_id).run_dir)).metrics_after(position)
     return {"events": events, "position": following}
 
@@ -170,13 +168,8 @@ def _read(path: Path, position: int) -> bytes:
         return file.read(LOG_PIECE_BYTES)
 
 
-def shut_down(use: Use) -> Json:
+async def shut_down(use: Use) -> Json:
     """End the daemon: running jobs save a checkpoint first. Answers at once with the process to wait for."""
     use.shut_down()
     return use.health()
 
-
-def _user_error(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, UserError)
-    status = 404 if error.exit_code is Exit.NO_SUCH_JOB else 422
-    return JSONResponse(error.to_json(), status_code=status)

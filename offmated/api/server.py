@@ -10,9 +10,12 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from offmated.api.limits import Connection
+
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
+BACKLOG = 128  # connections that the system holds, and that are taken at once, beyond those there may be
 
 
 class Server:
@@ -44,8 +47,9 @@ class Server:
             listener.close()
             raise
         settings = uvicorn.Config(
-            self._app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=int(PATIENCE_S)
-        )
+            self._app, http=Connection, ws="none", backlog=BACKLOG, log_config=None, access_log=False, lifespan="off",
+            timeout_graceful_shutdown=int(PATIENCE_S),
+        )  # fmt: skip
         server = uvicorn.Server(settings)  # which closes its listener
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api")
         thread.start()

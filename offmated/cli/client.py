@@ -73,13 +73,9 @@ class Client:
         answer: Json | None = self._send("GET", f"/jobs/{job_id}/plan").json()
         return answer
 
-    def metrics(self, job_id: int, skip: int = 0) -> list[Json]:
-        """The events of metrics.jsonl, from the one numbered `skip`."""
-        answer: list[Json] = self._send("GET", f"/jobs/{job_id}/metrics", params={"skip": skip}).json()
-        return answer
-
     def events(self, job_id: int, position: int = 0) -> tuple[list[Json], int]:
-        """The trainer's events after what was read before, and the position to ask from next time."""
+        """Some of the trainer's events after what was read before, and the position to ask from next time: the same one
+        when there are no more."""
         answer = self._send("GET", f"/jobs/{job_id}/events", params={"position": position}).json()
         return answer["events"], answer["position"]
 

@@ -52,11 +52,11 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
 def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, Any]]:
     """The trainer's events of a job; with `following` as they come, until it is over. Where no daemon answers, those
     in the run folder. Raises UserError `daemon-ended` or `daemon-silent` when the daemon goes or hangs on the way."""
-    position = 0
+    position, last = 0, not following
     while True:
         try:
-            last = not following or client.job(job_id)["state"] in FINAL  # asked before reading, so that none is missed
-            new, position = client.events(job_id, position)
+            last = last or client.job(job_id)["state"] in FINAL  # asked before reading, so that none is missed
+            new, end = client.events(job_id, position)
         except UserError as error:
             if position and error.code == "daemon-not-running":
                 raise left_alone(job_id) from None
@@ -67,9 +67,12 @@ def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, A
                 raise
             return
         yield from new
-        if last:
+        if end != position:  # they come piece by piece
+            position = end
+        elif last:
             return
-        time.sleep(POLL_S)
+        else:
+            time.sleep(POLL_S)
 
 
 def log(client: Client, job_id: int, following: bool) -> Iterator[str]:
@@ -153,13 +156,20 @@ class News:
     def _tell_evaluations(self, job: dict[str, Any]) -> None:
         if job["progress"] is None:
             return
-        events, self._position = self._client.events(job["id"], self._position)
-        for event in events:
+        for event in self._new_events(job["id"]):
             where = f"step {event.get('step')} of {job['progress']['total_steps']}"
             if event["event"] == "eval":
                 self._screen.print(f"{where}, eval loss {event['eval_loss']:.3f}")
             if event["event"] == "sample":
                 self._screen.print(f"{where}, sample: {printable(event['prompt'])} ⟦{printable(event['text'])}⟧")
+
+    def _new_events(self, job_id: int) -> Iterator[dict[str, Any]]:
+        while True:
+            before = self._position
+            events, self._position = self._client.events(job_id, before)
+            yield from events
+            if self._position == before:
+                return
 
     def _tell_loss(self, job: dict[str, Any]) -> None:
         found, over = job["progress"], job["state"] in FINAL

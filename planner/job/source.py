@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from planner.errors import Exit, UserError
-from planner.units import printable
 
 _SET = "--set "
 SHOWN_LENGTH = 200  # characters of a wrong value in an error
@@ -45,7 +44,7 @@ class Mistake:
 
     def __str__(self) -> str:
         text = f"{_cut(self.key)}: {self.text}"
-        return printable(f"line {self.line}: {text}" if self.line else text)
+        return f"line {self.line}: {text}" if self.line else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,13 +205,13 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
             code, hint = "duplicate-key", "keep one of the two lines"
         elif isinstance(error, _TooMuch):
             code, hint = "file-too-long", "a job says less than that; a list of many files can be a folder"
-        problem = printable(f"{name}: {_cut(error.problem or 'not YAML', 2 * SHOWN_LENGTH)}")
+        problem = f"{name}: {_cut(error.problem or 'not YAML', 2 * SHOWN_LENGTH)}"
         raise UserError(
             problem + (f" (line {mark.line + 1})" if mark else ""), code=code, exit_code=Exit.USAGE, hint=hint
         ) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(
-            printable(f"{name}: not YAML: {error}"),
+            f"{name}: not YAML: {error}",
             code="bad-yaml",
             exit_code=Exit.USAGE,
             hint="write one `key: value` per line",

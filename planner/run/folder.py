@@ -17,6 +17,7 @@ from planner.errors import UserError, is_disk_full
 from planner.units import printable
 
 _TAIL_BYTES = 16 * 1024
+_PIECE_BYTES = 2**20
 _NEW = ".new"  # ends the name of a file on its way
 _ERROR_FIELDS = {"what", "numbers", "hint", "code", "exit_code"}
 
@@ -108,19 +109,23 @@ class RunFolder:
         """error.json; a reader finds the old one or the new one, whole."""
         _write_object(self.error, error.to_json())
 
-    def read_metrics(self, skip: int = 0) -> list[dict[str, Any]]:
-        """The events from number `skip`; a last line that is still being written is left out, as is a broken one."""
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All events; a last line that is still being written is left out, as is a broken one."""
         if not self.metrics.exists():
             return []
-        return _events(self.metrics.read_bytes().split(b"\n")[:-1])[skip:]
+        return _events(self.metrics.read_bytes().split(b"\n")[:-1])
 
     def metrics_after(self, position: int) -> tuple[list[dict[str, Any]], int]:
-        """The events whose lines begin at byte `position` or later, and the position to go on from."""
+        """The events whose lines begin at byte `position` or later, about a mebibyte of them, and the position to go on
+        from: `position` itself when there are no more."""
         if not self.metrics.exists():
             return [], position
         with self.metrics.open("rb") as file:
+            if position >= os.fstat(file.fileno()).st_size:  # also where no file can be as long
+                return [], position
             file.seek(position)
-            whole, newline, _ = file.read().rpartition(b"\n")
+            piece = file.read(_PIECE_BYTES) + file.readline()  # to the end of the line that was begun
+        whole, newline, _ = piece.rpartition(b"\n")
         return _events(whole.split(b"\n")), position + len(whole) + len(newline)
 
     def recent_metrics(self) -> list[dict[str, Any]]:

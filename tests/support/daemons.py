@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from offmated.cli.client import Client, Json
+from offmated.cli.follow import events
 from offmated.paths import Paths
 from planner.run.processes import Process
 from tests import ROOT
@@ -102,6 +103,10 @@ class House:
     def job(self, number: int) -> Json:
         """The job as the API shows it."""
         return self.client.job(number)
+
+    def events(self, number: int) -> list[Json]:
+        """The events of the job's trainers."""
+        return list(events(self.client, number, following=False))
 
     def wait_for(self, number: int, *states: str) -> Json:
         """The job, once it is in one of `states`."""

@@ -126,7 +126,7 @@ def test_broken_lines_of_metrics_are_passed_over(tmp_path: Path) -> None:
     lines = [start, "\x00\x00", "[1]", '{"st', json.dumps(step(1, 2.0, 100))]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert job_view(row(1, JobState.RUNNING, tmp_path), [])["progress"]["step"] == 1
-    assert [event["event"] for event in RunFolder(tmp_path).read_metrics(skip=1)] == ["step"]
+    assert [event["event"] for event in RunFolder(tmp_path).read_metrics()] == ["start", "step"]
 
 
 @pytest.mark.parametrize("name", ["plan.json", "metrics.jsonl"])

@@ -54,7 +54,7 @@ def horse(house: House, number: int) -> Process:
 
 def resumed_from(house: House, number: int) -> list[int | None]:
     """The checkpoints from which the job's trainers started."""
-    return [event["resumed_from"] for event in house.client.metrics(number) if event["event"] == "start"]
+    return [event["resumed_from"] for event in house.events(number) if event["event"] == "start"]
 
 
 def test_a_submitted_job_is_planned_measured_trained_and_done(shared: House) -> None:
@@ -134,15 +134,19 @@ def test_a_followed_log_ends_with_the_job(shared: House) -> None:
     assert log == "".join(shared.client.logs(number))
 
 
-def test_metrics_can_be_read_from_where_one_stopped(shared: House) -> None:
+def test_events_can_be_read_from_where_one_stopped(shared: House) -> None:
     number = shared.submit("metered", steps=3)
     shared.wait_for(number, "done")
-    events = shared.client.metrics(number)
-    assert [event["event"] for event in events] == ["start", "step", "step", "step", "end"]
-    assert shared.client.metrics(number, skip=3) == events[3:]
+    told, position = shared.client.events(number)
+    assert [event["event"] for event in told] == ["start", "step", "step", "step", "end"]
+    assert shared.client.events(number, position) == ([], position)
+    assert shared.client.events(number, 10**18) == ([], 10**18)
+    first_line = (shared.paths.run_folder(number) / "metrics.jsonl").read_text().index("\n") + 1
+    assert shared.client.events(number, first_line) == (told[1:], position)
+    assert shared.events(number) == told
 
 
-@pytest.mark.parametrize("ask", ["job", "cancel", "metrics", "logs"])
+@pytest.mark.parametrize("ask", ["job", "cancel", "events", "logs"])
 def test_a_job_that_is_not_there_is_said_by_every_question(shared: House, ask: str) -> None:
     with pytest.raises(UserError) as caught:
         list(getattr(shared.client, ask)(999))

@@ -77,7 +77,7 @@ def test_a_killed_and_a_shut_down_run_end_with_the_weights_of_an_undisturbed_one
         built.up()
         until(lambda: built.job(number)["state"] in ("done", "failed"), "the end", 240)
 
-        job, starts = built.job(number), [e for e in built.client.metrics(number) if e["event"] == "start"]
+        job, starts = built.job(number), [e for e in built.events(number) if e["event"] == "start"]
         assert (job["state"], job["attempts"], job["crashes"]) == ("done", 3, 0), "".join(built.client.logs(number))
         assert starts[1]["resumed_from"] >= 10 and starts[2]["resumed_from"] >= 45
         ours, theirs = (load_file(Path(built.job(n)["output"]) / "model.safetensors") for n in (number, plain))

@@ -1,0 +1,135 @@
+"""What a client may take of the daemon: bytes of a request, time to send it, connections. What is more is refused while
+it comes in, and nothing of it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from offmated.api.refusals import RETRY_AFTER_S, refused
+from planner.errors import Exit, UserError
+from planner.units import format_bytes
+
+MOST_BODY_BYTES = 2**21
+"""More than six bytes for each character of the longest job file (`planner.job.source`)."""
+REQUEST_S = 20.0
+"""To send a request in; answers may take longer."""
+MOST_CONNECTIONS = 256
+"""Connections are file descriptors, of which a process often has 1,024, and jobs need them, too."""
+
+
+class Limits:
+    """The application behind it gets requests whose body is there, whole and small."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdigit() and int(declared) > MOST_BODY_BYTES:
+            await _too_large(int(declared))(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                body = await _body(receive)
+        except TimeoutError:
+            await _too_slow()(scope, receive, send)
+            return
+        if body is None:  # the client has gone
+            return
+        if len(body) > MOST_BODY_BYTES:
+            await _too_large(None)(scope, receive, send)
+            return
+        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replayed() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        await self._app(scope, replayed, send)
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The body, or as much of it as shows that it is too large; None when the client went away."""
+    body = bytearray()
+    while len(body) <= MOST_BODY_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            break
+    return bytes(body)
+
+
+def _too_large(size: int | None) -> ASGIApp:
+    has = f"has {format_bytes(size)}" if size is not None else "has more"
+    error = UserError(
+        "The request is too large.", code="request-too-large", exit_code=Exit.USAGE,
+        numbers=(f"it {has}, at most {format_bytes(MOST_BODY_BYTES)} are taken",),
+        hint="a job file names its data, it does not hold them",
+    )  # fmt: skip
+    return refused(413, error, headers={"connection": "close"})  # or the server would read the rest
+
+
+def _too_slow() -> ASGIApp:
+    error = UserError(
+        "The request did not come to its end.", code="request-too-slow", hint="send it again",
+        numbers=(f"it was not there after {REQUEST_S:g} s",),
+    )  # fmt: skip
+    return refused(408, error, headers={"connection": "close"})
+
+
+class Connection(H11Protocol):
+    """One connection. It is closed when it sends no request for too long, and refused where there are too many."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Take it, or refuse it."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.write(_TOO_MANY)
+            transport.close()
+        else:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """What has come in."""
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unwatch()  # the request is there, but for its body, which `Limits` waits for
+        else:
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(REQUEST_S, self._close)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+_TOO_MANY = (
+    "HTTP/1.1 503 Service Unavailable\r\n"
+    f"retry-after: {RETRY_AFTER_S}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+).encode()

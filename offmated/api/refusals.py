@@ -1,0 +1,112 @@
+"""Errors as answers: the fields of a `UserError`, and a status that says whether to try again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnection
+from starlette.exceptions import HTTPException
+
+from planner.errors import Exit, UserError, first_line, is_disk_full
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+_SHORT_FOR_NOW = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR}
+_BUSY = ("locked", "busy", "timeout", "could not serialize", "deadlock", "too many")
+
+
+def refused(status: int, error: UserError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The answer that carries `error`."""
+    return JSONResponse(error.to_json(), status_code=status, headers=dict(headers or {}))
+
+
+def later(error: UserError) -> JSONResponse:
+    """The answer to what could not be done just now. Nothing of it was done, and it may be asked again."""
+    return refused(503, error, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Have every error answered by its fields."""
+    for kind, handler in (
+        (UserError, _user_error), (RequestValidationError, _invalid), (HTTPException, _http),
+        (DBAPIError, _database), (NoConnection, _database), (OSError, _system), (Exception, _own_mistake),
+    ):  # fmt: skip
+        app.add_exception_handler(kind, handler)
+
+
+def _user_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, UserError)
+    return refused(404 if error.exit_code is Exit.NO_SUCH_JOB else 422, error)
+
+
+def _invalid(_request: Request, error: Exception) -> JSONResponse:
+    """What was sent is not repeated: it may hold what no JSON can (NaN, half characters)."""
+    assert isinstance(error, RequestValidationError)
+    return refused(422, _unknown(*(f"{'.'.join(map(str, at['loc']))}: {at['msg']}" for at in error.errors())))
+
+
+def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    number = f"{request.method} {request.url.path}: {error.detail}"
+    return refused(error.status_code, _unknown(number), error.headers)
+
+
+def _unknown(*numbers: str) -> UserError:
+    return UserError(
+        "The daemon does not know this request.", numbers=numbers, code="bad-request", exit_code=Exit.USAGE,
+        hint="is the daemon of the same version? offmate down, then offmate up",
+    )  # fmt: skip
+
+
+def _database(_request: Request, error: Exception) -> JSONResponse:
+    cause = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+    if is_disk_full(error):
+        return _disk_full(error)
+    if isinstance(error, NoConnection) or any(word in cause.lower() for word in _BUSY):
+        log.warning("the database was busy for too long: %s", cause)
+        return later(
+            UserError("The database is busy.", numbers=(cause,), code="database-busy", hint="try again in a moment")
+        )
+    log.exception("the database cannot be used", exc_info=error)
+    return refused(503, UserError(
+        "The database cannot be used.", numbers=(cause,), code="database-unreachable",
+        hint="daemon.log has the whole story",
+    ))  # fmt: skip
+
+
+def _system(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, OSError)
+    if is_disk_full(error):
+        return _disk_full(error)
+    told = UserError(
+        "The system refused what the daemon wanted to do.", numbers=(first_line(error),),
+        code="system-error", hint="daemon.log has the whole story",
+    )  # fmt: skip
+    if error.errno in _SHORT_FOR_NOW:
+        log.warning("the system is short of something: %s", error)
+        return later(told)
+    log.exception("a request ended in an error of the system", exc_info=error)
+    return refused(503, told)
+
+
+def _disk_full(error: Exception) -> JSONResponse:
+    return refused(507, UserError(
+        "The disk has no room for what the daemon writes.", numbers=(first_line(error),), code="disk-full",
+        hint="free some space and try again; nothing was kept",
+    ))  # fmt: skip
+
+
+def _own_mistake(request: Request, error: Exception) -> JSONResponse:
+    """A fault of ours; the server logs it with its story."""
+    number = f"{request.method} {request.url.path}: {type(error).__name__}"
+    return refused(500, UserError(
+        "The daemon made a mistake.", numbers=(number,), code="daemon-error",
+        hint="daemon.log in the state folder has the whole story",
+    ))  # fmt: skip
