@@ -13,6 +13,7 @@ from pathlib import Path
 
 from planner.job.local_data import KINDS, local_data
 from planner.job.source import MOST_CHARACTERS, shown
+from planner.job.templates import NAMES, named_template
 
 DATASET_TYPES = ("alpaca", "chat_template", "completion", "sharegpt")
 _TOKENIZER_FILES = (
@@ -107,14 +108,19 @@ def _dataset_entry(entry: object, folder: Path | None) -> str:
 
 
 def local_file_or_template(text: object, folder: Path | None) -> str:
-    """The text of a Jinja template: read from a file, or given as it is."""
+    """The text of a Jinja template: read from a file, known by its name, or given as it is."""
     if not isinstance(text, str):
         raise TypeError(f"it is {shown(text)}; it must be a path to a Jinja template, or its text")
     if folder is None or "{{" in text or "{%" in text:
         return text
     path = Path(resolve(text, folder))
+    if not path.exists() and (known := named_template(text)) is not None:
+        return known
     if not path.is_file():
-        raise FileNotFoundError(f"there is no template file at {path}; leave the key out to use the tokenizer's own")
+        names = "" if "/" in text or "." in text else f", nor a template of that name (known: {', '.join(NAMES)})"
+        raise FileNotFoundError(
+            f"there is no template file at {path}{names}; leave the key out to use the tokenizer's own"
+        )
     with path.open(encoding="utf-8", errors="replace") as file:
         template = file.read(MOST_CHARACTERS + 1)
     if len(template) > MOST_CHARACTERS:

@@ -51,7 +51,7 @@ from planner.job.paths import (
 from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
 
 NOT_PLANNED = frozenset({
-    "tokenizer", "dataset", "chat_template", "packing", "train_on", "learning_rate", "lr_scheduler_type",
+    "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "learning_rate", "lr_scheduler_type",
     "warmup_steps", "num_train_epochs", "max_steps", "seed", "optim", "weight_decay", "adam_beta1", "adam_beta2",
     "adam_epsilon", "gradient_checkpointing", "run_name", "report_to", "eval_dataset", "val_size", "eval_strategy",
     "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens", "per_device_eval_batch_size", "save_steps",
@@ -75,6 +75,7 @@ class Job(BaseModel):
         tuple[Text, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")
     ]
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
+    max_samples: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null for all")] = None
     max_length: Annotated[int, Field(ge=2, le=10**7, description="a whole number of tokens from 2 to 10^7")] = 1024
     packing: Packing = False
     per_device_train_batch_size: Annotated[
@@ -188,7 +189,7 @@ class Job(BaseModel):
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source) + check_lora(values, names, source)
         mistakes += check_batch(values, names, source)
-        mistakes += [] if only_planned else check_weights(values, names, source)
+        mistakes += [] if only_planned or mistakes else check_weights(values, names, source)
         broken = {mistake.key for mistake in mistakes}
         try:
             job = cls.model_validate(values)

@@ -36,6 +36,19 @@ def driver_card() -> Card:
     return parse_card(said)
 
 
+def computes_bf16() -> bool:
+    """Whether jobs may compute in bf16: cards do from the RTX 30 (compute capability 8) on. True where no driver can be
+    asked, as when a plan is made for another machine."""
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=True, timeout=_PATIENCE_S,
+        ).stdout  # fmt: skip
+        return float(said.split()[0]) >= 8
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return True
+
+
 def parse_card(text: str) -> Card:
     """The card of a line "12288, NVIDIA GeForce RTX 3060" (MiB). Raises ValueError."""
     size, comma, name = text.strip().partition("\n")[0].partition(",")

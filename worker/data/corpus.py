@@ -28,7 +28,7 @@ from worker.data.sources import Source, open_source
 
 log = logging.getLogger(__name__)
 
-_KEYS = ("dataset", "tokenizer", "chat_template", "packing", "train_on")
+_KEYS = ("dataset", "tokenizer", "chat_template", "max_samples", "packing", "train_on")
 _SAY_EVERY_S = 10.0
 _BATCH = 512  # the most documents given to the tokenizer at once
 
@@ -130,7 +130,7 @@ def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Documen
             ", ".join(form.uses), f"; not used: {', '.join(unused)}" if unused else "",
         )  # fmt: skip
         empty = 0
-        for number, record in enumerate(_records(source), start=1):
+        for number, record in enumerate(islice(_records(source), job.max_samples), start=1):
             document = _document(form, record, source.name, number)
             if document is None:
                 empty += 1

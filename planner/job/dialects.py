@@ -1,0 +1,87 @@
+"""Files of other tools: whose a file is, and what the keys that it leaves out mean there.
+
+A person who pastes a file expects what that tool would do. So a file that is known by its keys as axolotl's,
+LLaMA-Factory's or TRL's gets that tool's defaults, and a note says which; all others get offmate's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+AXOLOTL, LLAMA_FACTORY, TRL = "axolotl", "LLaMA-Factory", "TRL"
+_LLAMA_FACTORY = frozenset({
+    "stage", "finetuning_type", "cutoff_len", "template", "dataset_dir", "lora_rank", "lora_target", "do_train",
+    "overwrite_cache", "plot_loss", "neat_packing", "quantization_bit",
+})  # fmt: skip
+"""Keys that no other tool has."""
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    AXOLOTL: {
+        "max_length": 512, "num_train_epochs": 1, "per_device_train_batch_size": 1, "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.03, "bf16": "auto",
+    },
+    LLAMA_FACTORY: {"max_length": 2048},
+    TRL: {"learning_rate": 2e-5, "bf16": "auto", "train_on": "all"},
+}  # fmt: skip
+"""What an absent key means there, where it means something else than here."""
+
+LORA_DEFAULTS: dict[str, dict[str, Any]] = {
+    AXOLOTL: {"lora_dropout": 0.0},
+    LLAMA_FACTORY: {"lora_r": 8, "lora_dropout": 0.0, "lora_target_modules": "all-linear"},
+    TRL: {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"},
+}
+"""Likewise with `method: lora`. axolotl has no rank, alpha and targets of its own: there they must be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Whose a file is; `tool` None for offmate's own."""
+
+    tool: str | None
+
+    @classmethod
+    def of(cls, keys: Collection[str]) -> Dialect:
+        """The dialect that the keys of a file show."""
+        if "base_model" in keys:
+            return cls(AXOLOTL)
+        if "model_name_or_path" in keys:
+            return cls(LLAMA_FACTORY if _LLAMA_FACTORY & set(keys) else TRL)
+        return cls(None)
+
+    def missing(self, values: Mapping[str, Any]) -> list[str]:
+        """Keys that the tool wants given."""
+        wanted = ("lora_r", "lora_alpha", "lora_target_modules") if values.get("method") == "lora" else ()
+        return [key for key in wanted if self.tool == AXOLOTL and values.get(key) is None]
+
+    def fill(self, values: dict[str, Any], given: Collection[str]) -> str | None:
+        """Put the tool's defaults into `values` (by canonical name) where the file has none; `given`: the keys as the
+        file has them. Returns what to tell of it."""
+        if self.tool is None:
+            return None
+        absent = dict(DEFAULTS[self.tool])
+        if self.tool == LLAMA_FACTORY:
+            if "finetuning_type" not in given:
+                absent["method"] = "lora"
+            if values.get("stage") == "pt":
+                absent |= {"packing": "wrapped"}
+        if self.tool == TRL and "assistant_only_loss" in given:
+            absent.pop("train_on")
+        if values.get("method", absent.get("method")) == "lora":
+            absent |= LORA_DEFAULTS[self.tool]
+            if self.tool == LLAMA_FACTORY:
+                absent["lora_alpha"] = 2 * _whole(values.get("lora_r", absent["lora_r"]))
+        if values.get("train_batch_size") is not None:
+            absent.pop("per_device_train_batch_size", None)
+        filled = {key: value for key, value in absent.items() if values.get(key) is None}
+        values |= filled
+        if not filled:
+            return None
+        words = ", ".join(f"{key} {value}" for key, value in filled.items())
+        return f"the file reads as {self.tool}'s; what it leaves out is as there: {words}"
+
+
+def _whole(value: object) -> int:
+    """A rank; 8 for what is no number, which is told as a mistake of its own."""
+    return value if isinstance(value, int) and value > 0 else 8

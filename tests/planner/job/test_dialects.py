@@ -1,0 +1,99 @@
+"""Files of axolotl, LLaMA-Factory and TRL: what they leave out means what it means there, and a note says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import UserError
+from planner.job.schema import Job
+from tests.support.texts import tiny_llama_folder, write_jsonl
+
+AXOLOTL = "base_model: model\ndatasets: [{path: text.jsonl, type: alpaca}]\nlearning_rate: 0.0002\n"
+LLAMA_FACTORY = "model_name_or_path: model\nstage: sft\ndataset: text.jsonl\ncutoff_len: 2048\n"
+TRL = "model_name_or_path: model\ndataset_name: text.jsonl\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_llama_folder(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").touch()
+    write_jsonl(tmp_path / "text.jsonl", [{"instruction": "a", "output": "b"}])
+    return tmp_path
+
+
+def note(text: str, folder: Path) -> str:
+    return next(line for line in Job.parse_with_notes(text, folder)[1] if line.startswith("the file reads as"))
+
+
+def test_axolotls_absent_keys_mean_what_they_mean_there(folder: Path) -> None:
+    job = Job.parse(AXOLOTL, folder)
+    assert (job.max_length, job.num_train_epochs, job.per_device_train_batch_size) == (512, 1, 1)
+    assert (job.lr_scheduler_type, job.warmup_steps, job.bf16, job.method) == ("cosine", 0.03, True, "full")
+    assert note(AXOLOTL, folder) == (
+        "the file reads as axolotl's; what it leaves out is as there: max_length 512, num_train_epochs 1, "
+        "per_device_train_batch_size 1, lr_scheduler_type cosine, warmup_steps 0.03, bf16 auto"
+    )
+
+
+def test_axolotls_adapters_want_rank_alpha_and_targets(folder: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        Job.parse(AXOLOTL + "adapter: lora\nlora_r: 8\n", folder)
+    assert refused.value.numbers == (
+        "lora_alpha: it is missing; axolotl has no default for it",
+        "lora_target_modules: it is missing; axolotl has no default for it",
+    )
+    job = Job.parse(AXOLOTL + "adapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n", folder)
+    assert (job.lora_r, job.lora_alpha, job.lora_dropout, job.lora_target_modules) == (8, 16.0, 0.0, "all-linear")
+
+
+def test_llama_factorys_rank_alone_means_an_alpha_of_twice_as_much_and_no_dropout(folder: Path) -> None:
+    job = Job.parse(LLAMA_FACTORY + "finetuning_type: lora\nlora_rank: 8\nlora_target: all\n", folder)
+    assert (job.lora_r, job.lora_alpha, job.lora_dropout, job.lora_target_modules) == (8, 16.0, 0.0, "all-linear")
+    assert (job.max_length, job.bf16, job.per_device_train_batch_size) == (2048, False, 8)
+
+
+def test_llama_factory_trains_adapters_where_nothing_else_is_said(folder: Path) -> None:
+    assert Job.parse(LLAMA_FACTORY, folder).method == "lora"
+    assert Job.parse(LLAMA_FACTORY + "finetuning_type: full\n", folder).method == "full"
+
+
+def test_trl_learns_all_of_a_conversation_unless_told_otherwise(folder: Path) -> None:
+    job = Job.parse(TRL, folder)
+    assert (job.learning_rate, job.bf16, job.train_on) == (2e-5, True, "all")
+    assert Job.parse(TRL + "assistant_only_loss: true\n", folder).train_on == "completions"
+
+
+def test_what_a_file_says_is_not_touched(folder: Path) -> None:
+    given = "sequence_len: 64\nnum_epochs: 2\nmicro_batch_size: 3\nlr_scheduler: linear\nwarmup_steps: 0\nbf16: false\n"
+    job, notes = Job.parse_with_notes(AXOLOTL + given, folder)
+    assert (job.max_length, job.num_train_epochs, job.slice_rows, job.warmup_steps, job.bf16) == (64, 2, 3, 0, False)
+    assert not any(line.startswith("the file reads as") for line in notes)
+
+
+def test_offmates_own_files_keep_offmates_defaults(folder: Path) -> None:
+    job, notes = Job.parse_with_notes("model: model\ndataset: text.jsonl\n", folder)
+    assert (job.learning_rate, job.max_length, job.bf16, job.train_on) == (5e-5, 1024, False, "completions")
+    assert not any("reads as" in line for line in notes)
+
+
+def test_a_resolved_file_reads_back_equal_whosever_it_was(folder: Path) -> None:
+    for text in (AXOLOTL, LLAMA_FACTORY, TRL):
+        job = Job.parse(text, folder)
+        (folder / "resolved.yaml").write_text(job.resolved_yaml())
+        assert Job.from_resolved(folder / "resolved.yaml") == job
+
+
+def test_a_quantized_base_is_one_line_whatever_stands_beside_it(folder: Path) -> None:
+    text = AXOLOTL + "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
+    with pytest.raises(UserError, match="a quantized base model is not there yet") as refused:
+        Job.parse(text, folder)
+    assert len(refused.value.numbers) == 1
+
+
+def test_values_that_are_done_otherwise_are_said(folder: Path) -> None:
+    keys = "optimizer: adamw_bnb_8bit\nattn_implementation: flash_attention_2\n"
+    _, notes = Job.parse_with_notes(AXOLOTL + keys, folder)
+    assert any("optimizer: adamw_bnb_8bit (AdamW's states are fp32 here" in line for line in notes)
+    assert any("attn_implementation: flash_attention_2 (attention is PyTorch's sdpa" in line for line in notes)
