@@ -1,0 +1,126 @@
+"""The names that other tools have for keys, and keys of theirs that say nothing here or ask for what is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.job.aliases import ALIASES, NOT_THERE, NOT_USED
+from planner.job.schema import CANONICAL, Job
+from tests.planner.job.conftest import BASE, parse
+
+VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosine", "warmup_steps": "0.1",
+          "num_train_epochs": "2", "method": "full", "chat_template": "template.jinja", "max_length": "64",
+          "lora_r": "0", "lora_target_modules": "null", "tokenizer": "tiny", "optim": "adamw_torch",
+          "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl",
+          "eval_dataset": "text.jsonl", "val_size": "0.1", "eval_strategy": "no",
+          "per_device_eval_batch_size": "2"}  # fmt: skip
+
+
+SPELLED_OTHERWISE = ("train_on_inputs", "assistant_only_loss", "use_peft", "base_model", "model_name_or_path")
+"""Aliases with values of their own, or that tell whose a file is."""
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [alias for aliases in ALIASES.values() for alias in aliases if alias not in SPELLED_OTHERWISE],
+)
+def test_an_alias_means_its_canonical_key(alias: str, folder: Path) -> None:
+    key = CANONICAL[alias]
+    base = {"model": "tiny", "dataset": "text.jsonl"}
+    base.pop(key, None)
+    lines = [f"{name}: {value}" for name, value in base.items()]
+    assert Job.parse("\n".join([*lines, f"{alias}: {VALUES[key]}"]), folder) == Job.parse(
+        "\n".join([*lines, f"{key}: {VALUES[key]}"]), folder
+    )
+
+
+@pytest.mark.parametrize("value", ["false", "no", "'no'", "null", "0", "0.0", "[]", "none"])
+def test_a_key_of_something_that_is_not_there_may_be_switched_off(value: str, folder: Path) -> None:
+    assert parse("".join(f"{key}: {value}\n" for key in NOT_THERE), folder) == parse("", folder)
+
+
+@pytest.mark.parametrize("key", [*(key for keys in NOT_USED.values() for key in keys), "report_to", "wandb_watch"])
+def test_a_key_that_changes_nothing_is_accepted_and_said_once(key: str, folder: Path) -> None:
+    job, notes = Job.parse_with_notes(BASE + f"{key}: 10\n", folder)
+    assert job == parse("", folder)
+    assert len([note for note in notes if note.startswith(f"not used: {key} (")]) == 1
+    _, silent = Job.parse_with_notes(BASE + f"{key}: false\n", folder)
+    assert silent == job.notes, "switched off there is nothing to say"
+
+
+def test_who_asks_torch_to_compile_is_told_the_key_that_does(folder: Path) -> None:
+    _, notes = Job.parse_with_notes(BASE + "torch_compile: true\n", folder)
+    assert "not used: torch_compile (with exact: false, compile: auto compiles layers where that is faster)" in notes
+
+
+AXOLOTL = """
+base_model: tiny
+load_in_8bit: false
+load_in_4bit: false
+strict: false
+datasets:
+  - path: text.jsonl
+    type: alpaca
+    ds_type: json
+    split: train
+dataset_prepared_path: last_run_prepared
+val_set_size: 0.05
+output_dir: ./outputs/out
+sequence_len: 2048
+sample_packing: true
+eval_sample_packing: false
+adapter:
+lora_model_dir:
+lora_dropout:
+wandb_project: mine
+wandb_entity:
+wandb_watch: all
+gradient_accumulation_steps: 8
+micro_batch_size: 1
+num_epochs: 1
+optimizer: adamw_torch_fused
+lr_scheduler: cosine
+learning_rate: 2e-5
+train_on_inputs: false
+bf16: true
+fp16:
+tf32: false
+gradient_checkpointing: true
+gradient_checkpointing_kwargs:
+  use_reentrant: false
+resume_from_checkpoint:
+logging_steps: 1
+xformers_attention:
+flash_attention: true
+sdp_attention: true
+warmup_ratio: 0.1
+evals_per_epoch: 2
+saves_per_epoch: 1
+debug:
+deepspeed:
+weight_decay: 0.0
+fsdp:
+fsdp_config:
+special_tokens:
+"""
+
+
+def test_a_whole_file_of_axolotl_is_read_and_says_what_became_of_it(folder: Path) -> None:
+    job, notes = Job.parse_with_notes(AXOLOTL, folder)
+    assert (job.max_length, job.slice_rows, job.gradient_accumulation_steps, job.warmup_steps) == (2048, 1, 8, 0.1)
+    assert (job.val_size, job.optim, job.train_on, job.packing) == (0.05, "adamw_torch_fused", "completions", True)
+    assert notes[0] == (
+        "in offmate's names: base_model is model, datasets is dataset, val_set_size is val_size, sequence_len is "
+        "max_length, sample_packing is packing, adapter is method, micro_batch_size is per_device_train_batch_size, "
+        "num_epochs is num_train_epochs, optimizer is optim, lr_scheduler is lr_scheduler_type, train_on_inputs is "
+        "train_on, warmup_ratio is warmup_steps"
+    )
+    assert (
+        "not used: wandb_project, wandb_watch (nothing is reported to other programs; metrics.jsonl has all figures)"
+        in notes
+    )
+    assert "not used: flash_attention, sdp_attention (attention is what attn_implementation says)" in notes
+    assert set(yaml.safe_load(job.resolved_yaml())) == set(Job.model_fields), "offmate's own names only"

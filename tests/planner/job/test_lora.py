@@ -1,0 +1,61 @@
+"""The keys of LoRA."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from planner.job.schema import Job
+from tests.planner.job.conftest import parse, refusal
+
+LORA = "model: trained\ndataset: text.jsonl\nmethod: lora\n"
+
+
+@pytest.fixture
+def lora_folder(folder: Path) -> Path:
+    """With a model that has weights."""
+    shutil.copytree(folder / "tiny", folder / "trained")
+    (folder / "trained" / "model.safetensors").touch()
+    return folder
+
+
+def test_lora_has_the_defaults_of_trl_and_other_methods_have_none(lora_folder: Path) -> None:
+    lora, full = Job.parse(LORA, lora_folder), parse("", lora_folder)
+    assert (lora.lora_r, lora.lora_alpha, lora.lora_dropout, lora.lora_target_modules) == (16, 32, 0.05, "all-linear")
+    assert (full.lora_r, full.lora_alpha, full.lora_dropout, full.lora_target_modules) == (None, None, None, None)
+    (lora_folder / "resolved.yaml").write_text(lora.resolved_yaml())
+    assert Job.from_resolved(lora_folder / "resolved.yaml") == lora
+
+
+@pytest.mark.parametrize(
+    ("lines", "targets"),
+    [
+        ("lora_target_modules: [q_proj, v_proj]", ("q_proj", "v_proj")),
+        ("lora_target: q_proj, v_proj", ("q_proj", "v_proj")),
+        ("lora_target: all", "all-linear"),
+        ("lora_target_linear: true", "all-linear"),
+        ("lora_target_modules: null", "all-linear"),
+    ],
+)
+def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: object, lora_folder: Path) -> None:
+    assert Job.parse(LORA + lines, lora_folder).lora_target_modules == targets
+    as_axolotl = LORA.replace("method", "adapter") + f"lora_rank: 8\nlora_alpha: 16\nlora_dropout: 0\n{lines}\n"
+    job = Job.parse(as_axolotl, lora_folder)
+    assert (job.lora_r, job.lora_alpha, job.lora_dropout, job.lora_target_modules) == (8, 16, 0, targets)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("lora_r: 0", "it is 0; it must be a whole number from 1"),
+        ("lora_dropout: 1", "it must be a number from 0 up to, not including, 1"),
+        ("lora_alpha: 0", "it must be a number above 0"),
+        ("lora_target_modules: []", "it is []; it must be all-linear, or a list of modules' names"),
+        ("lora_target_modules: 3", "it is 3; it must be all-linear, or a list of modules' names"),
+        ("lora_target_modules: [1]", "it must be all-linear, or a list of modules' names"),
+    ],
+)
+def test_a_wrong_key_of_lora_is_refused(line: str, words: str, lora_folder: Path) -> None:
+    assert words in str(refusal(LORA + line, lora_folder))

@@ -1,0 +1,179 @@
+"""What is said when a job file is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import Exit, UserError
+from planner.job.aliases import NOT_THERE, QUANTIZED
+from planner.job.schema import Job
+from tests.planner.job.conftest import BASE, refusal
+
+
+def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_known_one(folder: Path) -> None:
+    assert str(refusal(BASE + "learnign_rate: 1e-4\n", folder)) == (
+        "job.yaml has one mistake.\n"
+        "  line 3: learnign_rate: unknown key; did you mean learning_rate?\n"
+        "  hint: correct the file and try again; docs/jobs.md lists every key   [unknown-key]"
+    )
+
+
+def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
+    error = refusal("seed: -4\npacking: 1\nmodel: ./nowhere\nbits: 4\n", folder)
+    assert str(error) == (
+        "job.yaml has 5 mistakes.\n"
+        "  dataset: it is missing; it must be a path or Hugging Face id, or a list of them\n"
+        "  line 1: seed: it is -4; it must be a whole number, 0 or more, below 2^63\n"
+        "  line 2: packing: it is 1; it must be true, false or wrapped\n"
+        f"  line 3: model: there is no model folder at {folder / 'nowhere'}\n"
+        "  line 4: bits: unknown key\n"
+        "  hint: correct the file and try again; docs/jobs.md lists every key   [bad-job]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("learning_rate: fast", "wrong-type", 'learning_rate: it is "fast"; it must be a number above 0'),
+        ("learning_rate: 0", "bad-value", "it must be a number above 0"),
+        ("learning_rate: .inf", "bad-value", "it must be a number above 0"),
+        ("max_length: 12.5", "wrong-type", "it must be a whole number of tokens from 2 to 10^7"),
+        ("packing: 'yes'", "wrong-type", "it must be true, false or wrapped"),
+        ("bf16: maybe", "wrong-type", "it must be true or false"),
+        ("seed: true", "wrong-type", "it must be a whole number, 0 or more"),
+        ("adam_beta1: 1.0", "bad-value", "a number from 0 up to, not including, 1"),
+        ("gpu_budget: 10XB", "bad-value", "a size like 10GiB or 500MB"),
+        ("gpu_budget: 0", "bad-value", "a size like 10GiB or 500MB"),
+        ("gpu_budget: true", "wrong-type", "a size like 10GiB or 500MB"),
+        ("optim: sgd", "bad-value", "it must be adamw_torch_fused or adamw_torch"),
+        ("attn_implementation: flex", "bad-value", "it must be sdpa or eager"),
+        ("stage: dpo", "not-there", 'stage: it is "dpo"; offmate trains on texts and conversations'),
+        ("resume_from_checkpoint: ./old", "not-there", "a job starts at its model"),
+        ("dataset_text_field: body", "not-there", "the column must be called text"),
+        ("torch_dtype: bfloat16", "not-there", "bf16: true computes in bf16 with fp32 masters"),
+        ("use_peft: 1", "wrong-type", "it is 1; it must be true or false"),
+        ("fp16: true", "not-there", "fp16 training (bf16: true is) is not there yet"),
+        ("train_on_inputs: maybe", "wrong-type", 'it is "maybe"; it must be true or false'),
+        ("optimizer: lion", "bad-value", "their states are fp32 and need no GPU memory"),
+        ("special_tokens: {eos_token: x}", "not-there", "only pad_token may change here"),
+        ("plugins: [axolotl.integrations.kd.KDPlugin]", "not-there", "axolotl.integrations.kd.KDPlugin is not there"),
+        ("warmup_ratio: 3", "bad-value", "a share of all steps, below 1"),
+        ("warmup_steps: 1.5", "bad-value", "1 or more must be a whole number of steps"),
+        ("run_name: ''", "bad-value", "it must be text"),
+        ('run_name: "a\\nb"', "bad-value", "it must be text without control characters"),
+        ('run_name: "a\\n"', "bad-value", "it must be text without control characters"),
+        ('run_name: "\\e[31m"', "bad-value", "it must be text without control characters"),
+        ('output_dir: "a\\0"', "bad-value", "path, or null"),
+        ("max_length: 99999999999999999999", "bad-value", "it must be a whole number of tokens from 2 to 10^7"),
+        ("per_device_train_batch_size: 1000000001", "bad-value", "it must be a whole number from 1 to 10^9, or auto"),
+        ("micro_batch_size: most", "wrong-type", 'it is "most"; it must be a whole number from 1 to 10^9, or auto'),
+        ("micro_batch_size: auto\ngradient_accumulation_steps: 4", "bad-value", "give train_batch_size instead"),
+        ("train_batch_size: 10\nmicro_batch_size: 4", "bad-value", "it is 10; it must be micro_batch_size × a whole"),
+        (
+            "train_batch_size: 8\nmicro_batch_size: 4\ngradient_accumulation_steps: 4",
+            "bad-value",
+            "it is 8; it must be micro_batch_size × gradient_accumulation_steps, or leave one of the three out",
+        ),
+        ("train_batch_size: 0", "bad-value", "it must be a whole number from 1 to 10^9, or null"),
+        ("save_steps: 99999999999999999999", "bad-value", "it must be a whole number from 1 to 10^9"),
+        ("warmup_steps: 99999999999999999999", "bad-value", "a whole number of steps"),
+        ("num_train_epochs: 1e300", "bad-value", "at most 10^6"),
+        ("gpu_budget: 99999999999TiB", "bad-value", "a size like 10GiB or 500MB"),
+        ("seed: 9223372036854775808", "bad-value", "below 2^63"),
+        ("method: qlora", "not-there", "a quantized base model is not there yet"),
+        ("load_in_4bit: true\nadapter: qlora\nlora_r: 8\nlora_alpha: 16", "not-there", "a quantized base model"),
+        ("lora_r: 8", "bad-value", "lora_r: it is for method: lora; give that too"),
+        ("method: lora", "bad-value", "method: lora needs a model with weights, and "),
+        ("finetuning_type: dpo", "not-there", "finetuning_type: dpo is not there yet"),
+        ("method: magic", "bad-value", 'it is "magic"; it must be full or lora'),
+        ("exact: 0", "wrong-type", "it must be true or false"),
+        ("max_length: 8\nsequence_len: 9", "two-names", "sequence_len: max_length is given too"),
+        ("cutoff_len: 8\nsequence_len: 9", "two-names", "cutoff_len is given too, and both mean max_length"),
+        ("tokenizer: ./nowhere", "missing-file", "there is no tokenizer folder at"),
+        ("chat_template: vicuna", "missing-file", "leave the key out to use the tokenizer's own"),
+        ("chat_template: text.jsonl", "bad-value", "is not a Jinja template"),
+        ("output_dir: 3", "wrong-type", "it must be a path"),
+        ("tokenizer: ~nobody-of-this-name/x", "missing-file", "there is no home folder ~nobody-of-this-name"),
+        ("output_dir: ~nobody-of-this-name", "missing-file", "there is no home folder ~nobody-of-this-name"),
+        ("seed: {1: {b: 2}, 2: [3]}", "wrong-type", 'it is {"1": {"b": 2}, "2": [3]}'),
+        ("seed: {!!binary aGk=: 1}", "wrong-type", "it is {b'hi': 1}"),
+        ("seed: !!timestamp 2024-02-03", "wrong-type", 'it is "2024-02-03"'),
+        ("eval_strategy: steps", "bad-value", "there is nothing to evaluate on; give val_size, eval_dataset or"),
+        ("eval_on_start: true", "bad-value", "there is nothing to evaluate on; give val_size, eval_dataset or"),
+        ("evaluation_strategy: best\nval_size: 1", "bad-value", 'it is "best"; it must be no, steps or epoch'),
+        ("val_set_size: 2.5", "bad-value", "it is 2.5; 1 or more must be a whole number"),
+        ("val_size: -1", "bad-value", "it is -1; it must be a share of the rows below 1, a whole number of rows"),
+        ("val_size: 3\neval_steps: 2.5", "bad-value", "eval_steps: it is 2.5; 1 or more must be a whole number"),
+        ("val_set_size: 3\neval_dataset: text.jsonl", "bad-value", "val_set_size: eval_dataset is given too"),
+        (
+            "sample_prompts: ['a', '']",
+            "bad-value",
+            'it is ["a", ""]; it must be a text, or a list of texts or of lists',
+        ),
+        ("sample_prompts: ['']", "bad-value", "messages with role and content, none of them empty"),
+        ("save_minutes: -1", "bad-value", "it must be a number above 0, or 0 or null for never"),
+        ("sample_prompts: [{a: b}]", "wrong-type", "a list of texts or of lists of messages with role and content"),
+        ("sample_prompts: [[{role: user}]]", "wrong-type", "it must be a text, or a list of texts or of lists of"),
+        ("test_datasets: gone.jsonl", "missing-file", "test_datasets: there is no dataset at"),
+        *((f"{key}: 1", "not-there", "leave this key out") for key in NOT_THERE if key not in QUANTIZED),
+    ],
+)
+def test_a_line_is_refused_with_key_reason_and_code(line: str, code: str, words: str, folder: Path) -> None:
+    error = refusal(BASE + line + "\n", folder)
+    assert (error.code, words in str(error)) == (code, True), str(error)
+    assert error.numbers[0].startswith("line ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: tiny\ndataset: gone.jsonl", "there is no dataset at"),
+        ("model: tiny\ndataset: empty", "holds no .jsonl, .json, .csv, .parquet, .txt file"),
+        ("model: tiny/missing\ndataset: text.jsonl", "there is no model folder at"),
+        ("model: .\ndataset: text.jsonl", "has no config.json"),
+        ("model: bare\ndataset: text.jsonl", "tokenizer: "),
+        ("model: tiny\ntokenizer: .\ndataset: text.jsonl", "has no tokenizer files"),
+    ],
+)
+def test_a_missing_file_is_named(text: str, words: str, folder: Path) -> None:
+    error = refusal(text, folder)
+    assert error.code == "missing-file"
+    assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("", "bad-yaml", "is not a list of keys and values"),
+        ("- a\n- b", "bad-yaml", "is not a list of keys and values"),
+        ("just words", "bad-yaml", "is not a list of keys and values"),
+        ("1: 2", "bad-yaml", "is not a list of keys and values"),
+        ("model: [", "bad-yaml", "(line 1)"),
+        ("? [a]\n: b", "bad-yaml", "unhashable key (line 1)"),
+        ("model: !!python/object:os.system x", "bad-yaml", "could not determine a constructor"),
+        ("seed: !!int abc", "bad-yaml", '"abc" is no int (line 1)'),
+        ("run_name: \x07", "bad-yaml", "special characters are not allowed"),
+        ("seed: " + 5000 * "[", "file-too-long", "lists and mappings more than 32 deep (line 1)"),
+        ("run_name: &a [*a]", "bad-yaml", "*a stands for something that it is a part of (line 1)"),
+        ("seed: !!int ''", "bad-yaml", '"" is no int (line 1)'),
+        ("packing: !!bool maybe", "bad-yaml", '"maybe" is no bool (line 1)'),
+        ("run_name: !!timestamp 2024-02-30", "bad-yaml", '"2024-02-30" is no timestamp (line 1)'),
+        ("run_name: !!timestamp soon", "bad-yaml", '"soon" is no timestamp (line 1)'),
+        ("seed: " + 5000 * "1", "bad-yaml", "is no int (line 1)"),
+        (BASE + "seed: 1\nseed: 2", "duplicate-key", "seed is given twice, first in line 3 (line 4)"),
+        (BASE + "dataset_name: {a: 1, a: 2}", "duplicate-key", "a is given twice"),
+    ],
+)
+def test_a_file_that_is_no_job_is_refused(text: str, code: str, words: str, folder: Path) -> None:
+    error = refusal(text, folder)
+    assert (error.code, words in str(error)) == (code, True), str(error)
+
+
+def test_a_file_that_cannot_be_read_is_refused(folder: Path) -> None:
+    (folder / "latin.yaml").write_bytes(b"model: \xff\n")
+    for name, words in (("gone.yaml", "No such file"), ("latin.yaml", "not UTF-8"), ("tiny", "directory")):
+        with pytest.raises(UserError, match=words) as caught:
+            Job.load(folder / name)
+        assert caught.value.exit_code == Exit.USAGE
