@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,10 +17,7 @@ from worker.engine.engine import Engine
 from worker.engine.host_items import Host
 from worker.runtime.cuda import CudaMachine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +35,7 @@ def both(name, plan_of, *, slices, clip=None, dtype=torch.float32):
     chain = chain_of(model, device=device)
     settings = {"optimizer": adamw(model), "max_grad_norm": clip}
     plan = plan_of(chain, slices=slices, clip=clip is not None)
+    plan = replace(plan, gpu_budget_bytes=0)  # no cap: plain PyTorch has its memory on the same device
     return Engine(model, plan=plan, chain=chain, device=device, **settings), PlainEngine(
         plain, device=device, **settings
     )
@@ -63,6 +62,7 @@ def test_a_resident_plan_equals_plain_pytorch_bitwise(name, slices, clip):
     assert own_threads() == []
 
 
+@pytest.mark.gpu(real=True)  # PyTorch's kernels for CUDA
 @pytest.mark.parametrize("backend", ["EFFICIENT_ATTENTION", "FLASH_ATTENTION", None])
 def test_offloaded_activations_of_fused_attention_with_dropout_come_back_whole(backend):
     # Its backward is not deterministic: the forward's losses are compared, and gradients nearly.
@@ -172,6 +172,7 @@ def test_what_a_model_asks_of_a_masked_batch_the_host_answers(waiting):
     assert torch.equal(got, wanted)
 
 
+@pytest.mark.gpu(real=True)  # CUDA's profiler
 def test_a_profile_shows_no_wait_for_the_device_in_a_step():
     engine, _ = both("llama", mixed_plan, slices=2, clip=0.5)
     train(engine, range(3), 2)
