@@ -18,6 +18,8 @@ from worker.engine.host_items import Host
 from worker.runtime.cuda import CudaMachine
 
 pytestmark = pytest.mark.gpu
+on_a_card = pytest.mark.gpu(real=True)
+"""On the emulated device tests/worker/runtime/test_late_device.py asks for more."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +51,7 @@ def run_both(engine, plain, steps, slices):
         yield got, expected
 
 
+@on_a_card
 @pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
 @pytest.mark.parametrize("slices", [1, 4])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -79,6 +82,7 @@ def test_offloaded_activations_of_fused_attention_with_dropout_come_back_whole(b
     engine.close()
 
 
+@on_a_card
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
 @pytest.mark.parametrize("slices", [1, 4])
@@ -142,6 +146,7 @@ def waiting():
     torch.cuda.set_sync_debug_mode("default")
 
 
+@on_a_card
 @pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
 @pytest.mark.parametrize("slices", [1, 4])
 def test_a_step_runs_where_waiting_for_the_device_is_an_error(slices, clip, waiting):
