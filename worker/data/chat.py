@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, first_line
 from planner.job.records import Message
+from worker.data.bounds import bounded, check_length
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +24,7 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SHOWN = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 """What a message may say beside its content. A template that leaves it out would train an answer without it."""
 
-_REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What rendering raises for a conversation that is not as the template wants it."""
 _ELSE = "\ue000"  # of Unicode's private use: neither begins nor ends like anything in the data
 
@@ -41,7 +43,14 @@ class ChatTemplate:
                 "The data are conversations, and the tokenizer has no chat template.", code="no-chat-template",
                 exit_code=Exit.USAGE, hint="give chat_template, the path of a Jinja template, in the job file",
             )  # fmt: skip
-        self._template: str = tokenizer.get_chat_template()
+        try:
+            self._template: str = tokenizer.get_chat_template()
+        except ValueError as error:
+            raise UserError(
+                "The tokenizer has several chat templates, none of them for conversations.", code="no-chat-template",
+                exit_code=Exit.USAGE, numbers=(first_line(error),),
+                hint="give chat_template, the path of a Jinja template, in the job file",
+            ) from error  # fmt: skip
         self._everything = everything
         if not everything and not _GENERATION.search(self._template) and (form := _training_form(tokenizer)):
             log.info("data: the chat template is taken in the form that TRL trains with")
@@ -58,26 +67,27 @@ class ChatTemplate:
         a turn in a form whose place cannot be told.
         """
         plain = [{key: value for key, value in message.items() if key != "train"} for message in messages]
-        try:
+        with _refusals_told(messages):
             text, spans = self._render(plain, tools)
             self._refuse_dropped(text, plain, tools)
             if self._everything:
                 return text, ((0, len(text)),)
             if not self._marked:
                 spans = tuple(self._turn(text, plain, index, tools) for index in _answers(plain))
-        except _REFUSALS as error:
-            raise UserError(
-                "The chat template refuses a conversation.", code="chat-template-refuses", exit_code=Exit.USAGE,
-                numbers=(f"{type(error).__name__}: {error}", f"roles: {', '.join(m['role'] for m in messages)}"),
-                hint="correct the record, or give another chat_template",
-            ) from error  # fmt: skip
         return text, self._learned(spans, messages)
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """The conversation's text up to where the assistant is to go on. Raises UserError when the template refuses."""
+        with _refusals_told(messages):
+            return self._render(messages, None, add_generation_prompt=True)[0]
 
     def _render(self, messages: Sequence[Message], tools: list[Any] | None, **flags: bool) -> tuple[str, Spans]:
         options: dict[str, Any] = {**self._special, **flags, "return_assistant_tokens_mask": self._marked}
         # Declared to return a string; it returns a list of texts and a list of spans, one each per conversation.
-        rendered: Any = render_jinja_template([list(messages)], tools=tools, chat_template=self._template, **options)
-        (text,), spans = rendered
+        with bounded():
+            found: Any = render_jinja_template([list(messages)], tools=tools, chat_template=self._template, **options)
+        (text,), spans = found
+        check_length(text, len(str(messages)) + len(str(tools)))
         return text, tuple((start, end) for start, end in spans[0]) if spans else ()
 
     def _refuse_dropped(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> None:
@@ -155,6 +165,18 @@ class ChatTemplate:
         return tuple(span for span, learned in zip(spans, wanted, strict=True) if learned)
 
 
+@contextlib.contextmanager
+def _refusals_told(messages: Sequence[Message]) -> Iterator[None]:
+    try:
+        yield
+    except _REFUSALS as error:
+        raise UserError(
+            "The chat template refuses a conversation.", code="chat-template-refuses", exit_code=Exit.USAGE,
+            numbers=(f"{type(error).__name__}: {error}", f"roles: {', '.join(m['role'] for m in messages)}"),
+            hint="correct the record, or give another chat_template",
+        ) from error  # fmt: skip
+
+
 def _answers(messages: Sequence[Message]) -> list[int]:
     return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
 
@@ -171,7 +193,8 @@ def _training_form(tokenizer: PreTrainedTokenizerBase) -> str | None:
     from trl.chat_template_utils import get_training_chat_template  # late: it takes a second
 
     try:
-        found: str | None = get_training_chat_template(tokenizer)
+        with bounded():
+            found: str | None = get_training_chat_template(tokenizer)
     except (ValueError, TemplateError):  # not among those it knows; its own trial renders a conversation
         return None
     return found

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.job.source import shown
+from worker.data.chat import ChatTemplate
 from worker.training.model import check_vocabulary
 
 
@@ -61,8 +62,8 @@ def _tokens(prompt: Any, number: int, tokenizer: PreTrainedTokenizerBase) -> lis
             exit_code=Exit.USAGE, hint="give the prompt as text, or give chat_template",
         )  # fmt: skip
     else:
-        messages = [dict(message) for message in prompt]
-        found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        text = ChatTemplate(tokenizer, everything=True).prompt([dict(message) for message in prompt])
+        found = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not found:
         raise UserError(
             "A sample prompt has no token.", code="empty-prompt", exit_code=Exit.USAGE,
