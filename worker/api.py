@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from planner.errors import Exit, UserError
 from planner.graph import take_turns
+from planner.job.room import STATE_BYTES_PER_PARAMETER
 from planner.machine.memory import check_budgets
 from planner.measure.analysis import Analysis, analyse_model, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
@@ -35,7 +36,6 @@ from worker.data.padding import IGNORED, num_items
 from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
 from worker.storage.checkpoint import Checkpoints, Origin
-from worker.storage.shards import STATE_BYTES_PER_PARAMETER
 from worker.torch_adamw import TorchAdamW
 
 log = logging.getLogger(__name__)

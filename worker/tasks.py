@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
 from planner.cache.store import Cache
 from planner.codec import from_json
-from planner.errors import Exit
+from planner.errors import Exit, UserError
 from planner.job.local_data import is_local
+from planner.job.output_dir import Place
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
@@ -35,11 +37,19 @@ def run_job(job_id: int) -> None:
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
             process, code = _train(row, run, store.url, watch)
+            clear_place(run)
             ending = Ending(process=process, exit_code=code, error=run.read_error())
             run.say(account(store.job(job_id).stop_reason, ending))
             store.end(row, code, process=process)
             if process == "trainer" and code == Exit.DONE:  # last: the job is done, whatever becomes of this
                 forget_if_wrong(run, store.url)
+
+
+def clear_place(run: RunFolder) -> None:
+    """Remove what the trainer, which has ended, had begun to write where the model goes: it may have been killed."""
+    with suppress(OSError, UserError):  # then it is removed at the next start
+        job = Job.from_resolved(run.resolved)
+        Place(folder=Path(job.output_dir or run.output), token=run.token()).clear()
 
 
 def forget_if_wrong(run: RunFolder, database_url: str) -> bool:

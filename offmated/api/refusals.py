@@ -43,7 +43,8 @@ def add_handlers(app: FastAPI) -> None:
 
 def _user_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, UserError)
-    return refused(404 if error.exit_code is Exit.NO_SUCH_JOB else 422, error)
+    status = 507 if error.code == "disk-full" else 404 if error.exit_code is Exit.NO_SUCH_JOB else 422
+    return refused(status, error)
 
 
 def _invalid(_request: Request, error: Exception) -> JSONResponse:

@@ -13,6 +13,7 @@ from offmated.jobs.states import FINAL, TAKEN_FROM, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.trouble import Troubles
 from planner.run.folder import RunFolder
+from planner.run.processes import Process
 from planner.run.step_times import StepTimes, step_times
 
 Json = dict[str, Any]
@@ -42,6 +43,8 @@ def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
     output               the model folder, when there is one
     """
     view = {name: getattr(row, name) for name in _ROW_FIELDS}
+    if _is_left_alone(row):
+        view["state"] = TAKEN_FROM[row.state]
     view |= {"reason": _reason(row, all_rows), "output": (row.result or {}).get("output")}
     # Files that hold something else than they should blind nobody for the other jobs.
     with _troubles.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
@@ -151,10 +154,18 @@ def _compared(row: JobRow, plan: Json | None, found: StepTimes) -> Json:
     }  # fmt: skip
 
 
+def _is_left_alone(row: JobRow) -> bool:
+    """Whether whoever worked on the job is gone, which the database does not say yet: as long as its disk is full it
+    cannot."""
+    return row.state in TAKEN_FROM and row.owner is not None and not Process.parse(row.owner).alive()
+
+
 def _reason(row: JobRow, all_rows: Sequence[JobRow]) -> str:
     """Why the job is where it is, in a few words; "" where the state says it all."""
     if row.state in FINAL:
         return str(row.error["what"]) if row.error else ""
+    if _is_left_alone(row):
+        return "its process has ended; it goes on once the database has taken that"
     if row.stop_reason is not None and row.state in TAKEN_FROM:
         return "is being cancelled" if row.stop_reason is StopReason.CANCEL else "saves a checkpoint to stop"
     if row.state in TAKEN_FROM:

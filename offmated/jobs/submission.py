@@ -15,7 +15,7 @@ from offmated.jobs.table import JobRow
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.data_check import check_data
-from planner.job.output_dir import check_place
+from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
 from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
@@ -29,7 +29,8 @@ def submit(
 ) -> tuple[JobRow, tuple[str, ...]]:
     """Check the job, make its run folder and its row; returns the row and the notes to the user.
 
-    Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then nothing was kept.
+    Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then, and where there is
+    no room for it, nothing was kept.
     """
     job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
     _check_output(job, store)
@@ -38,12 +39,14 @@ def submit(
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f".new-{uuid.uuid4().hex}"
     kept: list[str] = []
+    made: list[Path] = []
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)
         if final.exists():
             kept.extend(_make_room(final))
         draft.rename(final)
+        made.append(final)
         _flush(paths.runs)
         return final
 
@@ -54,13 +57,15 @@ def submit(
         _write(run.resolved, job.resolved_yaml())
         _flush(draft)
         row = store.add(name, make_folder)
+        made.clear()
         for entry in unseen:
             RunFolder(Path(row.run_dir)).say(
                 f"{entry} is of the Hugging Face hub: it is read when the job has its turn, before all else"
             )
         return row, (*notes, *kept)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)  # still there only when something went wrong
+        for left in (draft, *made):  # there only when something went wrong
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def retry(store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None) -> JobRow:
@@ -102,7 +107,7 @@ def _check_output(job: Job, store: Store, run: RunFolder | None = None) -> None:
     a job that was there before."""
     if job.output_dir is None:
         return
-    check_place(Path(job.output_dir), str(run.path) if run is not None else None)
+    Place(folder=Path(job.output_dir), token=new_token() if run is None else run.token()).try_out()
     for row in store.jobs(*(state for state in JobState if state not in FINAL)):
         other = _output_dir(row)
         if other is not None and os.path.realpath(other) == os.path.realpath(job.output_dir):

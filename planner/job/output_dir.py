@@ -1,44 +1,250 @@
-"""Where a trained model goes: a folder that is free, or holds what the same run wrote before. Light: no torch."""
+"""Where a trained model goes: a folder that is empty or not there yet, and that only its own run may fill.
+
+Nothing is written through or over what is not the run's. All is made in a folder of an unguessable name, inside the
+output folder where that is there, beside it where it is not, and put in place by renames that replace nothing. What is
+removed is what the run made, by its name. Light: no torch.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from planner.errors import Exit, UserError
+from planner.disk import sync, sync_tree
+from planner.errors import Exit, UserError, is_disk_full
+from planner.units import format_bytes
 
 MARK = "offmate.json"
-"""The file in a model folder that names the run it is of, under "run"."""
+"""The file in a model folder that names its run, under "token", and all the folder's files, under "files"."""
+
+_PREFIX = ".offmate-"
+_LONG = "model-00001-of-00001.safetensors.index.json"  # as long as the names of a model's files get
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
 
 
-def check_place(folder: Path, run: str | None = None) -> None:
-    """Raise UserError unless a model can go to `folder`, an absolute path.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The output folder `folder`, an absolute path, of the run that knows itself by `token` (see `new_token`)."""
 
-    It must not be there, be empty, or hold an earlier output of the run named `run`; and it must be possible to make
-    it.
-    """
-    try:
-        if folder.exists() and not (folder.is_dir() and (_is_of(run, folder) or not any(folder.iterdir()))):
+    folder: Path
+    token: str
+
+    def published(self) -> int | None:
+        """The step of this run's model that is there; None where there is none."""
+        mark = _mark(self.folder)
+        return mark.step if mark is not None and mark.token == self.token else None
+
+    def check(self) -> None:
+        """Raise UserError unless the folder is not there, is empty, or holds what this run has put there."""
+        with self._told():
+            for path in (self.folder, *self.folder.parents):
+                if path.is_symlink() and not path.exists():
+                    raise _unwritable(self.folder, f"{path} is a link to {path.readlink()}, which is not there")
+                if path != self.folder and path.exists() and not path.is_dir():
+                    raise _unwritable(self.folder, f"{path} is not a folder")
+            if not self.folder.exists() or self.published() is not None:
+                return
+            if not self.folder.is_dir() or self._others():
+                raise self._taken()
+
+    def try_out(self, needed_bytes: int = 0) -> None:
+        """`check`, and do what publishing does with a file of no meaning. Leaves nothing behind.
+
+        Raises UserError when any of it fails, or when the disk has less than `needed_bytes` left.
+        """
+        self.check()
+        probe = Place(folder=self.folder, token=new_token())
+        with self._told(), contextlib.ExitStack() as undo:
+            parents = [parent for parent in self.folder.parents if not parent.exists()]
+            undo.callback(_remove_empty, [self.folder, *parents] if not self.folder.exists() else [])
+            undo.callback(probe.clear)
+            made = probe.begin()
+            _write(made / _LONG)
+            sync(made)
+            if made.parent == self.folder:
+                _put(made / _LONG, self.folder / f"{probe._name}{_LONG}")
+                (self.folder / f"{probe._name}{_LONG}").unlink()
+            else:
+                with contextlib.suppress(FileExistsError):  # another submission tries it, too
+                    self.folder.mkdir()  # its name may be too long, or have what this disk's names cannot have
+                    self.folder.rmdir()
+                made.rename(made.with_name(f"{made.name}-"))
+                made.with_name(f"{made.name}-").rename(made)
+            sync(made.parent)
+            free = shutil.disk_usage(made).free
+        if free < needed_bytes:
             raise UserError(
-                f"The output folder {folder} is not empty.", code="output-exists", exit_code=Exit.USAGE,
-                hint="give another output_dir, or move what is there",
+                f"The disk of the output folder {self.folder} has no room for the trained model.", code="disk-full",
+                numbers=(f"needed {format_bytes(needed_bytes)}, free {format_bytes(free)}",),
+                hint="free some space there, or give another output_dir",
             )  # fmt: skip
-        parent = next(parent for parent in folder.parents if parent.exists())
-        reason = "not a folder" if not parent.is_dir() else "no permission to write there"
-        fit = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
-    except OSError as error:
-        parent, reason, fit = folder, str(error.strerror), False
-    if not fit:
-        raise UserError(
-            f"The output folder {folder} cannot be made.", code="output-unwritable", exit_code=Exit.USAGE,
-            numbers=(f"{parent}: {reason}",), hint="give another output_dir",
+
+    def begin(self) -> Path:
+        """A new folder of this run's, for the files that `finish` puts in place. What an earlier attempt left goes.
+        Raises OSError."""
+        self.clear()
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        made = (self.folder if self.folder.is_dir() else self.folder.parent) / self._name
+        made.mkdir()
+        return made
+
+    def finish(self, made: Path, *, run: str, step: int) -> None:
+        """Put what is in `made`, as `begin` gave it, in place, all or nothing. `run` and `step` are noted beside.
+
+        Raises UserError when something has come to be there meanwhile; then it stays as it is.
+        """
+        files = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if not path.is_dir())
+        mark = {"format": 2, "run": run, "step": step, "token": self.token, "files": files}
+        (made / MARK).write_text(json.dumps(mark, indent=1) + "\n", "utf-8")
+        sync_tree(made)
+        self.check()
+        with self._told():
+            if made.parent != self.folder:
+                made.rename(self.folder)  # which the system refuses where anything but an empty folder is there
+                sync(self.folder.parent)
+                return
+            try:
+                for path in sorted(made.iterdir(), key=lambda path: path.name == MARK):  # last: then it is whole
+                    _put(path, self.folder / path.name)
+            except OSError:
+                self.clear()
+                raise
+            made.rmdir()
+            sync(self.folder)
+
+    def clear(self) -> None:
+        """Remove what this run has begun to write here and has not finished. Raises OSError."""
+        for parent in (self.folder, self.folder.parent):
+            made = parent / self._name
+            if made.is_symlink() or not made.is_dir():
+                continue
+            mark = _mark(made)
+            if parent == self.folder and mark is not None:  # it ended among the renames, of which that of MARK is last
+                _remove(self.folder, [name for name in mark.files if _has_left(made / name, self.folder / name)])
+            shutil.rmtree(made)
+
+    def withdraw(self) -> None:
+        """Remove the files of this run's model from the folder, if they are there, and the folder if nothing else is in
+        it. Raises OSError."""
+        mark = _mark(self.folder)
+        if mark is not None and mark.token == self.token:
+            _remove(self.folder, [*mark.files, MARK])
+            _remove_empty([self.folder])
+
+    @property
+    def _name(self) -> str:
+        return f"{_PREFIX}{self.token}"
+
+    def _others(self) -> list[str]:
+        """The names of what is in the folder and not this run's."""
+        return sorted(path.name for path in self.folder.iterdir() if path.name != self._name)
+
+    def _taken(self) -> UserError:
+        others = self._others() if self.folder.is_dir() else []
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        return UserError(
+            f"The output folder {self.folder} is not empty.", code="output-exists", exit_code=Exit.USAGE,
+            numbers=(f"there is {others[0]}{more}" if others else "it is a file",),
+            hint="give another output_dir, or move what is there",
         )  # fmt: skip
 
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of the system as errors for people."""
+        try:
+            yield
+        except OSError as error:
+            if is_disk_full(error):
+                raise UserError(
+                    f"The disk of the output folder {self.folder} has no room.", code="disk-full",
+                    numbers=(f"{error.filename}: {error.strerror}",),
+                    hint="free some space there, or give another output_dir",
+                ) from error  # fmt: skip
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                raise self._taken() from error
+            raise _unwritable(self.folder, f"{error.filename or self.folder.parent}: {error.strerror}") from error
 
-def _is_of(run: str | None, folder: Path) -> bool:
-    """Whether `folder` is an output of this run."""
+
+def new_token() -> str:
+    """A name that nobody else has and nobody guesses."""
+    return secrets.token_hex(16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    token: str
+    step: int
+    files: tuple[str, ...]
+
+
+def _mark(folder: Path) -> _Mark | None:
+    """What a folder's MARK says; None where there is none, or one that this version did not write."""
     try:
-        return run is not None and run == str(json.loads((folder / MARK).read_text("utf-8"))["run"])
+        found = json.loads((folder / MARK).read_text("utf-8"))
+        files = tuple(name for name in found["files"] if isinstance(name, str) and _is_inside(name))
+        return _Mark(token=str(found["token"]), step=int(found["step"]), files=files)
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return None
+
+
+def _is_inside(name: str) -> bool:
+    return not name.startswith("/") and ".." not in name.split("/")
+
+
+def _write(path: Path) -> None:
+    with path.open("xb") as file:
+        file.write(bytes(4096))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _put(path: Path, target: Path) -> None:
+    """Rename `path` to `target`, which must not be there. Raises FileExistsError."""
+    if path.is_dir():
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        path.rename(target)
+        return
+    try:
+        os.link(path, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(target):  # on disks without links, like those of cameras, no rename refuses to replace
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        path.rename(target)
+    else:
+        path.unlink()
+
+
+def _has_left(made: Path, put: Path) -> bool:
+    """Whether a file has got its second name, and perhaps lost its first one."""
+    return not made.exists() or (put.exists() and made.samefile(put))
+
+
+def _remove(folder: Path, names: list[str]) -> None:
+    """Remove files of a folder by their names, and the folders among them that are empty then."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+        _remove_empty([folder / parent for parent in list(Path(name).parents)[:-1]])
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove each of these, the innermost first, that is there and empty."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _unwritable(folder: Path, reason: str) -> UserError:
+    return UserError(
+        f"The output folder {folder} cannot be made.", code="output-unwritable", exit_code=Exit.USAGE,
+        numbers=(reason,), hint="give another output_dir",
+    )  # fmt: skip

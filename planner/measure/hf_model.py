@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers import __version__ as version
 
-from planner.errors import Exit, UserError, first_line
+from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.job.schema import Job
 from planner.measure.peft_lora import with_adapters
 
@@ -28,6 +28,8 @@ def model_config(job: Job) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(job.model, trust_remote_code=False)
     except Exception as error:  # a config is anybody's: what its class makes of it may raise anything
+        if is_disk_full(error):
+            raise disk_full(error, f"the config of {job.model}") from error
         if code := _needed_code(job.model):
             raise own_code_refused("model", job.model, code) from None
         raise _unusable(job, first_line(error)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -69,16 +70,32 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def trained(self) -> Path:
+        """Parent of `step-N/`, the trained weights between the last step and the model folder."""
+        return self.path / "trained"
+
+    @property
+    def output(self) -> Path:
+        """Where the trained model goes unless the job says otherwise, or that place will not have it."""
+        return self.path / "output"
+
+    @property
     def process(self) -> Path:
         """Identity of the living planner or trainer process, so that it can be found by whoever comes next."""
         return self.path / "process"
 
     def last_checkpoint_step(self) -> int | None:
-        """The step of the newest checkpoint."""
-        if not self.checkpoints.is_dir():
-            return None
-        names = (folder.name.removeprefix("step-") for folder in self.checkpoints.glob("step-*"))
+        """The step of the newest checkpoint, or that of the trained weights."""
+        found = (folder for parent in (self.checkpoints, self.trained) for folder in parent.glob("step-*"))
+        names = (folder.name.removeprefix("step-") for folder in found)
         return max((int(name) for name in names if name.isdigit()), default=None)
+
+    def token(self) -> str:
+        """An unguessable word by which the run knows what it made outside of its folder; made when first asked for."""
+        path = self.path / "token"
+        if not path.exists():
+            _write_text(path, secrets.token_hex(16))
+        return path.read_text("utf-8")
 
     def read_plan(self) -> dict[str, Any] | None:
         """plan.json."""

@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from planner.disk import check_space
+from planner.job.room import STATE_BYTES_PER_PARAMETER
 from planner.job.schema import Job
 from planner.reports.certificate import Difference, Finding
 from planner.schedule.chain import Chain
@@ -24,7 +26,7 @@ from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
 from worker.storage.checkpoint import non_finite
-from worker.storage.shards import STATE_BYTES_PER_PARAMETER, Item, check_space, read_shards, write_shards
+from worker.storage.shards import Item, read_shards, write_shards
 from worker.training.learning_rate import learning_rate, optimizer_of
 from worker.training.model import check_reach, load_model
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _KEYS = ("dataset", "tokenizer", "chat_template", "max_samples", "packing", "train_on")
 _SAY_EVERY_S = 10.0
+_PIECE = 2**20  # values written at a time
 _BATCH = 512  # the most documents given to the tokenizer at once
 
 
@@ -55,9 +57,13 @@ def load_corpus(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> C
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    _write(job, tokenizer, temporary)
-    found = {"format": 1, "keys": keys, "fingerprint": _fingerprint(temporary)}
-    (temporary / "corpus.json").write_text(json.dumps(found, indent=1), "utf-8")
+    try:
+        _write(job, tokenizer, temporary)
+        found = {"format": 1, "keys": keys, "fingerprint": _fingerprint(temporary)}
+        (temporary / "corpus.json").write_text(json.dumps(found, indent=1), "utf-8")
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     shutil.rmtree(folder, ignore_errors=True)
     temporary.replace(folder)
     corpus = _open(folder, keys)
@@ -108,15 +114,22 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
             if time.monotonic() - said_at >= _SAY_EVERY_S:
                 log.info("data: %d documents, %d tokens so far", len(ends), count)
                 said_at = time.monotonic()
-    np.save(folder / "ends.npy", np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64))
+    _save(folder / "ends.npy", np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64))
     for name, kind in (("tokens", np.int32), ("trained", np.bool_)):
         raw = folder / f"{name}.raw"
         if count:
-            values = np.memmap(raw, kind, "r")
-            np.save(folder / f"{name}.npy", values)
+            _save(folder / f"{name}.npy", np.memmap(raw, kind, "r"))
         else:
-            np.save(folder / f"{name}.npy", np.zeros(0, kind))
+            _save(folder / f"{name}.npy", np.zeros(0, kind))
         raw.unlink()
+
+
+def _save(path: Path, values: NDArray[Any]) -> None:
+    """As np.save, which does not tell a full disk from another error."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        for start in range(0, len(values), _PIECE):
+            file.write(values[start : start + _PIECE].tobytes())
 
 
 def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:

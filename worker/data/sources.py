@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, disk_full, is_disk_full
 from planner.job.local_data import LocalData, csv_columns, is_local, local_data
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ def open_source(entry: str) -> Source:
     try:
         records = _open_local(path) if is_local(entry) else _train_split(entry)
     except (DatasetsError, DatasetGenerationError, OSError, ValueError, csv.Error) as error:
+        if is_disk_full(error):
+            raise disk_full(error, f"a copy of the dataset {entry}") from error
         raise UserError(
             f"Cannot read the dataset {entry}.", code="dataset-unreadable", exit_code=Exit.USAGE,
             numbers=tuple(_causes(error)),

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from planner.codec import to_json
-from planner.errors import Exit, UserError, first_line
+from planner.disk import check_space, sync
+from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.job.schema import Job
 from planner.schedule.plan import Plan
-from worker.storage.shards import FileRecord, check_space, read_shards, sync, write_shards
+from worker.storage.shards import FileRecord, Item, read_shards, write_shards
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ class Checkpoint:
     files: tuple[str, ...]
 
     def tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(parameter, {"master", "exp_avg", "exp_avg_sq"}), mapped from disk one at a time."""
+        """(parameter, {"master", "exp_avg", "exp_avg_sq"}) or, of trained weights, (parameter, {"weight"}); mapped from
+        disk one at a time."""
         return read_shards(self.path / name for name in self.files)
 
 
@@ -145,22 +147,14 @@ class Checkpoints:
         `state_bytes` is about what it takes on disk. Raises UserError when the disk has no room, or when the state
         holds a number that is not finite; the checkpoints before stay as they are.
         """
-        check_space(self._folder, state_bytes, f"the checkpoint of step {step}")
-        temporary = self._folder / f".step-{step}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        what = f"the checkpoint of step {step}"
+        check_space(self._folder, state_bytes, what)
         try:
-            files = write_shards(temporary, "state", finite(state, step, self.last()))
-            _write_manifest(temporary, step, self._origin, files)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        sync(temporary)
-        path = self._folder / f"step-{step}"
-        if path.exists():  # a torn one of this very step
-            path.rename(self._folder / f".step-{step}.old")
-        temporary.rename(path)
-        sync(self._folder)
+            path = write_checkpoint(self._folder, step, self._origin, "state", finite(state, step, self.last()))
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            raise disk_full(error, what) from error
         self._torn.discard(path)
         self._prune()
         return path
@@ -177,6 +171,27 @@ class Checkpoints:
             hidden = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
             shutil.rmtree(hidden)  # renamed first: a half-removed folder must not look like a checkpoint
         self._torn.clear()
+
+
+def write_checkpoint(folder: Path, step: int, origin: Origin, stem: str, items: Iterable[Item]) -> Path:
+    """Write `step-N/` in `folder`, with the items in files called `stem-…`; when this returns it is durable. An earlier
+    one of the step becomes `.step-N.old`. Nothing new is left where this raises, as on a full disk: OSError."""
+    temporary = folder / f".step-{step}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        files = write_shards(temporary, stem, items)
+        _write_manifest(temporary, step, origin, files)
+        sync(temporary)
+        path = folder / f"step-{step}"
+        if path.exists():  # a torn one of this very step
+            path.rename(folder / f".step-{step}.old")
+        temporary.rename(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync(folder)
+    return path
 
 
 def finite(

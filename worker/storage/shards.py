@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,8 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from planner.errors import UserError
-from planner.units import format_bytes
+from planner.disk import sync
 
 Item = tuple[str, Mapping[str, Tensor]]
 """A parameter's name, and tensors that belong to it by their part: {"master": …, "exp_avg": …}."""
@@ -118,34 +115,3 @@ def read_shards(paths: Iterable[Path]) -> Iterator[tuple[str, dict[str, Tensor]]
         with safe_open(path, framework="pt", device="cpu") as file:
             for name, keys in groupby(sorted(file.keys()), key=lambda key: key.rpartition("/")[0]):
                 yield name, {key.rpartition("/")[2]: file.get_tensor(key) for key in keys}
-
-
-def sync(path: Path) -> None:
-    """Flush a file or a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_tree(folder: Path) -> None:
-    """Flush every file and folder in `folder`, and `folder` itself."""
-    for path in folder.rglob("*"):
-        sync(path)
-    sync(folder)
-
-
-STATE_BYTES_PER_PARAMETER = 12
-"""What is written of a trained parameter: master and moments, fp32."""
-
-
-def check_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Raise UserError when `folder`'s disk has less than `needed_bytes` left for `what`."""
-    free = shutil.disk_usage(folder).free
-    if free < needed_bytes:
-        raise UserError(
-            f"The disk has no room for {what}.", code="disk-full",
-            numbers=(f"needed {format_bytes(needed_bytes)}, free {format_bytes(free)} at {folder}",),
-            hint="free some space, or lower save_total_limit; the job goes on from its last checkpoint",
-        )  # fmt: skip

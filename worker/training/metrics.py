@@ -27,26 +27,37 @@ class Metrics:
 
     def __init__(self, path: Path) -> None:
         _cut_torn_line(path)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file = path.open("ab", buffering=0)
 
     def write(self, event: str, *, step: int, **values: str | int | float | None) -> None:
-        """Append one line with the time of now. Numbers that JSON has no form for (nan, inf) become null."""
+        """Append one line with the time of now. Numbers that JSON has no form for (nan, inf) become null. Raises
+        OSError, with nothing of the line in the file, when the disk does not take it."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         line = json.dumps({"event": event, "time": time.time(), "step": step, **plain}, ensure_ascii=False)
-        self._file.write(line + "\n")
-        self._file.flush()
+        rest = memoryview(f"{line}\n".encode(errors="replace"))
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(before)
+            raise
 
     def close(self) -> None:
         """Flush to disk and close."""
         if not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with self._file:
+                os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
+        try:
+            self.close()
+        except OSError:
+            if error is None:  # else that is what people should know of
+                raise
 
 
 def read_metrics(path: Path) -> list[Event]:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from planner.errors import Exit, UserError, first_line
+from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.measure.hf_model import build_model, model_config, own_code, own_code_refused, working_dtype
@@ -44,6 +44,8 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
                 output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+            if is_disk_full(error):
+                raise disk_full(error, f"the weights of {job.model}") from error
             raise UserError(
                 f"The weights of {job.model} cannot be loaded.", code="weights-not-usable", exit_code=Exit.USAGE,
                 numbers=(first_line(error),),
@@ -82,6 +84,8 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=False)
     except Exception as error:  # its files are anybody's: what is made of them may raise anything
+        if is_disk_full(error):
+            raise disk_full(error, f"the tokenizer {job.tokenizer}") from error
         if isinstance(error, ValueError) and (code := _own_code_of(job.tokenizer)):
             raise own_code_refused("tokenizer", job.tokenizer, code) from None
         raise UserError(

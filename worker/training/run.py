@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import shutil
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import torch
 from transformers.utils import logging as transformers_logging
 
 from planner.codec import from_json
-from planner.errors import UserError, first_line
+from planner.errors import UserError, disk_full, first_line, is_disk_full
 from planner.graph import EAGER
-from planner.job.output_dir import check_place
+from planner.job.output_dir import Place
+from planner.job.room import STATE_BYTES_PER_PARAMETER, check_room
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.hf_model import working_dtype
@@ -29,7 +31,8 @@ from worker.data.batches import Batches
 from worker.engine.engine import Engine
 from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.storage.model_folder import Output
-from worker.storage.shards import STATE_BYTES_PER_PARAMETER, check_space
+from worker.storage.trained import TrainedWeights, room_kept, weights_room
+from worker.training.delivery import Delivery
 from worker.training.evaluation import Evaluations
 from worker.training.forecast import Forecast
 from worker.training.learning_rate import optimizer_of
@@ -66,8 +69,9 @@ class _Run:
         self.job = job = Job.from_resolved(folder.resolved)
         if job.lr_scheduler_type == "constant" and job.warmup_steps:
             log.warning("lr_scheduler_type constant has no warm-up, warmup_steps is not used; constant_with_warmup has")
-        place = Path(job.output_dir) if job.output_dir else folder.path / "output"
-        check_place(place, str(folder.path))
+        place = Place(folder=Path(job.output_dir) if job.output_dir else folder.output, token=folder.token())
+        if place.published() is None:
+            place.try_out()
         self.plan, self.chain, hardware = read_plan(folder)
         self.forecast = Forecast(self.plan, self.chain, hardware, job.max_length)
         if eager := self.plan.options.count(EAGER.name):
@@ -78,34 +82,46 @@ class _Run:
         self.model = load_model(job)
         check_reach(job, self.model, self.batches.largest_token)
         self.samples = Samples.of(job, self.tokenizer, self.model)
-        self.output = Output(place, run=str(folder.path), model=self.model)
-        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        self.state_bytes = STATE_BYTES_PER_PARAMETER * trained + 2**20
-        needed = self.state_bytes + self.output.needed_bytes
-        check_space(folder.path, needed, "a checkpoint and the trained model")
-        _tell_checkpoints(job, self.state_bytes, shutil.disk_usage(folder.path).free - self.output.needed_bytes)
+        output = Output(self.model)
+        self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self.state_bytes = STATE_BYTES_PER_PARAMETER * self.parameters + 2**20
         self.origin = Origin.of(
             job, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan=self.plan
         )  # fmt: skip
         self.checkpoints = Checkpoints(folder.checkpoints, keep=job.save_total_limit, origin=self.origin)
+        self.trained = TrainedWeights(folder.trained, origin=self.origin)
+        self.delivery = Delivery(run=folder, place=place, output=output, trained=self.trained)
 
     def train(self, stop: StopRequest) -> bool:
-        """From the last checkpoint to the end or to a stop."""
-        last = self.checkpoints.latest()
+        """From the last checkpoint to the end or to a stop; where it is trained already, to the model folder."""
+        total, place = self.batches.total_steps, self.delivery.place
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        engine = self._engine(device)
-        try:
+        published = place.published() == total
+        weights = None if published else self.trained.find()
+        if published or weights is not None:
+            with Metrics(self.folder.metrics) as metrics:
+                self._write_start(metrics, total, total, device)
+                stop.begin()
+                return self._until_end(metrics, lambda: total, lambda: self._deliver_only(weights))
+        last = self.checkpoints.latest()
+        weight_bytes = self.delivery.output.weight_bytes
+        free_bytes = check_room(self.folder.path, place, trained=self.parameters, weight_bytes=weight_bytes)
+        _tell_checkpoints(self.job, self.state_bytes, free_bytes)
+        kept = room_kept(self.folder.path, weights_room(weight_bytes))
+        with kept as give_room, closing(self._engine(device)) as engine:
             resume(engine, last, self.origin)
             with Metrics(self.folder.metrics) as metrics:
-                metrics.write(
-                    "start", step=engine.steps_done, total_steps=self.batches.total_steps,
-                    resumed_from=last.step if last else None,
-                    device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-                )  # fmt: skip
+                self._write_start(metrics, engine.steps_done, last.step if last else None, device)
                 stop.begin()
-                return self._train(engine, metrics, stop)
-        finally:
-            engine.close()
+                return self._until_end(
+                    metrics, lambda: engine.steps_done, lambda: self._train(engine, metrics, stop, give_room)
+                )  # fmt: skip
+
+    def _write_start(self, metrics: Metrics, step: int, resumed_from: int | None, device: torch.device) -> None:
+        metrics.write(
+            "start", step=step, total_steps=self.batches.total_steps, resumed_from=resumed_from,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        )  # fmt: skip
 
     def _engine(self, device: torch.device) -> Engine:
         job = self.job
@@ -114,8 +130,10 @@ class _Run:
             max_grad_norm=job.max_grad_norm, device=device, metered=True,
         )  # fmt: skip
 
-    def _train(self, engine: Engine, metrics: Metrics, stop: StopRequest) -> bool:
-        """Train, write the model folder, and the line that says how it ended, however it did."""
+    def _train(
+        self, engine: Engine, metrics: Metrics, stop: StopRequest, give_room: Callable[[], None]
+    ) -> tuple[bool, Path | None]:  # fmt: skip
+        """Train, and write the trained weights and the model folder: whether that is done, and where it is."""
         written = frozenset((event["event"], event["step"]) for event in read_metrics(self.folder.metrics))
         training = Training(
             job=self.job, engine=engine, batches=self.batches, checkpoints=self.checkpoints, metrics=metrics,
@@ -126,24 +144,44 @@ class _Run:
             ),
             predicted_s=self.forecast.step_s,
         )  # fmt: skip
-        path = None
+        if not training.run():
+            return False, None
+        lora = self.job.method == "lora"  # then only adapters are written, and they are fp32
+        give_room()
         try:
-            done = training.run()
-            if done:
-                lora = self.job.method == "lora"  # then only adapters are written, and they are fp32
-                path = self.output.write(
-                    self.model, self.tokenizer, itertools.chain(engine.state(), () if lora else engine.frozen()),
-                    step=engine.steps_done, dtype=torch.float32 if lora else working_dtype(self.job),
-                )  # fmt: skip
-                log.info("the trained model is in %s", path)
+            weights = self.trained.write(
+                itertools.chain(engine.state(), () if lora else engine.frozen()), step=engine.steps_done,
+                dtype=torch.float32 if lora else working_dtype(self.job),
+            )  # fmt: skip
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            raise disk_full(error, "the trained weights") from error
+        return self._deliver_only(weights)
+
+    def _deliver_only(self, weights: Checkpoint | None) -> tuple[bool, Path]:
+        """Write the model folder; None: it is there already."""
+        if weights is None:
+            path = self.delivery.place.folder
+            self.delivery.tidy()
+        else:
+            path = self.delivery.deliver(weights, self.model, self.tokenizer)
+        log.info("the trained model is in %s", path)
+        return True, path
+
+    def _until_end(
+        self, metrics: Metrics, step: Callable[[], int], act: Callable[[], tuple[bool, Path | None]]
+    ) -> bool:  # fmt: skip
+        """Whether `act` comes to the end of the run; writes the line that says how it ended, however it did."""
+        try:
+            done, path = act()
         except BaseException:
             try:
-                _write_end(metrics, self.folder, self.plan, engine.steps_done, "failed", None)
-            except (OSError, ValueError):  # the disk is full, perhaps, as the error that is raised will say
-                log.exception("the last line of metrics.jsonl could not be written")
+                _write_end(metrics, self.folder, self.plan, step(), "failed", None)
+            except (OSError, ValueError) as error:  # the disk is full, perhaps, as the error that is raised will say
+                log.warning("the last line of metrics.jsonl could not be written: %s", first_line(error))
             raise
-        status = "done" if done else "stopped"
-        _write_end(metrics, self.folder, self.plan, engine.steps_done, status, path)
+        _write_end(metrics, self.folder, self.plan, step(), "done" if done else "stopped", path)
         return done
 
 

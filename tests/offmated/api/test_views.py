@@ -12,6 +12,7 @@ from offmated.api.views import job_view
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.table import JobRow
 from planner.run.folder import RunFolder
+from planner.run.processes import Process
 
 
 def row(number: int, state: JobState, run_dir: Path = Path("/nowhere"), **values: Any) -> JobRow:
@@ -43,6 +44,16 @@ def test_a_job_that_is_being_stopped_says_why() -> None:
     assert reason(row(1, JobState.RUNNING)) == ""
     assert reason(row(1, JobState.RUNNING, stop_reason=StopReason.CANCEL)) == "is being cancelled"
     assert reason(row(1, JobState.RUNNING, stop_reason=StopReason.SHUTDOWN)) == "saves a checkpoint to stop"
+
+
+def test_a_job_whose_process_is_gone_is_not_shown_as_running() -> None:
+    """The database has not taken it yet: its disk may be full."""
+    gone = str(Process(pid=2**22 + 1, started=1, boot="another"))
+    for state, shown in ((JobState.RUNNING, "waiting"), (JobState.PLANNING, "submitted")):
+        view = job_view(row(1, state, owner=gone), [])
+        assert view["state"] == shown
+        assert view["reason"] == "its process has ended; it goes on once the database has taken that"
+        assert job_view(row(1, state, owner=str(Process.current())), [])["state"] == state
 
 
 def test_a_job_in_a_later_attempt_says_from_where_and_why() -> None:

@@ -98,6 +98,23 @@ def test_a_place_where_no_model_can_go_is_refused_before_anything_is_kept(store:
     submit(store, paths, f"{JOB}output_dir: empty\n", paths.state.parent)
 
 
+def test_a_place_is_tried_and_stays_as_it_was(store: Store, paths: Paths) -> None:
+    home = paths.state.parent
+    (home / "empty").mkdir()
+    (home / "dangling").symlink_to("nowhere")
+    before = sorted(home.rglob("*"))
+    assert refusal(store, paths, "dangling").code == "output-unwritable"
+    assert refusal(store, paths, "n" * 256).code == "output-unwritable"
+    assert refusal(store, paths, "/proc/x").code == "output-unwritable"
+    assert [path for path in sorted(home.rglob("*")) if path.parent != paths.state] == [
+        path for path in before if path.parent != paths.state
+    ]
+    for place in ("empty", "n" * 252, "new/place"):
+        row, _ = submit(store, paths, f"{JOB}output_dir: {place}\n", home)
+        assert (home / place).exists() == (place == "empty")
+        store.stop(row.id, StopReason.CANCEL)
+
+
 def test_two_living_jobs_do_not_write_to_one_place(store: Store, paths: Paths) -> None:
     (paths.state.parent / "link").symlink_to(".")
     row, _ = submit(store, paths, f"{JOB}output_dir: out\n", paths.state.parent)

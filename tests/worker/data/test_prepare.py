@@ -18,6 +18,7 @@ from planner.errors import Exit
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from tests.support import chains as small
+from tests.support.disks import no_room_beyond
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
 from worker.prepare import main
@@ -54,6 +55,23 @@ def test_the_data_are_counted_and_stay_for_the_trainer(tmp_path: Path) -> None:
     assert main([str(run.path)]) == Exit.DONE
     assert run.read_distinct_tokens() == tuple(Batches(job, byte_tokenizer(), tmp_path / "other").distinct_tokens())
     assert (run.path / "data" / "tokens.npy").exists()
+
+
+@pytest.mark.parametrize("file_bytes", [1000, 3600])
+@pytest.mark.parametrize("read_before", [False, True])
+def test_data_for_which_there_is_no_room_end_the_job_with_the_reason(
+    tmp_path: Path, file_bytes: int, read_before: bool
+) -> None:
+    job = tiny_job(tmp_path, tied=False)
+    run = run_folder(tmp_path, job)
+    if read_before:  # then `datasets` has its copy already
+        Batches(job, byte_tokenizer(), tmp_path / "other")
+    with no_room_beyond(file_bytes):
+        assert main([str(run.path)]) == Exit.FAILED
+    error = run.read_error()
+    assert error is not None and error["code"] == "disk-full"
+    assert sorted(path.name for path in run.path.iterdir()) == ["error.json", "resolved.yaml"]
+    assert main([str(run.path)]) == Exit.DONE
 
 
 def test_data_that_cannot_be_read_end_the_job_with_the_reason(tmp_path: Path) -> None:

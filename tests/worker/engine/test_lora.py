@@ -27,6 +27,7 @@ from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.search.make_plan import least_budget, make_plan
 from tests.support.engine_plans import chain_of
+from tests.support.model_folders import write_model
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import config_of
 from worker.data.batches import Batches
@@ -234,13 +235,13 @@ def test_the_output_is_an_adapter_that_peft_loads(tmp_path: Path) -> None:
     job = lora_job(tmp_path, bf16=True)
     model = load_model(job)
     base = {n.removeprefix("base_model.model."): p.clone() for n, p in model.named_parameters() if not p.requires_grad}
-    output = Output(tmp_path / "out", run="run 1", model=model)
+    output = Output(model)
     trained = {n: torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
     assert {p.dtype for p in trained.values()} == {torch.float32}
     for parameter in model.parameters():  # an engine leaves only shapes behind
         parameter.data = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
     state = ((name, {"master": tensor}) for name, tensor in trained.items())
-    output.write(model, byte_tokenizer(), state, step=2, dtype=torch.float32)
+    write_model(tmp_path / "out", output, model, byte_tokenizer(), state, dtype=torch.float32)
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json"} <= files
     assert not any(name.startswith("model") for name in files)

@@ -16,6 +16,7 @@ from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Direction
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan
 from tests.support.engines import CPU, assert_same, assert_same_state, data, run
+from tests.support.model_folders import write_model
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import batch_of, make_model
 from worker.engine.engine import Engine
@@ -127,14 +128,14 @@ def test_frozen_weights_stay_as_they_are(which):
 def test_the_model_folder_has_the_frozen_weights(tmp_path):
     model = freeze(make_model("llama"), "mlp")
     chain = chain_of(model)
-    output = Output(tmp_path / "out", run="run", model=model)
+    output = Output(model)
     settings = {"optimizer": adamw(model), "max_grad_norm": None}
     engine = Engine(model, plan=resident_plan(chain), chain=chain, device=CPU, **settings)
     run(engine, range(1), 1)
     weights, tokenizer = [*engine.state(), *engine.frozen()], SimpleNamespace(save_pretrained=lambda folder: None)
-    folder = output.write(model, tokenizer, weights, step=1, dtype=torch.float32)
+    folder = write_model(tmp_path / "out", output, model, tokenizer, weights, dtype=torch.float32)
     with pytest.raises(AssertionError, match=r"nobody gave the weights of model\.layers\.0\.mlp"):
-        output.write(model, tokenizer, engine.state(), step=1, dtype=torch.float32)
+        write_model(tmp_path / "other", output, model, tokenizer, engine.state(), dtype=torch.float32)
     written, trained = LlamaForCausalLM.from_pretrained(folder).state_dict(), engine.restore().state_dict()
     assert all(torch.equal(written[name], trained[name]) for name in trained)
     assert torch.equal(

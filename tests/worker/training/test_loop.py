@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from planner.errors import UserError
-from planner.job.output_dir import check_place
 from planner.job.schema import Job
+from tests.support.model_folders import write_model
 from tests.support.plain_engine import PlainEngine
 from tests.support.texts import CHATML, byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import config_of
@@ -272,12 +272,13 @@ def test_the_model_folder_loads_with_the_trained_weights(tmp_path: Path, name: s
         config_of("gpt2", vocabulary=260).save_pretrained(folder)
     job = make_job(folder, write_jsonl(tmp_path / "d.jsonl", sentences(4)), max_length=32, bf16=bf16, max_steps=2)
     model = load_model(job)
-    output = Output(tmp_path / "out", run="run 1", model=model)
+    output = Output(model)
     trained = {n: torch.randn_like(p, dtype=torch.float32) for n, p in model.named_parameters()}
     for parameter in model.parameters():  # an engine leaves only shapes behind
         parameter.data = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
     dtype = torch.bfloat16 if bf16 else torch.float32
-    output.write(model, load_tokenizer(job), ((n, {"master": t}) for n, t in trained.items()), step=2, dtype=dtype)
+    state = ((n, {"master": t}) for n, t in trained.items())
+    write_model(tmp_path / "out", output, model, load_tokenizer(job), state, dtype=dtype)
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
@@ -288,22 +289,6 @@ def test_the_model_folder_loads_with_the_trained_weights(tmp_path: Path, name: s
     assert all(torch.equal(parameters[n], t.to(dtype)) for n, t in trained.items())
     assert load_tokenizer(make_job(tmp_path / "out", tmp_path / "d.jsonl")).eos_token_id == 256
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
-
-
-def test_an_output_replaces_an_earlier_one_of_the_same_run_only(tmp_path: Path) -> None:
-    job = tiny_job(tmp_path)
-    model = load_model(job)
-    state = [(n, {"master": p.detach()}) for n, p in model.named_parameters()]
-    for step in (2, 4):
-        check_place(tmp_path / "out", "run 1")
-        output = Output(tmp_path / "out", run="run 1", model=model)
-        output.write(model, byte_tokenizer(), state, step=step, dtype=torch.float32)
-    with pytest.raises(UserError) as caught:
-        check_place(tmp_path / "out", "run 2")
-    assert str(caught.value) == (
-        f"The output folder {tmp_path}/out is not empty.\n"
-        "  hint: give another output_dir, or move what is there   [output-exists]"
-    )
 
 
 def test_a_folder_without_weights_starts_as_plain_pytorch_would(

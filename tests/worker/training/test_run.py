@@ -9,16 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from planner.codec import to_json
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.hf_model import sample_batch
-from planner.measure.machine_rates import estimate_hardware
 from planner.run.folder import RunFolder
-from tests.support.engine_plans import chain_of, mixed_plan
 from tests.support.plain_engine import PlainEngine
-from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
-from tests.support.tiny_models import config_of
+from tests.support.runs import STEPS, make_run
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.runtime.step_values import AdamW
@@ -28,37 +23,11 @@ from worker.training.model import load_model, load_tokenizer
 from worker.training.run import _tell_checkpoints, run_job
 from worker.training.stop import StopRequest
 
-STEPS = 10
-
 
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
-def make_run(tmp_path: Path, model: str, **keys: object) -> tuple[Job, RunFolder]:
-    """A job, and its run folder as the planner leaves it."""
-    folder = tiny_llama_folder(tmp_path / "model")
-    if model != "llama":
-        config_of(model, vocabulary=260).save_pretrained(folder)
-    small = {
-        "max_length": 32, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "weight_decay": 0.1,
-        "warmup_steps": 2, "max_steps": STEPS, "save_steps": 4,
-    }  # fmt: skip
-    job = make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(20)), **{**small, **keys})
-    run = RunFolder(tmp_path / "run")
-    run.path.mkdir()
-    run.resolved.write_text(job.resolved_yaml(), "utf-8")
-    chain = chain_of(load_model(job), sample_batch(job))
-    plan = mixed_plan(chain, slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None)
-    parts = {
-        "plan": to_json(plan),
-        "chain": to_json(chain),
-        "hardware": to_json(estimate_hardware(torch.device("cpu"))),
-    }
-    run.plan.write_text(json.dumps({"format": 1, **parts}))
-    return job, run
 
 
 def plain_run(job: Job, run: RunFolder) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -121,12 +90,17 @@ def test_a_run_evaluates_within_the_plans_budget_as_plain_pytorch_would(tmp_path
     assert 0 < first["gpu_peak_bytes"] <= json.loads(run.plan.read_text())["plan"]["gpu_budget_bytes"]
 
 
-def test_a_finished_run_may_be_run_again(tmp_path: Path) -> None:
+def test_a_finished_run_that_is_run_again_trains_nothing_and_has_its_model(tmp_path: Path) -> None:
+    """Its process may have died before anybody noted that it was done."""
     _, run = make_run(tmp_path, "llama")
-    for _ in range(2):
-        assert run_job(run, StopRequest())
-    starts = [event["resumed_from"] for event in read_metrics(run.metrics) if event["event"] == "start"]
-    assert starts == [None, 8]
+    assert run_job(run, StopRequest())
+    written = {path.name: path.stat().st_mtime_ns for path in run.output.iterdir()}
+    assert run_job(run, StopRequest())
+    assert {path.name: path.stat().st_mtime_ns for path in run.output.iterdir()} == written
+    events = read_metrics(run.metrics)
+    assert [event["resumed_from"] for event in events if event["event"] == "start"] == [None, STEPS]
+    assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, STEPS + 1))
+    assert (events[-1]["status"], events[-1]["output"]) == ("done", str(run.output))
 
 
 def test_a_full_output_folder_is_told_before_the_first_step(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""Disks: what is written stays written, and whether there is room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from planner.errors import UserError
+from planner.units import format_bytes
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder to disk; a folder as far as its file system can."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder in `folder`, and `folder` itself."""
+    for path in folder.rglob("*"):
+        sync(path)
+    sync(folder)
+
+
+def check_space(folder: Path, needed_bytes: int, what: str) -> None:
+    """Raise UserError when `folder`'s disk has less than `needed_bytes` left for `what`."""
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise UserError(
+            f"The disk has no room for {what}.", code="disk-full",
+            numbers=(f"needed {format_bytes(needed_bytes)}, free {format_bytes(free)} at {folder}",),
+            hint="free some space, or lower save_total_limit; the job goes on from its last checkpoint",
+        )  # fmt: skip

@@ -1,0 +1,31 @@
+"""What a job takes on its disks, and whether they have that. Light: no torch."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from planner.disk import check_space
+from planner.job.output_dir import Place
+
+STATE_BYTES_PER_PARAMETER = 12
+"""What a checkpoint has of a trained parameter: master and moments, fp32."""
+FILES_BYTES = 2**24
+"""About what is beside the weights in a model folder: configs, tokenizer, headers."""
+
+
+def check_room(run_folder: Path, place: Place, *, trained: int, weight_bytes: int) -> int:
+    """Try the place where the model will go, and see that there is room for a checkpoint of `trained` parameters, the
+    trained weights and the model folder with them. Returns the bytes that checkpoints may take of the run folder's
+    disk. Raises UserError."""
+    model_bytes = weight_bytes + FILES_BYTES
+    place.try_out(model_bytes)
+    taken = weight_bytes + (model_bytes if _disk_of(place.folder) == _disk_of(run_folder) else 0)
+    checkpoint_bytes = STATE_BYTES_PER_PARAMETER * trained + 2**20
+    check_space(run_folder, checkpoint_bytes + taken, "a checkpoint and the trained model")
+    return shutil.disk_usage(run_folder).free - taken
+
+
+def _disk_of(folder: Path) -> int:
+    """The number of the disk that a folder is on, or will be."""
+    return next(path for path in (folder, *folder.parents) if path.exists()).stat().st_dev

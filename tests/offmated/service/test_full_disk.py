@@ -1,0 +1,14 @@
+"""A daemon on a disk that gets full."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.support.disks import run_on_small_disk
+
+
+def test_a_full_disk_refuses_what_is_new_shows_no_dead_trainer_as_running_and_costs_no_job(tmp_path: Path) -> None:
+    log = tmp_path / "said"
+    command = [sys.executable, "-m", "tests.support.full_disk_house"]
+    assert run_on_small_disk(16 * 2**20, command, log) == 0, log.read_text("utf-8", errors="replace")

@@ -1,0 +1,64 @@
+"""A daemon whose disk gets full while a job trains: a program, for a disk of its own at /mnt, see
+`tests.support.disks`."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from pathlib import Path
+
+from planner.errors import UserError
+from tests.support.daemons import House, until
+
+BALLAST = Path("/mnt/somebody's")
+
+
+def fill() -> None:
+    """Somebody's file takes all there is."""
+    with BALLAST.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def submission_is_refused(house: House) -> None:
+    try:
+        house.submit()
+    except UserError as error:
+        assert error.code == "disk-full", error
+    else:
+        raise AssertionError("there was room")
+
+
+def main() -> None:
+    home = Path("/mnt/h")
+    home.mkdir()
+    house = House(home)
+    house.up()
+    try:
+        number = house.submit("held", steps=30)
+        house.wait_until_held(number)
+        fill()
+        submission_is_refused(house)
+        assert house.job(number)["state"] == "running"
+        house.release(number)
+        until(lambda: not house.living_trainers(number), "the trainer has died of it")
+        until(lambda: house.job(number)["state"] == "waiting", "it is not shown as running")
+        assert house.job(number)["reason"].startswith("its process has ended")
+        submission_is_refused(house)
+        assert len(house.client.jobs()) == 1
+        assert house.client.health()["state"] == "running"
+        BALLAST.unlink()
+        job = house.wait_for(number, "done", "failed")
+        assert job["state"] == "done", job
+        assert job["progress"]["step"] == 30
+        assert house.submit() == number + 1
+        house.wait_for(number + 1, "done")
+        house.down()
+    finally:
+        if house.daemon is not None and house.daemon.poll() is None:
+            house.daemon.send_signal(signal.SIGKILL)
+            house.daemon.wait()
+
+
+if __name__ == "__main__":
+    main()

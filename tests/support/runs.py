@@ -1,0 +1,44 @@
+"""Run folders of small jobs, as the planner leaves them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from planner.codec import to_json
+from planner.job.schema import Job
+from planner.measure.hf_model import sample_batch
+from planner.measure.machine_rates import estimate_hardware
+from planner.run.folder import RunFolder
+from tests.support.engine_plans import chain_of, mixed_plan
+from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
+from tests.support.tiny_models import config_of
+from worker.training.model import load_model
+
+STEPS = 10
+
+
+def make_run(tmp_path: Path, model: str, at: Path | None = None, **keys: object) -> tuple[Job, RunFolder]:
+    """A job of `STEPS` steps, and its run folder, `at` or beside its data."""
+    folder = tiny_llama_folder(tmp_path / "model")
+    if model != "llama":
+        config_of(model, vocabulary=260).save_pretrained(folder)
+    small = {
+        "max_length": 32, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "weight_decay": 0.1,
+        "warmup_steps": 2, "max_steps": STEPS, "save_steps": 4,
+    }  # fmt: skip
+    job = make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(20)), **{**small, **keys})
+    run = RunFolder(at or tmp_path / "run")
+    run.path.mkdir()
+    run.resolved.write_text(job.resolved_yaml(), "utf-8")
+    chain = chain_of(load_model(job), sample_batch(job))
+    plan = mixed_plan(chain, slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None)
+    parts = {
+        "plan": to_json(plan),
+        "chain": to_json(chain),
+        "hardware": to_json(estimate_hardware(torch.device("cpu"))),
+    }
+    run.plan.write_text(json.dumps({"format": 1, **parts}))
+    return job, run

@@ -1,0 +1,76 @@
+"""The trained weights between the last step and the model folder, and the room on the disk that they will need.
+
+They are written first, in the run folder, so that nothing is trained again whatever becomes of the model folder: it may
+be on another disk, and anything may have happened there. They go once it is in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.errors import disk_full
+from worker.storage.checkpoint import Checkpoint, Origin, TornCheckpoint, read_checkpoint, write_checkpoint
+
+
+class TrainedWeights:
+    """The trained weights of one run, in `folder`."""
+
+    def __init__(self, folder: Path, *, origin: Origin) -> None:
+        self._folder = folder
+        self._origin = origin
+
+    def find(self) -> Checkpoint | None:
+        """Those that are there, every byte of them found right; None where there are none for this job, its data and
+        its length."""
+        for path in self._folder.glob("step-*"):
+            try:
+                found = read_checkpoint(path)
+            except TornCheckpoint:
+                continue
+            if not found.origin.differences(self._origin):
+                return found
+        return None
+
+    def write(
+        self, state: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int, dtype: torch.dtype
+    ) -> Checkpoint:  # fmt: skip
+        """Write the masters in `state` as they are after `step`, the last one, rounded to `dtype`. Raises OSError."""
+        self._folder.mkdir(exist_ok=True)
+        rounded = ((name, {"weight": parts["master"].to(dtype)}) for name, parts in state)
+        path = write_checkpoint(self._folder, step, self._origin, "weights", rounded)
+        files = tuple(sorted(file.name for file in path.glob("weights-*")))
+        return Checkpoint(path=path, step=step, origin=self._origin, files=files)
+
+    def remove(self) -> None:
+        """Remove them: the model folder is in place."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def weights_room(weight_bytes: int) -> int:
+    """What the files of so many bytes of weights take at most, headers and manifest included."""
+    return weight_bytes + weight_bytes // 64 + 2**20
+
+
+@contextlib.contextmanager
+def room_kept(folder: Path, size: int) -> Iterator[Callable[[], None]]:
+    """Inside, there is room for `size` bytes on the disk of `folder`, until what is given is called. It is held by a
+    file without a name, which goes when the process does. Disks that know no such thing hold none. Raises UserError
+    when there is no room."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate  # posix_fallocate writes where it cannot do that
+        fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        if size and fallocate(file.fileno(), 0, 0, size) != 0:
+            number = ctypes.get_errno()
+            if number in (errno.ENOSPC, errno.EDQUOT):
+                raise disk_full(OSError(number, os.strerror(number), str(folder)), "the trained weights")
+        yield file.close

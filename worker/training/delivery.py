@@ -1,0 +1,84 @@
+"""The last leg of a run: from the trained weights, which are safe in the run folder, to the model folder."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from planner.errors import UserError, first_line, is_disk_full
+from planner.job.output_dir import Place
+from planner.run.folder import RunFolder
+from worker.storage.checkpoint import Checkpoint
+from worker.storage.model_folder import Output
+from worker.storage.trained import TrainedWeights
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Delivery:
+    """Where the model of a run goes. `place` is what the job says, or the run folder's own `output/`."""
+
+    run: RunFolder
+    place: Place
+    output: Output
+    trained: TrainedWeights
+
+    @property
+    def at_home(self) -> Place:
+        """The run folder's own place, where the model is also when the job's will not have it."""
+        return replace(self.place, folder=self.run.output)
+
+    def deliver(self, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Path:
+        """Write the model folder from the trained weights `found`; returns its path.
+
+        Raises UserError when the place will not have it. Then the trained weights are kept, for `offmate retry`, and
+        the model is in the run folder, if that has room.
+        """
+        try:
+            path = self._write(self.place, found, model, tokenizer)
+        except Exception as error:
+            if not isinstance(error, UserError | OSError) and not is_disk_full(error):
+                raise
+            raise self._kept(error, found, model, tokenizer) from error
+        self.tidy()
+        return path
+
+    def tidy(self) -> None:
+        """Remove what was kept until the model is in place."""
+        if self.place != self.at_home:
+            self.at_home.withdraw()
+        self.trained.remove()
+
+    def _write(
+        self, place: Place, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase
+    ) -> Path:  # fmt: skip
+        weights = {name: parts["weight"] for name, parts in found.tensors()}
+        return self.output.write(place, model, tokenizer, weights, run=str(self.run.path), step=found.step)
+
+    def _kept(
+        self, error: Exception, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase
+    ) -> UserError:  # fmt: skip
+        """The error for people; the model stays in the run folder."""
+        if isinstance(error, UserError):
+            code, reasons = error.code, (error.what, *error.numbers)
+        else:
+            code = "disk-full" if is_disk_full(error) else "output-unwritable"
+            reasons = (first_line(error),)
+        kept = f"the trained weights are kept in {found.path}"
+        if self.place != self.at_home:
+            try:
+                if self.at_home.published() != found.step:
+                    self._write(self.at_home, found, model, tokenizer)
+                kept = f"the trained model is in {self.run.output}"
+            except Exception as second:
+                log.warning("the model folder has no room in the run folder either: %s", first_line(second))
+        return UserError(
+            f"The job is trained, and its model could not go to {self.place.folder}.", code=code,
+            numbers=(*reasons, kept),
+            hint=f"mend that, then offmate retry {self.run.path.name}: nothing is trained again",
+        )  # fmt: skip
