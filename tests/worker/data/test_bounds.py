@@ -36,7 +36,7 @@ MEMORY = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_S", 0.5)
 
@@ -51,6 +51,7 @@ def refusal(template: str) -> UserError:
     return caught.value
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("template", TIME.values(), ids=TIME)
 def test_a_template_that_computes_for_ever_is_stopped(template: str) -> None:
     assert str(refusal(template)) == (
@@ -89,6 +90,7 @@ def test_whatever_a_template_raises_is_one_error_for_people(template: str, name:
     assert (error.code, error.numbers[0].partition(":")[0]) == ("chat-template-refuses", name)
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_the_time_of_a_rendering_ends_with_it() -> None:
     template = ChatTemplate(byte_tokenizer(chat_template=CHATML), everything=True)
     template.render(MESSAGES)
