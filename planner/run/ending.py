@@ -20,8 +20,8 @@ def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:
         if not is_disk_full(error):
             raise
         told = disk_full(error)
-    print(told, file=sys.stderr, flush=True)
     try:
+        print(told, file=sys.stderr, flush=True)
         if run is not None:
             run.write_error(told)
     except OSError as error:

@@ -132,6 +132,13 @@ def test_a_failure_without_words_shows_the_end_of_the_log() -> None:
     }
 
 
+def test_a_process_that_could_not_write_its_error_down_had_a_full_disk() -> None:
+    verdict = judge(RUNNING, None, 0, trainer(exit_code=74))
+    assert verdict.state is JobState.FAILED
+    assert verdict.error is not None
+    assert (verdict.error["code"], verdict.error["exit_code"]) == ("disk-full", 1)
+
+
 def test_a_death_sends_the_job_back_until_the_limit() -> None:
     crashes, states = 0, []
     for _ in range(CRASH_LIMIT):

@@ -141,6 +141,23 @@ def test_a_job_with_a_checkpoint_goes_on_under_its_plan(store: Store, paths: Pat
     assert run.read_plan() == {"measured": True}
 
 
+def test_a_job_that_is_trained_goes_on_to_its_model_folder(store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths)
+    (run.trained / "step-9").mkdir(parents=True)
+    assert retry(store, number).state is JobState.WAITING
+
+
+def test_a_job_is_not_tried_again_while_its_place_is_no_good(store: Store, paths: Paths) -> None:
+    number, _ = a_cancelled_job(store, paths, f"{JOB}output_dir: out\n")
+    place = paths.state.parent / "out"
+    place.write_text("mine")
+    with pytest.raises(UserError, match="is not empty"):
+        retry(store, number)
+    assert store.job(number).state is JobState.CANCELLED
+    place.unlink()
+    retry(store, number)
+
+
 def test_budgets_that_one_retry_changed_hold_for_the_next(store: Store, paths: Paths) -> None:
     number, run = a_cancelled_job(store, paths, checkpoint=True)
     assert retry(store, number, gpu_budget=2**25).state is JobState.SUBMITTED

@@ -23,6 +23,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan
+from tests.support.disks import small_disk
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
 CPU = torch.device("cpu")
@@ -194,6 +195,21 @@ def test_a_job_that_does_not_fit_leaves_its_error_and_a_budget_that_works(
     (run / "resolved.yaml").write_text(tiny_job(tmp_path, gpu_budget=budget).resolved_yaml(), "utf-8")
     assert main(["plan", str(run), "--device", "cpu"]) == Exit.DONE
     assert not (run / "error.json").exists()
+
+
+def test_a_job_whose_disk_has_no_room_for_its_model_is_told_with_its_first_plan(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path)
+    with small_disk(8 * 2**20) as disk:
+        run = run_folder(disk, job)
+        assert main(["plan", str(run), "--device", "cpu"]) == Exit.FAILED
+        error = json.loads((run / "error.json").read_text("utf-8"))
+        assert (error["code"], (run / "plan.json").exists()) == ("disk-full", False)
+        elsewhere = job.model_copy(update={"output_dir": str(disk / "out")})
+        other = run_folder(tmp_path, elsewhere)
+        assert main(["plan", str(other), "--device", "cpu"]) == Exit.FAILED
+        error = json.loads((other / "error.json").read_text("utf-8"))
+        assert error["what"] == f"The disk of the output folder {disk}/out has no room for the trained model."
+        assert [path.name for path in disk.iterdir()] == ["run"]
 
 
 def test_a_job_file_is_planned_without_a_run_folder(
