@@ -1,56 +1,109 @@
-"""What a fixed arena for planned tensors would cost, beside PyTorch's allocator for all that turns make themselves.
+"""What becomes of a plan's bytes in the device's memory: in PyTorch's allocator, and with a place for each tensor.
 
-    python benchmarks/arena.py
+    python benchmarks/arena.py 1B --slices 4
 
-An arena with fixed offsets needs the most bytes that weights, states, gradients and offloaded activations have at any
-time of the step, and the allocator the most that everything else has. One memory for both needs the most of the sum.
-The arena is taken to be packed without a gap.
+Each way gets the same plans' allocations in the host's order: PyTorch's caching allocator as it is, the same with all
+its memory in one segment from the beginning, and places found before the step (`planner/arrange/`).
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.cases import Case, llama2_case, llama3_case
-from benchmarks.chains import GB
-from planner.schedule.compile import compile_program
-from planner.schedule.memory import Parts, gpu_breakdown
-from planner.search.make_plan import make_plan
+from planner.schedule.allocations import Allocations, allocations
+from planner.schedule.compile import OpKind, compile_program
+from planner.schedule.places import grains
+from planner.search.make_plan import least_budget, make_plan
+from tests.support.cuda.memory import Allocator, Block
+from tests.support.shapes import SHAPES, llama_chain, machine
 
-_SOLVER_S = 10.0
+MIB = 2**20
+_HOST = 2**42
+_SHARES = (1.0, 1.1, 1.3, 2.0)
+_STEPS = 2
 
 
-def measure(case: Case, *, clip: bool) -> tuple[int, int, int]:
-    """Of the case's plan: bytes of one memory for all, of the arena, and of the rest."""
-    plan = make_plan(
-        case.chain, case.hardware, gpu_budget_bytes=case.gpu_bytes, cpu_budget_bytes=case.cpu_bytes, slices=1,
-        clip=clip, time_limit_s=_SOLVER_S,
+def live_bytes(found: Allocations) -> int:
+    """The most bytes that live tensors have at one time."""
+    now = most = 0
+    sizes: dict[object, int] = {}
+    for tensor, size in events(found, 1):
+        sizes.setdefault(tensor, grains(size))
+        now += sizes[tensor] if size else -sizes.pop(tensor)
+        most = max(most, now)
+    return most
+
+
+def reserved_bytes(found: Allocations, *, first: int = 0) -> int:
+    """What the caching allocator takes; `first`: from one segment of so many bytes, of which it takes the low end."""
+    nothing = SimpleNamespace(base=0, size=2**62)
+    allocator = Allocator(
+        cast(Any, nothing), free_bytes=lambda: 2**62, done=lambda stream: lambda: True, finish=lambda: None,
+        freed=lambda block: None, mapped=lambda address, size: None,
     )  # fmt: skip
-    moments = [found.peak for found in gpu_breakdown(compile_program(plan, case.chain), case.chain)]
-    return (
-        max(parts.total_bytes for parts in moments),
-        max(_planned_bytes(parts) for parts in moments),
-        max(parts.total_bytes - _planned_bytes(parts) for parts in moments),
-    )
+    highest = 0
+    if first:
+        allocator.free(allocator.allocate(first, None))
+    blocks: dict[object, Block] = {}
+    for tensor, size in events(found, _STEPS):
+        if size:
+            blocks[tensor] = block = allocator.allocate(size, None)
+            if block.address < first:
+                highest = max(highest, block.address + block.size)
+        else:
+            allocator.free(blocks.pop(tensor))
+    return highest + allocator.reserved.peak - first
 
 
-def _planned_bytes(parts: Parts) -> int:
-    return parts.weights_bytes + parts.states_bytes + parts.gradients_bytes + parts.offloaded_bytes
+def events(found: Allocations, steps: int) -> Iterator[tuple[object, int]]:
+    """(tensor, bytes, or 0 when it goes) from the beginning through so many steps."""
+    there = {item: [(item, n) for n, _ in enumerate(given)] for item, given in found.standing.items()}
+    for item, given in found.standing.items():
+        yield from zip(cast(list[object], there[item]), (e.bytes for e in given), strict=True)
+    for step in range(steps):
+        names: dict[int, object] = {}
+        for item, given in found.standing.items():
+            names |= zip((e.number for e in given), cast(list[object], there[item]), strict=True)
+        for op, its in found.steps:
+            new: list[object] = []
+            for event in its:
+                name = names.setdefault(event.number, (step, event.number))
+                if event.bytes:
+                    new.append(name)
+                yield name, event.bytes
+            if op.kind is OpKind.ALLOC and op.subject in there:
+                there[op.subject] = cast(Any, new)
 
 
 def main() -> None:
     """Plan and print."""
-    print("case                                            one memory       arena        rest   arena and rest / one")
-    for case in (llama2_case(16), llama2_case(34), llama3_case(16)):
-        for clip in (False, True):
-            one, arena, rest = measure(case, clip=clip)
-            name = case.name + (", clipped" if clip else "")
-            print(
-                f"{name:46s} {one / GB:8.2f} GB {arena / GB:8.2f} GB {rest / GB:8.2f} GB   {(arena + rest) / one:.2f}"
-            )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--slices", type=int, default=4)
+    parser.add_argument("--clip", action="store_true")
+    parser.add_argument("--seconds", type=float, default=15.0, help="for a plan")
+    given = parser.parse_args()
+    chain = llama_chain(given.shape)
+    settings: dict[str, Any] = {"cpu_budget_bytes": _HOST, "slices": given.slices, "clip": given.clip}
+    least = least_budget(chain, machine(), **settings).gpu_bytes
+    print("budget   live bytes   caching allocator   one segment   places")
+    for share in _SHARES:
+        budget = int(share * least)
+        plan = make_plan(chain, machine(), gpu_budget_bytes=budget, time_limit_s=given.seconds, **settings)
+        found = allocations(compile_program(plan, chain), chain)
+        live = live_bytes(found)
+        default, one = reserved_bytes(found), reserved_bytes(found, first=4 * live)
+        print(
+            f"{budget / MIB:5.0f} MiB   {live / MIB:5.0f} MiB   {default / live:.3f}   {one / live:.3f}   "
+            f"{plan.gpu_peak_bytes / live:.3f}", flush=True,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from torch import fx
 from planner.graph.codegen import Rng, eager_dropouts, generate, on_demand, rng_of
 from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint
+from planner.graph.lifetimes import Tape
 from planner.graph.liveness import peak_bytes
 from planner.graph.nodes import Storages, is_random, is_view, nbytes
 from planner.graph.recipes import Recipe
@@ -85,9 +86,16 @@ class Pair(BlockCode):
         }
         self.interface = next((i for i, g in enumerate(input_grads) if g is not None), None)
         first_input = self.n_params + self.n_buffers
+        given = {n: f"a{i - first_input}" if i >= first_input else None for n, i in where.items()}
+        tape = Tape(storages, given | {n: f"t{i}" for i, n in enumerate(joint.tangents)})
+        on_device = [n for n in self.saved if n.meta["val"].device.type == joint.device.type]
+        numbers = {name: number for number, name in enumerate(joint.param_names)}
+        self._lifetimes = (
+            tape.forward(forward.steps, joint.outputs, on_device),
+            tape.backward(backward.steps, on_device, joint.tangents, input_grads, numbers, self.adoptable),
+        )
         self.reads_interface = self.interface is not None and first_input + self.interface in self.backward_primals
         self.interface_bytes = joint.input_bytes[self.interface] if self.interface is not None else 0
-        on_device = [n for n in self.saved if n.meta["val"].device.type == joint.device.type]
         self.saved_bytes = storages.saved_bytes(on_device)
         self.output_bytes = storages.saved_bytes(joint.outputs)
         self.backward_weights = tuple(joint.param_names[i] for i in self.backward_primals if i < self.n_params)
@@ -111,6 +119,9 @@ class Pair(BlockCode):
         """What backward gets from forward."""
         saved = [n.meta["val"] for n in self.saved]
         return [(t.shape, t.stride(), t.dtype) for t in saved], self.backward_primals
+
+    def lifetimes(self) -> tuple[str, str]:
+        return self._lifetimes
 
     def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
         return work_of(self.forward_nodes), work_of(self.backward_nodes)

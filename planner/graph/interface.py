@@ -74,6 +74,28 @@ class BlockCode(ABC):
         """The code for gradients that come in under `layout`; its forward, and what backward reads, are the same."""
         return self
 
+    def lifetimes(self) -> tuple[str, str]:
+        """The memory that forward and backward allocate, in the words of `planner.graph.lifetimes`; here of code of
+        which only the peaks are known: one block of memory stands for all it needs meanwhile."""
+        outputs = [t.untyped_storage().nbytes() for t in self.output_values]
+        made = [0 if t is None else t.untyped_storage().nbytes() for t in self.input_grad_values]
+        working = max(0, self.forward_peak - sum(outputs) - self.saved_bytes)
+        forward = [f"+{j}:{size}" for j, size in enumerate(outputs)]
+        kept, own = len(outputs), len(outputs) + 1
+        forward += [f"+{kept}:{self.saved_bytes}"] * bool(self.saved_bytes) + [f"+{own}:{working}", f"-{own}"]
+        forward += [f"={','.join(map(str, range(len(outputs))))}", f"^{kept}" if self.saved_bytes else "^"]
+        working = max(0, self.backward_peak[False] - sum(made))
+        backward = [f"+{own + 1 + j}:{size}" for j, size in enumerate(made) if size] + [f"+{own}:{working}"]
+        backward += [f"?{k}:{size}" for k, size in enumerate(self._gradient_bytes()) if size]
+        backward += [f"-{kept}"] * bool(self.saved_bytes) + [f"-t{j}" for j in range(len(self.tangent_values))]
+        backward += [f"-{own}", "=" + ",".join(str(own + 1 + j) if size else "-" for j, size in enumerate(made))]
+        return " ".join(forward), " ".join(backward)
+
+    def _gradient_bytes(self) -> Sequence[int]:
+        """Of each parameter's gradient, 0 where there is none."""
+        values = self.primal_values[: self.n_params]
+        return [v.numel() * v.element_size() if v is not None else 0 for v in values] if self.param_grads else ()
+
     @abstractmethod
     def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
         """The operations of forward and of backward."""

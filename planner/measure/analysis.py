@@ -29,6 +29,7 @@ from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.choose_compiled import with_compiled
 from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
+from planner.measure.frame_lifetimes import block_lifetimes, frame_lifetimes
 from planner.measure.head_time import rehearsal
 from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.isolation import watching_isolation
@@ -42,7 +43,7 @@ from planner.measure.times import (
     measure_rest,
     sums,
 )
-from planner.schedule.chain import Block, Chain, Option, Tensor
+from planner.schedule.chain import Block, Chain, Lifetimes, Option, Tensor
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class Analysis:
     model: nn.Module = field(repr=False)
     batch: Mapping[str, torch.Tensor] = field(repr=False)
     chunk_rows: int = 0
+    lifetimes: tuple[Lifetimes, ...] = ()
+    frame_lifetimes: tuple[str, ...] = ()
 
     def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
         """The chain with these times, which must have all kinds and options of this analysis (KeyError).
@@ -86,6 +89,8 @@ class Analysis:
             slice_tokens=self.slice_tokens,
             distinct_tokens=distinct_tokens,
             frame_tensors=self.frame_tensors,
+            lifetimes=self.lifetimes,
+            frame_lifetimes=self.frame_lifetimes,
         )
 
     @property
@@ -171,11 +176,12 @@ def analyse(job: Job, device: torch.device) -> Analysis:
 
 
 def analyse_model(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0
-) -> Analysis:
+    model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0,
+    arranged: bool = False,
+) -> Analysis:  # fmt: skip
     """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
     `input_ids` and `labels` [rows, length]. `chunk_rows`: head and loss in chunks of so many rows; 0: in one piece.
-    Raises UserError."""
+    `arranged`: it says which memory turns allocate, too, so that tensors get places. Raises UserError."""
     refuse_autocast(device)
     names = find_blocks(model, batch, device=device)
     if chunk_rows:
@@ -195,6 +201,9 @@ def analyse_model(
     with watch:
         by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
         frame = measure_frame(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)
+        its_frame: tuple[str, ...] = ()
+        if arranged:
+            its_frame = frame_lifetimes(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)
     first_names = {id(p): name for name, p in model.named_parameters()}
     params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
     in_blocks = {id(p) for block in params for p in block.values()}
@@ -225,6 +234,8 @@ def analyse_model(
         model=model,
         batch=batch,
         chunk_rows=chunk_rows,
+        lifetimes=block_lifetimes(names, pairs, frame.layouts) if arranged else (),
+        frame_lifetimes=its_frame,
     )
     if analysis.eager:
         first, reason = next(iter(analysis.eager.items()))

@@ -120,6 +120,21 @@ class Block:
         raise KeyError(f"block {self.name} has no option {name!r}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetimes:
+    """The memory that a block of one `kind` allocates and lets go of under one `option`, in the host's order and in the
+    words of `planner.graph.lifetimes`. `kept`: which of its tensor arguments stay until backward has run; `sent`: the
+    one that travels with the offloaded activations, the last of them.
+    """
+
+    kind: str
+    option: str
+    forward: str
+    backward: str
+    kept: tuple[int, ...] = ()
+    sent: int | None = None
+
+
 class _Derived:
     """What a chain works out from its fields when first asked: no field itself, of no interest to == or JSON."""
 
@@ -135,6 +150,8 @@ class Chain(_Derived):
     `start_bytes` is the most a slice needs before it arrives at its first block; `slice_tokens` the tokens of a slice.
     `distinct_tokens[k]`: the most distinct tokens that slices 0 … k of a step have together; empty where the data is
     not known, and every token may be another.
+    `lifetimes`, `frame_lifetimes`: which memory turns allocate, tensor by tensor; the frame's and the head's stage by
+    stage (`planner.measure.frame_lifetimes`). Empty where nobody asks where in the device's memory a tensor is.
     """
 
     blocks: tuple[Block, ...]
@@ -143,6 +160,8 @@ class Chain(_Derived):
     slice_tokens: int = 0
     distinct_tokens: tuple[int, ...] = ()
     frame_tensors: tuple[Tensor, ...] = ()
+    lifetimes: tuple[Lifetimes, ...] = ()
+    frame_lifetimes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_numbers(self)

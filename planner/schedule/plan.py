@@ -85,6 +85,9 @@ class Plan:
     begins. `clip` is True when updates depend on the gradients' global norm. A step has `rounds` × `slices`
     micro-batches.
 
+    `offsets`: where tensors lie in the device's memory, in the order of `planner.schedule.places.Spans`; empty where
+    memory is not arranged.
+
     `step_s` is the simulated step, `lp_step_s` the solver's objective before rounding, `bound_s` a lower bound for any
     schedule, `solver_gap` the solver's own gap (0.01 = 1%); `source` the candidate that won.
     """
@@ -104,6 +107,7 @@ class Plan:
     gpu_budget_bytes: int = 0
     cpu_budget_bytes: int = 0
     source: str = ""
+    offsets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if tuple((s.direction, s.block) for s in self.stages) != stage_order(len(self.options)):

@@ -2,15 +2,19 @@
 
 Order: every two operations that touch the same copy, one of them writing, are ordered by queues and waits, whatever the
 queues' speeds. Content: every read has its data in place and current. Updates: every trainable tensor exactly once a
-step. Memory: the peak is within the budget. The cycle closes.
+step. Memory: the peak is within the budget, and where tensors have places, no two that are there at the same time
+overlap. The cycle closes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue, accesses, overwritten, reads
 from planner.schedule.forward_program import ForwardBytes, forward_peak_bytes
 from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.places import Misplaced, Spans
 from planner.schedule.plan import Direction, stage_order
 
 _GRADIENT = -1  # in place of a version: the gradient is there
@@ -22,9 +26,11 @@ class InvalidProgram(ValueError):
 
 
 def verify(
-    program: Program, chain: Chain, *, gpu_budget_bytes: int | None = None, measured: ForwardBytes | None = None
-) -> None:
-    """Raise InvalidProgram with the first thing that is wrong. `measured`: the bytes of a forward program."""
+    program: Program, chain: Chain, *, gpu_budget_bytes: int | None = None, measured: ForwardBytes | None = None,
+    offsets: Sequence[int] = (),
+) -> None:  # fmt: skip
+    """Raise InvalidProgram with the first thing that is wrong. `measured`: the bytes of a forward program. `offsets`:
+    where tensors lie, in the order of `Spans`; empty where memory is not arranged."""
     names = [op.name for op in program.ops]
     if len(set(names)) != len(names):
         raise InvalidProgram(f"an operation stands twice: {next(n for n in names if names.count(n) > 1)}")
@@ -33,8 +39,23 @@ def verify(
     _contents_are_right(program, chain)
     if gpu_budget_bytes is not None:
         peak = gpu_peak_bytes(program, chain) if measured is None else forward_peak_bytes(program, chain, measured)
+        if offsets:
+            peak = max(peak, _proven_places(program, chain, offsets))
         if peak > gpu_budget_bytes:
             raise InvalidProgram(f"the peak is {peak} bytes, the budget {gpu_budget_bytes}")
+
+
+def _proven_places(program: Program, chain: Chain, offsets: Sequence[int]) -> int:
+    """The bytes of an arrangement in which no two tensors lie in the same memory at the same time."""
+    spans = Spans(program, chain)
+    if len(offsets) != len(spans.spans) or min(offsets) < 0:
+        raise InvalidProgram(f"there are {len(offsets)} places for {len(spans.spans)} tensors")
+    found = spans.arrangement(offsets)
+    try:
+        spans.prove(found)
+    except Misplaced as error:
+        raise InvalidProgram(str(error)) from None
+    return found.total_bytes
 
 
 def _turns_are_complete(program: Program, chain: Chain) -> None:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from planner.arrange.pack import arranged_bytes, with_places
 from planner.draft.draft import Draft
-from planner.draft.evaluate import device_bytes, host_bytes
+from planner.draft.evaluate import Judge, assembled, device_bytes, host_bytes
 from planner.draft.setting import Budgets, Setting
 from planner.errors import Exit, UserError
 from planner.greedy.streaming import frugal
@@ -17,6 +18,7 @@ from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
+from planner.schedule.compile import order_program
 from planner.schedule.plan import Plan
 from planner.search.portfolio import Search
 from planner.units import format_bytes, format_bytes_down
@@ -25,6 +27,8 @@ TIME_LIMIT_S = 30.0
 GAP = 0.01
 _HOPING = 1 / 3  # of the time, to see how many rounds promise most
 _FIRST = 1 / 4  # of the time, at least, for the solver where it promises most
+_LOST = 32  # of the budget a 32nd is left for what is lost between tensors; mostly it is less
+_TRIES = (0.6, 0.3, 0.1)  # of the time, for plans that leave ever more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +55,48 @@ def make_plan(
     """The fastest plan found within the budgets, with its prediction and its bounds. `slices` are those of the step,
     in as many rounds as is best.
 
-    Raises UserError `budget-too-small` (exit 3), naming the least possible budget.
+    Where the chain says what its turns allocate, tensors get places in the device's memory, and the budget counts what
+    is lost between them. Raises UserError `budget-too-small` (exit 3), naming the least possible budget.
     """
     budgets = Budgets(
         gpu_bytes=gpu_budget_bytes, cpu_bytes=cpu_budget_bytes, cpu_updates=cpu_updates,
         activation_offload=activation_offload,
     )  # fmt: skip
     step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
+    plan = _arranged(step, time_limit_s, gap) if chain.lifetimes else _fastest(step, time_limit_s, gap)
+    if plan is None:
+        raise _too_small(step)
+    return plan
+
+
+def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
+    """The fastest plan found whose tensors have places within the budget. How much is lost between them is known when
+    there is a plan: where it is more than was left for it, the next one gets so much less to use."""
+    budget_bytes = step.budgets.gpu_bytes
+    use_bytes = budget_bytes - budget_bytes // _LOST
+    for share in _TRIES:
+        plan = _fastest(_within(step, use_bytes), share * time_limit_s, gap)
+        if plan is None:
+            break
+        plan = replace(with_places(plan, step.chain), gpu_budget_bytes=budget_bytes)
+        if plan.gpu_peak_bytes <= budget_bytes:
+            return plan
+        use_bytes = use_bytes * budget_bytes // plan.gpu_peak_bytes - budget_bytes // _LOST // 4
+    frugal_way = _most_frugal(step)
+    if frugal_way is None or device_bytes(*frugal_way) > budget_bytes:
+        return None
+    draft, setting = frugal_way
+    plan = with_places(Judge(setting).proven(draft), step.chain)
+    bound_s = min(map(bound_of, in_rounds(step)))
+    return replace(plan, solver_gap=1.0, bound_s=bound_s) if plan.gpu_peak_bytes <= budget_bytes else None
+
+
+def _within(step: Setting, gpu_bytes: int) -> Setting:
+    return replace(step, budgets=replace(step.budgets, gpu_bytes=gpu_bytes))
+
+
+def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
+    """The fastest plan found by its bytes; None where there is none."""
     deadline = time.monotonic() + time_limit_s
     bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
     best: Plan | None = None
@@ -75,7 +114,7 @@ def make_plan(
         if found.step_s < beat_s:
             best, beat_s = found, found.step_s * (1 - gap)
     if best is None:
-        raise _too_small(step)
+        return None
     others_s = (max(w.least_s, bounds_s[w.setting.rounds]) for w in promising if w.setting.rounds != best.rounds)
     to_others = 1 - min(others_s, default=math.inf) / best.lp_step_s if best.lp_step_s else 0.0
     solver_gap = max(best.solver_gap, to_others)  # another number of rounds might be faster
@@ -105,16 +144,26 @@ def least_budget(
 
 def least_gpu_bytes(step: Setting, *, enough: int = 0) -> int:
     """The smallest device budget beside the host's, or one that is at most `enough`. Raises UserError as above."""
-    found = []
+    found = _most_frugal(step, enough=enough)
+    if found is None:
+        raise _host_too_small(step)
+    draft, setting = found
+    if not step.chain.lifetimes:
+        return device_bytes(draft, setting)
+    return arranged_bytes(order_program(assembled(draft, setting), step.chain), step.chain)
+
+
+def _most_frugal(step: Setting, *, enough: int = 0) -> tuple[Draft, Setting] | None:
+    """The draft with the fewest bytes on the device beside the host's, or one that has at most `enough`."""
+    best: tuple[int, Draft, Setting] | None = None
     for setting in (s for small in _small_tensors(step) for s in in_rounds(small)):
         draft = _frugal(setting)
-        if draft is not None:
-            found.append(device_bytes(draft, setting))
-            if found[-1] <= enough:
+        size = device_bytes(draft, setting) if draft is not None else 0
+        if draft is not None and (best is None or size < best[0]):
+            best = size, draft, setting
+            if size <= enough - enough // _LOST * bool(step.chain.lifetimes):
                 break
-    if not found:
-        raise _host_too_small(step)
-    return min(found)
+    return best and best[1:]
 
 
 def rounds_that_fit(step: Setting) -> dict[Setting, Draft]:

@@ -27,7 +27,10 @@ MAY_IMPORT = {
     "planner.draft": ("planner.schedule", "planner.machine"),
     "planner.ilp": ("planner.draft", "planner.schedule", "planner.machine"),
     "planner.greedy": ("planner.draft", "planner.schedule", "planner.machine"),
-    "planner.search": ("planner.ilp", "planner.greedy", "planner.draft", "planner.schedule", "planner.machine"),
+    "planner.arrange": ("planner.schedule", "planner.cpu"),
+    "planner.search": (
+        "planner.arrange", "planner.ilp", "planner.greedy", "planner.draft", "planner.schedule", "planner.machine",
+    ),
     "planner.graph": ("planner.cpu",),
     "planner.measure": ("planner.graph", "planner.cpu", "planner.job", "planner.schedule", "planner.machine"),
     "planner.cache": ("planner.schedule", "planner.machine"),

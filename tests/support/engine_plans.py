@@ -19,10 +19,11 @@ from worker.runtime.step_values import AdamW
 
 
 def chain_of(
-    model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device | None = None
-) -> Chain:
+    model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device | None = None,
+    *, arranged: bool = False,
+) -> Chain:  # fmt: skip
     """The model's chain for slices like `batch`: true bytes, made-up times."""
-    analysis = analyse_model(model, batch or batch_of(), device=device or torch.device("cpu"))
+    analysis = analyse_model(model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged)
     times = tuple(
         OptionTimes(kind=kind, option=option, forward_s=1.0, backward_s=2.0)
         for kind, pairs in analysis.pairs.items()

@@ -1,0 +1,122 @@
+"""Places for the tensors of a program's step, in which little of the device's memory is lost.
+
+Dynamic storage allocation, whose spans of time are known: `pack.c` says how. Where there is no C compiler, its first
+attempts are made here, with more of the memory lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from planner.cpu import build
+from planner.schedule.chain import Chain
+from planner.schedule.compile import Program, order_program
+from planner.schedule.places import Span, Spans
+from planner.schedule.plan import Plan
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("pack.c")
+EFFORT = 200_000_000  # comparisons: a second
+_ENOUGH = 200  # of the least there could be a two-hundredth may be lost
+
+Sides = tuple[Callable[[Span], bool], ...]
+_SIDES: Sides = (
+    lambda span: False, lambda span: span.group >= 0, lambda span: span.group < 0, lambda span: span.before > 0
+)  # fmt: skip
+
+
+class _Span(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_int64) for n in ("bytes", "start", "end", "group", "low", "high", "before")]
+
+
+def with_places(plan: Plan, chain: Chain) -> Plan:
+    """The plan with a place for each of its tensors, and the peak that this makes of it. As it is where the chain does
+    not say what its turns allocate."""
+    if not chain.lifetimes:
+        return plan
+    spans = Spans(order_program(plan, chain), chain)
+    offsets = pack(spans)
+    return replace(plan, offsets=offsets, gpu_peak_bytes=spans.arrangement(offsets).total_bytes)
+
+
+def arranged_bytes(program: Program, chain: Chain) -> int:
+    """What the program takes on the device once its tensors have places."""
+    spans = Spans(program, chain)
+    return spans.arrangement(pack(spans)).total_bytes
+
+
+def pack(spans: Spans) -> tuple[int, ...]:
+    """An offset for each span. The same for the same spans, where there is a C compiler, and where there is none."""
+    if not spans.spans:
+        return ()
+    goal = spans.least_bytes() - spans.below_bytes
+    library = _library()
+    if library is None:
+        return _without_compiler(spans.spans, goal)
+    given = (_Span * len(spans.spans))(*(_Span(*_as_c(span)) for span in spans.spans))
+    offsets = (ctypes.c_int64 * len(given))()
+    height = library.pack(given, len(given), goal, goal + goal // _ENOUGH, EFFORT, offsets)
+    if height < 0:
+        raise MemoryError
+    return tuple(offsets)
+
+
+def _as_c(span: Span) -> tuple[int, ...]:
+    return span.bytes, span.start, span.end, span.group, span.low, span.high, span.before
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = build.load(SOURCE)
+    except build.CannotBuildError as error:
+        log.info("places for tensors: the first that are found, for there is no compiler: %s", error)
+        return None
+    library.pack.restype = ctypes.c_int64
+    library.pack.argtypes = [ctypes.c_void_p, ctypes.c_int32, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+    return library
+
+
+def _without_compiler(spans: Sequence[Span], goal: int) -> tuple[int, ...]:
+    """The best of the first attempts of `pack.c`."""
+    order = sorted(range(len(spans)), key=lambda i: (-spans[i].bytes, spans[i].start, i))
+    attempts = (_attempt(spans, order, goal, side) for side in _SIDES)
+    return min(attempts, key=lambda offsets: max(o + s.bytes for o, s in zip(offsets, spans, strict=True)))
+
+
+def _attempt(spans: Sequence[Span], order: Sequence[int], goal: int, side: Callable[[Span], bool]) -> tuple[int, ...]:
+    """Each span in this order at the lowest place that is free as long as it lives, or the highest up to the goal."""
+    offsets = [0] * len(spans)
+    placed: list[tuple[int, int]] = []
+    for i in order:
+        span, down = spans[i], side(spans[i])
+        found, floor = -1, 0
+        for bottom, other in placed:
+            top = bottom + spans[other].bytes
+            if top <= floor or not _meet(span, spans[other]):
+                continue
+            if bottom - floor >= span.bytes:
+                found = bottom - span.bytes if down and bottom <= goal else floor if found < 0 else found
+                if not down:
+                    break
+            floor = top
+        if down and floor + span.bytes <= goal:
+            found = goal - span.bytes
+        offsets[i] = floor if found < 0 else found
+        placed.append((offsets[i], i))
+        placed.sort()
+    return tuple(offsets)
+
+
+def _meet(one: Span, other: Span) -> bool:
+    if not (
+        (one.start < other.end and other.start < one.end) or one.before > other.start or other.before > one.start
+    ):
+        return False
+    return one.group < 0 or one.group != other.group or (one.low < other.high and other.low < one.high)

@@ -1,0 +1,112 @@
+"""The memory that generated code allocates and lets go of, storage by storage, as one line of text each way.
+
+    forward    "+0:4096 +1:512 -0 +2:4096 =2 ^1"
+    backward   "-t0 +3:4096 !1:3 -1 -3 =t0,-"
+
+`+3:4096`   storage 3, of 4096 bytes, comes into being
+`-3`        the code has no more use for it
+`!1:3`      storage 3 is the gradient of the block's parameter 1, and may become the sum itself
+`?1:512`    the gradient of parameter 1 is not that: its sum takes 512 bytes of its own
+`=2,-`      results: of forward the block's outputs, of backward the gradients of its arguments; "-": none
+`^1,4`      what forward hands to backward, in order
+
+Storages are numbered through both directions; `a0` is the memory of the block's first tensor argument, `t0` that of the
+first gradient that comes in. Weights and buffers do not appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import fx
+
+from planner.graph.codegen import Step
+from planner.graph.nodes import StorageId, Storages, nbytes
+
+
+class Tape:
+    """Writes the two lines of one block's code. `forward` comes first: `backward` goes on with its numbers."""
+
+    def __init__(self, storages: Storages, given: Mapping[fx.Node, str | None]) -> None:
+        """`given`: placeholder -> its memory's name, None for a weight or a buffer."""
+        self._storages = storages
+        self._given: dict[StorageId, str | None] = {}
+        for node, name in given.items():
+            for storage in storages.of[node]:
+                self._given.setdefault(storage, name)
+        self._names = dict(self._given)
+        self._count = 0
+        self._holders: dict[str, set[fx.Node]] = {}
+
+    def forward(self, steps: Sequence[Step], outputs: Sequence[fx.Node], saved: Sequence[fx.Node]) -> str:
+        """What forward does: `saved` of its results stay for backward."""
+        events = list(self._steps(steps, {}, {}))
+        self._holders.clear()
+        return " ".join([*events, f"={self._list(outputs)}", f"^{self._list(saved)}"])
+
+    def backward(
+        self, steps: Sequence[Step], saved: Sequence[fx.Node], tangents: Sequence[fx.Node],
+        results: Sequence[fx.Node | None], numbers: Mapping[str, int], adoptable: Mapping[str, bool],
+    ) -> str:  # fmt: skip
+        """What backward does with what was `saved` and the gradients that come in. `numbers`: of the parameters."""
+        used = {a for step in steps for a in step.node.all_input_nodes} | {r for r in results if r is not None}
+        there = {storage: self._names[storage] for node in saved for storage in self._storages.of[node]}
+        self._names = self._given | there  # what is computed again is another one
+        events: list[str] = []
+        for node in (*saved, *tangents):
+            self._hold(node)
+        for node in (*saved, *tangents):
+            if node not in used:
+                events += self._drop(node)
+        events += self._steps(steps, numbers, adoptable)
+        return " ".join([*events, f"={self._list(results)}"])
+
+    def _steps(self, steps: Sequence[Step], numbers: Mapping[str, int], adoptable: Mapping[str, bool]) -> Iterator[str]:
+        again: dict[fx.Node, list[str]] = {}
+        for step in steps:
+            node = step.node
+            for storage in self._storages.of[node]:
+                size = self._storages.bytes.get(storage, 0)
+                if storage not in self._names:
+                    self._names[storage] = name = self._number()
+                    yield f"+{name}:{size}"
+                elif storage[0] is node and self._names[storage] is not None:
+                    # Computed again although another of its results was saved: that storage exists twice.
+                    again.setdefault(node, []).append(name := self._number())
+                    yield f"+{name}:{size}"
+            self._hold(node)
+            for weight in step.sinks:
+                if adoptable[weight]:
+                    yield f"!{numbers[weight]}:{self._names[self._storages.of[node][0]]}"
+                else:
+                    yield f"?{numbers[weight]}:{_dense_bytes(node)}"
+            for dead in step.dead:
+                yield from self._drop(dead)
+                yield from (f"-{name}" for name in again.pop(dead, ()))
+
+    def _number(self) -> str:
+        self._count += 1
+        return str(self._count - 1)
+
+    def _hold(self, node: fx.Node) -> None:
+        for storage in self._storages.of[node]:
+            if (name := self._names.get(storage)) is not None and name[0] != "a":
+                self._holders.setdefault(name, set()).add(node)
+
+    def _drop(self, node: fx.Node) -> Iterator[str]:
+        for storage in self._storages.of[node]:
+            name = self._names.get(storage)
+            holders = self._holders.get(name or "", set())
+            if name is not None and node in holders:
+                holders.discard(node)
+                if not holders:
+                    yield f"-{name}"
+
+    def _list(self, nodes: Sequence[fx.Node | None]) -> str:
+        names = (self._names.get(self._storages.of[n][0]) if n is not None else None for n in nodes)
+        return ",".join(name or "-" for name in names)
+
+
+def _dense_bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel() * value.element_size()) or nbytes(value)

@@ -1,0 +1,227 @@
+"""The memory that a model's frame allocates and lets go of, stage by stage, as text.
+
+The model's forward outside its blocks and the frame's pieces of backward run once for one slice on fake tensors, as in
+`planner.measure.frame_bytes`. Blocks stand aside: what they do is in `planner.graph.lifetimes`, in whose words this is
+written, with three more.
+
+    F1  "@3,1>4 -3"
+    B1  "@7*>9,- +10:64 $0:10"
+
+`@3,1>4`   the block's turn: it is given storages 3 and 1, and 4 comes into being as its result; in backward the
+           gradients that come in, and those of the block's arguments. The head's turn is written out
+`7*`       nobody else has the storage: it goes as the block's code lets go of it
+`$0:10`    storage 10 is the gradient of the frame's parameter 0, and stays until its update
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.cpu.meter import Meter
+from planner.graph import BlockCode, BlockNames, flatten_call, run_slice
+from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
+from planner.graph.tangents import Layout
+from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn
+from planner.measure.frame_bytes import frame_alone
+from planner.schedule.chain import Lifetimes
+
+
+def frame_lifetimes(
+    model: nn.Module, names: BlockNames, pairs: Mapping[str, Sequence[BlockCode]], batch: Mapping[str, Tensor],
+    device: torch.device, model_kwargs: Mapping[str, Any], *, chunk_rows: int = 0,
+) -> tuple[str, ...]:  # fmt: skip
+    """What the frame does in each stage of one slice, F0 … H … B0, whichever of its `pairs` a block of a kind runs."""
+    run = _Run(model, names, {kind: codes[0] for kind, codes in pairs.items()}, device, chunk_rows)
+    run.run(batch, model_kwargs)
+    return tuple(" ".join(stage) for stage in run.log.stages)
+
+
+def block_lifetimes(
+    names: BlockNames, pairs: Mapping[str, Mapping[str, BlockCode]], layouts: Sequence[Layout | None]
+) -> tuple[Lifetimes, ...]:
+    """Of each kind of block but the head, whose turn is in the frame's, under each option. `layouts`: of the gradients
+    that come in, block by block."""
+    found = []
+    for kind in dict.fromkeys(names.kinds[:-1]):
+        layout = layouts[names.kinds.index(kind)]
+        for option, pair in pairs[kind].items():
+            first = pair.n_params + pair.n_buffers
+            sent = pair.interface if pair.recipe.offloads_input and pair.reads_interface else None
+            forward, backward = (pair.for_tangents(layout) if layout is not None else pair).lifetimes()
+            found.append(
+                Lifetimes(
+                    kind=kind, option=option, forward=forward, backward=backward, sent=sent,
+                    kept=tuple(i - first for i in pair.backward_primals if i >= first and i - first != sent),
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+class _Log(Meter):
+    """A meter that writes down what it sees."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device.type, counted=FAKE_TYPES)
+        self.stages: list[list[str]] = [[]]
+        self.quiet = False  # a block stands in: its results are told by `turn`
+        self.dropped: set[int] = set()  # while quiet
+        self._numbers: dict[int, int] = {}
+        self._count = 0
+
+    def add(self, tensor: Tensor) -> None:
+        if tensor.device.type == self.device and self._key(tensor) not in self._sizes:
+            super().add(tensor)
+            if size := self._sizes[self._key(tensor)]:
+                self._numbers[self._key(tensor)] = self._count
+                if not self.quiet:
+                    self.write(f"+{self._count}:{size}")
+                self._count += 1
+
+    def _drop(self, key: int, reference: object) -> None:
+        super()._drop(key, reference)
+        number = self._numbers.pop(key, None)
+        if number is not None and self.quiet:
+            self.dropped.add(number)
+        elif number is not None:
+            self.write(f"-{number}")
+
+    @staticmethod
+    def _key(tensor: Tensor) -> int:
+        return int(tensor.untyped_storage()._cdata)
+
+    def write(self, event: str) -> None:
+        self.stages[-1].append(event)
+
+    def number(self, tensor: Tensor | None) -> str:
+        """The name of a tensor's storage, "-" for one that is not counted: a weight, a buffer."""
+        found = self._numbers.get(self._key(tensor)) if tensor is not None else None
+        return "-" if found is None else str(found)
+
+    def turn(self, given: Sequence[str], made: Sequence[str]) -> None:
+        """A block has stood in."""
+        marked = [f"{name}*" if name != "-" and int(name) in self.dropped else name for name in given]
+        others = self.dropped - {int(name) for name in given if name != "-"}
+        self.quiet, self.dropped = False, set()
+        self.write(f"@{','.join(marked)}>{','.join(made)}")
+        for number in sorted(others):
+            self.write(f"-{number}")
+
+
+class _Shared(Shared):
+    """Knows what was made last. `locals`: names of the head's parameters, in order."""
+
+    def __init__(self, mode: FakeMode, log: _Log, locals: Sequence[str]) -> None:
+        super().__init__(mode, log, keep_input=False)
+        self.log, self.locals, self.last = log, locals, list[str]()
+
+    def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
+        made = super().fresh(values)
+        self.last = list(map(self.log.number, made))
+        return made
+
+
+class _Aside(StandIn):
+    """Keeps nothing of the frame: that is in the lifetimes of its code."""
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        tensors.clear()
+        return self.shared.fresh(self.pair.output_values)
+
+
+class _Head(HeadStandIn):
+    def add(self, name: str, gradient: Tensor) -> None:
+        _tell(self, name, gradient, adoptable=self.pair.adoptable[name])
+
+
+class _ChunkedHead(ChunkedStandIn):
+    def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
+        return self.finish(lambda name, gradient: _tell(self, name, gradient, adoptable=True))
+
+
+def _tell(head: _Head | _ChunkedHead, local: str, gradient: Tensor, *, adoptable: bool) -> None:
+    """A gradient of the head's."""
+    assert isinstance(head.shared, _Shared)
+    k, log = head.shared.locals.index(local), head.shared.log
+    if adoptable and gradient.is_contiguous():
+        log.write(f"!{k}:{log.number(gradient)}")
+    else:
+        log.write(f"?{k}:{gradient.numel() * gradient.element_size()}")
+
+
+class _Run:
+    """One forward and backward of the frame."""
+
+    def __init__(
+        self, model: nn.Module, names: BlockNames, pairs: Mapping[str, BlockCode], device: torch.device,
+        chunk_rows: int,
+    ) -> None:  # fmt: skip
+        self.model, self.names, self.pairs, self.device, self.chunk_rows = model, names, pairs, device, chunk_rows
+        self.mode, self.log = FakeMode(), _Log(device)
+        self.shared = _Shared(self.mode, self.log, list(dict(model.get_submodule(names.head).named_parameters())))
+        self.calls: dict[int, StandIn | ChunkedStandIn] = {}
+
+    def run(self, batch: Mapping[str, Tensor], model_kwargs: Mapping[str, Any]) -> None:
+        head, log = len(self.names.all) - 1, self.log
+        weights = fake_weights(self.model, self.mode, self.device, buffers=False)
+        with frame_alone(self.model, self.names, weights, self.enter):
+            own = self._own_parameters()
+            with log.host():
+                for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.values()):
+                    log.add(tensor)
+                self.anchor = self.mode.scalar(self.device).requires_grad_()
+            with log.watch(), torch.no_grad():
+                with torch.enable_grad():
+                    loss = run_slice(self.model, batch, model_kwargs, self.device)
+                call = self.calls.pop(head)
+                grads = call.backward(call.take_tangents())
+                call.x = None
+                call.pass_on(grads, self.calls.get(head - 1))
+                call.clear()
+                made = self._gradients(own)
+                for index in reversed(range(head)):
+                    log.stages.append([])
+                    call = self.calls.pop(index)
+                    tangents = call.take_tangents()
+                    given = list(map(log.number, tangents))
+                    log.quiet = True
+                    grads = call.backward(tangents)
+                    tangents.clear()
+                    log.turn(given, list(map(log.number, grads)))
+                    call.pass_on(grads, self.calls.get(index - 1))
+                    call.clear()
+                    made |= self._gradients(own, made)
+                del loss
+            self.model.zero_grad()
+
+    def _own_parameters(self) -> list[nn.Parameter]:
+        blocks = {id(p) for name in self.names.all for p in self.model.get_submodule(name).parameters()}
+        return [p for p in self.model.parameters() if id(p) not in blocks]
+
+    def _gradients(self, own: Sequence[nn.Parameter], before: frozenset[int] = frozenset()) -> frozenset[int]:
+        """Tell of the frame's gradients that are new."""
+        found = {k for k, p in enumerate(own) if p.grad is not None} - before
+        for k in sorted(found):
+            self.log.write(f"${k}:{self.log.number(own[k].grad)}")
+        return before | found
+
+    def enter(self, index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        log, name, tensors = self.log, self.names.all[index], flatten_call(args, kwargs)[1]
+        pair = self.pairs[self.names.kinds[index]]
+        if index:  # what comes before the first block belongs to its turn
+            log.stages.append([])
+        if index < len(self.names.all) - 1:
+            call = self.calls[index] = _Aside(self.shared, name, (pair,), tensors)
+            given = list(map(log.number, tensors))
+            log.quiet = True
+            result = call.enter(tensors, self.anchor)
+            log.turn(given, self.shared.last)
+            return result
+        if self.chunk_rows:
+            chunked = self.calls[index] = _ChunkedHead(self.shared, module, (pair,), tensors, self.chunk_rows)
+            return chunked.enter(tensors, self.anchor)
+        whole = self.calls[index] = _Head(self.shared, name, module, (pair,), tensors)
+        return whole.enter(tensors, self.anchor)

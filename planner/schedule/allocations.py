@@ -1,0 +1,277 @@
+"""Which memory a step allocates on the device and lets go of, tensor by tensor, in the order in which the host does it.
+
+`planner.schedule.memory` counts bytes; this is for those who must know where they are. Only the computing queue
+allocates and frees, so its order is the host's. What turns do is in the chain's lifetimes; it is put together here with
+what the program says of items, of gradients and of what blocks hand to their backward.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.schedule.chain import Chain, Lifetimes, Tensor
+from planner.schedule.compile import Op, OpKind, Program, Queue
+from planner.schedule.peak_moments import ROWS_AT_ONCE, Rows, scratch_bytes, tied_rows
+from planner.schedule.plan import Direction, stage_order
+
+_INDEX_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Tensor `number` comes into being with `bytes`; with 0 bytes it goes."""
+
+    number: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """`standing`: item -> tensors (number, bytes) on the device when a step begins; `others_bytes`: buffers and scalars
+    beside them. `steps`: each operation of the computing queue with what it does, in order."""
+
+    standing: dict[str, tuple[Event, ...]]
+    others_bytes: int
+    steps: tuple[tuple[Op, tuple[Event, ...]], ...]
+
+
+def allocations(program: Program, chain: Chain) -> Allocations:
+    """Those of one step of a program that `planner.schedule.verify` accepts, of a chain that has lifetimes."""
+    host = _Host(program, chain)
+    standing = {item: tuple(Event(n, host.sizes[n]) for n in numbers) for item, numbers in host.items.items()}
+    steps = tuple((op, tuple(host.perform(op))) for op in program.ops if op.queue is Queue.COMPUTE)
+    others = chain.frame_bytes - sum(t.bytes + t.state_bytes for t in chain.frame_tensors)
+    return Allocations(standing, others, steps)
+
+
+@functools.cache
+def _events(text: str) -> tuple[tuple[str, str, str], ...]:
+    """(kind, what, of what) of each word."""
+    return tuple((word[0], *word[1:].partition(":")[::2]) for word in text.split())
+
+
+@dataclass(slots=True)
+class _Call:
+    """What a block on a slice hands to its backward."""
+
+    lifetimes: Lifetimes
+    names: Sequence[str]  # of what is saved, in the lifetimes' words
+    saved: list[int]  # where it does not travel
+    sizes: Sequence[int]  # for the way back, where it does
+    kept: list[int]
+
+
+class _Host:
+    """What the host holds: a tensor goes with the last who holds it."""
+
+    def __init__(self, program: Program, chain: Chain) -> None:
+        self.program, self.chain = program, chain
+        self.tensors: dict[str, Tensor] = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
+        self.lifetimes = {(found.kind, found.option): found for found in chain.lifetimes}
+        self.stages = {f"{d}{i}": number for number, (d, i) in enumerate(stage_order(len(chain.blocks)))}
+        self.users = chain.users()
+        self.rows = [tied_rows(chain, program.slices, program.rounds, begun=begun) for begun in (False, True)]
+        self.sizes: dict[int, int] = {}
+        self.holders: dict[int, int] = {}
+        self.items: dict[str, list[int]] = {}
+        self.events: list[Event] = []
+        self.count = 0
+        self.frames: list[dict[str, int]] = [{} for _ in range(program.slices)]
+        self.calls: dict[tuple[int, int], _Call] = {}
+        self.aside: dict[tuple[str, int], list[int]] = {}
+        for tensor in chain.frame_tensors:
+            for kind in "ws":
+                self._allocate(f"{kind}:{tensor.name}")
+        for item in program.resident:
+            self._allocate(item)
+        self.events.clear()
+
+    def perform(self, op: Op) -> Iterator[Event]:
+        """What one operation does."""
+        match op.kind:
+            case OpKind.ALLOC:
+                self._allocate(op.subject)
+            case OpKind.FREE:
+                for number in self.items.pop(op.subject):
+                    self._release(number)
+            case OpKind.UPDATE:
+                self._update(op)
+            case OpKind.RUN:
+                self._turn(op)
+        yield from self.events
+        self.events.clear()
+
+    def _new(self, size: int) -> int:
+        number = self.count
+        self.count += 1
+        self.sizes[number], self.holders[number] = size, 1
+        if size:
+            self.events.append(Event(number, size))
+        return number
+
+    def _release(self, number: int) -> None:
+        self.holders[number] -= 1
+        if not self.holders[number]:
+            del self.holders[number]
+            if self.sizes.pop(number):
+                self.events.append(Event(number, 0))
+
+    def _hold(self, number: int) -> int:
+        self.holders[number] += 1
+        return number
+
+    def _allocate(self, item: str) -> None:
+        self.items[item] = [self._new(size) for size in self._sizes(item) if size]
+
+    def _sizes(self, item: str) -> Sequence[int]:
+        """Of the item's tensors: weight and gradient are one, states are moments and, perhaps, a master."""
+        if item[0] == "a":
+            block, k = map(int, item[2:].split("."))
+            return self.calls[block, k].sizes
+        tensor = self.tensors[item[2:]]
+        if item[0] != "s":
+            return [tensor.item_bytes(item[0])]
+        return [4 * tensor.elements] * (tensor.state_bytes // (4 * tensor.elements))
+
+    def _update(self, op: Op) -> None:
+        """Narrow gradients are copied to fp32, as many at once as the largest one takes."""
+        sizes = [scratch_bytes(self.tensors[name]) for name in op.names]
+        batch: list[int] = []
+        for size in sizes:
+            if batch and size + sum(self.sizes[n] for n in batch) > max(sizes):
+                self._release_all(batch)
+            if size:
+                batch.append(self._new(size))
+        self._release_all(batch)
+        for name in op.names:  # the frame's gradients go with their update
+            if name not in self.users:
+                self._release_all(self.items.pop(f"g:{name}", []))
+
+    def _release_all(self, numbers: list[int]) -> None:
+        while numbers:
+            self._release(numbers.pop(0))
+
+    def _turn(self, op: Op) -> None:
+        direction, block, k = op.turn
+        frame = self.frames[k]
+        if direction is Direction.FORWARD and block == 0:
+            frame.clear()
+        for kind, what, of in _events(self.chain.frame_lifetimes[self.stages[f"{direction}{block}"]]):
+            match kind:
+                case "+":
+                    frame[what] = self._new(int(of))
+                case "-":
+                    if what in frame:
+                        self._release(frame.pop(what))
+                case "@":
+                    given, _, made = what.partition(">")
+                    if direction is Direction.FORWARD:
+                        self._forward(block, k, given.split(","), made.split(","))
+                    else:
+                        self._backward(op, given.split(","), made.split(","))
+                case "!":
+                    self._sum(op, int(what), frame[of])
+                case "?":
+                    self._sum(op, int(what), None)
+                case "$":
+                    self._frame_sum(self.chain.frame_tensors[int(what)].name, frame, of)
+        if direction is Direction.BACKWARD and block == 0:
+            for number in frame.values():
+                self._release(number)
+            frame.clear()
+
+    def _forward(self, block: int, k: int, given: Sequence[str], made: Sequence[str]) -> None:
+        frame, its = self.frames[k], self._lifetimes_of(block)
+        names = {f"a{j}": frame[name] for j, name in enumerate(given) if name in frame}
+        saved: Sequence[str] = ()
+        for kind, what, of in _events(its.forward):
+            match kind:
+                case "+":
+                    names[what] = self._new(int(of))
+                case "-":
+                    self._release(names.pop(what))
+                case "=":
+                    self._hand_over(what.split(","), made, names, frame)
+                case "^":
+                    saved = [name for name in what.split(",") if name]
+        saved = [*saved, *([f"a{its.sent}"] if its.sent is not None else [])]
+        there = [self._hold(names[name]) for name in saved]
+        for name, number in names.items():  # what the code made is the frame's or the call's now
+            if name[0] != "a":
+                self._release(number)
+        kept = [self._hold(names[f"a{j}"]) for j in its.kept if f"a{j}" in names]
+        self.calls[block, k] = _Call(its, saved, there, [self.sizes[number] for number in there], kept)
+        if self.chain.blocks[block].option(its.option).offloaded_bytes:
+            self.items[f"a:{block}.{k}"] = there
+
+    def _hand_over(
+        self, results: Sequence[str], made: Sequence[str], names: dict[str, int], frame: dict[str, int]
+    ) -> None:
+        for name, to in zip(results, made, strict=True):
+            if name != "-" and to != "-" and to not in frame:
+                frame[to] = self._hold(names[name])
+
+    def _backward(self, op: Op, given: Sequence[str], made: Sequence[str]) -> None:
+        _, block, k = op.turn
+        frame, call = self.frames[k], self.calls.pop((block, k))
+        there = self.items.pop(f"a:{block}.{k}", call.saved)
+        names = dict(zip(call.names, there, strict=True))
+        for j, name in enumerate(given):
+            if name != "-":
+                owned = name.endswith("*")
+                names[f"t{j}"] = frame.pop(name[:-1]) if owned else self._hold(frame[name])
+        for kind, what, of in _events(call.lifetimes.backward):
+            match kind:
+                case "+":
+                    names[what] = self._new(int(of))
+                case "-":
+                    self._release(names.pop(what))
+                case "!":
+                    self._sum(op, int(what), names[of])
+                case "?":
+                    self._sum(op, int(what), None, int(of))
+                case "=":
+                    self._hand_over(what.split(","), made, names, frame)
+        for number in (*names.values(), *call.kept):
+            self._release(number)
+
+    def _lifetimes_of(self, block: int) -> Lifetimes:
+        return self.lifetimes[self.chain.blocks[block].kind, self.program.options[block]]
+
+    def _sum(self, op: Op, which: int, gradient: int | None, size: int = 0) -> None:
+        """A slice's gradient of the block's tensor `which` becomes the sum (None: a copy of it does), or is added."""
+        _, block, k = op.turn
+        tensor = self.chain.blocks[block].tensors[which]
+        rows = self.rows[op.round > 0].get(tensor.name)
+        if rows is not None:
+            if block == self.users[tensor.name][0]:
+                self._take_up(tensor.name, k, rows)
+                return
+            if self._put_aside(tensor.name, k, rows):
+                return
+        item = f"g:{tensor.name}"
+        if item not in self.items:
+            self.items[item] = [self._new(size or tensor.gradient_bytes) if gradient is None else self._hold(gradient)]
+
+    def _put_aside(self, name: str, k: int, rows: Rows) -> bool:
+        """The head's rows wait for the embedding's. False: they begin the sum."""
+        self.aside[name, k] = put = [self._new(rows.counts[k] * _INDEX_BYTES)]
+        if f"g:{name}" not in self.items:
+            return False
+        put.append(self._new(rows.counts[k] * rows.row_bytes))
+        self._release(self._new(rows.masking_bytes(k)))
+        return True
+
+    def _take_up(self, name: str, k: int, rows: Rows) -> None:
+        for start in range(0, rows.counts[k], ROWS_AT_ONCE):
+            self._release(self._new(min(ROWS_AT_ONCE, rows.counts[k] - start) * rows.row_bytes))
+        self._release_all(self.aside.pop((name, k)))
+
+    def _frame_sum(self, name: str, frame: dict[str, int], made: str) -> None:
+        """Autograd adds the frame's gradients up: the first slice's stays."""
+        if f"g:{name}" not in self.items:
+            self.items[f"g:{name}"] = [self._hold(frame[made])]
+        else:
+            self._release(frame.pop(made))

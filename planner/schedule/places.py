@@ -1,0 +1,280 @@
+"""Where each tensor of a step lies in the device's memory: the spans that want places, and the proof of places.
+
+PyTorch's allocator takes the smallest gap that is large enough, and knows nothing of what comes next: of a plan's
+memory it loses a fifth to a half between its blocks. But a program's order is known, and so is when each tensor comes
+and goes: `planner.arrange` finds places in which nearly nothing is lost.
+
+What is there all the time lies below, all else above. Tensors of up to a megabyte are not placed: all of them together
+are small beside the others, and have a part of their own.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.schedule.allocations import Event, allocations
+from planner.schedule.chain import Chain
+from planner.schedule.compile import Op, OpKind, Program
+
+GRAIN_BYTES = 512
+"""What PyTorch's allocators round sizes up to; addresses are multiples of it."""
+SMALL_BYTES = 2**20
+"""Tensors of up to this size are not placed."""
+
+_PAGE_BYTES = 2**21
+_LOOSE_GAPS = 4  # what has no place loses a quarter between its blocks
+
+
+class Misplaced(ValueError):
+    """Two tensors would lie in the same memory."""
+
+
+@dataclass(slots=True)
+class Span:
+    """A tensor's life, from `start` to `end` (which it does not reach), in placed allocations since the step began. One
+    that does not outlive its turn is the same in all slices of the stage: `group` numbers the stage, `low` and `high`
+    are its life within the turn. One that comes back for the next step is there until `before`, too."""
+
+    bytes: int
+    start: int
+    end: int
+    group: int = -1
+    low: int = 0
+    high: int = 0
+    before: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a tensor of `bytes` lies: `offset` bytes from the beginning."""
+
+    bytes: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """`placed_bytes` for tensors that have a place, `loose_bytes` for those that have none.
+
+    `standing`: item -> places of what is on the device when a step begins; `steps`: operation -> places of what it
+    allocates, in order, under `key_of`.
+    """
+
+    placed_bytes: int
+    loose_bytes: int
+    standing: Mapping[str, tuple[Place, ...]]
+    steps: Mapping[str, tuple[Place, ...]]
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.placed_bytes + self.loose_bytes
+
+
+def key_of(op: Op, rounds: int) -> str:
+    """An operation's name in `Arrangement.steps`: rounds between the first two and the last are like the second."""
+    number = 1 if 1 < op.round < rounds - 1 else op.round
+    return f"{op.kind.value}@{op.stage}/{number}:{op.subject}"
+
+
+def few_rounds(program: Program) -> Program:
+    """The program without the rounds that are like the second. Its waits are not those of a program."""
+    ops = tuple(op for op in program.ops if op.round < 2 or op.round == program.rounds - 1)
+    return replace(program, ops=ops)
+
+
+def grains(size: int) -> int:
+    """`size` up to a multiple of the grain."""
+    return -(-size // GRAIN_BYTES) * GRAIN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    """A tensor's size, when it came, and which one of an operation's placed tensors it is; `item`: of an allocation."""
+
+    bytes: int
+    clock: int
+    number: int
+    key: str
+    item: str = ""
+
+
+class Spans:
+    """The spans of a step that places are wanted for, in an order that depends on the program alone.
+
+    below_bytes     of what is placed and always there
+    loose_bytes     for all that is not placed
+    """
+
+    def __init__(self, program: Program, chain: Chain) -> None:
+        """Of a program that `planner.schedule.verify` accepts, and of a chain that has lifetimes."""
+        self.spans: list[Span] = []
+        self._rounds = program.rounds
+        self._found = found = allocations(few_rounds(program), chain)
+        self._where: dict[str, list[int]] = {}  # operation -> spans of what it allocates
+        self._alive: dict[int, _Birth] = {}
+        self._shared: dict[tuple[int, int], int] = {}  # (group, number in the turn) -> span
+        self._left: dict[str, list[int]] = {}  # what is there when a step begins, and leaves -> spans
+        self._loose = self._most_loose = self._clock = 0
+        for item, events in found.standing.items():
+            for number, event in enumerate(events):
+                self._born(event.number, _Birth(event.bytes, 0, number, "", item))
+        groups: dict[tuple[str, int], int] = {}
+        for op, steps in found.steps:
+            group = groups.setdefault((op.stage, op.round), len(groups)) if op.kind is OpKind.RUN else -1
+            self._read(op, steps, group)
+        self._end()
+        stays = (events for item, events in found.standing.items() if item not in self._left)
+        self.below_bytes = sum(grains(e.bytes) for events in stays for e in _large(events))
+        loose = self._most_loose + self._most_loose // _LOOSE_GAPS + grains(found.others_bytes)
+        self.loose_bytes = -(-loose // _PAGE_BYTES) * _PAGE_BYTES
+
+    def _read(self, op: Op, events: Sequence[Event], group: int) -> None:
+        """The spans that begin or end with one operation."""
+        key, base, count = key_of(op, self._rounds), self._clock, 0
+        self._where[key] = [-1] * len(_large(events))
+        mine = set()
+        item = op.subject if op.kind is OpKind.ALLOC else ""
+        for event in events:
+            if event.bytes:
+                self._born(event.number, _Birth(event.bytes, base + count, count, key, item))
+                if event.bytes > SMALL_BYTES:
+                    mine.add(event.number)
+                    count += 1
+                continue
+            birth = self._alive.pop(event.number)
+            if birth.bytes <= SMALL_BYTES:
+                self._loose -= grains(birth.bytes)
+            elif not birth.key:
+                self._left.setdefault(birth.item, []).append(len(self.spans))
+                self.spans.append(Span(grains(birth.bytes), 0, 0, before=base + count))
+            elif group >= 0 and event.number in mine:
+                self._share(birth, group, count, base + count)
+            else:
+                self._span(birth, base + count)
+        self._clock = base + count + 1
+
+    def _born(self, number: int, birth: _Birth) -> None:
+        self._alive[number] = birth
+        if birth.bytes <= SMALL_BYTES:
+            self._loose += grains(birth.bytes)
+            self._most_loose = max(self._most_loose, self._loose)
+
+    def _span(self, birth: _Birth, end: int) -> None:
+        self._where[birth.key][birth.number] = len(self.spans)
+        self.spans.append(Span(grains(birth.bytes), birth.clock, end))
+
+    def _share(self, birth: _Birth, group: int, high: int, end: int) -> None:
+        """A turn's own tensor: another slice's lies in the same place."""
+        at = self._shared.get((group, birth.number))
+        size = grains(birth.bytes)
+        if at is None or (self.spans[at].bytes, self.spans[at].high) != (size, high):
+            at = self._shared[group, birth.number] = len(self.spans)
+            self.spans.append(Span(size, birth.clock, end, group, birth.number, high))
+        self.spans[at].end = end
+        self._where[birth.key][birth.number] = at
+
+    def _end(self) -> None:
+        """What is left when the step ends came in it and stays, or is back."""
+        for birth in self._alive.values():
+            if birth.key and birth.bytes > SMALL_BYTES:
+                if birth.item in self._left:
+                    at = self._left[birth.item][birth.number]
+                    self.spans[at].start, self.spans[at].end = birth.clock, self._clock
+                    self._where[birth.key][birth.number] = at
+                else:
+                    self._span(birth, self._clock)
+
+    def least_bytes(self) -> int:
+        """The most placed bytes that are there at one time: no arrangement has fewer."""
+        changes: dict[int, int] = {}
+
+        def there(start: int, end: int, size: int) -> None:
+            changes[start] = changes.get(start, 0) + size
+            changes[end] = changes.get(end, 0) - size
+
+        for span in self.spans:
+            if span.group < 0:
+                there(span.start, span.end, span.bytes)
+                there(0, span.before, span.bytes)
+            else:  # in the first slice that has it, and in the last
+                for start in {span.start, span.end - (span.high - span.low)}:
+                    there(start, start + span.high - span.low, span.bytes)
+        now = most = 0
+        for at in sorted(changes):
+            now += changes[at]
+            most = max(most, now)
+        return self.below_bytes + most
+
+    def arrangement(self, offsets: Sequence[int]) -> Arrangement:
+        """The places that `offsets` are, of each span, above all that is always there."""
+        standing: dict[str, tuple[Place, ...]] = {}
+        below, above = 0, self.below_bytes
+        for item, events in self._found.standing.items():
+            sizes = [grains(event.bytes) for event in _large(events)]
+            if item in self._left:
+                starts = [above + offsets[i] for i in self._left[item]]
+            else:
+                starts = [below + sum(sizes[:n]) for n in range(len(sizes))]
+                below += sum(sizes)
+            standing[item] = tuple(Place(bytes=size, offset=at) for size, at in zip(sizes, starts, strict=True))
+        steps = {
+            key: tuple(Place(bytes=self.spans[i].bytes, offset=above + offsets[i]) for i in spans)
+            for key, spans in self._where.items()
+            if spans
+        }
+        top = max((offset + span.bytes for offset, span in zip(offsets, self.spans, strict=True)), default=0)
+        return Arrangement(
+            placed_bytes=above + top, loose_bytes=self.loose_bytes, standing=standing, steps=steps
+        )  # fmt: skip
+
+    def prove(self, found: Arrangement) -> None:
+        """Play a step, and the beginning of the next. Raises Misplaced where a tensor would lie on another one that is
+        alive."""
+        live = _Live()
+        for item, events in self._found.standing.items():
+            for event, place in zip(_large(events), found.standing[item], strict=True):
+                live.come(event.number, place, item)
+        begun = live.places()
+        for op, steps in self._found.steps:
+            places = iter(found.steps.get(key_of(op, self._rounds), ()))
+            for event in steps:
+                if event.bytes > SMALL_BYTES:
+                    live.come(event.number, next(places), op.name)
+                elif not event.bytes:
+                    live.go(event.number)
+        if live.places() != begun:
+            raise Misplaced("what stays is not where the next step looks for it")
+
+
+def _large(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event.bytes > SMALL_BYTES]
+
+
+class _Live:
+    """Tensors in memory, the lowest first."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._at: dict[int, tuple[Place, str]] = {}  # start -> what lies there
+        self._of: dict[int, int] = {}  # tensor -> start
+
+    def come(self, number: int, place: Place, name: str) -> None:
+        where = bisect.bisect_left(self._starts, place.offset)
+        for start in self._starts[max(0, where - 1) : where + 1]:
+            other, its_name = self._at[start]
+            if start < place.offset + place.bytes and place.offset < start + other.bytes:
+                raise Misplaced(f"{name} has memory in which that of {its_name} lies")
+        self._starts.insert(where, place.offset)
+        self._at[place.offset], self._of[number] = (place, name), place.offset
+
+    def go(self, number: int) -> None:
+        start = self._of.pop(number, None)
+        if start is not None:
+            del self._at[start]
+            self._starts.pop(bisect.bisect_left(self._starts, start))
+
+    def places(self) -> list[tuple[int, int]]:
+        return [(start, self._at[start][0].bytes) for start in self._starts]
