@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ class EagerPair(BlockCode):
         self._rng = rng_of(self._device)
         kind = self._device.type
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self._anchor = torch.zeros((), requires_grad=True)
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self._names = [f"module.{local}" for local in (*parameters, *buffers)]
         self.n_params, self.n_buffers = len(parameters), len(buffers)
@@ -63,12 +64,12 @@ class EagerPair(BlockCode):
     def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         states = [self._rng.get()]
         buffers = [buffer.clone() for buffer in values[self._buffers]]  # the code may change them, and read what it did
-        leaves = self._leaves(values)
+        given = self._given(values, [])
         values.clear()
-        known = hasattr(self, "result")  # only a run with autograd tells which results have a gradient
-        with torch.set_grad_enabled(not known):
-            made = self._run(leaves, keep=True)
-        if not known:
+        # With autograd, though nothing of its graph stays: code may take another way without, which rounds elsewhere.
+        with torch.enable_grad():
+            made = self._run(given, keep=True)
+        if not hasattr(self, "result"):
             self.result = self._flat.result
             self.output_values = [self._fakes.like(t) for t in made]
             self.tangent_values = [t for t in self.output_values if t.requires_grad]
@@ -77,10 +78,11 @@ class EagerPair(BlockCode):
     def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[Tensor | None]:
         count, n_weights = len(self._trained), self.n_params + self.n_buffers
         tangents, buffers = values[count:], values[: self.n_buffers]
-        leaves = self._leaves([*values[self.n_buffers : n_weights], *buffers, *values[n_weights:count]])
+        grads: list[Tensor | None] = [None] * (count - n_weights)
+        given = self._given([*values[self.n_buffers : n_weights], *buffers, *values[n_weights:count]], grads)
         values.clear()
         missing = {
-            local: leaf for local, leaf in zip(self.backward_weights, leaves, strict=False) if leaf.requires_grad
+            local: leaf for local, leaf in zip(self.backward_weights, given, strict=False) if leaf.requires_grad
         }
 
         def arrived(local: str, leaf: Tensor) -> None:
@@ -95,31 +97,40 @@ class EagerPair(BlockCode):
         self._rng.set(states[0])
         try:
             with torch.enable_grad():
-                made = self._run(leaves)
+                made = self._run(given)
         finally:
             self._rng.set(now)
         ends = [t for t in made if t.requires_grad]
         assert len(ends) == len(tangents), f"{self.name} returned something else when it ran again"
         torch.autograd.backward(ends, tangents)
-        for local, leaf in missing.items():
-            sink(local, torch.zeros_like(leaf))  # nothing chose this expert: the sum over slices wants its zeros
-        return [leaf.grad for leaf in leaves[n_weights:]]
+        for local in list(missing):
+            del missing[local]  # its hook knows `missing`: a circle that no collector sees would keep the weight
+            sink(local, None)  # nothing chose this expert
+        return grads
 
     def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
         return self._work
 
-    def _leaves(self, values: Sequence[Tensor]) -> list[Tensor]:
-        return [v.detach().requires_grad_(t) for v, t in zip(values, self._trained, strict=True)]
+    def _given(self, values: Sequence[Tensor], grads: list[Tensor | None]) -> list[Tensor]:
+        """What the code gets: leaves of autograd's, and inputs whose gradients go to `grads` as they are laid out,
+        which those of a leaf would not be."""
+        n_weights = self.n_params + self.n_buffers
+        given = [v.detach().requires_grad_(t) for v, t in zip(values[:n_weights], self._trained, strict=False)]
+        with torch.enable_grad():
+            for index, (value, trained) in enumerate(zip(values[n_weights:], self._trained[n_weights:], strict=True)):
+                given.append(_input(self._anchor, value, grads, index) if trained else value.detach())
+        return given
 
-    def _run(self, leaves: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
+    def _run(self, given: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
         """`keep`: buffers get what the code puts in their place, too. Not in backward, which reads what was there."""
-        weights = dict(zip(self._names, leaves, strict=False))
+        weights = dict(zip(self._names, given, strict=False))
         kind, dtype = self._device.type, self._autocast
-        # Without its cache, which would hold the cast weights until the model's forward ends.
-        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
-            made: tuple[Tensor, ...] = functional_call(self._flat, weights, tuple(leaves[len(weights) :]))
+        # Autocast has one cast of each weight, whose gradients add up before they are cast. In forward it would hold it
+        # until the model's forward ends, and nobody asks for gradients.
+        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=not keep):
+            made: tuple[Tensor, ...] = functional_call(self._flat, weights, tuple(given[len(weights) :]))
         if keep:
-            for name, leaf in zip(self._names[self._buffers], leaves[self._buffers], strict=True):
+            for name, leaf in zip(self._names[self._buffers], given[self._buffers], strict=True):
                 if weights[name] is not leaf:  # the code has put another tensor in the buffer's place
                     leaf.data.copy_(weights[name].detach())
         return made
@@ -194,5 +205,23 @@ def _real(tensor: Tensor, device: torch.device, *, alike: bool = False) -> Tenso
     return random_data(tensor, device, alike=alike)
 
 
-def _forget(name: str, gradient: Tensor) -> None:
+class _Input(torch.autograd.Function):
+    """A block's input, as a tensor that other code has made. Its gradient is put away as autograd has it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, value: Tensor, grads: list[Tensor | None], index: int) -> Tensor:
+        ctx.grads, ctx.index = grads, index
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
+        if ctx.grads:
+            ctx.grads[ctx.index] = grad
+        return None, None, None, None
+
+
+_input = cast(Callable[..., Tensor], _Input.apply)
+
+
+def _forget(name: str, gradient: Tensor | None) -> None:
     pass

@@ -11,26 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from planner.graph.true_layouts import knows, true_result
+
 FAKE_TYPES: tuple[type, ...] = (Tensor, nn.Parameter, FakeTensor)
 """What a meter counts that is to count fake tensors too."""
 
 
 class _Mode(FakeTensorMode):
-    """Knows how long a count of whole numbers is. Where code says how many kinds there are, as a mixture's auxiliary
-    loss does of its experts, the count is as long; how many there are in truth depends on data, which a fake has not.
-    Knows how the gradient of a dropout on the CPU is laid out: as a product, where torch's fakes have CUDA's layout.
-    """
+    """Knows more than torch's about how results are laid out."""
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.bincount.default:
-            given = dict(zip(("self", "weights", "minlength"), args, strict=False)) | (kwargs or {})
-            if given.get("minlength") and given.get("weights") is None:
-                with self:
-                    return torch.empty(given["minlength"], dtype=torch.int64, device=given["self"].device)
-        if func is torch.ops.aten.native_dropout_backward.default and args[0].device.type == "cpu":
-            with self:
-                return args[0] * args[1]
-        return super().dispatch(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        def usual() -> Any:
+            return super(_Mode, self).dispatch(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+        if not knows(func):
+            return usual()
+        with self:
+            return true_result(func, usual, args, kwargs or {})
 
 
 class FakeMode:

@@ -7,13 +7,11 @@ from torch import nn
 
 from planner.graph.result import Result, recording
 from planner.graph.signature import CallShape
-from planner.graph.tangents import Layout, arriving
 
 
 class Flat(nn.Module):
     """Tensors in, tensors out; `result` remembers how the results of the last call were nested, `replaced` the buffers
-    in whose place it has put another tensor. `layout`: how the gradients of the results are to arrive where autograd
-    goes on from them; None: as they come. It calls the forward that `module` has now, without the module's hooks:
+    in whose place it has put another tensor. It calls the forward that `module` has now, without the module's hooks:
     these are the frame's, and run around what stands in for it."""
 
     def __init__(self, module: nn.Module, call: CallShape) -> None:
@@ -21,7 +19,6 @@ class Flat(nn.Module):
         self.module, self.call, self._own = module, call, module.forward
         self.result: Result
         self.replaced: list[str] = []
-        self.layout: Layout | None = None
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.call.nest(tensors)
@@ -31,4 +28,4 @@ class Flat(nn.Module):
         after = dict(self.module.named_buffers())
         self.replaced = [name for name, buffer in before.items() if after.get(name) is not buffer]
         self.result, made = Result.of(value, records, tensors)
-        return made if self.layout is None else arriving(made, self.layout)
+        return made

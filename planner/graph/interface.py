@@ -13,7 +13,8 @@ from planner.graph.result import Result
 from planner.graph.tangents import Layout
 from planner.graph.work import Work
 
-Sink = Callable[[str, Tensor], None]
+Sink = Callable[[str, Tensor | None], None]
+"""Takes the gradient of a weight, by its local name, as soon as it exists; None: none reached the weight."""
 
 
 class BlockCode(ABC):
@@ -108,5 +109,5 @@ class BlockCode(ABC):
     @abstractmethod
     def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[torch.Tensor | None]:
         """`values` = [*saved, *primals at `backward_primals`, *tangents], emptied. Returns the gradient of each input,
-        None where there is none. `sink(name, gradient)` is called as soon as a weight's gradient exists, so that at
-        most one is alive beside the sums."""
+        None where there is none. `sink` gets each weight's gradient as soon as it exists, so that at most one is alive
+        beside the sums."""

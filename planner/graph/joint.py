@@ -17,14 +17,18 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.errors import UserError, first_line
+from planner.graph.composites import eager_composites
 from planner.graph.fake import FakeMode, fake_weights
 from planner.graph.flat import Flat
+from planner.graph.in_place import SameLayouts
 from planner.graph.nodes import is_view
 from planner.graph.result import Result
 from planner.graph.signature import flatten_call
-from planner.graph.tangents import Layout, is_arrival
+from planner.graph.tangents import Layout, arriving, is_arrival
 
 _aten = torch.ops.aten
+_UNKNOWN = (_aten.mkldnn_rnn_layer.default,)
+"""Whose results are laid out as oneDNN likes: no trace knows their sizes."""
 
 
 @dataclass(slots=True)
@@ -73,12 +77,24 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     inputs = [mode.like(t) for t in tensors]
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     input_bytes = tuple(t.untyped_storage().nbytes() for t in tensors)
-    return _trace(name, Flat(module, call), inputs, input_bytes, autocast, None)
+    return _trace(name, _Traced(module, call), inputs, input_bytes, autocast, None)
+
+
+class _Traced(Flat):
+    """As a trace runs it. `layout`: how the gradients of the results are to arrive where autograd goes on from them;
+    None: laid out as the results."""
+
+    layout: Layout | None = None
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with SameLayouts():  # type: ignore[no-untyped-call]
+            made = super().forward(*tensors)
+        return made if self.layout is None else arriving(made, self.layout)
 
 
 def _trace(
-    name: str, flat: Flat, inputs: Sequence[torch.Tensor], input_bytes: tuple[int, ...], autocast: torch.dtype | None,
-    layout: Layout | None,
+    name: str, flat: _Traced, inputs: Sequence[torch.Tensor], input_bytes: tuple[int, ...],
+    autocast: torch.dtype | None, layout: Layout | None,
 ) -> Joint:  # fmt: skip
     """The joint graph of `flat` under the autocast of that dtype, for gradients under `layout` (None: laid out as the
     results)."""
@@ -90,6 +106,7 @@ def _trace(
         with (
             functorch_config.patch(backward_pass_autocast="off"),
             _disable_current_modes(),
+            eager_composites(),
             fake_weights(flat.module, FakeMode.of(inputs), device),
             contextlib.ExitStack() as stack,
             torch.random.fork_rng(devices=[]),
@@ -101,7 +118,10 @@ def _trace(
         raise untraceable(name, error) from error
     if flat.replaced:
         raise untraceable(name, f"it puts another tensor in the place of its buffer {flat.replaced[0]}")
-    again = cache(partial(_trace, name, flat, inputs, input_bytes, autocast))  # options share it
+    graph = exported.graph_module.graph
+    if found := next((node for node in graph.nodes if node.target in _UNKNOWN), None):
+        raise untraceable(name, f"only {found.target} itself knows what it saves for backward")
+    again = cache(partial(_trace, name, flat, inputs, input_bytes, autocast))
     return _by_role(name, exported.graph_module, flat, input_bytes, device, again)
 
 

@@ -34,6 +34,8 @@ def is_view(node: fx.Node) -> bool:
         return False
     if node.target is operator.getitem:
         return is_view(parent(node))  # getitem of split is a view, of layer_norm it is not
+    if not (node.args and isinstance(node.args[0], fx.Node)):
+        return False  # the conjugate of a complex number
     return is_op(node) and (_overload(node).is_view or node.target is _aten._unsafe_view.default)
 
 

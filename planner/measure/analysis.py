@@ -102,6 +102,9 @@ class Analysis:
         users = Counter(t.name for block in self.tensors for t in block if t.trainable)
         if any(count > 1 and not t.row_bytes for block in self.tensors for t in block if (count := users[t.name])):
             reasons.append("with several micro-batches, weights are shared by others than embedding and head")
+        if self.frame.spread:
+            read = ", ".join(self.frame.spread)
+            reasons.append(f"with several micro-batches, the model reads {read} between several blocks")
         return tuple(reasons)
 
     @property

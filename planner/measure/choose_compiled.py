@@ -82,7 +82,8 @@ def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledB
         saved.clear()
         sums: dict[str, Tensor] = {}
 
-        def sink(name: str, gradient: Tensor) -> None:
+        def sink(name: str, gradient: Tensor | None) -> None:
+            assert gradient is not None
             if first:
                 sums[name] = gradient if pair.adoptable[name] else gradient.clone()
 

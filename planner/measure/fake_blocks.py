@@ -110,7 +110,8 @@ class HeadStandIn(StandIn):
         self.kept = []  # not before: the call of a step lets go of it now
         return grads
 
-    def add(self, name: str, gradient: Tensor) -> None:
+    def add(self, name: str, gradient: Tensor | None) -> None:
+        assert gradient is not None
         self.shared.sums.append(gradient if self.pair.adoptable[name] else self.shared.fresh([gradient])[0])
 
 

@@ -46,6 +46,7 @@ class FrameBytes:
     shared          how many arguments of blocks other blocks are given too, and have a gradient
     layouts         how the gradients of each block's results are laid out when they arrive; None for the head
     gradients       gradients of the frame's weights that come into being after a block's backward; `tail` counts them
+    spread          the frame's weights that several of its pieces between blocks read
     """
 
     start: int
@@ -57,6 +58,7 @@ class FrameBytes:
     gradients: tuple[int, ...]
     layouts: tuple[Layout | None, ...]
     shared: int
+    spread: tuple[str, ...]
 
 
 def trace_blocks(
@@ -127,6 +129,7 @@ def measure_frame(
         gradients=most(lambda run: run.gradients),
         layouts=tuple(map(runs[0].layouts.get, range(count))),
         shared=runs[0].shared.arguments,
+        spread=tuple(name for name, pieces in runs[0].read.items() if len(pieces) > 1),
     )
 
 
@@ -192,6 +195,8 @@ class _Run:
         self.gradients: dict[int, int] = {}
         self.layouts: dict[int, Layout] = {}
         self.own: list[nn.Parameter] = []  # outside the blocks, which compute no gradients here
+        self.read: dict[str, set[int]] = {}  # a weight of the frame -> the pieces that have a gradient for it
+        self.piece = len(names.all)  # that backward is in, by the block above it
         self.last: tuple[str, int, int] | None = None
         self.base = 0
 
@@ -206,7 +211,11 @@ class _Run:
                 for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.values()):
                     self.meter.add(tensor)
             blocks = {id(p) for name in self.names.all for p in self.model.get_submodule(name).parameters()}
-            self.own = [p for p in self.model.parameters() if id(p) not in blocks]
+            for name, p in self.model.named_parameters():
+                if id(p) not in blocks:
+                    self.own.append(p)
+                    if p.requires_grad:
+                        p.register_post_accumulate_grad_hook(functools.partial(self.reads, name))  # type: ignore[no-untyped-call]
             self.anchor = self.mode.scalar(self.device).requires_grad_()
             with self.meter.watch(), torch.no_grad():
                 with torch.enable_grad():
@@ -216,6 +225,7 @@ class _Run:
                 self.head_peak = self.meter.mark() - self.base
                 call.x = None
                 self.leave("F", self.head)
+                self.piece = self.head
                 call.pass_on(grads, self.calls.get(self.head - 1))
                 call.clear()
                 for index in reversed(range(self.head)):
@@ -226,6 +236,7 @@ class _Run:
                     grads = call.backward(tangents)
                     tangents.clear()
                     self.leave("B", index)
+                    self.piece = index
                     call.pass_on(grads, self.calls.get(index - 1))
                     call.clear()
                 self.close_tail()
@@ -251,6 +262,10 @@ class _Run:
         if index != self.head:  # the head's turn goes on until its backward is done
             self.leave("F", index)
         return result
+
+    def reads(self, name: str, parameter: Tensor) -> None:
+        """A gradient has come to a weight of the frame."""
+        self.read.setdefault(name, set()).add(self.piece)
 
     def arrive(self, direction: str, index: int) -> None:
         """A gate: what is held here, and the peak since the last block."""

@@ -174,7 +174,9 @@ def sums() -> Sink:
     """Adds up gradients, as the slices of a step do."""
     so_far: dict[str, Tensor] = {}
 
-    def add(name: str, gradient: Tensor) -> None:
+    def add(name: str, gradient: Tensor | None) -> None:
+        if gradient is None:
+            return
         if name in so_far:
             so_far[name].add_(gradient)
         else:
@@ -183,7 +185,7 @@ def sums() -> Sink:
     return add
 
 
-def forget(name: str, gradient: Tensor) -> None:
+def forget(name: str, gradient: Tensor | None) -> None:
     """Keeps no gradient, as a single slice has nothing to add to."""
 
 

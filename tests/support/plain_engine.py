@@ -122,16 +122,19 @@ class PlainEngine:
         """Nothing is ever metered."""
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, on the host."""
+        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, on the host; with "left_out" where no
+        gradient reached it in so many steps."""
         for name, master in self.masters.items():
             state = self.adamw.state[master]
             zeros = torch.zeros_like(master)
+            left_out = self.steps_done - float(state.get("step", 0))
             yield (
                 name,
                 {
                     "master": master.detach().cpu(),
                     "exp_avg": state.get("exp_avg", zeros).cpu(),
                     "exp_avg_sq": state.get("exp_avg_sq", zeros).cpu(),
+                    **({"left_out": torch.tensor(left_out)} if left_out else {}),
                 },
             )
 
@@ -143,7 +146,7 @@ class PlainEngine:
                 master.copy_(parts["master"])
                 self.weights[name].copy_(master)
                 self.adamw.state[master] = {
-                    "step": torch.tensor(float(step)),
+                    "step": torch.tensor(step - float(parts.get("left_out", 0))),
                     "exp_avg": parts["exp_avg"].to(master.device, copy=True),
                     "exp_avg_sq": parts["exp_avg_sq"].to(master.device, copy=True),
                 }

@@ -163,7 +163,9 @@ def _states(
 ) -> Iterator[Difference]:
     for name, parts in found:
         wanted = expected.pop(name)
-        differences = {part: tallies[_SORTS[part]].add(name, tensor, wanted[part]) for part, tensor in parts.items()}
+        differences = {
+            part: tallies[sort].add(name, parts[part], wanted[part]) for part, sort in _SORTS.items() if part in parts
+        }
         yield Difference(parameter=name, greatest=differences["master"])
     assert not expected, f"nobody trained {min(expected)}"
 

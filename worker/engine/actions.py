@@ -20,8 +20,13 @@ from worker.runtime.step_values import StepValues
 class Actions:
     """The work behind every operation but RUN."""
 
-    def __init__(self, host: Host, device: Device, gradients: Gradients, frame: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, host: Host, device: Device, gradients: Gradients, frame: Mapping[str, nn.Parameter],
+        left_out: dict[str, int],
+    ) -> None:  # fmt: skip
+        """`left_out`: weight -> in how many steps no gradient reached it, so that it was not updated."""
         self._host, self._device, self._gradients, self._frame = host, device, gradients, frame
+        self._left_out = left_out
         self._clipped = False  # by the last norm
         self._ahead: set[str] = set()  # updated in this step before its norm is known
 
@@ -61,22 +66,36 @@ class Actions:
             gradient = self._gradients.of(name)
             if gradient is not None:
                 targets.append(self._target(name, self._device.items, gradient, values))
+            else:
+                self._leave_out(name)
         self._apply(targets, values, values.device_count, values.coefficient)
         for name in names:
             if name in self._frame:
                 self._frame[name].grad = None
 
     def _update_on_cpu(self, names: Sequence[str], values: StepValues) -> None:
-        items = self._host.items
-        targets = [self._target(name, items, items[f"g:{name}"][0], values) for name in names]
+        items, targets = self._host.items, []
+        for name in names:
+            target = self._target(name, items, items[f"g:{name}"][0], values)
+            if name in values.reached:
+                targets.append(target)
+            else:
+                self._leave_out(name)
+                if target.work is not target.master:  # the gradient may have taken its place
+                    target.work.copy_(target.master)
         self._apply(targets, values, values.host_count, values.host_coefficient)
+
+    def _leave_out(self, name: str) -> None:
+        """As plain AdamW does with a weight without a gradient: no decay, and no step counted."""
+        self._left_out[name] = self._left_out.get(name, 0) + 1
 
     def _update_ahead(self, names: Sequence[str], values: StepValues) -> None:
         """As if the norm did not clip, into other memory; what was before stays for `_replay`. Where the last norm
         clipped, this one is likely to: then it is left to `_replay`."""
+        self._ahead.difference_update(names)
         if self._clipped:
-            self._ahead.difference_update(names)
             return
+        names = [name for name in names if name in values.reached]
         for name in names:
             self._host.swap(f"s:{name}")
             if _is_master(self._host.items, name):
@@ -106,12 +125,13 @@ class Actions:
     def _apply(self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None) -> None:
         """One step of AdamW on the targets, group by group."""
         for number, group in enumerate(values.groups):
-            if own := [target for target in targets if group.has(target.name)]:
+            own = [target for target in targets if group.has(target.name)]
+            for less in dict.fromkeys(self._left_out.get(target.name, 0) for target in own):
                 step = Step(
-                    learning_rate=values.rate_of(number), betas=group.betas, eps=group.eps, count=count,
-                    coefficient=coefficient,
+                    learning_rate=values.rate_of(number), betas=group.betas, eps=group.eps,
+                    count=count - less if less else count, coefficient=coefficient,
                 )  # fmt: skip
-                adamw.update(own, step)
+                adamw.update([target for target in own if self._left_out.get(target.name, 0) == less], step)
 
     def _target(self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor, values: StepValues) -> Target:
         work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]

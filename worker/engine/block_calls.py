@@ -165,8 +165,11 @@ class Call(BlockCall):
     def _primal(self, i: int) -> Tensor:
         return self._items[self.block.items[i]][0] if i < self.pair.n_params else self._primals[i]
 
-    def _add(self, sums: Gradients, local: str, gradient: Tensor) -> None:
+    def _add(self, sums: Gradients, local: str, gradient: Tensor | None) -> None:
         block = self.block
+        if gradient is None:
+            sums.add_nothing(block.weights[local])
+            return
         sums.add(block.weights[local], self.k, gradient, fresh=self.pair.adoptable[local], last_block=block.last)
 
 

@@ -69,7 +69,9 @@ class Engine:
             self._device, self._machine, self._weights.frame, order=self._weights.trained,
             by_rows=self._shared, max_norm=max_grad_norm,
         )  # fmt: skip
-        self._actions = Actions(self._weights.host, self._device, self._gradients, self._weights.frame)
+        self._actions = Actions(
+            self._weights.host, self._device, self._gradients, self._weights.frame, self._weights.left_out
+        )
         self._rounds = Rounds(
             model, plan=plan, blocks=self._blocks, gradients=self._gradients, device=self._device,
             machine=self._machine,
@@ -137,6 +139,7 @@ class Engine:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
                 given = {name: self._given(value) for name, value in model_kwargs.items()}
                 self._cursor.begin(values)
+                self._gradients.begin_step(values)
                 losses: list[Tensor] = []
                 for part, rows in zip(parts, tokens, strict=True):
                     self._gradients.begin_round(rows)

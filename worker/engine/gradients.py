@@ -32,10 +32,15 @@ class Gradients:
         self._items, self._machine, self._frame = device.items, machine, frame
         self._order, self._by_rows, self._max_norm = order, frozenset(by_rows), max_norm
         self._norms: dict[str, Tensor] = {}
+        self._reached: set[str] = set()
         self._rows: Sequence[Tensor] = ()
         self._aside: dict[tuple[str, int], tuple[Tensor, Tensor | None]] = {}
         # One for all steps: the next norm waits for the CPU updates that read it.
         self._host_coefficient = machine.host_empty((), torch.float32)
+
+    def begin_step(self, values: StepValues) -> None:
+        """`values` are told which weights gradients reach."""
+        self._reached = values.reached
 
     def begin_round(self, rows: Sequence[Tensor]) -> None:
         """`rows`: per slice of the round, the tokens of all slices up to this one, each once; staged in host memory.
@@ -52,6 +57,7 @@ class Gradients:
 
     def add(self, name: str, k: int, gradient: Tensor, *, fresh: bool, last_block: bool) -> None:
         """Add slice `k`'s gradient. `fresh`: nothing else sees its memory, so it may become the sum itself."""
+        self._reached.add(name)
         by_rows = name in self._by_rows
         if by_rows and not last_block:
             self._take_up(name, k, gradient)
@@ -72,6 +78,11 @@ class Gradients:
             buffer = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
             self._items[f"g:{name}"] = [buffer.copy_(gradient)]
 
+    def add_nothing(self, name: str) -> None:
+        """No gradient of this slice reaches the weight, whose sum has its place all the same."""
+        if f"g:{name}" not in self._items:
+            self._items[f"g:{name}"] = [torch.zeros_like(self._items[f"w:{name}"][0])]
+
     def _take_up(self, name: str, k: int, gradient: Tensor) -> None:
         """Add the first block's gradient and what slice `k` has aside, in chunks that need little memory."""
         total, (rows, aside) = self._items[f"g:{name}"][0], self._aside.pop((name, k))
@@ -82,8 +93,10 @@ class Gradients:
             del part  # before there is another
 
     def of(self, name: str) -> Tensor | None:
-        """The sum on the device; None for a weight of the frame that got no gradient."""
-        return self._frame[name].grad if name in self._frame else self._items[f"g:{name}"][0]
+        """The sum on the device; None where no gradient of the step reaches the weight."""
+        if name in self._frame:
+            return self._frame[name].grad
+        return self._items[f"g:{name}"][0] if name in self._reached else None
 
     def norm(self, names: Sequence[str]) -> None:
         """Take the norms of complete sums, by the function that `clip_grad_norm_` takes on CUDA: it adds up each tensor

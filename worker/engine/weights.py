@@ -20,11 +20,13 @@ class Weights:
 
     frame      the frame's parameters, which stay on the device together with their gradients and states
     trained    names of the trainable parameters, as `named_parameters()` orders them
+    left_out   weight -> in how many steps no gradient reached it: AdamW counts no step for it then
     """
 
     def __init__(self, model: nn.Module, program: Program, chain: Chain, machine: Machine) -> None:
         self.host = Host(machine)
         self.device = Device(self.host, machine.device)
+        self.left_out: dict[str, int] = {}
         self._machine, self._model = machine, model
         self._parameters = dict(model.named_parameters())
         still = {t.name for t in chain.tensors() if not t.trainable}
@@ -95,10 +97,13 @@ class Weights:
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory; what is on the
-        device comes down one tensor at a time. The tensors are the engine's own where they are on the host."""
+        device comes down one tensor at a time. The tensors are the engine's own where they are on the host. With
+        "left_out", a number, for those that were left out of steps."""
         for name in self.trained:
             parts = dict(zip(STATE_PARTS, (t.cpu() for t in self._current(f"s:{name}")), strict=False))
             parts.setdefault("master", self._current(f"w:{name}")[0].detach().cpu())
+            if name in self.left_out:
+                parts["left_out"] = torch.tensor(float(self.left_out[name]))
             yield name, parts
 
     def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -115,10 +120,13 @@ class Weights:
         """Take over what `state` gave. Raises ValueError when a tensor is missing, unknown or of another shape."""
         self.come_back()  # what was lost in an error
         missing = set(self.trained)
+        self.left_out.clear()
         for name, parts in tensors:
             if name not in missing:
                 raise ValueError(f"{name} is no trained parameter of this model, or comes twice")
             missing.discard(name)
+            if "left_out" in parts:
+                self.left_out[name] = int(parts["left_out"])
             for copies in (self.host.items, self.device.items):
                 for target, part in zip(copies.get(f"s:{name}", ()), STATE_PARTS, strict=False):
                     self._copy(name, target, parts[part])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -42,6 +42,7 @@ class StepValues:
     coefficient, host_coefficient
                       what gradients are multiplied by; set when the gradients' norm is known, None without clipping
     grad_norm         the gradients' global norm, before clipping
+    reached           the weights of blocks that a gradient has reached so far; the others stay as they are
     """
 
     number: int
@@ -52,6 +53,7 @@ class StepValues:
     coefficient: Tensor | None = None
     host_coefficient: Tensor | None = None
     grad_norm: Tensor | None = None
+    reached: set[str] = field(default_factory=set)
 
     def rate_of(self, group: int) -> float:
         """The learning rate of a group, by its number."""

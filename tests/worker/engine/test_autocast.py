@@ -37,6 +37,19 @@ def test_a_model_under_autocast_equals_plain_pytorch_bitwise(name):
     assert not torch.equal(both[0]["loss 0.0"], without["loss 0.0"])
 
 
+def twice_by_its_own_code():
+    """Each layer runs its MLP twice, and looks at data: autocast has one cast of its weights, whose gradients add up in
+    bf16."""
+    model = cast("opt")
+    for layer in model.model.decoder.layers:
+        layer.fc1.forward = lambda x, own=layer.fc1.forward: own(x) + (own(x * 2) if x.isfinite().all() else 0)
+    return model
+
+
+def test_own_code_that_uses_a_weight_twice_under_autocast_equals_plain_pytorch_bitwise():
+    assert_bitwise(trained(twice_by_its_own_code, masked_batch, slices=2, steps=2))
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_bytes_under_autocast_are_predicted(name):
     model = cast(name)

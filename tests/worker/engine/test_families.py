@@ -79,6 +79,24 @@ def test_what_is_equal_within_rounding_only_is_said_with_the_reasons():
         assert analyse_model(family_model(family), batch_of(), device=torch.device("cpu")).inexact == ()
 
 
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_weight_that_the_model_reads_between_several_blocks_is_named_as_exact_with_one_micro_batch_only(slices):
+    def make():
+        model = family_model("llama")
+        model.model.between = torch.nn.Parameter(torch.ones(32))
+        for layer in model.model.layers:
+            layer.register_forward_hook(lambda module, args, out: out * model.model.between)
+        return model
+
+    (reason,) = analyse_model(make(), batch_of(), device=torch.device("cpu")).inexact
+    assert reason == "with several micro-batches, the model reads model.between between several blocks"
+    both = trained(make, batch_of, slices=slices, steps=2)
+    if slices == 1:
+        assert_bitwise(both)
+    for name, value in both[1].items():
+        torch.testing.assert_close(both[0][name], value, rtol=0, atol=1e-6, msg=name)
+
+
 def test_a_weight_of_a_block_that_no_gradient_reaches_stays_as_it_is():
     def make():
         model = family_model("llama")

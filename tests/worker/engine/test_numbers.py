@@ -282,6 +282,8 @@ def test_norms_of_large_and_small_tensors_are_those_of_clip_grad_norm_bitwise(dt
         SimpleNamespace(items=items), CpuMachine(metered=False), {}, order=tuple(shapes), by_rows=(), max_norm=0.5
     )  # fmt: skip
     values = StepValues(number=1, learning_rate=1.0, host_count=torch.ones(()), device_count=torch.ones(()))
+    values.reached.update(shapes)
+    gradients.begin_step(values)
     gradients.begin_round([])
     gradients.norm(["f", "b", "a"])
     gradients.norm(["c", "e", "d"])

@@ -1,0 +1,80 @@
+"""Operations whose results are laid out otherwise than torch's fake tensors have it, and how they are.
+
+Sizes and strides of fakes decide what traced code does and what its bytes are predicted to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+_aten = torch.ops.aten
+
+Usual = Callable[[], Any]
+Arguments = Sequence[Any]
+Named = Mapping[str, Any]
+
+
+def knows(func: Any) -> bool:
+    """Whether `true_result` says something else of `func`."""
+    return func in _KNOWN
+
+
+def true_result(func: Any, usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """What `func` makes of fake arguments, within their mode; `usual()` is what torch's fakes make of them."""
+    return _KNOWN[func](usual, args, kwargs)
+
+
+def _bincount(usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """Where code says how many kinds there are, as a mixture's auxiliary loss does of its experts, the count is as
+    long; how many there are in truth depends on data, which a fake has not."""
+    given = dict(zip(("self", "weights", "minlength"), args, strict=False)) | dict(kwargs)
+    if not given.get("minlength") or given.get("weights") is not None:
+        return usual()
+    return torch.empty(given["minlength"], dtype=torch.int64, device=given["self"].device)
+
+
+def _native_dropout_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """On the CPU a product; fakes have CUDA's layout."""
+    return args[0] * args[1] if args[0].device.type == "cpu" else usual()
+
+
+def _col2im(usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """What is folded keeps memory as large as the columns."""
+    made = usual()
+    return torch.empty_like(args[0]).as_strided(made.shape, made.stride())
+
+
+def _copy(usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """A copy of all the memory under the first argument, of which it may be a part."""
+    into, made = args[0], usual()
+    size = into.untyped_storage().nbytes() // into.element_size()
+    if size < made.untyped_storage().nbytes() // made.element_size() or made.stride() != into.stride():
+        return made
+    return into.new_empty(size).as_strided(into.shape, into.stride(), into.storage_offset())
+
+
+def _batch_norm(usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """On the CPU in order, whatever the input's layout; fakes have CUDA's, which keeps it."""
+    made = usual()
+    if made[0].device.type != "cpu":
+        return made
+    return (torch.empty_like(made[0], memory_format=suggest_memory_format(made[0])), *made[1:])
+
+
+_KNOWN: dict[Any, Callable[[Usual, Arguments, Named], Any]] = {
+    _aten.bincount.default: _bincount,
+    _aten.native_dropout_backward.default: _native_dropout_backward,
+    _aten.col2im.default: _col2im,
+    _aten.copy.default: _copy,
+    _aten.native_batch_norm.default: _batch_norm,
+    _aten._native_batch_norm_legit.default: _batch_norm,
+    _aten._native_batch_norm_legit.no_stats: _batch_norm,
+    _aten._native_batch_norm_legit_functional.default: _batch_norm,
+    _aten._batch_norm_with_update_functional.default: _batch_norm,
+    _aten.native_batch_norm_backward.default: _batch_norm,
+    _aten.batch_norm_backward.default: _batch_norm,
+}
