@@ -90,16 +90,18 @@ def masked_batch(seed: int = 0) -> dict[str, torch.Tensor]:
     return {**batch, "attention_mask": mask}
 
 
-def trained(make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan, sums=True):
-    """Train two equal models, one under a plan. Returns the losses and the parameters of both, named. `sums`: the model
-    divides its loss by the number of tokens of the whole step."""
-    model, plain = make_model(), make_model()
+def trained(
+    make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan, sums=True, device="cpu"
+):  # fmt: skip
+    """Train two equal models, one under a plan. Returns the losses and the parameters of both, named, on the host.
+    `sums`: the model divides its loss by the number of tokens of the whole step."""
+    model, plain, device = make_model(), make_model(), torch.device(device)
     settings = {"optimizer": adamw(model), "max_grad_norm": clip}
-    chain = chain_of(model, batches(0))
+    chain = chain_of(model, batches(0), device)
     plan = plan_of(chain, slices=slices, clip=clip is not None)
     engines = (
-        Engine(model, plan=plan, chain=chain, device=torch.device("cpu"), **settings),
-        PlainEngine(plain, **settings),
+        Engine(model, plan=plan, chain=chain, device=device, **settings),
+        PlainEngine(plain.to(device), device=device, **settings),
     )
     losses = [{}, {}]
     for step in range(steps):
@@ -110,8 +112,9 @@ def trained(make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan
             result = engine.step(
                 given, seeds=seeds, learning_rate=1e-3, **({"num_items_in_batch": count} if sums else {})
             )
-            found.update({f"loss {step}.{k}": loss for k, loss in enumerate(result.losses)})
+            found.update({f"loss {step}.{k}": loss.cpu() for k, loss in enumerate(result.losses)})
     engines[0].restore()
+    plain.cpu()
     return [{**found, **dict(m.named_parameters())} for found, m in zip(losses, (model, plain), strict=True)]
 
 
