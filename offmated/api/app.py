@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Header, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
+from sqlalchemy.exc import SQLAlchemyError
 
 from offmated.api.limits import Limits
 from offmated.api.refusals import add_handlers
@@ -19,6 +20,7 @@ from offmated.api.views import job_view
 from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.submission import retry, submit
+from offmated.jobs.table import KEY_LENGTH
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
@@ -64,6 +66,7 @@ def _services(request: Request) -> Services:
 
 Use = Annotated[Services, Depends(_services)]
 JobId = Annotated[int, InPath(ge=1, le=LARGEST_ID)]
+Key = Annotated[str | None, Header(min_length=1, max_length=KEY_LENGTH)]
 
 
 def make_app(services: Services) -> FastAPI:
@@ -90,11 +93,12 @@ async def health(use: Use) -> Json:
     return use.health()
 
 
-def submit_job(body: Submission, use: Use) -> Json:
-    """Take a job in. 422 with the error's fields when it cannot be run as written."""
-    row, notes = submit(use.store, use.paths, body.yaml, Path(body.folder), body.name)
+def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
+    """Take a job in. 422 with the error's fields when it cannot be run as written. Under a key that a job was taken in
+    under before, as when its answer was lost, the answer is that job."""
+    row, _ = submit(use.store, use.paths, body.yaml, Path(body.folder), body.name, idempotency_key)
     use.wake()
-    return show_job(row.id, use) | {"notes": list(notes)}
+    return show_job(row.id, use)
 
 
 def list_jobs(use: Use) -> list[Json]:
@@ -151,13 +155,21 @@ async def _log(run: RunFolder, job_id: int, use: Services, follow: bool) -> Asyn
     position = 0
     while True:
         # Asked before reading: what was written before the job ended is then sure to be read.
-        last = not follow or use.closing() or (await asyncio.to_thread(use.store.job, job_id)).state in FINAL
+        last = not follow or use.closing() or await asyncio.to_thread(_is_over, use, job_id)
         while piece := await asyncio.to_thread(_read, run.log, position):
             position += len(piece)
             yield piece
         if last:
             return
         await asyncio.sleep(LOG_POLL_S)
+
+
+def _is_over(use: Services, job_id: int) -> bool:
+    """Whether the job is over, as far as is known: a log does not end because the database is busy."""
+    try:
+        return use.store.job(job_id).state in FINAL
+    except (SQLAlchemyError, TimeoutError):
+        return False
 
 
 def _read(path: Path, position: int) -> bytes:
@@ -172,4 +184,3 @@ async def shut_down(use: Use) -> Json:
     """End the daemon: running jobs save a checkpoint first. Answers at once with the process to wait for."""
     use.shut_down()
     return use.health()
-

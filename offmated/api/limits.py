@@ -1,16 +1,17 @@
-"""What a client may take of the daemon: bytes of a request, time to send it, connections. What is more is refused while
-it comes in, and nothing of it is kept."""
+"""What a client may take of the daemon: bytes of a request, time to send it, connections, threads. What is more is
+refused while it comes in, and nothing of it is kept."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from offmated.api.refusals import RETRY_AFTER_S, refused
+from offmated.api.refusals import RETRY_AFTER_S, busy, refused
 from planner.errors import Exit, UserError
 from planner.units import format_bytes
 
@@ -20,19 +21,41 @@ REQUEST_S = 20.0
 """To send a request in; answers may take longer."""
 MOST_CONNECTIONS = 256
 """Connections are file descriptors, of which a process often has 1,024, and jobs need them, too."""
+WRITERS = 4
+"""Requests that change jobs and are worked on at once. Others wait in line without a thread, so that there are threads
+for those who only look."""
+TURN_S = 5.0
+"""So long they wait, and then are asked to come again: with what the database waits it is less than a client waits."""
 
 
 class Limits:
-    """The application behind it gets requests whose body is there, whole and small."""
+    """The application behind it gets requests whose body is there, whole and small, and few at once that write."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        # A server whose socket was deleted ends beside the new one, each with a loop of its own.
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        writes = scope["method"] == "POST" and scope["path"].startswith("/jobs")
+        turns = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(WRITERS))
+        try:
+            if writes:
+                await asyncio.wait_for(turns.acquire(), TURN_S)
+        except TimeoutError:
+            await busy(f"{WRITERS} requests were worked on for {TURN_S:g} s")(scope, receive, send)
+            return
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            if writes:
+                turns.release()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdigit() and int(declared) > MOST_BODY_BYTES:
             await _too_large(int(declared))(scope, receive, send)

@@ -66,15 +66,20 @@ def _unknown(*numbers: str) -> UserError:
     )  # fmt: skip
 
 
+def busy(cause: str) -> JSONResponse:
+    """The answer where a turn, or the database itself, did not come in time."""
+    log.warning("the database was busy for too long: %s", cause)
+    return later(
+        UserError("The database is busy.", numbers=(cause,), code="database-busy", hint="try again in a moment")
+    )
+
+
 def _database(_request: Request, error: Exception) -> JSONResponse:
     cause = str(error.orig) if isinstance(error, DBAPIError) else str(error)
     if is_disk_full(error):
         return _disk_full(error)
     if isinstance(error, NoConnection) or any(word in cause.lower() for word in _BUSY):
-        log.warning("the database was busy for too long: %s", cause)
-        return later(
-            UserError("The database is busy.", numbers=(cause,), code="database-busy", hint="try again in a moment")
-        )
+        return busy(cause)
     log.exception("the database cannot be used", exc_info=error)
     return refused(503, UserError(
         "The database cannot be used.", numbers=(cause,), code="database-unreachable",
@@ -86,6 +91,8 @@ def _system(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, OSError)
     if is_disk_full(error):
         return _disk_full(error)
+    if isinstance(error, TimeoutError):  # of the store's queue
+        return busy(str(error))
     told = UserError(
         "The system refused what the daemon wanted to do.", numbers=(first_line(error),),
         code="system-error", hint="daemon.log has the whole story",

@@ -29,7 +29,7 @@ _PLAN_FIELDS = (
 )  # fmt: skip
 _ROW_FIELDS = (
     "id", "name", "state", "stop_reason", "priority", "run_dir", "created_at", "started_at", "ended_at", "attempts",
-    "history", "crashes", "last_checkpoint_step", "exit_code", "error",
+    "history", "crashes", "last_checkpoint_step", "exit_code", "error", "notes",
 )  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,16 +17,23 @@ from planner.run.processes import Process
 
 Json = dict[str, Any]
 
+KEY_HEADER = "Idempotency-Key"
 PATIENCE_S = 30.0
+RETRY_S = 0.5
+BUSY_PATIENCE_S = 120.0
+"""So long a daemon that is busy is asked again, and a submission that was not answered is handed in again."""
 
 
 class Client:
     """One installation's daemon. Every method raises UserError: `daemon-not-running` (exit 69) when there is nobody to
-    answer, `daemon-silent` when somebody does not, otherwise what the daemon said."""
+    answer, `daemon-silent` when somebody does not, otherwise what the daemon said. What a busy daemon has not done is
+    asked again."""
 
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
-        transport = httpx.HTTPTransport(uds=str(paths.api_socket))
+        # Shorter than the server keeps a connection that is not used: or a request could meet its end.
+        keep = httpx.Limits(keepalive_expiry=2.0)
+        transport = httpx.HTTPTransport(uds=str(paths.api_socket), limits=keep)
         # Answers come from a local database at once; only a log that is followed may be silent for hours.
         self._http = httpx.Client(transport=transport, base_url="http://offmated", timeout=PATIENCE_S)
 
@@ -48,7 +57,15 @@ class Client:
     def submit(self, yaml_text: str, folder: str, name: str = "job.yaml") -> Json:
         """Hand in a job; relative paths in it are below `folder`, errors call its file `name`. Returns the job as
         `job()` does, with "notes"."""
-        return self._object("POST", "/jobs", {"yaml": yaml_text, "folder": folder, "name": name})
+        body = {"yaml": yaml_text, "folder": folder, "name": name}
+        try:
+            answer: Json = self._send("POST", "/jobs", body, key=uuid.uuid4().hex).json()
+        except UnicodeEncodeError:
+            raise UserError(
+                "The name of the job's folder is no text.", numbers=(repr(folder),), code="bad-folder-name",
+                hint="its bytes are not UTF-8: rename it", exit_code=Exit.USAGE,
+            ) from None  # fmt: skip
+        return answer
 
     def jobs(self) -> list[Json]:
         """All jobs, in the order of their numbers."""
@@ -103,35 +120,73 @@ class Client:
         return answer
 
     def _send(
-        self, method: str, url: str, body: Json | None = None, params: dict[str, int] | None = None
-    ) -> httpx.Response:
-        try:
-            answer = self._http.request(method, url, json=body, params=params)
-        except httpx.TransportError as error:
-            raise self._unanswered(error) from None
-        if answer.is_error:
-            raise _error(answer)
-        return answer
+        self, method: str, url: str, body: Json | None = None, params: dict[str, Any] | None = None,
+        key: str | None = None,
+    ) -> httpx.Response:  # fmt: skip
+        """The answer to one request. Where it is not known whether the daemon has done it, it is asked again only when
+        that does no harm: to look, and to submit under a `key`."""
+        headers = {KEY_HEADER: key} if key is not None else {}
+        deadline = time.monotonic() + BUSY_PATIENCE_S
+        taken: tuple[str, ...] = ()
+        while True:
+            pause_s = RETRY_S
+            try:
+                answer = self._http.request(method, url, json=body, params=params, headers=headers)
+            except httpx.TransportError as error:
+                if not (_not_heard(error) or _nobody_there(error)) and key is not None:
+                    taken = ("whether the job was taken is not known: offmate status says so once a daemon answers",)
+                harmless = _not_heard(error) or key is not None or (method == "GET" and not _silent(error))
+                if not harmless or _nobody_there(error) or time.monotonic() > deadline:
+                    raise self._unanswered(error, taken) from None
+            else:
+                if not answer.is_error:
+                    return answer
+                later = answer.headers.get("retry-after", "")
+                if not later.isdigit() or time.monotonic() > deadline:
+                    raise _error(answer)
+                pause_s = float(later)
+            time.sleep(pause_s * random.uniform(0.5, 1.5))  # or all who were refused would come back at once
 
-    def _unanswered(self, error: httpx.TransportError) -> UserError:
-        if isinstance(error, httpx.TimeoutException):
-            return daemon_silent(self.paths, f"no answer within {PATIENCE_S:g} s")
+    def _unanswered(self, error: httpx.TransportError, more: tuple[str, ...] = ()) -> UserError:
+        if _silent(error):
+            return daemon_silent(self.paths, f"no answer within {PATIENCE_S:g} s", *more)
+        if _not_heard(error):
+            return daemon_silent(self.paths, "too many clients wait to be let in", *more)
         return UserError(
             "The daemon is not running.",
-            numbers=(f"socket {self.paths.api_socket}: {error}",),
+            numbers=(f"socket {self.paths.api_socket}: {error}", *more),
             hint="offmate up",
             code="daemon-not-running",
             exit_code=Exit.DAEMON_NOT_RUNNING,
         )
 
 
-def daemon_silent(paths: Paths, number: str) -> UserError:
+def _silent(error: httpx.TransportError) -> bool:
+    return isinstance(error, httpx.TimeoutException)
+
+
+def _not_heard(error: httpx.TransportError) -> bool:
+    """Whether more clients wait to be let in than the system lets wait."""
+    return isinstance(error, httpx.ConnectError) and isinstance(_root(error), BlockingIOError)
+
+
+def _nobody_there(error: httpx.TransportError) -> bool:
+    return isinstance(error, httpx.ConnectError) and not _not_heard(error)
+
+
+def _root(error: BaseException) -> BaseException:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
+
+
+def daemon_silent(paths: Paths, *numbers: str) -> UserError:
     """A daemon runs, and does not answer."""
     holder = lock_holder(paths)
     who = f"process {holder.pid}, " if holder is not None else ""
     return UserError(
         "The daemon does not answer.",
-        numbers=(f"{who}socket {paths.api_socket}", number),
+        numbers=(f"{who}socket {paths.api_socket}", *numbers),
         hint=f"{paths.log} may say why; " + (f"kill {holder.pid}, then offmate up" if holder else "try again"),
         code="daemon-silent",
     )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
@@ -10,15 +14,27 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from planner.errors import Exit, UserError
 
-BUSY_TIMEOUT_MS = 30_000
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""So long a busy database is waited for: less than clients wait for their answer, so that they get one."""
+WORKERS_PATIENCE_S = 600.0
+"""The same for workers, who write down how a job ended, and whom nobody waits for."""
 _ONLY_READS = "offmate_only_reads"
-LAST_BROKEN_WAL = (3, 51, 2)  # SQLite 3.7.0 to 3.51.2 can corrupt a write-ahead log under two writers
+_SOUND_LOGS = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
+"""SQLite from 3.7.0 on can corrupt a write-ahead log under two writers, but for these patches of their series, and all
+series after the last (sqlite.org/wal.html, "The WAL-Reset Bug")."""
 
 
-def open_engine(url: str) -> Engine:
-    """An engine for `url`. Raises UserError when the URL is not one, or its driver is not installed."""
+def open_engine(url: str, *, patience_s: float = PATIENCE_S) -> Engine:
+    """An engine for `url`. Writers wait `patience_s` for their turn, readers never longer than `PATIENCE_S`. Raises
+    UserError when the URL is not one, or its driver is not installed."""
     try:
-        engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        parsed = make_url(url)
+        memory = parsed.get_backend_name() == "sqlite" and sqlite_file(url) is None
+        # As many connections as there are threads: who gets none would wait for others that wait, too.
+        pool: dict[str, Any] = {} if memory else {"max_overflow": -1}
+        engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite", **pool)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise UserError(
             "The database URL cannot be used.",
@@ -28,8 +44,12 @@ def open_engine(url: str) -> Engine:
             exit_code=Exit.USAGE,
         ) from None
     if engine.dialect.name == "sqlite":
+
+        def begin(connection: Connection) -> None:
+            _begin(connection, patience_s)
+
         event.listen(engine, "connect", _prepare)
-        event.listen(engine, "begin", _begin)
+        event.listen(engine, "begin", begin)
     return engine
 
 
@@ -46,22 +66,68 @@ def sqlite_file(url: str) -> str | None:
     return parsed.database
 
 
-def journal_mode(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> str:
-    """The journal this SQLite may be trusted with."""
-    return "WAL" if version > LAST_BROKEN_WAL else "DELETE"
+def has_sound_log(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
+    """Whether this SQLite may be trusted with a write-ahead log."""
+    patches = {sound[:2]: sound[2] for sound in _SOUND_LOGS}
+    return version > _SOUND_LOGS[-1] or version[2] >= patches.get(version[:2], version[2] + 1)
+
+
+def choose_journal(engine: Engine) -> None:
+    """Give an SQLite file the journal that serves it best, and say in the log which and why: the write-ahead log, with
+    which readers and a writer do not wait for each other, where this SQLite and the file's disk can be trusted with it.
+    For the daemon's start: the file keeps its journal, whoever opens it."""
+    file = sqlite_file(engine.url.render_as_string(hide_password=False))
+    if file is None:
+        return
+    version = ".".join(map(str, sqlite3.sqlite_version_info))
+    if not has_sound_log():
+        wanted, why = "DELETE", f"SQLite {version} can lose what two writers write to its log; 3.51.3 does not"
+    elif (trouble := _log_trouble(Path(file).parent)) is not None:
+        wanted, why = "DELETE", f"the disk of {file} cannot have a log: {trouble}"
+    else:
+        wanted, why = "WAL", f"SQLite {version}"
+    try:
+        with closing(sqlite3.connect(file, timeout=PATIENCE_S)) as connection:
+            (got,) = connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()
+    except sqlite3.Error as error:  # somebody else has it open; a file that cannot be opened says so when it is used
+        log.warning("the database keeps its journal: %s", error)
+        return
+    log.info("the database's journal is %s: %s", str(got).upper(), why)
+
+
+def _log_trouble(folder: Path) -> str | None:
+    """What keeps SQLite from a write-ahead log in `folder`, in its own words: two connections try one there. Network
+    and foreign file systems lack the shared memory, and it is too late to ask once the file is changed."""
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix=".journal-", dir=folder) as place,
+            closing(sqlite3.connect(f"{place}/try.db", timeout=0)) as one,
+            closing(sqlite3.connect(f"{place}/try.db", timeout=0)) as other,
+        ):
+            (got,) = one.execute("PRAGMA journal_mode = WAL").fetchone()
+            if got != "wal":
+                return f"it keeps the journal {got}"
+            with one:
+                one.execute("CREATE TABLE tried (x)")
+            other.execute("SELECT count(*) FROM tried").fetchone()
+    except (sqlite3.Error, OSError) as error:
+        return str(error)
+    return None
 
 
 def _prepare(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver must not begin transactions of its own, see _begin
     cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    cursor.execute(f"PRAGMA journal_mode = {journal_mode()}")
+    cursor.execute(f"PRAGMA busy_timeout = {1000 * PATIENCE_S:.0f}")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
 
 
-def _begin(connection: Connection) -> None:
+def _begin(connection: Connection, patience_s: float) -> None:
     """Take the write lock at once: a transaction that reads first and writes later fails when another wrote between.
-    Those of `reading()` never write, and wait for nobody who does."""
+    Those of `reading()` never write, and with a write-ahead log wait for nobody who does."""
     only_reads = connection.get_execution_options().get(_ONLY_READS, False)
+    if patience_s != PATIENCE_S:
+        waits_s = min(patience_s, PATIENCE_S) if only_reads else patience_s
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {1000 * waits_s:.0f}")
     connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import select, update
+from sqlalchemy import CursorResult, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from offmated.config import Config
-from offmated.jobs.database import open_engine, reading
+from offmated.jobs.database import PATIENCE_S, WORKERS_PATIENCE_S, open_engine, reading
 from offmated.jobs.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, account, judge
 from offmated.jobs.table import JobRow
 from offmated.paths import Paths
@@ -23,30 +26,57 @@ LOG_LINES = 12
 PROCESSES = {JobState.PLANNING: "planner", JobState.RUNNING: "trainer"}
 
 
+class KeyTaken(Exception):
+    """There is a job of this submission key."""
+
+
 class Store:
     """The jobs of one database. Each method is one transaction; rows it returns are detached copies."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
+        """`patience_s`: how long a write waits for a busy database."""
         self.url = url
-        self.engine = open_engine(url)
+        self.engine = open_engine(url, patience_s=patience_s)
         self._reading = reading(self.engine)
+        self._patience_s = patience_s
+        self._turn = threading.Lock()
 
     @classmethod
     def from_environment(cls) -> Store:
-        """The store of this user's daemon."""
-        return cls(Config.load(Paths.from_environment()).database_url)
+        """The store of this user's daemon, for its workers."""
+        return cls(Config.load(Paths.from_environment()).database_url, patience_s=WORKERS_PATIENCE_S)
 
-    def add(self, name: str, prepare: Callable[[int], Path], priority: int = 0) -> JobRow:
-        """A new job. `prepare` gets its number and makes its run folder; what it raises leaves no row behind."""
-        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+    def add(
+        self, name: str, prepare: Callable[[int], Path], priority: int = 0, *, key: str | None = None,
+        notes: Sequence[str] = (), output_dir: str | None = None,
+    ) -> JobRow:  # fmt: skip
+        """A new job. `prepare` gets its number and makes its run folder; what it raises leaves no row behind. `key`,
+        `notes` (as they are after `prepare`) and `output_dir` as in `JobRow`. Raises UserError `output-taken`, and
+        `KeyTaken` when there is a job of this `key`."""
+        with self._writing() as session:
+            _check_free(session, output_dir)
             row = JobRow(
                 name=name, state=JobState.SUBMITTED, priority=priority, run_dir="", created_at=time.time(),
-                attempts=0, history=[], crashes=0,
+                attempts=0, history=[], crashes=0, submission_key=key, notes=[], output_dir=output_dir,
             )  # fmt: skip
             session.add(row)
-            session.flush()
+            try:
+                session.flush()
+            except IntegrityError as error:
+                raise KeyTaken from error
             row.run_dir = str(prepare(row.id))
+            row.notes = list(notes)
         return row
+
+    def submitted(self, key: str) -> JobRow | None:
+        """The job that was submitted under this key."""
+        with self._look() as session:
+            return session.scalars(select(JobRow).where(JobRow.submission_key == key)).first()
+
+    def check_free(self, output_dir: str) -> None:
+        """Raise UserError `output-taken` when a job that is not over writes its model there."""
+        with self._look() as session:
+            _check_free(session, output_dir)
 
     def job(self, job_id: int) -> JobRow:
         """The job with this number. Raises UserError `no-such-job` (exit 4)."""
@@ -174,11 +204,35 @@ class Store:
                 JobRow.stop_reason.is_not_distinct_from(seen.stop_reason),
                 JobRow.attempts == seen.attempts,
             )
-        with self.engine.begin() as connection:
-            return connection.execute(change.values(state=new, **values)).rowcount == 1
+        with self._writing() as session:
+            if state in FINAL and new not in FINAL and seen is not None:  # another may have come to its place meanwhile
+                _check_free(session, seen.output_dir)
+            return cast(CursorResult[Any], session.execute(change.values(state=new, **values))).rowcount == 1
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        """A transaction that writes. Threads of this process have one after the other: among those that wait for the
+        file itself SQLite lets in whoever asks at the right moment, and some never. Raises TimeoutError."""
+        if not self._turn.acquire(timeout=self._patience_s):
+            raise TimeoutError(f"others have written to the database for {self._patience_s:g} s")
+        try:
+            with Session(self.engine, expire_on_commit=False) as session, session.begin():
+                session.connection()  # begins, and so waits for other processes, before anything is done
+                yield session
+        finally:
+            self._turn.release()
 
     def _look(self) -> Session:
         return Session(self._reading, expire_on_commit=False)
+
+
+def _check_free(session: Session, output_dir: str | None) -> None:
+    living = select(JobRow.id).where(JobRow.output_dir == output_dir, JobRow.state.not_in(FINAL)).limit(1)
+    if output_dir is not None and (other := session.scalars(living).first()) is not None:
+        raise UserError(
+            f"Job {other} writes its model to {output_dir}, too.", code="output-taken", exit_code=Exit.USAGE,
+            hint=f"give another output_dir, or offmate cancel {other}",
+        )  # fmt: skip
 
 
 def _now(*before: float | None) -> float:

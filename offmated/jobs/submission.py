@@ -7,10 +7,11 @@ import shutil
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
-from offmated.jobs.states import AGAIN, FINAL, JobState
-from offmated.jobs.store import Store
+from offmated.jobs.states import AGAIN, JobState
+from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
@@ -25,26 +26,52 @@ _ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and ea
 
 
 def submit(
-    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str = "job.yaml"
+    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str = "job.yaml", key: str | None = None
 ) -> tuple[JobRow, tuple[str, ...]]:
-    """Check the job, make its run folder and its row; returns the row and the notes to the user.
+    """Check the job, make its run folder and its row; returns the row and the notes to the user. Where a job was taken
+    in under `key` before, it is that one.
 
     Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then, and where there is
     no room for it, nothing was kept.
     """
+    if (row := _submitted(store, key, yaml_text)) is None:
+        try:
+            return _take_in(store, paths, yaml_text, folder, file_name, key)
+        except (KeyTaken, UserError):
+            if (row := _submitted(store, key, yaml_text)) is None:  # the same submission, sent twice, was faster
+                raise
+    return row, tuple(row.notes)
+
+
+def _submitted(store: Store, key: str | None, yaml_text: str) -> JobRow | None:
+    """The job that was taken in under `key`. Raises UserError `key-taken` when its file says something else."""
+    row = store.submitted(key) if key is not None else None
+    if row is not None:
+        with suppress(OSError):  # its folder may be gone since
+            if RunFolder(Path(row.run_dir)).submitted.read_bytes() != yaml_text.encode():
+                raise UserError(
+                    f"Job {row.id} was submitted under the same key, and is another one.", code="key-taken",
+                    hint="take a new key for each job, such as a UUID", exit_code=Exit.USAGE,
+                )  # fmt: skip
+    return row
+
+
+def _take_in(
+    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str, key: str | None
+) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
     job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
-    _check_output(job, store)
+    output_dir = _check_output(job, store)
     check_budgets_here(job.gpu_budget, job.cpu_budget)
     unseen = check_data(job)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f".new-{uuid.uuid4().hex}"
-    kept: list[str] = []
     made: list[Path] = []
+    told = list(notes)
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)
         if final.exists():
-            kept.extend(_make_room(final))
+            told.extend(_make_room(final))
         draft.rename(final)
         made.append(final)
         _flush(paths.runs)
@@ -56,13 +83,13 @@ def submit(
         _write(run.submitted, yaml_text)
         _write(run.resolved, job.resolved_yaml())
         _flush(draft)
-        row = store.add(name, make_folder)
+        row = store.add(name, make_folder, key=key, notes=told, output_dir=output_dir)
         made.clear()
         for entry in unseen:
             RunFolder(Path(row.run_dir)).say(
                 f"{entry} is of the Hugging Face hub: it is read when the job has its turn, before all else"
             )
-        return row, (*notes, *kept)
+        return row, tuple(told)
     finally:
         for left in (draft, *made):  # there only when something went wrong
             shutil.rmtree(left, ignore_errors=True)
@@ -102,26 +129,15 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int]) -> JobSta
     return JobState.WAITING if goes_on and plan is not None and plan["measured"] else JobState.SUBMITTED
 
 
-def _check_output(job: Job, store: Store, run: RunFolder | None = None) -> None:
+def _check_output(job: Job, store: Store, run: RunFolder | None = None) -> str | None:
     """Raise UserError when the model cannot go where the job says, now, and not after days of training; `run`: that of
-    a job that was there before."""
+    a job that was there before. Returns the real path."""
     if job.output_dir is None:
-        return
-    Place(folder=Path(job.output_dir), token=new_token() if run is None else run.token()).try_out()
-    for row in store.jobs(*(state for state in JobState if state not in FINAL)):
-        other = _output_dir(row)
-        if other is not None and os.path.realpath(other) == os.path.realpath(job.output_dir):
-            raise UserError(
-                f"Job {row.id} writes its model to {job.output_dir}, too.", code="output-taken", exit_code=Exit.USAGE,
-                hint=f"give another output_dir, or offmate cancel {row.id}",
-            )  # fmt: skip
-
-
-def _output_dir(row: JobRow) -> str | None:
-    try:
-        return Job.from_resolved(RunFolder(Path(row.run_dir)).resolved).output_dir
-    except UserError:  # it will fail before it writes anything
         return None
+    Place(folder=Path(job.output_dir), token=new_token() if run is None else run.token()).try_out()
+    output_dir = os.path.realpath(job.output_dir)
+    store.check_free(output_dir)
+    return output_dir
 
 
 def _make_room(folder: Path) -> tuple[str, ...]:

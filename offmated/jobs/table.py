@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum as PythonEnum
 from typing import Any
 
-from sqlalchemy import JSON, Enum, Float, Integer, String, Text
+from sqlalchemy import JSON, Enum, Float, Index, Integer, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from offmated.jobs.states import JobState, StopReason
@@ -13,6 +13,9 @@ from offmated.jobs.states import JobState, StopReason
 
 def _values(kind: type[PythonEnum]) -> list[str]:
     return [str(member.value) for member in kind]
+
+
+KEY_LENGTH = 64
 
 
 class Base(DeclarativeBase):
@@ -27,17 +30,20 @@ class JobRow(Base):
     "started_at", "from_step", "metrics_from", "ended_at", "ending", "reached_step", "checkpoint_step"}: the checkpoint
     it went on from, the byte of metrics.jsonl where its events begin, in words how it ended, the last step it did, and
     the newest checkpoint then (null where there is none). `crashes` counts deaths since the last new checkpoint.
-    `error` has the fields of `UserError`; `result` is the trainer's last "end" event.
+    `error` has the fields of `UserError`; `result` is the trainer's last "end" event. `submission_key` is
+    what a client calls its submission, so that it can hand it in again when it got no answer; `notes` are what it was
+    told. `output_dir` is the real path of the model's folder, where the job names one.
     """
 
     __tablename__ = "jobs"
-    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012  # a number once given is never given again
+    __table_args__ = (
+        Index("ix_jobs_queue", "state", "priority", "id"),
+        {"sqlite_autoincrement": True},  # a number once given is never given again
+    )
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     name: Mapped[str] = mapped_column(String(255))
-    state: Mapped[JobState] = mapped_column(
-        Enum(JobState, native_enum=False, length=16, values_callable=_values), index=True
-    )
+    state: Mapped[JobState] = mapped_column(Enum(JobState, native_enum=False, length=16, values_callable=_values))
     stop_reason: Mapped[StopReason | None] = mapped_column(
         Enum(StopReason, native_enum=False, length=16, values_callable=_values)
     )
@@ -54,6 +60,9 @@ class JobRow(Base):
     exit_code: Mapped[int | None] = mapped_column(Integer)
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    submission_key: Mapped[str | None] = mapped_column(String(KEY_LENGTH), index=True, unique=True)
+    notes: Mapped[list[str]] = mapped_column(JSON, default=list)
+    output_dir: Mapped[str | None] = mapped_column(Text, index=True)
 
 
 metadata = Base.metadata

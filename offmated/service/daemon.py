@@ -19,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 from offmated.api.app import Services, make_app
 from offmated.api.server import Server
 from offmated.config import Config
+from offmated.jobs.database import choose_journal
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.states import StopReason
 from offmated.jobs.store import Store
@@ -95,6 +96,7 @@ class Daemon:
             signal.signal(number, lambda *_: self._count_signal())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._bell.ring_at_signals()
+        choose_journal(self._store.engine)
         upgrade(self._store.engine, self._paths)
         if self._servers:
             # Its file is for its own deaths while this daemon lives. The database has all that matters, and a file that

@@ -14,6 +14,7 @@ from pathlib import Path
 from offmated.api.app import Services, make_app
 from offmated.api.server import Server
 from offmated.cli.client import Client
+from offmated.jobs.database import PATIENCE_S
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.store import Store
 from offmated.paths import Paths
@@ -45,8 +46,8 @@ class Served:
 
 
 @contextmanager
-def served() -> Iterator[Served]:
-    """A server, ended at the end."""
+def served(*, patience_s: float = PATIENCE_S) -> Iterator[Served]:
+    """A server whose database is waited for that long, ended at the end."""
     home = Path(tempfile.mkdtemp(prefix="offmate-", dir="/tmp"))  # sockets have short paths
     (home / "model").mkdir()
     (home / "model" / "config.json").write_text('{"model_type": "llama"}')
@@ -54,7 +55,7 @@ def served() -> Iterator[Served]:
     (home / "text.jsonl").write_text('{"text": "one"}\n')
     paths = Paths.at(home / "state")
     paths.create()
-    store = Store(f"sqlite:///{paths.database}")
+    store = Store(f"sqlite:///{paths.database}", patience_s=patience_s)
     upgrade(store.engine, paths)
     built = Served(folder=home, paths=paths, store=store)
     services = Services(
