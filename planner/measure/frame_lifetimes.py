@@ -133,7 +133,8 @@ class _Aside(StandIn):
 
 
 class _Head(HeadStandIn):
-    def add(self, name: str, gradient: Tensor) -> None:
+    def add(self, name: str, gradient: Tensor | None) -> None:
+        assert gradient is not None
         _tell(self, name, gradient, adoptable=self.pair.adoptable[name])
 
 
