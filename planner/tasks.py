@@ -19,7 +19,9 @@ def plan_job(job_id: int) -> None:
     store = Store.from_environment()
     with Watch(lambda: cancelled(store, job_id)) as watch:
         row = store.take(job_id, JobState.PLANNING, Process.current())
-        if row is not None:
+        if row is None:
+            return
+        with store.handling(row):
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
             store.end(row, run_planner(run, store.url, watch))

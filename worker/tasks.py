@@ -33,7 +33,9 @@ def run_job(job_id: int) -> None:
     store = Store.from_environment()
     with Watch(lambda: cancelled(store, job_id)) as watch:
         row = store.take(job_id, JobState.RUNNING, Process.current())
-        if row is not None:
+        if row is None:
+            return
+        with store.handling(row):
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
             process, code = _train(row, run, store.url, watch)

@@ -15,8 +15,15 @@ from planner.units import format_part, format_seconds
 
 
 def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
-    """Names and values for `pairs()`; `answer` is plan.json, its chain not needed."""
-    plan = from_json(Plan, answer["plan"])
+    """Names and values for `pairs()`; `answer` is plan.json, its chain not needed. One that another version wrote in
+    another form is said to be so."""
+    try:
+        return _rows(from_json(Plan, answer["plan"]), answer)
+    except (KeyError, TypeError, ValueError):
+        return [("plan", "written by another version of offmate, and not to be shown by this one")]
+
+
+def _rows(plan: Plan, answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
     return [
         ("plan", _origin(plan, answer)),
         ("batch", _batch(plan, answer)),
@@ -45,11 +52,12 @@ def _origin(plan: Plan, answer: dict[str, Any]) -> str:
 
 
 def _batch(plan: Plan, answer: dict[str, Any]) -> str:
-    """What a step is of, and how it goes through the model. Kept plans do not say how large their slices are."""
+    """What a step is of, and how it goes through the model. Kept plans do not say how large their slices are, nor do
+    all of older versions."""
     count = plan.slices * plan.rounds
     text = f"{count} micro-batch" + ("es" if count > 1 else "")
-    if (rows := answer.get("rows")) is not None:
-        length = answer["length"]
+    rows, length = answer.get("rows"), answer.get("length")
+    if rows is not None and length is not None:
         text += (
             f" × {rows} row{'s' if rows > 1 else ''} × {length} tokens = {count * rows * length} tokens a step at most"
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +19,14 @@ from offmated.jobs.database import PATIENCE_S, WORKERS_PATIENCE_S, open_engine, 
 from offmated.jobs.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, account, judge
 from offmated.jobs.table import JobRow
 from offmated.paths import Paths
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, first_line
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 
+log = logging.getLogger(__name__)
+
 LOG_LINES = 12
+_CLOSED = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 PROCESSES = {JobState.PLANNING: "planner", JobState.RUNNING: "trainer"}
 
 
@@ -96,9 +100,11 @@ class Store:
         with self._look() as session:
             return session.scalars(query).all()
 
-    def due(self, phase: JobState) -> Sequence[JobRow]:
+    def due(self, phase: JobState, at_most: int) -> Sequence[JobRow]:
         """Jobs due for `phase` (PLANNING or RUNNING), the next one first."""
-        return sorted(self.jobs(TAKEN_FROM[phase]), key=lambda row: (-row.priority, row.id))
+        query = select(JobRow).where(JobRow.state == TAKEN_FROM[phase]).order_by(JobRow.priority.desc(), JobRow.id)
+        with self._look() as session:
+            return session.scalars(query.limit(at_most)).all()
 
     def take(self, job_id: int, phase: JobState, owner: Process) -> JobRow | None:
         """Begin `phase` of a job that is due for it, as `owner`. None when it is not due: someone was faster."""
@@ -107,9 +113,12 @@ class Store:
         if phase is JobState.RUNNING:
             folder, number = RunFolder(Path(row.run_dir)), row.attempts + 1
             now = _now(row.created_at, *(attempt["ended_at"] for attempt in row.history))
+            from_step, metrics_from = None, 0
+            with suppress(OSError):  # a folder that cannot be read fails the job once it is taken, see `handling`
+                from_step, metrics_from = folder.last_checkpoint_step(), folder.metrics_end()
             attempt = {
-                "number": number, "started_at": now, "from_step": folder.last_checkpoint_step(), "ended_at": None,
-                "metrics_from": folder.metrics_end(),
+                "number": number, "started_at": now, "from_step": from_step, "ended_at": None,
+                "metrics_from": metrics_from,
             }  # fmt: skip
             started_at = now if row.started_at is None else row.started_at
             begun |= {"started_at": started_at, "attempts": number, "history": [*row.history, attempt]}
@@ -158,6 +167,33 @@ class Store:
             # A stop that arrives between the look and the write changes the verdict: look again.
             if self._write(row.id, now.state, verdict.state, now, values):
                 return verdict.state
+
+    @contextmanager
+    def handling(self, row: JobRow) -> Iterator[None]:
+        """The work on `row`, as `take` gave it. A person's error, and a run folder that is not there or is closed, fail
+        the job: another try would end there, too."""
+        try:
+            yield
+        except (UserError, *_CLOSED) as error:
+            log.exception("job %d cannot be handled", row.id)
+            self.give_up(row, error)
+
+    def give_up(self, row: JobRow, error: Exception) -> None:
+        """Record that `row` has failed with `error`, without a look at its run folder. One that was to be cancelled is
+        cancelled. Nothing happens when the job is no longer as `row` has it."""
+        told = error if isinstance(error, UserError) else UserError(
+            "This job could not be handled.", code="job-not-handled",
+            numbers=(f"{type(error).__name__}: {first_line(error)}", f"run folder {row.run_dir}"),
+            hint=f"daemon.log has the whole story; offmate retry {row.id} tries it again",
+        )  # fmt: skip
+        new = JobState.CANCELLED if row.stop_reason is StopReason.CANCEL else JobState.FAILED
+        ended_at = _now(row.created_at, row.started_at)
+        values: dict[str, Any] = {"owner": None, "error": told.to_json(), "ended_at": ended_at}
+        last = row.history[-1] if row.history else None
+        if isinstance(last, dict) and last.get("ended_at") is None:
+            over = {"ended_at": ended_at, "ending": told.what, "reached_step": None, "checkpoint_step": None}
+            values["history"] = [*row.history[:-1], last | over]
+        self._write(row.id, row.state, new, row, values)
 
     def stop(self, job_id: int, reason: StopReason) -> JobState:
         """Ask for a stop, and return the state the job is in then. Idle jobs are cancelled at once; one that a process

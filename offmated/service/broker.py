@@ -6,8 +6,11 @@ import hashlib
 import shutil
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from rq import Queue
 from rq.serializers import JSONSerializer
 
@@ -20,6 +23,7 @@ SERVERS = ("valkey-server", "redis-server")
 QUEUES = {"plan": JobState.PLANNING, "gpu": JobState.RUNNING}
 TASKS = {"plan": "planner.tasks.plan_job", "gpu": "worker.tasks.run_job"}
 READY_PATIENCE_S = 15.0
+ANSWER_PATIENCE_S = 2.0  # of the daemon, which has other things to do than to wait for a broker that hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +45,16 @@ class Broker:
             return cls(url=config.redis_url, command=None, prefix=prefix)
         return cls(url=f"unix://{paths.broker_socket}", command=_server_command(find_server(), paths), prefix=prefix)
 
-    def connect(self) -> redis.Redis:
-        """A client. Raises UserError for a URL that is none."""
+    def connect(self, patience_s: float | None = None) -> redis.Redis:
+        """A client, which waits that long for an answer and does not ask again; without `patience_s` as RQ's workers
+        want it. Raises UserError for a URL that is none."""
+        waits: dict[str, Any] = {}
+        if patience_s is not None:
+            waits = {
+                "socket_timeout": patience_s, "socket_connect_timeout": patience_s, "retry": Retry(NoBackoff(), 0),
+            }  # fmt: skip
         try:
-            return redis.Redis.from_url(self.url)
+            return redis.Redis.from_url(self.url, **waits)
         except ValueError as error:
             raise UserError(
                 "The broker's URL cannot be used.",
@@ -61,12 +71,12 @@ class Broker:
     def wait_until_ready(self) -> None:
         """Raises UserError `broker-silent` when it does not answer in time."""
         deadline = time.monotonic() + READY_PATIENCE_S
-        connection = self.connect()
+        connection = self.connect(ANSWER_PATIENCE_S)
         while True:
             try:
                 connection.ping()
                 return
-            except redis.RedisError as error:
+            except (redis.RedisError, OSError, ValueError) as error:  # of the last kind: a host that is no name
                 if time.monotonic() > deadline:
                     hint = "is it running?" if self.command is None else "what it said stands above, or in daemon.log"
                     raise UserError(

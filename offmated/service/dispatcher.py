@@ -13,11 +13,12 @@ import uuid
 from pathlib import Path
 
 import redis
+from sqlalchemy.exc import OperationalError
 
 from offmated.jobs.states import JobState
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
-from offmated.service.broker import QUEUES, TASKS, Broker
+from offmated.service.broker import ANSWER_PATIENCE_S, QUEUES, TASKS, Broker
 from offmated.trouble import Troubles
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
@@ -26,6 +27,7 @@ from planner.run.watch import end_leftover
 log = logging.getLogger(__name__)
 
 LOST_AFTER_S = 5.0  # a message that has left its queue has become a taken job by then, or is lost
+GIVEN_UP_AFTER_S = 60.0  # what the system refuses may pass; a job whose folder stays closed has failed
 
 
 class Dispatcher:
@@ -33,17 +35,30 @@ class Dispatcher:
 
     def __init__(self, store: Store, broker: Broker) -> None:
         self._store = store
-        connection = broker.connect()
+        connection = broker.connect(ANSWER_PATIENCE_S)
         self._queues = {name: broker.queue(name, connection) for name in QUEUES}
         self._troubles = Troubles()
         self._sent: dict[str, tuple[tuple[int, int, int], float]] = {}
+        self._silent_since: float | None = None
+        self._since: dict[int, float] = {}  # jobs that cannot be taken back, and since when
 
     def adopt(self, *, blameless: bool = False) -> None:
         """Take jobs back whose worker died without saying how they ended. `blameless` as in `Ending`. One that cannot
-        be taken back keeps no other from it."""
-        for row in self._store.jobs(*QUEUES.values()):
+        be taken back keeps no other from it, and not its worker for ever: it has failed."""
+        rows = self._store.jobs(*QUEUES.values())
+        self._since = {row.id: self._since[row.id] for row in rows if row.id in self._since}
+        for row in rows:
             with self._troubles.of(f"taking back job {row.id}", Exception):
-                self._adopt(row, blameless)
+                try:
+                    self._adopt(row, blameless)
+                except (OperationalError, TimeoutError):  # its process does not die, and has what the next one needs
+                    raise
+                except Exception as error:
+                    since = self._since.setdefault(row.id, time.monotonic())
+                    if isinstance(error, OSError) and time.monotonic() - since < GIVEN_UP_AFTER_S:
+                        raise
+                    log.exception("job %d cannot be taken back, and has failed", row.id)
+                    self._store.give_up(row, error)
 
     def _adopt(self, row: JobRow, blameless: bool) -> None:
         assert row.owner is not None
@@ -59,7 +74,8 @@ class Dispatcher:
         """SIGTERM to the processes of jobs that are to stop. Each time: the first may have come too early."""
         for row in self._store.jobs(*QUEUES.values()):
             if row.stop_reason is not None and row.owner is not None:
-                Process.parse(row.owner).send(signal.SIGTERM)
+                with self._troubles.of(f"stopping job {row.id}", Exception):
+                    Process.parse(row.owner).send(signal.SIGTERM)
 
     def hand_out(self) -> None:
         """Send each idle worker the job that is due next."""
@@ -68,16 +84,30 @@ class Dispatcher:
                 with self._troubles.of(f"sending to the {name} worker", redis.RedisError):
                     self._send_next(name, phase)
 
+    def broker_silent_s(self) -> float:
+        """For how long the broker has been there and has not answered."""
+        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+
     def _send_next(self, name: str, phase: JobState) -> None:
-        due = self._store.due(phase)
+        due = self._store.due(phase, 1)
         if not due:
             return
-        row = due[0]
+        try:
+            self._send(name, due[0])
+            self._silent_since = None
+        except redis.TimeoutError:
+            self._silent_since = self._silent_since or time.monotonic()
+            raise
+        except redis.RedisError:  # it is away, or has answered
+            self._silent_since = None
+            raise
+
+    def _send(self, name: str, row: JobRow) -> None:
         message = (row.id, row.attempts, row.crashes)
         sent, when = self._sent.get(name, (None, 0.0))
         queue = self._queues[name]
-        waiting = {int(text.partition("-")[0]) for text in queue.job_ids}
-        if row.id in waiting or (message == sent and time.monotonic() - when < LOST_AFTER_S):
+        waiting = {text.partition("-")[0] for text in queue.job_ids}
+        if str(row.id) in waiting or (message == sent and time.monotonic() - when < LOST_AFTER_S):
             return
         queue.enqueue(
             TASKS[name], row.id, job_id=f"{row.id}-{uuid.uuid4().hex}", job_timeout=-1, result_ttl=0, failure_ttl=60

@@ -193,7 +193,8 @@ def test_of_two_writers_one_wins(store: Store, paths: Paths) -> None:
 def test_higher_priority_is_due_first_then_the_lower_number(store: Store, paths: Paths) -> None:
     for priority in (0, 5, 0, 5):
         add(store, paths, priority=priority)
-    assert [row.id for row in store.due(JobState.PLANNING)] == [2, 4, 1, 3]
+    assert [row.id for row in store.due(JobState.PLANNING, 9)] == [2, 4, 1, 3]
+    assert [row.id for row in store.due(JobState.PLANNING, 1)] == [2]
 
 
 def test_a_run_counts_its_attempts_and_keeps_its_figures(store: Store, paths: Paths) -> None:

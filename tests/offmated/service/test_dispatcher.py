@@ -3,81 +3,44 @@
 from __future__ import annotations
 
 import json
-import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from offmated.config import Config
-from offmated.jobs.migrate import upgrade
 from offmated.jobs.states import JobState, StopReason
-from offmated.jobs.store import Store
 from offmated.paths import Paths
 from offmated.service import broker as broker_module
 from offmated.service import dispatcher as dispatcher_module
 from offmated.service.broker import Broker, find_server
 from offmated.service.dispatcher import Dispatcher
 from planner.errors import UserError
+from planner.run.folder import RunFolder
 from planner.run.processes import Process, spawn
+from planner.tasks import plan_job
+from tests.support.desks import Desk, dead_process, desk_at, short_paths
+from tests.support.kept import VERSIONS, lay_out
+from worker.tasks import run_job
 
 PLAN, GPU = "plan", "gpu"
 
 
-class Desk:
-    """A store, a running broker, and a dispatcher between them."""
-
-    def __init__(self, paths: Paths) -> None:
-        self.paths = paths
-        self.store = Store(f"sqlite:///{paths.database}")
-        upgrade(self.store.engine, paths)
-        self.broker = Broker.choose(Config.load(paths, {}), paths)
-        assert self.broker.command is not None
-        self.server = spawn(self.broker.command, folder=paths.broker)
-        self.broker.wait_until_ready()
-        self.redis = self.broker.connect()
-        self.dispatcher = Dispatcher(self.store, self.broker)
-
-    def add(self, priority: int = 0) -> int:
-        def folder(job_id: int) -> Path:
-            path = self.paths.run_folder(job_id)
-            path.mkdir()
-            return path
-
-        return self.store.add("job", folder, priority).id
-
-    def planned(self, priority: int = 0) -> int:
-        number = self.add(priority)
-        row = self.store.take(number, JobState.PLANNING, Process.current())
-        assert row is not None
-        self.store.end(row, 0)
-        return number
-
-    def sent(self, name: str) -> list[int]:
-        """Job numbers in a queue's messages."""
-        return [job.args[0] for job in self.broker.queue(name, self.redis).jobs]
-
-
 @pytest.fixture
 def paths() -> Iterator[Paths]:
-    home = Path(tempfile.mkdtemp(prefix="offmate-", dir="/tmp"))
-    paths = Paths.at(home)
-    paths.create()
-    yield paths
-    shutil.rmtree(home)
+    with short_paths() as paths:
+        paths.create()
+        yield paths
 
 
 @pytest.fixture
 def desk(paths: Paths) -> Iterator[Desk]:
-    desk = Desk(paths)
-    yield desk
-    desk.redis.close()
-    desk.server.kill()
-    desk.server.wait()
+    with desk_at(paths) as desk:
+        yield desk
 
 
 def test_the_private_broker_is_this_users_alone_and_has_no_port(desk: Desk) -> None:
@@ -147,14 +110,6 @@ def test_a_broker_that_is_away_is_no_end(desk: Desk) -> None:
     assert desk.store.job(number).state is JobState.SUBMITTED
 
 
-def dead_process() -> Process:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = Process.of(child.pid)
-    assert process is not None
-    child.communicate(b"\n")
-    return process
-
-
 def test_a_job_whose_worker_is_dead_is_taken_back_and_the_death_counted(desk: Desk) -> None:
     number = desk.planned()
     desk.store.take(number, JobState.RUNNING, dead_process())
@@ -191,8 +146,8 @@ def test_a_trainer_that_outlived_its_worker_is_ended_before_the_job_is_due_again
 def test_broken_files_keep_no_job_from_being_taken_back(desk: Desk) -> None:
     row = desk.store.take(desk.planned(), JobState.RUNNING, dead_process())
     assert row is not None
-    for name, text in {"error.json": "", "plan.json": '{"pl', "metrics.jsonl": "no json\n[]\n{}\n"}.items():
-        (Path(row.run_dir) / name).write_text(text)
+    for name, content in {"error.json": "", "plan.json": '{"pl', "metrics.jsonl": "no json\n[]\n{}\n"}.items():
+        (Path(row.run_dir) / name).write_text(content)
     desk.dispatcher.adopt()
     assert desk.store.job(row.id).state is JobState.WAITING
 
@@ -211,6 +166,116 @@ def test_a_job_that_cannot_be_taken_back_keeps_no_other_from_it_and_is_logged_on
     (desk.paths.run_folder(stuck) / "process").rmdir()
     desk.dispatcher.adopt()
     assert desk.store.job(stuck).state is JobState.WAITING
+
+
+def corrupt(desk: Desk, number: int, **values: object) -> None:
+    """Write into a job's row what no version of the code writes."""
+    with desk.store.engine.begin() as connection:
+        for name, value in values.items():
+            connection.execute(text(f"UPDATE jobs SET {name} = :value WHERE id = :id"), {"value": value, "id": number})
+
+
+@pytest.mark.parametrize("values", [{"history": "[]"}, {"history": "[1]"}, {"owner": "nobody"}])
+def test_a_job_that_cannot_be_handled_fails_and_its_worker_has_the_next_one(
+    desk: Desk, values: dict[str, object]
+) -> None:
+    broken, other = desk.planned(), desk.planned()
+    desk.store.take(broken, JobState.RUNNING, dead_process())
+    corrupt(desk, broken, **values)
+    desk.dispatcher.adopt()
+    desk.dispatcher.hand_out()
+    row = desk.store.job(broken)
+    assert (row.state, row.owner, (row.error or {})["code"]) == (JobState.FAILED, None, "job-not-handled")
+    assert (row.error or {})["hint"] == f"daemon.log has the whole story; offmate retry {broken} tries it again"
+    assert desk.sent(GPU) == [other]
+    assert desk.store.retry(broken, JobState.WAITING).state is JobState.WAITING
+
+
+def test_a_job_that_was_to_be_cancelled_and_cannot_be_handled_is_cancelled(desk: Desk) -> None:
+    number = desk.planned()
+    desk.store.take(number, JobState.RUNNING, dead_process())
+    desk.store.stop(number, StopReason.CANCEL)
+    corrupt(desk, number, history="[]")
+    desk.dispatcher.adopt()
+    assert desk.store.job(number).state is JobState.CANCELLED
+
+
+def test_a_run_folder_that_stays_closed_keeps_no_worker_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, other = desk.planned(), desk.planned()
+    desk.store.take(stuck, JobState.RUNNING, dead_process())
+    (desk.paths.run_folder(stuck) / "process").mkdir()
+    desk.dispatcher.adopt()
+    assert desk.store.job(stuck).state is JobState.RUNNING, "it may pass"
+    monkeypatch.setattr(dispatcher_module, "GIVEN_UP_AFTER_S", 0.0)
+    desk.dispatcher.adopt()
+    desk.dispatcher.hand_out()
+    row = desk.store.job(stuck)
+    assert (row.state, (row.error or {})["numbers"][0].split(":")[0]) == (JobState.FAILED, "IsADirectoryError")
+    assert row.history[-1]["ending"] == "This job could not be handled."
+    assert desk.sent(GPU) == [other]
+
+
+def test_a_process_that_does_not_die_keeps_its_job_and_the_gpu(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stays(run: RunFolder) -> None:
+        raise TimeoutError(f"{run.path} has a process that waits for the device")
+
+    monkeypatch.setattr(dispatcher_module, "GIVEN_UP_AFTER_S", 0.0)
+    monkeypatch.setattr(dispatcher_module, "end_leftover", stays)
+    number, _ = desk.planned(), desk.planned()
+    desk.store.take(number, JobState.RUNNING, dead_process())
+    for _ in range(2):
+        desk.dispatcher.adopt()
+        desk.dispatcher.hand_out()
+    assert desk.store.job(number).state is JobState.RUNNING
+    assert desk.sent(GPU) == []
+
+
+def test_a_stop_that_cannot_be_told_keeps_no_other_from_being_told(desk: Desk) -> None:
+    horse = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    owner = Process.of(horse.pid)
+    assert owner is not None
+    nobodys, running = desk.planned(), desk.planned()
+    for number in (nobodys, running):
+        desk.store.take(number, JobState.RUNNING, owner)
+        desk.store.stop(number, StopReason.CANCEL)
+    corrupt(desk, nobodys, owner="nobody")
+    desk.dispatcher.pass_on_stops()
+    assert horse.wait(10) == -15
+
+
+@pytest.mark.parametrize("which", ["killed", "down"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_jobs_an_earlier_version_left_are_taken_back_and_handed_out(version: str, which: str) -> None:
+    with short_paths() as paths:
+        lay_out(version, which, paths, paths.state.parent, this_boot=True)
+        with desk_at(paths) as desk:
+            desk.dispatcher.adopt()
+            desk.dispatcher.pass_on_stops()
+            desk.dispatcher.hand_out()
+            states = [row.state for row in desk.store.jobs()]
+            assert states[5:] == ["waiting", "waiting", "submitted", "submitted"]
+            assert desk.store.job(6).crashes == (1 if which == "killed" else 0)
+            assert (desk.sent(PLAN), desk.sent(GPU)) == ([8], [6])
+
+
+TASKS = {JobState.PLANNING: plan_job, JobState.RUNNING: run_job}
+
+
+@pytest.mark.parametrize("phase", TASKS)
+@pytest.mark.parametrize("there", ["nothing", "a file"])
+def test_a_job_without_its_run_folder_fails_at_its_first_try(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, phase: JobState, there: str
+) -> None:
+    monkeypatch.setenv("OFFMATE_HOME", str(desk.paths.state))
+    number = desk.add() if phase is JobState.PLANNING else desk.planned()
+    desk.paths.run_folder(number).rmdir()
+    if there == "a file":
+        desk.paths.run_folder(number).write_text("not a folder")
+    TASKS[phase](number)
+    row = desk.store.job(number)
+    assert (row.state, row.owner, row.crashes) == (JobState.FAILED, None, 0)
+    assert row.error is not None
+    assert str(desk.paths.run_folder(number)) in " ".join((row.error["what"], *row.error["numbers"]))
 
 
 def test_a_stop_is_told_to_the_process_that_works_on_the_job(desk: Desk) -> None:

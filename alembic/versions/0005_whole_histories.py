@@ -1,0 +1,43 @@
+"""Histories that the code can go on writing.
+
+A job that was running when its database came to 0002 got an empty history, though its end is written to its last
+attempt. And attempts that ended before the step they had reached was kept say "step" for their checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+
+JOBS = sa.table(
+    "jobs",
+    sa.column("id", sa.Integer()), sa.column("state", sa.String()), sa.column("started_at", sa.Float()),
+    sa.column("attempts", sa.Integer()), sa.column("last_checkpoint_step", sa.Integer()),
+    sa.column("history", sa.JSON()),
+)  # fmt: skip
+
+
+def upgrade() -> None:
+    """Give running jobs the attempt they are in, and attempts one name for one thing. Earlier attempts of before 0002
+    stay unknown: nobody wrote down how they ended."""
+    connection = op.get_bind()
+    for row in connection.execute(sa.select(JOBS).where(JOBS.c.attempts > 0)).all():
+        history = [_attempt(**attempt) for attempt in row.history or ()]
+        if row.state == "running" and not (history and history[-1]["number"] == row.attempts):
+            history.append({
+                "number": row.attempts, "started_at": row.started_at, "from_step": row.last_checkpoint_step,
+                "ended_at": None,
+            })  # fmt: skip
+        if history != row.history:
+            connection.execute(sa.update(JOBS).where(JOBS.c.id == row.id).values(history=history))
+
+
+def _attempt(**attempt: Any) -> dict[str, Any]:
+    if "step" in attempt:
+        attempt = {"reached_step": None, "checkpoint_step": attempt.pop("step")} | attempt
+    return attempt
