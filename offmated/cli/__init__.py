@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from offmated.cli import job_view
 from offmated.cli.certify import certify
-from offmated.cli.client import Client
+from offmated.cli.client import Client, other_version
 from offmated.cli.follow import events, follow, log
 from offmated.cli.job_text import read_job
 from offmated.cli.launcher import runs, start_in_background
@@ -29,6 +30,8 @@ from planner.units import parse_bytes, printable
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 ID = click.argument("job_id", metavar="ID", type=JobNumber())
+NOT_UNDERSTOOD = (LookupError, TypeError, ValueError, AttributeError)
+"""What an answer of another form ends in; or our own mistake."""
 
 
 class Commands(click.Group):
@@ -43,10 +46,17 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            click.echo(str(error), err=True)
-            ctx.exit(error.exit_code)
+            told = (other_version(Paths.from_environment()) if error.code == "daemon-error" else None) or error
+            click.echo(str(told), err=True)
+            ctx.exit(told.exit_code)
         except KeyboardInterrupt:
             ctx.exit(Exit.INTERRUPTED)
+        except NOT_UNDERSTOOD:
+            other = other_version(Paths.from_environment())
+            if other is None:
+                raise
+            click.echo(str(other), err=True)
+            ctx.exit(other.exit_code)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -173,9 +183,10 @@ def down(as_json: bool) -> None:
     paths = Paths.from_environment()
     client, ran = Client(paths), runs(paths)
     if ran:
-        for job in client.jobs():
-            if job["state"] == JobState.RUNNING:
-                click.echo(f"Job {job['id']} saves a checkpoint first.", err=True)
+        with suppress(UserError, *NOT_UNDERSTOOD):  # a daemon that cannot say what it does is to end all the same
+            for job in client.jobs():
+                if job["state"] == JobState.RUNNING:
+                    click.echo(f"Job {job['id']} saves a checkpoint first.", err=True)
         client.shutdown()
     if as_json:
         print_json({"ended": ran})

@@ -12,6 +12,7 @@ import httpx
 
 from offmated.lock import lock_holder
 from offmated.paths import Paths
+from offmated.version import API, release
 from planner.errors import Exit, UserError
 from planner.run.processes import Process
 
@@ -31,14 +32,15 @@ class Client:
 
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
-        # Shorter than the server keeps a connection that is not used: or a request could meet its end.
-        keep = httpx.Limits(keepalive_expiry=2.0)
-        transport = httpx.HTTPTransport(uds=str(paths.api_socket), limits=keep)
+        # No connection serves twice: a request could meet the end of one that the daemon closes, after its patience or
+        # after a mistake of its own, and that would look like no daemon.
+        transport = httpx.HTTPTransport(uds=str(paths.api_socket), limits=httpx.Limits(max_keepalive_connections=0))
         # Answers come from a local database at once; only a log that is followed may be silent for hours.
         self._http = httpx.Client(transport=transport, base_url="http://offmated", timeout=PATIENCE_S)
 
     def health(self) -> Json:
-        """`{"process", "state": "running"|"stopping", "state_folder", "children": {name: {"pid", "restarts"}}, …}`."""
+        """`{"api", "version", "process", "state": "running"|"stopping", "state_folder", "children": {name: {"pid",
+        "restarts"}}, …}`."""
         return self._object("GET", "/health")
 
     def running(self) -> bool:
@@ -178,6 +180,26 @@ def _root(error: BaseException) -> BaseException:
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return error
+
+
+def other_version(paths: Paths) -> UserError | None:
+    """Why answers of the daemon are not understood, if it is of another version: one that goes on after an upgrade, or
+    was started from elsewhere. None where it is of this version, or does not say."""
+    try:
+        health = Client(paths).health()
+    except (UserError, ValueError):
+        return None
+    if health.get("api") == API:
+        return None
+    return UserError(
+        "The daemon is of another version of offmate.",
+        numbers=(
+            f"the daemon is {health.get('version', 'older')}, its API {health.get('api', 1)}",
+            f"this command is {release()}, its API {API}",
+        ),
+        hint="offmate down, then offmate up; jobs go on from a checkpoint",
+        code="other-version",
+    )
 
 
 def daemon_silent(paths: Paths, *numbers: str) -> UserError:

@@ -1,0 +1,139 @@
+"""Commands against daemons of other versions: what these answered, on a real socket."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from offmated.cli import main
+from offmated.version import API
+from tests.support.kept import FOLDER
+
+ANSWERS = sorted(path.parent.name for path in FOLDER.glob("*/answers.json"))
+COMMANDS = (["status"], ["status", "--json"], ["show", "1"], ["show", "2"], ["show", "6"], ["show", "1", "--json"])
+
+
+class Answering(BaseHTTPRequestHandler):
+    """GET from a table, 404 for the rest."""
+
+    answers: dict[str, Any]
+
+    def do_GET(self) -> None:
+        """Answer."""
+        found = self.path in self.answers
+        body = json.dumps(self.answers.get(self.path, {"detail": "Not Found"})).encode()
+        self.send_response(200 if found else 404)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def address_string(self) -> str:
+        """Of a unix socket there is none."""
+        return "a client"
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+class Daemon:
+    """Stands where a daemon does, and answers what one of another version did."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.socket = home / "run" / "offmated.sock"
+        self.socket.parent.mkdir()
+        self._handler = type("Handler", (Answering,), {"answers": {}})
+        self._server = ThreadingUnixStreamServer(str(self.socket), self._handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def answer(self, answers: dict[str, Any]) -> None:
+        """From now on."""
+        self._handler.answers = answers  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """End."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    home = Path(tempfile.mkdtemp(prefix="offmate-", dir="/tmp"))  # sockets have short paths
+    monkeypatch.setenv("OFFMATE_HOME", str(home))
+    daemon = Daemon(home)
+    yield daemon
+    daemon.close()
+    shutil.rmtree(home)
+
+
+def offmate(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+def kept(version: str) -> dict[str, Any]:
+    answers: dict[str, Any] = json.loads((FOLDER / version / "answers.json").read_text())
+    return answers
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("version", ANSWERS)
+def test_a_daemon_of_an_earlier_version_is_understood_or_said_to_be_one(
+    daemon: Daemon, version: str, words: list[str]
+) -> None:
+    daemon.answer(kept(version))
+    result = offmate(*words)
+    if result.exit_code == 0:
+        assert "does-not-fit" in result.output or '"id": 1' in result.output or "job" in result.output
+        return
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.stderr.splitlines()[0] in (
+        "The daemon is of another version of offmate.", "The daemon could not answer.",
+    ), result.stderr  # fmt: skip
+
+
+def test_the_words_for_another_version_say_what_to_type(daemon: Daemon) -> None:
+    answers = kept("0001-first")
+    daemon.answer(answers)
+    result = offmate("show", "1")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "The daemon is of another version of offmate.\n"
+        "  the daemon is older, its API 1\n"
+        f"  this command is 0.1.0, its API {API}\n"
+        "  hint: offmate down, then offmate up; jobs go on from a checkpoint   [other-version]\n"
+    )
+
+
+def test_a_daemon_of_a_version_to_come_is_said_to_be_one(daemon: Daemon) -> None:
+    daemon.answer({"/health": {"api": API + 1, "version": "9.0"}, "/jobs": {"rows": []}, "/jobs/1": []})
+    for words in (["status"], ["show", "1"], ["logs", "1"], ["cancel", "1"]):
+        result = offmate(*words)
+        assert (result.exit_code, result.stderr.splitlines()[1].strip()) == (
+            1, f"the daemon is 9.0, its API {API + 1}",
+        ), words  # fmt: skip
+
+
+def test_our_own_mistakes_are_not_blamed_on_the_daemon(daemon: Daemon) -> None:
+    daemon.answer({"/health": {"api": API, "version": "0.1.0"}, "/jobs": [{}]})
+    assert isinstance(offmate("status").exception, KeyError)
+
+
+def test_nobody_there_is_not_another_version(daemon: Daemon) -> None:
+    daemon.close()
+    with socket.socket(socket.AF_UNIX) as probe, pytest.raises(ConnectionRefusedError):
+        probe.connect(str(daemon.socket))
+    assert "[daemon-not-running]" in offmate("status").stderr
