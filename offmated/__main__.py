@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from offmated.paths import Paths
 from offmated.service.daemon import run
-from planner.errors import UserError
+from planner.errors import Exit, UserError
 
 
 def main() -> int:
@@ -20,7 +21,14 @@ def main() -> int:
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+    except Exception:
+        logging.exception("the daemon ends for a reason nobody thought of")
+        return Exit.FAILED
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # an answer that a thread still works on keeps nobody waiting: the daemon has ended

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from offmated.paths import Paths
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, first_line
 
 KEYS = {"database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL"}
 
@@ -53,6 +53,8 @@ def _read(paths: Paths) -> dict[str, str]:
         text = paths.config.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(paths, first_line(error)) from None
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

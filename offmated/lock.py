@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
 
 from offmated.paths import Paths
 from planner.errors import UserError
 from planner.run.processes import Process
 
 
-@contextmanager
-def sole_daemon(paths: Paths) -> Iterator[None]:
-    """Hold the lock that one daemon has. The system drops it with the process, however it ends. Raises UserError
-    `already-running`."""
-    with paths.lock.open("a+") as lock:
+class Lock:
+    """The lock that one daemon has. It is never given back: the system drops it when the process is gone, with all its
+    threads and however it ends. (filelock gives back what it holds when the interpreter begins to exit.)"""
+
+    def __init__(self, paths: Paths) -> None:
+        """Take it. Raises UserError `already-running`."""
+        self._paths = paths
+        self._descriptor = _take(paths)
+
+    def keep(self) -> None:
+        """Take it anew where its file was deleted, or a second daemon could start. Raises UserError `already-running`
+        when one has, and OSError."""
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = lock_holder(paths)
-            raise UserError(
-                "A daemon runs already.",
-                numbers=(f"process {holder.pid if holder else 'unknown'}, state folder {paths.state}",),
-                hint="offmate status, or offmate down to end it",
-                code="already-running",
-            ) from None
-        lock.truncate(0)
-        lock.write(f"{Process.current()}\n")
-        lock.flush()
-        yield
+            there = os.path.samestat(os.fstat(self._descriptor), self._paths.lock.stat())
+        except FileNotFoundError:
+            there = False
+        if not there:
+            before, self._descriptor = self._descriptor, _take(self._paths)
+            os.close(before)
 
 
 def lock_holder(paths: Paths) -> Process | None:
@@ -39,3 +38,23 @@ def lock_holder(paths: Paths) -> Process | None:
     except (FileNotFoundError, ValueError):
         return None
     return process if process.alive() else None
+
+
+def _take(paths: Paths) -> int:
+    """The descriptor of the lock file, locked; a number and no file object, which would be closed once unused."""
+    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        holder = lock_holder(paths)
+        raise UserError(
+            "A daemon runs already.",
+            numbers=(f"process {holder.pid if holder else 'unknown'}, state folder {paths.state}",),
+            hint="offmate status, or offmate down to end it",
+            code="already-running",
+        ) from None
+    text = f"{Process.current()}\n".encode()
+    os.pwrite(descriptor, text, 0)
+    os.ftruncate(descriptor, len(text))  # in this order, so that a reader finds somebody at every moment
+    return descriptor

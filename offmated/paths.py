@@ -73,6 +73,11 @@ class Paths:
         return self.state / "daemon.log"
 
     @property
+    def log_before(self) -> Path:
+        """The log of before, which had grown long."""
+        return self.state / "daemon.log.1"
+
+    @property
     def lock(self) -> Path:
         """Held by the running daemon."""
         return self.state / "daemon.lock"
@@ -107,11 +112,11 @@ class Paths:
         return self.runs / str(job_id)
 
     def create(self) -> None:
-        """Make the folders, closed to other users, and close that of the sockets if it is there.
+        """Make the folders, closed to other users whatever the umask, and close what is offmate's own already.
 
         A state folder that is there already is left as it is, as it may hold more than offmate's things. Raises
-        UserError when the sockets' paths are too long, when the folders cannot be made, and for a state folder that
-        every user can write.
+        UserError when the sockets' paths are too long, when the folders cannot be made, or are another user's, and for
+        a state folder that every user can write.
         """
         length = _bytes(self.longest_socket)
         if length > SOCKET_PATH_BYTES:
@@ -123,14 +128,28 @@ class Paths:
                 exit_code=Exit.USAGE,
             )
         try:
-            self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make(self.state)
             if self.state.stat().st_mode & stat.S_IWOTH and not self.database.exists():
                 raise _unusable(f"{self.state} can be written by every user")
             for folder in (self.runtime, self.broker, self.runs):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.runtime.chmod(0o700)
+                _make(folder)
+            for folder in (self.runtime, self.broker, self.runs, self.backups):
+                if folder.is_dir():
+                    folder.chmod(0o700)
+            for file in (self.log, self.log_before, self.lock, *self.state.glob(f"{self.database.name}*")):
+                if file.is_file():
+                    file.chmod(0o600)
         except OSError as error:
             raise _unusable(str(error)) from None
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it that are missing, each for this user alone: `mkdir` leaves those above to the
+    umask."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
 
 
 def _unusable(number: str) -> UserError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from pathlib import Path
 
 import uvicorn
@@ -49,6 +50,7 @@ class Server:
         settings = uvicorn.Config(
             self._app, http=Connection, ws="none", backlog=BACKLOG, log_config=None, access_log=False, lifespan="off",
             timeout_graceful_shutdown=int(PATIENCE_S),
+            workers=1,  # or uvicorn reads the number from a variable that is other servers', and may be none
         )  # fmt: skip
         server = uvicorn.Server(settings)  # which closes its listener
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api")
@@ -58,10 +60,13 @@ class Server:
         self._running.append((server, thread))
 
     def close(self) -> None:
-        """Answer what was asked, and end."""
+        """Answer what was asked, and end, within some seconds: an answer that takes longer is not waited for."""
         for server, _ in self._running:
             server.should_exit = True
+        deadline = time.monotonic() + 2 * PATIENCE_S
         for _, thread in self._running:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                log.warning("an answer of the API was still being made, and is given up")
         if self._path.is_socket():
             self._path.unlink()

@@ -57,8 +57,8 @@ def runs(paths: Paths) -> bool:
 def _start(client: Client, paths: Paths) -> bool:
     """Start a daemon and wait until one answers; False when the one that was in its way has gone meanwhile."""
     if paths.log.exists() and paths.log.stat().st_size > LOG_BYTES:
-        paths.log.replace(paths.log.with_name(f"{paths.log.name}.1"))
-    with paths.log.open("ab") as log:
+        paths.log.replace(paths.log_before)
+    with open(paths.log, "ab", opener=_closed) as log:  # Path.open takes no opener
         start = log.tell()
         daemon = subprocess.Popen(
             [sys.executable, "-P", "-m", "offmated"],
@@ -86,6 +86,13 @@ def _start(client: Client, paths: Paths) -> bool:
             raise _failed(paths, start, f"no answer within {START_PATIENCE_S:.0f} s")
         time.sleep(0.05)
     return True
+
+
+def _closed(path: str, flags: int) -> int:
+    """Open a file that nobody else may read, whatever the umask is."""
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def _said(paths: Paths, start: int) -> str:

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from planner.errors import Exit, UserError
@@ -35,14 +35,8 @@ def open_engine(url: str, *, patience_s: float = PATIENCE_S) -> Engine:
         # As many connections as there are threads: who gets none would wait for others that wait, too.
         pool: dict[str, Any] = {} if memory else {"max_overflow": -1}
         engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite", **pool)
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
-        raise UserError(
-            "The database URL cannot be used.",
-            numbers=(str(error),),
-            hint="write it like sqlite:////home/me/offmate.db, and install its driver if it needs one",
-            code="bad-database-url",
-            exit_code=Exit.USAGE,
-        ) from None
+    except (ArgumentError, NoSuchModuleError, ImportError, ValueError, TypeError) as error:
+        raise bad_url(str(error)) from None
     if engine.dialect.name == "sqlite":
 
         def begin(connection: Connection) -> None:
@@ -53,12 +47,23 @@ def open_engine(url: str, *, patience_s: float = PATIENCE_S) -> Engine:
     return engine
 
 
+def bad_url(why: str) -> UserError:
+    """The error of a URL, or a part of one, that no database has."""
+    return UserError(
+        "The database URL cannot be used.",
+        numbers=(why,),
+        hint="write it like sqlite:////home/me/offmate.db, and install its driver if it needs one",
+        code="bad-database-url",
+        exit_code=Exit.USAGE,
+    )
+
+
 def reading(engine: Engine) -> Engine:
     """`engine`, for transactions that only read."""
     return engine.execution_options(**{_ONLY_READS: True})
 
 
-def sqlite_file(url: str) -> str | None:
+def sqlite_file(url: str | URL) -> str | None:
     """The file of an SQLite URL; None for other databases and for one in memory."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):

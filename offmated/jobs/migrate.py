@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -13,11 +14,11 @@ from alembic.config import Config as AlembicConfig
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from offmated.jobs.database import sqlite_file
+from offmated.jobs.database import bad_url, reading, sqlite_file
 from offmated.paths import Paths
-from planner.errors import UserError
+from planner.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -30,48 +31,106 @@ def scripts_folder() -> Path:
 
 
 def upgrade(engine: Engine, paths: Paths) -> None:
-    """Run the migrations that `engine`'s database lacks. Raises UserError for one written by a newer offmate, and for
-    one that cannot be reached."""
+    """Run the migrations that `engine`'s database lacks. Raises UserError for one written by a newer offmate, for one
+    that cannot be reached or is damaged, and where the upgrade fails, which then leaves it as it was."""
+    if engine.dialect.name == "sqlite" and sqlite_file(engine.url) is None:
+        raise bad_url("a database in memory is another one for every process")
     configuration = AlembicConfig()
     configuration.set_main_option("script_location", str(scripts_folder()).replace("%", "%%"))
     scripts = ScriptDirectory.from_config(configuration)
-    revision = _revision(engine)
+    with _told(engine):
+        revision = _revision(engine)
     if revision == scripts.get_current_head():
         return
-    if revision is not None:
-        if revision not in {script.revision for script in scripts.walk_revisions()}:
-            raise UserError(
-                "The database was made by a newer offmate.",
-                numbers=(f"its revision is {revision}, this offmate knows {scripts.get_current_head()}",),
-                hint=f"install the newer offmate again, or go back to a copy in {paths.backups}",
-                code="database-too-new",
-            )
-        _copy(engine, revision, paths)
-    with engine.begin() as connection:
-        configuration.attributes["connection"] = connection
-        command.upgrade(configuration, "head")
+    if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
+        raise UserError(
+            "The database was made by a newer offmate.",
+            numbers=(f"its revision is {revision}, this offmate knows {scripts.get_current_head()}",),
+            hint=f"install the newer offmate again, or go back to a copy in {paths.backups}",
+            code="database-too-new",
+        )
+    try:
+        if revision is not None:
+            _copy(engine, revision, paths)
+        with engine.begin() as connection:
+            configuration.attributes["connection"] = connection
+            command.upgrade(configuration, "head")
+    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+        raise UserError(
+            "The database could not be upgraded, and is as it was.",
+            numbers=(
+                _name(engine), f"from {revision or 'nothing'} to {scripts.get_current_head()}",
+                _cause(error), *_statement(error),
+            ),
+            hint="has its disk room? where nothing helps, go back to the version of before, and report this",
+            code="database-not-upgraded",
+        ) from error  # fmt: skip
 
 
 def _revision(engine: Engine) -> str | None:
+    """The revision of the database; None for an empty one. What SQLite finds damaged is found before it is written."""
+    with reading(engine).connect() as connection:
+        if engine.dialect.name == "sqlite":
+            found = connection.exec_driver_sql("PRAGMA quick_check(3)").scalars().all()
+            if found != ["ok"]:
+                raise _damaged(engine, "; ".join(map(str, found)))
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+@contextmanager
+def _told(engine: Engine) -> Iterator[None]:
+    """What a database says to the first question, as errors for people."""
     try:
-        with engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision()
+        yield
     except OperationalError as error:
         raise UserError(
             "The database cannot be used.",
-            numbers=(engine.url.render_as_string(), str(error.orig)),
+            numbers=(_name(engine), _cause(error)),
             hint="does its folder exist, does its server run? see OFFMATE_DATABASE_URL and config.toml",
             code="database-unreachable",
         ) from None
+    except SQLAlchemyError as error:
+        raise _damaged(engine, _cause(error)) from None
+    except (ValueError, TypeError) as error:  # of the driver, about a part of the URL
+        raise bad_url(str(error)) from None
+
+
+def _damaged(engine: Engine, said: str) -> UserError:
+    file = sqlite_file(engine.url)
+    saves = f"sqlite3 {file} .recover | sqlite3 saved.db saves what can be read of it; " if file else ""
+    return UserError(
+        "The database is damaged.",
+        numbers=(_name(engine), said),
+        hint=f"{saves}without it offmate up begins with an empty queue, and run folders stay where they are",
+        code="database-damaged",
+    )
+
+
+def _name(engine: Engine) -> str:
+    file = sqlite_file(engine.url)  # whose name need not be one that a URL can be written with
+    return f"sqlite:///{file}" if file else engine.url.render_as_string()
+
+
+def _cause(error: Exception) -> str:
+    return first_line(error.orig if isinstance(error, DBAPIError) and error.orig is not None else error)
+
+
+def _statement(error: Exception) -> tuple[str, ...]:
+    statement = error.statement if isinstance(error, DBAPIError) else None
+    return (statement.partition("\n")[0][:300],) if statement else ()
 
 
 def _copy(engine: Engine, revision: str, paths: Paths) -> None:
-    file = sqlite_file(engine.url.render_as_string(hide_password=False))
+    file = sqlite_file(engine.url)
     if file is None:
         log.warning("upgrading the database from %s without a copy: it is not an SQLite file", revision)
         return
     paths.backups.mkdir(mode=0o700, exist_ok=True)
     target = paths.backups / f"{Path(file).stem}-{revision}-{time.strftime('%Y%m%d-%H%M%S')}.db"
-    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(target)) as copy:
-        source.backup(copy)
+    try:
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(target)) as copy:
+            source.backup(copy)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
     log.info("copied the database to %s before upgrading it", target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 import time
@@ -22,6 +23,7 @@ from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
 
 NAME_LENGTH = 255
+_DRAFT = ".new-"
 _ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and each writes what it looked at before
 
 
@@ -64,7 +66,7 @@ def _take_in(
     check_budgets_here(job.gpu_budget, job.cpu_budget)
     unseen = check_data(job)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
-    draft = paths.runs / f".new-{uuid.uuid4().hex}"
+    draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
     made: list[Path] = []
     told = list(notes)
 
@@ -93,6 +95,15 @@ def _take_in(
     finally:
         for left in (draft, *made):  # there only when something went wrong
             shutil.rmtree(left, ignore_errors=True)
+
+
+def sweep_drafts(paths: Paths) -> None:
+    """Remove what submissions left behind that a daemon's death cut short. Only for a daemon that takes none in yet:
+    all drafts are then of before. Anything else that has such a name, or holds more, is not ours and stays."""
+    for draft in paths.runs.glob(f"{_DRAFT}*"):
+        ours = re.fullmatch("[0-9a-f]{32}", draft.name.removeprefix(_DRAFT)) and not draft.is_symlink()
+        if ours and draft.is_dir() and _is_draft(draft):
+            shutil.rmtree(draft)
 
 
 def retry(store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None) -> JobRow:
@@ -146,13 +157,18 @@ def _make_room(folder: Path) -> tuple[str, ...]:
     A submission that did not get as far as its row leaves only its own two files, and they go. Anything more is the
     work of a job that a lost or replaced database no longer knows, and is kept.
     """
-    run = RunFolder(folder)
-    if {path.name for path in folder.iterdir()} <= {run.submitted.name, run.resolved.name}:
+    if _is_draft(folder):
         shutil.rmtree(folder)
         return ()
     aside = folder.with_name(f"{folder.name}.lost-{time.strftime('%Y%m%d-%H%M%S')}")
     folder.rename(aside)
     return (f"a job {folder.name} that the database does not know was here before; its run folder is now {aside}",)
+
+
+def _is_draft(folder: Path) -> bool:
+    """Whether a run folder holds no more than a submission writes."""
+    run = RunFolder(folder)
+    return {path.name for path in folder.iterdir()} <= {run.submitted.name, run.resolved.name}
 
 
 def _write(path: Path, text: str) -> None:

@@ -12,25 +12,26 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
-
-from sqlalchemy.exc import OperationalError
 
 from offmated.api.app import Services, make_app
 from offmated.api.server import Server
 from offmated.config import Config
 from offmated.jobs.database import choose_journal
 from offmated.jobs.migrate import upgrade
-from offmated.jobs.states import StopReason
+from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.lock import sole_daemon
+from offmated.jobs.submission import sweep_drafts
+from offmated.lock import Lock
 from offmated.paths import Paths
 from offmated.service.broker import QUEUES, Broker
 from offmated.service.dispatcher import Dispatcher
-from offmated.service.supervisor import Child
+from offmated.service.supervisor import Child, living_children
 from offmated.service.wakeup import Bell
 from offmated.trouble import Troubles
-from planner.errors import Exit
+from offmated.version import API, release
+from planner.errors import Exit, UserError
 from planner.run.processes import Process
 
 log = logging.getLogger(__name__)
@@ -39,27 +40,28 @@ _RQ_WORKER = (sys.executable, "-P", "-m", "offmated.service.rqworker")
 TICK_S = 0.5
 STOP_TICK_S = 0.1
 HORSE_PATIENCE_S = 5.0
-PASSING = (OperationalError, OSError)
-"""What may pass: a full disk, a database that is locked or away, no memory for a process. Whatever was to be done is
-still to be done, and the next tick sees it."""
+QUIET_PATIENCE_S = 5.0  # for a worker that is to end, without a job: a broker that hangs would keep it for minutes
+BUSY_PATIENCE_S = 60.0  # the same while the database does not answer, to which it may have to say how a job ended
+SERVER_PATIENCE_S = 5.0  # for the broker to end
+SILENT_PATIENCE_S = 30.0  # for our own broker to answer again, before it starts again
 
 
 def run(paths: Paths) -> Exit:
-    """Be the daemon, until SIGTERM, SIGINT or `POST /shutdown`. Raises UserError when it cannot start, among others
-    `already-running`."""
+    """Be the daemon, until SIGTERM, SIGINT or `POST /shutdown`. The lock stays with the process until that is gone.
+    Raises UserError when it cannot start, among others `already-running`."""
     os.umask(0o077)
     paths.create()
     os.chdir(paths.state)  # the caller's folder may be unmounted later
-    with sole_daemon(paths):
-        Daemon(paths).run()
+    Daemon(paths, Lock(paths)).run()
     return Exit.DONE
 
 
 class Daemon:
     """One run of the daemon; the lock is held."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, lock: Lock) -> None:
         self._paths = paths
+        self._lock = lock
         self._config = Config.load(paths)
         self._broker = Broker.choose(self._config, paths)
         self._store = Store(self._config.database_url)
@@ -70,15 +72,15 @@ class Daemon:
         self._down_asked = False
         self._closing = False
         self._started = time.time()
+        self._release = release()  # now: an upgrade may replace what tells it
         environment = paths.environment()
         command = self._broker.command
         self._servers = (
             [Child("broker", command, paths.broker, environment, socket=paths.broker_socket)] if command else []
         )
-        self._workers = [
-            Child(f"{name}-worker", [*_RQ_WORKER, name], paths.state, environment)
-            for name in QUEUES
-        ]
+        self._workers = {
+            name: Child(f"{name}-worker", [*_RQ_WORKER, name], paths.state, environment) for name in QUEUES
+        }
         services = Services(
             store=self._store,
             paths=self._paths,
@@ -98,17 +100,16 @@ class Daemon:
         self._bell.ring_at_signals()
         choose_journal(self._store.engine)
         upgrade(self._store.engine, self._paths)
-        if self._servers:
-            # Its file is for its own deaths while this daemon lives. The database has all that matters, and a file that
-            # a full disk or a power cut has damaged would keep the broker from starting.
-            shutil.rmtree(self._paths.broker)
-            self._paths.broker.mkdir()
+        sweep_drafts(self._paths)
+        # The broker's file is for its own deaths while this daemon lives. The database has all that matters, and a file
+        # that a full disk or a power cut has damaged would keep the broker from starting.
+        shutil.rmtree(self._paths.broker)
         self._keep(self._servers)
         self._broker.wait_until_ready()
         self._dispatcher.adopt(blameless=True)
         try:
             self._api.keep()
-            self._keep(self._workers)
+            self._keep(self._workers.values())
             log.info("ready: %s", self._paths.api_socket)
             while not self._stops_asked:
                 self._tick()
@@ -118,51 +119,97 @@ class Daemon:
         finally:
             self._closing = True
             self._api.close()
-        for server in self._servers:
-            server.terminate()
-        while not all(server.gone() for server in self._servers):
-            time.sleep(0.01)
+        self._end_servers()
         log.info("stopped")
 
     def _tick(self) -> None:
+        """Everything there is to do, each part by itself: one that fails keeps no other from being done, and is tried
+        again at the next tick. Ending here, whatever is wrong, would end trainings that are well."""
         self._listen()
-        with self._troubles.of("a look at jobs and workers", *PASSING):
-            self._keep([*self._servers, *self._workers])
-            self._dispatcher.adopt()
-            self._dispatcher.pass_on_stops()
-            self._dispatcher.hand_out()
+        self._keep_lock()
+        self._keep([*self._servers, *self._workers.values()])
+        for what, do in (
+            ("taking jobs back", self._dispatcher.adopt),
+            ("passing stops on", self._dispatcher.pass_on_stops),
+            ("handing jobs out", self._dispatcher.hand_out),
+        ):
+            with self._troubles.of(what, Exception):
+                do()
+        if self._dispatcher.broker_silent_s() > SILENT_PATIENCE_S:
+            for server in self._servers:
+                log.warning("%s has not answered for %.0f s, and starts again", server.name, SILENT_PATIENCE_S)
+                server.kill()
 
     def _stop_workers(self) -> None:
         """Have running jobs save and end, and the workers with them. A second request to stop kills."""
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.terminate()
-        while not all(worker.gone() for worker in self._workers):
-            if self._stops_asked > 1:
-                for worker in self._workers:
-                    worker.kill()
+        busy_at = dict.fromkeys(self._workers, time.monotonic())
+        while not all(worker.gone() for worker in self._workers.values()):
             self._listen()
-            with self._troubles.of("stopping the jobs", *PASSING):
-                self._keep(self._servers)
-                # Again and again: a worker may have been about to take a job.
-                for row in self._store.jobs(*QUEUES.values()):
-                    self._store.stop(row.id, StopReason.SHUTDOWN)
-                self._dispatcher.pass_on_stops()
+            self._keep(self._servers)
+            there = self._stop_jobs()
+            for name, worker in self._workers.items():
+                horses = worker.children()
+                if there is None:
+                    for horse in horses:
+                        horse.send(signal.SIGTERM)
+                    busy = any(living_children(horse.pid) for horse in horses)
+                else:
+                    busy = QUEUES[name] in there
+                if busy:
+                    busy_at[name] = time.monotonic()
+                patience_s = QUIET_PATIENCE_S if there is not None else BUSY_PATIENCE_S
+                if self._stops_asked > 1 or time.monotonic() - busy_at[name] > patience_s:
+                    worker.kill()
             self._bell.sleep(STOP_TICK_S)
         # A killed worker's horse dies a moment after it. What is not back by then, the next daemon takes back.
         deadline = time.monotonic() + HORSE_PATIENCE_S
-        with self._troubles.of("taking the last jobs back", *PASSING):
+        with self._troubles.of("taking the last jobs back", Exception):
             while self._store.jobs(*QUEUES.values()) and time.monotonic() < deadline:
                 self._dispatcher.adopt(blameless=True)
                 time.sleep(0.01)
 
+    def _stop_jobs(self) -> set[JobState] | None:
+        """Have the jobs that a process works on stop; returns what these are in, None when the database does not
+        answer."""
+        with self._troubles.of("stopping the jobs", Exception):
+            self._dispatcher.adopt(blameless=True)
+            # Again and again: a worker may have been about to take a job.
+            rows = self._store.jobs(*QUEUES.values())
+            for row in rows:
+                self._store.stop(row.id, StopReason.SHUTDOWN)
+            self._dispatcher.pass_on_stops()
+            return {row.state for row in rows}
+        return None
+
+    def _end_servers(self) -> None:
+        for server in self._servers:
+            server.terminate()
+        deadline = time.monotonic() + SERVER_PATIENCE_S
+        while not all(server.gone() for server in self._servers):
+            if time.monotonic() > deadline:
+                for server in self._servers:
+                    server.kill()
+            time.sleep(0.01)
+
     def _listen(self) -> None:
         """Keep the API's socket. Jobs do not need it: without it everything else goes on."""
-        with self._troubles.of("listening", *PASSING):
+        with self._troubles.of("listening", Exception):
             self._api.keep()
 
-    def _keep(self, children: list[Child]) -> None:
+    def _keep_lock(self) -> None:
+        with self._troubles.of("keeping the lock", OSError):
+            try:
+                self._lock.keep()
+            except UserError as error:  # its file was deleted, and the other daemon was faster than this tick
+                log.error("%s", error)
+                self._down_asked = True
+
+    def _keep(self, children: Iterable[Child]) -> None:
         for child in children:
-            child.keep()
+            with self._troubles.of(f"keeping the {child.name}", Exception):
+                child.keep()
 
     @property
     def _stops_asked(self) -> int:
@@ -178,12 +225,15 @@ class Daemon:
 
     def _health(self) -> dict[str, Any]:
         return {
+            "api": API,
+            "version": self._release,
             "state": "stopping" if self._stops_asked else "running",
             "process": str(Process.current()),
             "pid": os.getpid(),
             "started_at": self._started,
             "state_folder": str(self._paths.state),
             "children": {
-                child.name: {"pid": child.pid, "restarts": child.restarts} for child in [*self._servers, *self._workers]
+                child.name: {"pid": child.pid, "restarts": child.restarts}
+                for child in [*self._servers, *self._workers.values()]
             },
         }

@@ -9,7 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from planner.run.processes import spawn
+import psutil
+
+from planner.run.processes import Process, spawn
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +22,8 @@ HEALTHY_AFTER_S = 10.0  # who lived this long starts again without delay
 
 class Child:
     """One process to be kept alive. It lives in a session of its own, so that Ctrl-C at a daemon in front does not
-    reach it, and dies with the thread that started it. `socket`: where it listens; without that it is no use, and
-    starts again."""
+    reach it, and dies with the thread that started it. Its `folder` is made again where it was deleted. `socket`: where
+    it listens; without that it is no use, and starts again."""
 
     def __init__(
         self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str],
@@ -45,7 +47,8 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def keep(self) -> None:
-        """Start it if it is not there and its time has come; notice if it died, or if its socket was deleted."""
+        """Start it if it is not there and its time has come; notice if it died, or if its socket was deleted. Raises
+        OSError."""
         now = time.monotonic()
         if self._reap():
             self._failures = 0 if now - self._started > HEALTHY_AFTER_S else self._failures + 1
@@ -53,6 +56,7 @@ class Child:
             self._due = now + delay
             self.restarts += 1
         if self._process is None and now >= self._due:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # parents as the daemon's umask has it: closed
             self._process = spawn(self._command, folder=self._folder, environment=self._environment)
             self._started, self._listens = now, False
         if self._socket is not None and self._process is not None:
@@ -72,6 +76,10 @@ class Child:
         if self._process is not None:
             self._process.kill()
 
+    def children(self) -> tuple[Process, ...]:
+        """Its own living children."""
+        return living_children(self._process.pid) if self._process is not None else ()
+
     def gone(self) -> bool:
         """Whether it has ended, without starting it again."""
         self._reap()
@@ -85,3 +93,12 @@ class Child:
         log.log(level, "%s (process %d) ended: %s", self.name, self._process.pid, how)
         self._process = None
         return True
+
+
+def living_children(pid: int) -> tuple[Process, ...]:
+    """The living children of a process; none when it is gone itself."""
+    try:
+        found = psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return ()
+    return tuple(filter(None, (Process.of(child.pid) for child in found)))

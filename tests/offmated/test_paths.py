@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -82,6 +83,36 @@ def test_a_folder_that_every_user_can_write_is_refused_unless_it_was_the_state_f
     Paths.at(tmp_path).create()
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_what_is_made_is_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    paths = Paths.at(tmp_path / "share" / "state" / "offmate")
+    before = os.umask(umask)
+    try:
+        paths.create()
+    finally:
+        os.umask(before)
+    made = sorted(path for path in tmp_path.rglob("*"))
+    assert len(made) == 6
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}
+
+
+def test_what_an_open_umask_left_before_is_closed(tmp_path: Path) -> None:
+    paths = Paths.at(tmp_path)
+    names = ("offmate.db", "offmate.db-wal", "daemon.log", "daemon.log.1", "daemon.lock")
+    for folder in (paths.runs, paths.backups):
+        folder.mkdir(mode=0o777)
+        folder.chmod(0o777)
+    for name in names:
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(0o666)
+    (tmp_path / "my notes").touch()
+    (tmp_path / "my notes").chmod(0o644)
+    paths.create()
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in names} == {0o600}
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (paths.runs, paths.backups)} == {0o700}
+    assert stat.S_IMODE((tmp_path / "my notes").stat().st_mode) == 0o644, "not offmate's"
+
+
 @pytest.mark.parametrize("home", ["/dev/null/x", "~nobody-of-that-name/x"])
 def test_a_state_folder_that_cannot_be_made_is_a_persons_error(home: str) -> None:
     with pytest.raises(UserError) as caught:
@@ -133,11 +164,12 @@ def test_a_relative_database_file_is_the_same_for_every_process(paths: Paths, wr
     [
         ('redis_ulr = "redis://a"', "unknown key 'redis_ulr'\n  hint: did you mean redis_url?"),
         ("redis_url = 3", "redis_url is 3, not a URL in quotes"),
+        ("redis_url = 'caf\udce9'", "'utf-8' codec can't decode byte 0xe9"),
         ("redis_url = ,", "Invalid value (at line 1, column 13)"),
     ],
 )
 def test_mistakes_in_the_settings_file_are_named(paths: Paths, text: str, said: str) -> None:
-    paths.config.write_text(text)
+    paths.config.write_text(text, errors="surrogateescape")
     with pytest.raises(UserError) as caught:
         Config.load(paths, {})
     assert str(caught.value).startswith(f"The settings file cannot be used.\n  {paths.config}\n  {said}")

@@ -14,7 +14,7 @@ from offmated.jobs import submission
 from offmated.jobs.migrate import scripts_folder, upgrade
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.jobs.submission import retry, submit
+from offmated.jobs.submission import retry, submit, sweep_drafts
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
@@ -53,6 +53,23 @@ def test_a_run_folder_that_a_lost_database_knew_is_kept_and_the_user_told(store:
     assert (aside / "output" / "model.safetensors").read_text() == "trained for a week"
     assert not (paths.runs / "1" / "output").exists()
     assert notes[-1].endswith(f"its run folder is now {aside}")
+
+
+def test_drafts_of_submissions_that_were_cut_short_are_swept_and_nothing_else(paths: Paths, tmp_path: Path) -> None:
+    empty, half, fuller = (paths.runs / f".new-{letter * 32}" for letter in "abc")
+    for draft in (empty, half, fuller):
+        draft.mkdir()
+    (half / "job.yaml").write_text("model: ")
+    (fuller / "output").mkdir()
+    mine, link, file = paths.runs / ".new-ideas", paths.runs / f".new-{'d' * 32}", paths.runs / f".new-{'e' * 32}"
+    mine.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    link.symlink_to(tmp_path / "elsewhere")
+    file.write_text("a file")
+    (paths.runs / "1").mkdir()
+    sweep_drafts(paths)
+    assert sorted(paths.runs.iterdir()) == sorted([fuller, mine, link, file, paths.runs / "1"])
+    assert (tmp_path / "elsewhere").is_dir()
 
 
 def test_what_a_submission_that_was_cut_short_left_gives_way(store: Store, paths: Paths) -> None:

@@ -1,0 +1,101 @@
+"""Databases that cannot be used: each is one error for people, and stays as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from offmated.config import Config
+from offmated.jobs import migrate
+from offmated.jobs.database import open_engine
+from offmated.jobs.migrate import upgrade
+from offmated.jobs.store import Store
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from tests.support.disks import no_room_beyond
+from tests.support.kept import lay_out
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(state=tmp_path / "state", runtime=Path("/tmp/unused-by-these-tests"))
+
+
+def refused(url: str, paths: Paths) -> UserError:
+    with pytest.raises(UserError) as caught:
+        upgrade(open_engine(Config.load(paths, {"OFFMATE_DATABASE_URL": url}).database_url), paths)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "offmate.db", "://", "sqlite", "access://x", "sqlite://host/x.db", "postgresql+psycopg://me@localhost:port/x",
+        "postgresql://[::1", "sqlite:///a\0b.db", "sqlite:////tmp/a\0b.db", "sqlite:////tmp/x.db?timeout=soon",
+        "sqlite:////tmp/x.db?check_same_thread=maybe", "sqlite:////tmp/x.db?cached_statements=many",
+        "nobodys+driver://localhost/x", "sqlite:///:memory:", "sqlite://", "sqlite:///", "x" * 4000,
+    ],
+)  # fmt: skip
+def test_a_url_that_is_none_is_said_to_be_none(url: str, paths: Paths) -> None:
+    paths.runs.mkdir(parents=True)
+    error = refused(url, paths)
+    assert (error.code, error.exit_code) == ("bad-database-url", Exit.USAGE)
+    assert error.what == "The database URL cannot be used."
+
+
+def test_a_state_folder_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
+    paths = Paths(state=tmp_path / "caf\udce9", runtime=Path("/tmp/unused-by-these-tests"))
+    paths.runs.mkdir(parents=True)
+    store = Store(Config.load(paths, {}).database_url)
+    upgrade(store.engine, paths)
+    assert store.jobs() == []
+
+
+def damage_all(file: Path) -> None:
+    file.write_bytes(b"not a database at all\n" * 400)
+
+
+def damage_header(file: Path) -> None:
+    file.write_bytes(b"\0" * 100 + file.read_bytes()[100:])
+
+
+def damage_pages(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+
+
+def damage_end(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:5000])
+
+
+@pytest.mark.parametrize("damage", [damage_all, damage_header, damage_pages, damage_end])
+@pytest.mark.parametrize("version", ["0001-last", "now"])
+def test_a_damaged_database_is_found_before_it_is_written(version: str, damage: object, paths: Paths) -> None:
+    assert callable(damage)
+    lay_out("0001-last", "killed", paths, paths.state)
+    if version == "now":
+        upgrade(open_engine(f"sqlite:///{paths.database}"), paths)
+    damage(paths.database)
+    before = paths.database.read_bytes()
+    error = refused("", paths)
+    assert (error.code, error.what) == ("database-damaged", "The database is damaged.")
+    assert error.numbers[0] == f"sqlite:///{paths.database}"
+    assert f"sqlite3 {paths.database} .recover" in error.hint
+    assert paths.database.read_bytes() == before
+
+
+def test_an_upgrade_without_room_leaves_the_database_as_it_was_and_no_half_copy(paths: Paths) -> None:
+    lay_out("0001-last", "killed", paths, paths.state)
+    before = paths.database.read_bytes()
+    with no_room_beyond(len(before) // 2):
+        error = refused("", paths)
+    assert (error.code, error.numbers[1]) == ("database-not-upgraded", "from 0001 to " + head())
+    assert paths.database.read_bytes() == before
+    assert list(paths.backups.iterdir()) == []
+    upgrade(open_engine(f"sqlite:///{paths.database}"), paths)
+
+
+def head() -> str:
+    newest = max(path.name for path in (migrate.scripts_folder() / "versions").glob("0*.py"))
+    return newest.partition("_")[0]
