@@ -46,7 +46,8 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            told = (other_version(Paths.from_environment()) if error.code == "daemon-error" else None) or error
+            odd = error.code in ("daemon-error", "bad-request")
+            told = (other_version(Paths.from_environment()) if odd else None) or error
             click.echo(str(told), err=True)
             ctx.exit(told.exit_code)
         except KeyboardInterrupt:
