@@ -81,7 +81,7 @@ def choose_journal(engine: Engine) -> None:
     """Give an SQLite file the journal that serves it best, and say in the log which and why: the write-ahead log, with
     which readers and a writer do not wait for each other, where this SQLite and the file's disk can be trusted with it.
     For the daemon's start: the file keeps its journal, whoever opens it."""
-    file = sqlite_file(engine.url.render_as_string(hide_password=False))
+    file = sqlite_file(engine.url)
     if file is None:
         return
     version = ".".join(map(str, sqlite3.sqlite_version_info))

@@ -98,8 +98,9 @@ class Daemon:
             signal.signal(number, lambda *_: self._count_signal())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._bell.ring_at_signals()
+        upgrade(self._store.engine, self._paths)  # first, as it finds out whether there is a database to be used
+        self._store.engine.dispose()
         choose_journal(self._store.engine)
-        upgrade(self._store.engine, self._paths)
         sweep_drafts(self._paths)
         # The broker's file is for its own deaths while this daemon lives. The database has all that matters, and a file
         # that a full disk or a power cut has damaged would keep the broker from starting.

@@ -89,17 +89,17 @@ def test_a_kept_database_has_this_versions_tables_and_its_own_jobs(version: str,
     assert [row.state for row in store.jobs()] == STATES[which]
     for row in store.jobs(JobState.RUNNING):
         last = row.history[-1]
-        assert last == {
+        assert last.items() >= {
             "number": row.attempts, "started_at": row.started_at, "from_step": row.last_checkpoint_step,
             "ended_at": None,
-        }  # fmt: skip
+        }.items()  # fmt: skip
     told = {"number", "started_at", "from_step", "ended_at", "ending", "reached_step", "checkpoint_step"}
     ended = [attempt for row in store.jobs() for attempt in row.history if attempt["ended_at"] is not None]
-    assert all(set(attempt) == told for attempt in ended)
+    assert all(set(attempt) - {"metrics_from"} == told for attempt in ended)
     assert ended or version.startswith("0001")
 
 
-@pytest.mark.parametrize("stop", ["0002", "0003"])
+@pytest.mark.parametrize("stop", ["0002", "0003", "0004"])
 @pytest.mark.parametrize("which", STATES)
 def test_a_database_that_was_upgraded_before_is_mended_too(stop: str, which: str, tmp_path: Path) -> None:
     store, paths = old(tmp_path, "0001-last", which)
@@ -109,7 +109,9 @@ def test_a_database_that_was_upgraded_before_is_mended_too(stop: str, which: str
     with store.engine.begin() as connection:
         configuration.attributes["connection"] = connection
         command.upgrade(configuration, stop)
-    assert [row.history for row in store.jobs()] == [[]] * 9, "what 0002 made of them"
+    with closing(sqlite3.connect(paths.database)) as before:
+        histories = before.execute("SELECT history FROM jobs").fetchall()
+    assert histories == [("[]",)] * 9, "what 0002 made of them"
     upgrade(store.engine, paths)
     for name in ("state", "owner", "history", "attempts", "crashes", "last_checkpoint_step"):
         ours, theirs = ([getattr(row, name) for row in each.jobs()] for each in (store, at_once))
