@@ -104,12 +104,13 @@ def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
 def list_jobs(use: Use) -> list[Json]:
     """All jobs."""
     rows = use.store.jobs()
-    return [job_view(row, rows) for row in rows]
+    active = [row for row in rows if row.state not in FINAL]
+    return [job_view(row, active) for row in rows]
 
 
 def show_job(job_id: JobId, use: Use) -> Json:
     """One job."""
-    return job_view(use.store.job(job_id), use.store.jobs())
+    return job_view(use.store.job(job_id), use.store.jobs(*(state for state in JobState if state not in FINAL)))
 
 
 def show_plan(job_id: JobId, use: Use) -> Json | None:

@@ -33,9 +33,10 @@ _ROW_FIELDS = (
 )  # fmt: skip
 
 
-def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
-    """One job as `GET /jobs/{id}` answers it. `all_rows`: all jobs, to say what this one waits for.
+def job_view(row: JobRow, active: Sequence[JobRow]) -> Json:
+    """One job as `GET /jobs/{id}` answers it. `active`: all jobs that are not over, to say what this one waits for.
 
+    place                among the jobs that are not over, from 1; null when it is over
     predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; `step_s` is the median of the same
                          steps, of which measured["steps"] says how many (see `planner.run.step_times`)
     progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
@@ -45,7 +46,7 @@ def job_view(row: JobRow, all_rows: Sequence[JobRow]) -> Json:
     view = {name: getattr(row, name) for name in _ROW_FIELDS}
     if _is_left_alone(row):
         view["state"] = TAKEN_FROM[row.state]
-    view |= {"reason": _reason(row, all_rows), "output": (row.result or {}).get("output")}
+    view |= {"reason": _reason(row, active), "place": _place(row, active), "output": (row.result or {}).get("output")}
     # Files that hold something else than they should blind nobody for the other jobs.
     with _troubles.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
         run = RunFolder(Path(row.run_dir))
@@ -160,7 +161,18 @@ def _is_left_alone(row: JobRow) -> bool:
     return row.state in TAKEN_FROM and row.owner is not None and not Process.parse(row.owner).alive()
 
 
-def _reason(row: JobRow, all_rows: Sequence[JobRow]) -> str:
+def _place(row: JobRow, active: Sequence[JobRow]) -> int | None:
+    """What is worked on comes first, then what waits, in the queue's order."""
+    if row.state in FINAL:
+        return None
+
+    def order(one: JobRow) -> tuple[bool, tuple[int, int]]:
+        return one.state not in TAKEN_FROM, _rank(one)
+
+    return 1 + sum(order(other) < order(row) for other in active)
+
+
+def _reason(row: JobRow, active: Sequence[JobRow]) -> str:
     """Why the job is where it is, in a few words; "" where the state says it all."""
     if row.state in FINAL:
         return str(row.error["what"]) if row.error else ""
@@ -170,9 +182,9 @@ def _reason(row: JobRow, all_rows: Sequence[JobRow]) -> str:
         return "is being cancelled" if row.stop_reason is StopReason.CANCEL else "saves a checkpoint to stop"
     if row.state in TAKEN_FROM:
         return _again(row)
-    ahead = [other for other in all_rows if other.state is row.state and _before(other, row)]
+    ahead = [other for other in active if other.state is row.state and _rank(other) < _rank(row)]
     busy_state = JobState.PLANNING if row.state is JobState.SUBMITTED else JobState.RUNNING
-    busy = [other for other in all_rows if other.state is busy_state]
+    busy = [other for other in active if other.state is busy_state]
     worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
     if ahead:
         place = f"waits for the {worker}, {len(ahead) + len(busy)} before it"
@@ -193,5 +205,5 @@ def _again(row: JobRow) -> str:
     return f"attempt {number}, {origin}; before: {ended[-1]['ending']}"
 
 
-def _before(other: JobRow, row: JobRow) -> bool:
-    return (-other.priority, other.id) < (-row.priority, row.id)
+def _rank(row: JobRow) -> tuple[int, int]:
+    return -row.priority, row.id

@@ -78,7 +78,7 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: boo
     client = Client(paths)
     job = client.submit(text, str(folder), file.name)
     screen = console(stderr=as_json)
-    screen.print(job_view.submitted(job, job_view.place(job, client.jobs())))
+    screen.print(job_view.submitted(job))
     job = follow(client, job["id"], screen)
     print_json(job) if as_json else screen.print(job_view.ended(job))
     sys.exit(job_view.exit_code(job))
@@ -93,8 +93,7 @@ def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: 
     text, folder = read_job(file, gpu_budget, cpu_budget)
     client = Client(Paths.from_environment())
     job = client.submit(text, str(folder), file.name)
-    place = job_view.place(job, client.jobs())
-    print_json(job | {"place": place}) if as_json else console().print(job_view.submitted(job, place))
+    print_json(job) if as_json else console().print(job_view.submitted(job))
 
 
 main.add_command(plan)
@@ -156,8 +155,7 @@ def retry(job_id: int, gpu_budget: str | None, cpu_budget: str | None, as_json: 
     budgets = {"gpu_budget": gpu_budget, "cpu_budget": cpu_budget}
     client = Client(Paths.from_environment())
     job = client.retry(job_id, **{name: parse_bytes(size) for name, size in budgets.items() if size is not None})
-    place = job_view.place(job, client.jobs())
-    print_json(job | {"place": place}) if as_json else click.echo(job_view.retried(job, place))
+    print_json(job) if as_json else click.echo(job_view.retried(job))
 
 
 @main.command()

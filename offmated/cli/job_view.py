@@ -28,19 +28,14 @@ def exit_code(job: Json) -> Exit:
     return Exit(job["error"]["exit_code"]) if job["error"] else Exit.FAILED
 
 
-def submitted(job: Json, place: int) -> RenderableType:
+def submitted(job: Json) -> RenderableType:
     """After a submission: number, place, folder, notes, and the commands people want next."""
     number = job["id"]
     rows = [("run folder", job["run_dir"])]
     rows += [("note", note) for note in job["notes"]]
     commands = ("offmate status", f"offmate logs -f {number}", f"offmate show {number}", f"offmate cancel {number}")
     rows.append(("next", " · ".join(commands)))
-    return Group(Text(f"Job {number} ({job['name']}) is submitted, place {place} in the queue."), pairs(rows))
-
-
-def place(job: Json, jobs: list[Json]) -> int:
-    """The job's place among those that are not over, from 1."""
-    return 1 + sum(1 for other in jobs if other["state"] not in FINAL and other["id"] < job["id"])
+    return Group(Text(f"Job {number} ({job['name']}) is submitted, place {job['place']} in the queue."), pairs(rows))
 
 
 def cancelled(job: Json) -> str:
@@ -124,11 +119,11 @@ def job(found: Json, plan: Json | None) -> RenderableType:
     return Group(*lines)
 
 
-def retried(job: Json, place: int) -> str:
+def retried(job: Json) -> str:
     """After `retry`."""
     step = job["last_checkpoint_step"]
     origin = "starts again from the start: it has no checkpoint" if step is None else f"goes on from step {step}"
-    return f"Job {job['id']} {origin}; place {place} in the queue."
+    return f"Job {job['id']} {origin}; place {job['place']} in the queue."
 
 
 def _attempts(job: Json) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,13 @@ def reason(job: JobRow, *others: JobRow) -> str:
     return str(job_view(job, [job, *others])["reason"])
 
 
+def test_the_place_counts_what_is_worked_on_and_then_what_waits_in_order() -> None:
+    states = (JobState.DONE, JobState.WAITING, JobState.RUNNING, JobState.SUBMITTED, JobState.SUBMITTED)
+    rows = [row(number, state) for number, state in enumerate(states, start=1)]
+    rows[4].priority = 1
+    assert [job_view(one, rows[1:])["place"] for one in rows] == [None, 3, 1, 4, 2]
+
+
 def test_a_job_says_what_it_waits_for() -> None:
     job, first, later = row(3, JobState.WAITING), row(2, JobState.WAITING), row(4, JobState.WAITING)
     running, urgent = row(1, JobState.RUNNING), row(9, JobState.WAITING, priority=5)

@@ -88,18 +88,12 @@ def test_neighbours_treated_alike_are_told_together() -> None:
 
 
 def test_a_submission_tells_place_folder_notes_and_next_commands() -> None:
-    assert printed(job_view.submitted(JOB, 2)) == [
+    assert printed(job_view.submitted(JOB | {"place": 2})) == [
         "Job 3 (pydoc) is submitted, place 2 in the queue.",
         "run folder  /runs/3",
         "note        mind this",
         "next        offmate status · offmate logs -f 3 · offmate show 3 · offmate cancel 3",
     ]
-
-
-def test_the_place_counts_jobs_before_it_that_are_not_over() -> None:
-    states = {1: "done", 2: "running", 3: "submitted", 4: "submitted"}
-    rows = [JOB | {"id": number, "state": state} for number, state in states.items()]
-    assert [job_view.place(row, rows) for row in rows[1:]] == [1, 2, 3]
 
 
 def test_status_tells_progress_loss_time_left_and_reason() -> None:
@@ -167,9 +161,9 @@ def test_show_tells_attempts_where_there_was_more_than_one() -> None:
 
 
 def test_a_job_that_is_tried_again_says_from_where() -> None:
-    retried = job_view.retried(JOB | {"last_checkpoint_step": 40}, 1)
+    retried = job_view.retried(JOB | {"last_checkpoint_step": 40, "place": 1})
     assert retried == "Job 3 goes on from step 40; place 1 in the queue."
-    assert "starts again from the start" in job_view.retried(JOB, 1)
+    assert "starts again from the start" in job_view.retried(JOB | {"place": 1})
 
 
 def test_an_ending_that_is_not_the_last_word_says_how_to_go_on() -> None:
