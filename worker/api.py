@@ -138,7 +138,9 @@ class LoopEngine:
         """One optimizer step; as many micro-batches as `prepare` was given. Returns the loss, a number on the device:
         the model's own for one micro-batch, the mean over all their trained tokens for several.
 
-        Raises UserError for a batch that the plan is not for, and what the model raised; then `load` a checkpoint.
+        Raises UserError for a batch that the plan is not for, and what the model raised. After an error of the model's
+        forward, or one before the step's first update, the weights are those before the step, and the next may follow.
+        After a later one only `load`, `restore` and `close` work ("weights-torn").
         """
         batches = _listed(batch)
         self._check(batches)
@@ -228,7 +230,14 @@ class LoopEngine:
         self._adamw.forget()
 
     def restore(self) -> nn.Module:
-        """The model as it was, plain, on the CPU, in the mode it had, with its trained weights. Ends the engine."""
+        """The model as it was, plain, on the CPU, in the mode it had, with its trained weights. Ends the engine. After
+        an error in the middle of a step's updates some weights are those before the step and some those after: the log
+        says so."""
+        if self._engine.torn:
+            log.warning(
+                "restore: an error ended step %d in the middle of its updates: some weights are those before it, "
+                "some those after", self.steps_done + 1,
+            )  # fmt: skip
         model = self._engine.restore()
         self._undo.close()
         return model

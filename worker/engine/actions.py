@@ -96,6 +96,7 @@ class Actions:
         if self._clipped:
             return
         names = [name for name in names if name in values.reached]
+        values.updating = True
         for name in names:
             self._host.swap(f"s:{name}")
             if _is_master(self._host.items, name):
@@ -124,6 +125,7 @@ class Actions:
 
     def _apply(self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None) -> None:
         """One step of AdamW on the targets, group by group."""
+        values.updating = True
         for number, group in enumerate(values.groups):
             own = [target for target in targets if group.has(target.name)]
             for less in dict.fromkeys(self._left_out.get(target.name, 0) for target in own):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.errors import Exit, UserError
 from planner.graph import refuse_autocast
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
@@ -42,8 +43,9 @@ class Engine:
     """Runs a plan's program over a causal language model: one call of `step` is one optimizer step.
 
     It takes the model over: parameters of blocks become one-element expands of true shape, their memory belongs to the
-    plan's items, until `restore` gives the model back. After an error in a step only `load_state` and `close` work:
-    some tensors may have been updated already.
+    plan's items, until `restore` gives the model back. Where an error ends a step before its first update, as an error
+    in the model's forward does, the weights are those before the step, and the engine goes on. Where updates had begun
+    the weights are `torn`, and only `load_state`, `restore` and `close` work.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Engine:
             model, plan=plan, chain=chain, blocks=self._blocks, weights=self._weights, actions=self._actions,
             machine=self._machine,
         )  # fmt: skip
-        self._torn = False
+        self.torn = False
         self._open()
 
     def _open(self) -> None:
@@ -122,7 +124,7 @@ class Engine:
         `drain` waits for them. `learning_rate`: of all tensors, or of each parameter group. `optimizer`: the settings
         in this step, where they are not those that the engine was made with.
 
-        Raises what the model or a queue raised; the weights are then torn between two steps.
+        Raises what the model or a queue raised; the weights are then those before the step, or torn.
         """
         self._usable(computes=True)
         slices, rounds = self._plan.slices, self._plan.rounds
@@ -135,9 +137,11 @@ class Engine:
         tokens = [self._tokens(batches[part]) for part in parts]
         before = machine.random_state()
         machine.reset_peak()
+        with machine.computing():
+            given = {name: self._given(value) for name, value in model_kwargs.items()}
+        self.torn = True  # until all of the step is done
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
-                given = {name: self._given(value) for name, value in model_kwargs.items()}
                 self._cursor.begin(values)
                 self._gradients.begin_step(values)
                 losses: list[Tensor] = []
@@ -146,12 +150,13 @@ class Engine:
                     losses += self._rounds.run(staged[part], seeds[part], given)
                 self._cursor.end()
         except BaseException:
-            self._tear()
+            self._take_back()
             raise
         finally:
             machine.set_random_state(before)
         self._weights.check_closed()
         self.steps_done += 1
+        self.torn = False
         if not self._warm:
             self._warm = True
             self._cap()
@@ -195,16 +200,35 @@ class Engine:
 
     def _usable(self, *, computes: bool = False) -> None:
         """Raise unless the engine can be used; `computes`: to run the model."""
-        if self._closed and not self._torn:
-            raise RuntimeError("the engine is closed")
-        if self._torn:
-            raise RuntimeError("something failed and left the weights torn between two steps; load a checkpoint")
+        if self.torn:
+            raise UserError(
+                "An error ended a step in the middle of its updates.", code="weights-torn",
+                hint="load a checkpoint; restore() gives the weights as they are: some before the step, some after",
+            )  # fmt: skip
+        if self._closed:
+            raise UserError(
+                "The engine has ended.", code="engine-closed", exit_code=Exit.USAGE, hint="prepare() the model again"
+            )
         if computes:
             refuse_autocast(self._machine.device)
 
+    def _take_back(self) -> None:
+        """After an error in a step: be where the step began, if none of its updates has begun."""
+        try:
+            whole = self._cursor.take_back()
+        except BaseException:  # it was on a queue, or is there, too: the step's own error is the one to raise
+            whole = False
+        self._tear()
+        if whole:
+            with self._machine.computing():
+                self._weights.take_back()
+            self._open()
+            self._cursor.forget()
+            self.torn = False
+
     def _tear(self) -> None:
         """After an error: end the threads, free what the step held."""
-        self._torn = True
+        self.torn = True
         self.close()
         self._rounds.clear()
         self._machine.synchronize()  # copies may still be using what is freed now
@@ -264,15 +288,15 @@ class Engine:
 
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
         """Go on from what `state` gave after `step` steps. Raises ValueError when it is of another model."""
-        if not self._torn:
+        if not self.torn:
             self.drain()
         elif self._closed:
             self._open()
-        self._torn = True  # until all of it is there
+        self.torn = True  # until all of it is there
         with self._machine.computing():
             self._weights.load(tensors)
         self._cursor.forget()
-        self._torn = False
+        self.torn = False
         self.steps_done = step
 
     def close(self) -> None:
@@ -283,8 +307,14 @@ class Engine:
         self._interpreter.close()
 
     def restore(self) -> nn.Module:
-        """The model with its trained weights, plain, in host memory; ends the engine."""
-        self.drain()
+        """The model with its trained weights, plain, in host memory; ends the engine. Torn weights come back as they
+        are. Raises what went wrong on a queue; the weights are torn then."""
+        if self.torn:
+            with self._machine.computing():
+                self._weights.take_back()
+            self.torn = False
+        else:
+            self.drain()
         self.close()
         for block in self._blocks:
             block.give_back_forward()

@@ -95,6 +95,15 @@ class Weights:
             self.device.allocate(item)
             self.device.fetch(item)
 
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """After an error in a step: working copies that gradients have overwritten are their masters' again, and on the
+        device is what is there between steps."""
+        for name in self._overwritten:
+            if f"g:{name}" in self.host.items:
+                self.host.items[f"w:{name}"][0].copy_(self.host.items[f"s:{name}"][2])
+        self.come_back()
+
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory; what is on the
         device comes down one tensor at a time. The tensors are the engine's own where they are on the host. With

@@ -66,6 +66,8 @@ class Cursor:
         self._at = 0
         self._values: StepValues | None = None
         self._previous: StepValues | None = None
+        self._issued = 0  # operations of the leg
+        self._unsure = False  # whether the operation after them was
         self._carried = tuple(op for op in program.ops if op.carried)
 
     @property
@@ -97,6 +99,20 @@ class Cursor:
         """The step is over: its carried updates belong to the next one, or to a drain."""
         self._previous = self._values
 
+    def take_back(self) -> bool:
+        """After an error in a step: do what was issued, and the updates that the step before left to it. Returns
+        whether the weights are then those before the step: none of its own updates has begun. Raises what went wrong on
+        a queue."""
+        if self._unsure or self._values is None:
+            return False
+        this, *later = (ops for ops, _ in self._legs[self._at :])
+        with torch.no_grad():
+            for op in (*this[self._issued :], *(op for ops in later for op in ops)):
+                if op.carried and self._previous is not None:
+                    self._interpreter.issue(op, self._previous)
+        self._interpreter.drain()
+        return not self._values.updating
+
     def run_carried(self) -> None:
         """Issue the updates that the last step left to the next one, which will then do without them."""
         if self._previous is not None:
@@ -111,12 +127,19 @@ class Cursor:
 
     def _issue(self) -> None:
         assert self._values is not None
-        with torch.no_grad():
-            for op in self._legs[self._at][0]:
-                values = self._previous if op.carried else self._values
-                if values is not None:
-                    self._interpreter.issue(op, values)
-        self._interpreter.flush()
+        self._issued, self._unsure = 0, True  # an interrupt may come anywhere
+        try:
+            with torch.no_grad():
+                for op in self._legs[self._at][0]:
+                    values = self._previous if op.carried else self._values
+                    if values is not None:
+                        self._interpreter.issue(op, values)
+                    self._issued += 1
+            self._interpreter.flush()
+        except torch.OutOfMemoryError:  # an allocation's: nothing of it is done
+            self._unsure = False
+            raise
+        self._unsure = False
 
 
 def _legs(program: Program) -> Iterator[tuple[tuple[Op, ...], Turn | None]]:

@@ -43,6 +43,7 @@ class StepValues:
                       what gradients are multiplied by; set when the gradients' norm is known, None without clipping
     grad_norm         the gradients' global norm, before clipping
     reached           the weights of blocks that a gradient has reached so far; the others stay as they are
+    updating          whether one of the updates has begun
     """
 
     number: int
@@ -54,6 +55,7 @@ class StepValues:
     host_coefficient: Tensor | None = None
     grad_norm: Tensor | None = None
     reached: set[str] = field(default_factory=set)
+    updating: bool = False
 
     def rate_of(self, group: int) -> float:
         """The learning rate of a group, by its number."""

@@ -7,10 +7,12 @@ import gc
 import pytest
 import torch
 
-from tests.support.engine_plans import adamw, chain_of, resident_plan
+from planner.errors import UserError
+from tests.support.engine_plans import adamw, chain_of, make_plan, resident_plan
 from tests.support.engines import CPU, assert_same, assert_same_state, data, own_threads, run
 from tests.support.tiny_models import make_model
 from worker.engine import adamw as adamw_module
+from worker.engine.block_calls import Call
 from worker.engine.device_items import Device
 from worker.engine.engine import Engine
 from worker.engine.gradients import Gradients
@@ -22,13 +24,13 @@ class Injected(Exception):
     pass
 
 
-def fail_at(monkeypatch, owner, method, matches):
+def fail_at(monkeypatch, owner, method, matches, error=Injected):
     """Let `method` raise where `matches(*args)`."""
     original = getattr(owner, method)
 
     def wrapped(*args, **kwargs):
         if matches(*args):
-            raise Injected("injected")
+            raise error("injected")
         return original(*args, **kwargs)
 
     monkeypatch.setattr(owner, method, wrapped)
@@ -36,9 +38,9 @@ def fail_at(monkeypatch, owner, method, matches):
 
 def in_layer(index, k):
     """Fails in forward, in the third call of a layer by the slices of a step."""
-    calls = iter(range(100))
 
     def inject(monkeypatch, engine):
+        calls = iter(range(100))
         layer = engine._model.get_submodule(engine.chain.blocks[index].name)
 
         def hook(module, args):
@@ -63,9 +65,21 @@ FAILURES = {
         m, Gradients, "add", lambda self, name, k, *rest: (k, name) == (2, "model.layers.0.mlp.up_proj.weight")
     ),
     "head": lambda m, e: fail_at(m, Gradients, "add", lambda self, name, k, *rest: (k, name) == (2, "lm_head.weight")),
+    "out of memory": lambda m, e: fail_at(
+        m,
+        Device,
+        "allocate",
+        lambda self, item: item == "w:model.layers.2.mlp.up_proj.weight",
+        error=torch.OutOfMemoryError,
+    ),
+    "block": lambda m, e: fail_at(m, Call, "forward", lambda self, *rest: (self.block.index, self.k) == (3, 1)),
     "slice": in_layer(2, 2),
     "first slice": in_layer(1, 0),
 }
+
+
+BEFORE_UPDATES = ("head", "slice", "first slice", "out of memory", "block")
+"""Failures at which no update of the step has begun: a forward has none, nor has a head without all of its slices."""
 
 
 @pytest.mark.parametrize("where", FAILURES)
@@ -76,18 +90,110 @@ def test_an_error_anywhere_is_raised_once_ends_the_threads_and_frees_the_device(
     at_rest = engine._machine.meter.now
     with monkeypatch.context() as patch:
         FAILURES[where](patch, engine)
-        with pytest.raises(Injected):
+        with pytest.raises((Injected, torch.OutOfMemoryError)):
             run(engine, range(2, 3), 3)
             engine.drain()
-    assert own_threads() == []
-    with pytest.raises(RuntimeError, match="load a checkpoint"):
-        run(engine, range(2, 3), 3)
-    engine.load_state(saved, step=2)
+    if where not in BEFORE_UPDATES:
+        assert own_threads() == []
+        with pytest.raises(UserError, match="load a checkpoint") as caught:
+            run(engine, range(2, 3), 3)
+        assert caught.value.code == "weights-torn"
+        engine.load_state(saved, step=2)
     gc.collect()  # the traceback's frames refer to each other
     assert engine._machine.meter.now == at_rest
     run(plain, range(2), 3)
     assert_same(run(engine, range(2, 4), 3), run(plain, range(2, 4), 3))
     assert_same_state(engine, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("clip", [None, 0.05], ids=["alone", "clipped"])
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("call", range(1, 14))
+def test_a_step_that_fails_before_its_updates_leaves_the_weights_as_they_were(
+    make, monkeypatch, dtype, clip, rounds, call
+):
+    """Whichever call of a block fails: with updates of the step before under way, gradients that have overwritten
+    working copies, and a round behind it. Nothing is drained before the step that fails."""
+    engine, plain = make("llama", dtype=dtype, slices=2, rounds=rounds, clip=clip)
+    count = 2 * rounds
+    run(engine, range(2), count)
+    run(plain, range(2), count)
+    calls = iter(range(1, 100))
+    name = "backward" if call > 10 else "forward"
+
+    original = getattr(Call, name)
+
+    def fails(self, *args):
+        if next(calls) == (call - 10 if name == "backward" else call):
+            raise Injected("injected")
+        return original(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Call, name, fails)
+        with pytest.raises(Injected):
+            run(engine, range(2, 3), count)
+    if call > 12 and clip is None and rounds == 1:  # the head is updated once its last slice is done
+        assert engine.torn
+        return
+    assert not engine.torn
+    assert_same(run(engine, range(2, 4), count), run(plain, range(2, 4), count))
+    assert_same_state(engine, plain)
+
+
+def late_plan(chain, *, slices, clip):
+    """All layers stream and are updated on the CPU: the second one's update runs beside the next step's first block,
+    the third one's beside its second."""
+    w, g = ({i: [f"{c}:{t.name}" for t in b.tensors] for i, b in enumerate(chain.blocks)} for c in "wg")
+    names = {i: [t.name for t in b.tensors] for i, b in enumerate(chain.blocks)}
+    lines = {
+        "F0": {"prefetch": w[1], "cpu_update": names[2]},
+        "F1": {"prefetch": w[2], "evict": w[1], "cpu_update": names[3]},
+        "F2": {"prefetch": w[3], "evict": w[2]},
+        "H4": {"gpu_update": names[4], "evict": g[4]},
+        "B3": {"prefetch": w[2], "offload": g[3], "evict": w[3]},
+        "B2": {"prefetch": w[1], "offload": g[2], "evict": [*w[2], *g[3]]},
+        "B1": {"offload": g[1], "evict": [*w[1], *g[2]]},
+        "B0": {"evict": [*g[1], *g[0]], "gpu_update": names[0], "cpu_update": names[1]},
+    }
+    kept = [f"{c}:{n}" for n in (*names[0], *names[4]) for c in "ws"]
+    return make_plan(chain, lines, options=("keep",) * 5, resident=kept, slices=slices, rounds=1, clip=clip)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("call", range(4))
+def test_updates_that_a_failed_step_has_not_come_to_are_done(make, monkeypatch, dtype, call):
+    engine, plain = make("llama", late_plan, dtype=dtype, slices=1)
+    assert {op.stage for op in engine._program.ops if op.carried} == {"F0", "F1"}
+    run(engine, range(2), 1)
+    run(plain, range(2), 1)
+    with monkeypatch.context() as patch:
+        fail_at(patch, Call, "forward", lambda self, *rest: self.block.index == call)
+        with pytest.raises(Injected):
+            run(engine, range(2, 3), 1)
+    assert_same(run(engine, range(2, 4), 1), run(plain, range(2, 4), 1))
+    assert_same_state(engine, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("where", FAILURES)
+def test_weights_come_back_after_an_error_each_as_before_the_step_or_as_after(make, monkeypatch, where, dtype):
+    engine, plain = make("llama", dtype=dtype, slices=3)
+    run(engine, range(2), 3)
+    run(plain, range(2), 3)
+    with monkeypatch.context() as patch:
+        FAILURES[where](patch, engine)
+        with pytest.raises((Injected, torch.OutOfMemoryError)):
+            run(engine, range(2, 3), 3)
+            engine.drain()
+    before = {name: p.detach().clone() for name, p in plain.model.named_parameters()}
+    run(plain, range(2, 3), 3)
+    after = dict(plain.model.named_parameters())
+    got = dict(engine.restore().named_parameters())
+    assert own_threads() == []
+    assert [n for n in got if not (torch.equal(got[n], before[n]) or torch.equal(got[n], after[n]))] == []
+    if where in BEFORE_UPDATES:
+        assert [n for n in got if not torch.equal(got[n], before[n])] == []
 
 
 def test_an_error_on_a_queue_names_the_operation(make, monkeypatch):
@@ -104,7 +210,7 @@ def test_a_skipped_block_is_an_error_that_says_so(make, slices):
     del engine._model.model.layers[1]
     with pytest.raises(RuntimeError, match=r"slice 0 arrived at block 3, the program expects F2\.0 \(after F1\.\d\)"):
         run(engine, range(1), slices)
-    assert own_threads() == []
+    assert not engine.torn
 
 
 @pytest.mark.parametrize("slices", [1, 3])
@@ -114,7 +220,7 @@ def test_a_forward_that_ends_early_is_an_error(make, slices):
     engine._model.lm_head = torch.nn.Linear(32, 128)
     with pytest.raises(RuntimeError, match="without a forward of block 4"):
         run(engine, range(1), slices)
-    assert own_threads() == []
+    assert not engine.torn
 
 
 def test_a_wrong_number_of_batches_is_refused_and_harms_nothing(make):
@@ -149,12 +255,12 @@ def test_a_state_of_another_model_is_refused(make):
 def test_a_closed_engine_says_that_it_is_closed(make):
     engine, _ = make("llama")
     engine.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(UserError, match="engine-closed"):
         run(engine, range(1), 1)
 
 
 def test_an_interrupt_while_the_slices_are_started_ends_them_all(make, monkeypatch):
-    engine, _ = make("llama", slices=3)
+    engine, plain = make("llama", slices=3)
     calls = iter([KeyboardInterrupt()])
 
     def start(iterable, maxlen):
@@ -165,4 +271,5 @@ def test_an_interrupt_while_the_slices_are_started_ends_them_all(make, monkeypat
     monkeypatch.setattr("worker.engine.lockstep.deque", start)
     with pytest.raises(KeyboardInterrupt):
         run(engine, range(1), 3)
-    assert own_threads() == []
+    assert_same(run(engine, range(2), 3), run(plain, range(2), 3))
+    assert_same_state(engine, plain)
