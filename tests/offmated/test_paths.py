@@ -11,6 +11,7 @@ import pytest
 from offmated.config import Config
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
+from tests.support.desks import short_paths
 
 HOME = Path.home()
 
@@ -84,16 +85,17 @@ def test_a_folder_that_every_user_can_write_is_refused_unless_it_was_the_state_f
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
-def test_what_is_made_is_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
-    paths = Paths.at(tmp_path / "share" / "state" / "offmate")
-    before = os.umask(umask)
-    try:
-        paths.create()
-    finally:
-        os.umask(before)
-    made = sorted(path for path in tmp_path.rglob("*"))
-    assert len(made) == 6
-    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}
+def test_what_is_made_is_closed_to_others_whatever_the_umask(umask: int) -> None:
+    with short_paths() as short:
+        paths = Paths.at(short.state / "share" / "state" / "offmate")
+        before = os.umask(umask)
+        try:
+            paths.create()
+        finally:
+            os.umask(before)
+        made = list(short.state.parent.rglob("*"))
+        assert len(made) == 7
+        assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}
 
 
 def test_what_an_open_umask_left_before_is_closed(tmp_path: Path) -> None:
