@@ -10,20 +10,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner.job.keys.llama_factory import LLAMA_FACTORY as LLAMA_FACTORY_KEYS
+from planner.job.keys.trl import TRL as TRL_KEYS
+
 AXOLOTL, LLAMA_FACTORY, TRL = "axolotl", "LLaMA-Factory", "TRL"
-_LLAMA_FACTORY = frozenset({
-    "stage", "finetuning_type", "cutoff_len", "template", "dataset_dir", "lora_rank", "lora_target", "do_train",
-    "overwrite_cache", "plot_loss", "neat_packing", "quantization_bit",
-})  # fmt: skip
-"""Keys that no other tool has."""
+_LLAMA_FACTORY = LLAMA_FACTORY_KEYS.keys() - TRL_KEYS.keys() - {"dataset", "eval_dataset", "val_size", "max_samples"}
+"""Keys that neither TRL nor offmate has."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     AXOLOTL: {
         "max_length": 512, "num_train_epochs": 1, "per_device_train_batch_size": 1, "lr_scheduler_type": "cosine",
-        "warmup_steps": 0.03, "bf16": "auto",
+        "warmup_steps": 0.03, "bf16": "auto", "long_rows": "drop",
     },
     LLAMA_FACTORY: {"max_length": 2048},
-    TRL: {"learning_rate": 2e-5, "bf16": "auto", "train_on": "all"},
+    TRL: {"learning_rate": 2e-5, "bf16": "auto", "train_on": "pairs"},
 }  # fmt: skip
 """What an absent key means there, where it means something else than here."""
 
@@ -55,19 +55,17 @@ class Dialect:
         wanted = ("lora_r", "lora_alpha", "lora_target_modules") if values.get("method") == "lora" else ()
         return [key for key in wanted if self.tool == AXOLOTL and values.get(key) is None]
 
-    def fill(self, values: dict[str, Any], given: Collection[str]) -> str | None:
-        """Put the tool's defaults into `values` (by canonical name) where the file has none; `given`: the keys as the
-        file has them. Returns what to tell of it."""
+    def fill(self, values: dict[str, Any], file: Mapping[str, object]) -> str | None:
+        """Put the tool's defaults into `values` (by canonical name) where the file has none; `file`: as it is written.
+        Returns what to tell of it."""
         if self.tool is None:
             return None
         absent = dict(DEFAULTS[self.tool])
         if self.tool == LLAMA_FACTORY:
-            if "finetuning_type" not in given:
+            if file.get("finetuning_type") is None:
                 absent["method"] = "lora"
-            if values.get("stage") == "pt":
+            if file.get("stage") == "pt":
                 absent |= {"packing": "wrapped"}
-        if self.tool == TRL and "assistant_only_loss" in given:
-            absent.pop("train_on")
         if values.get("method", absent.get("method")) == "lora":
             absent |= LORA_DEFAULTS[self.tool]
             if self.tool == LLAMA_FACTORY:

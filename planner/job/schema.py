@@ -51,11 +51,11 @@ from planner.job.paths import (
 from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
 
 NOT_PLANNED = frozenset({
-    "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "learning_rate", "lr_scheduler_type",
-    "warmup_steps", "num_train_epochs", "max_steps", "seed", "optim", "weight_decay", "adam_beta1", "adam_beta2",
-    "adam_epsilon", "gradient_checkpointing", "run_name", "report_to", "eval_dataset", "val_size", "eval_strategy",
-    "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens", "per_device_eval_batch_size", "save_steps",
-    "save_minutes", "output_dir",
+    "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "long_rows", "learning_rate",
+    "lr_scheduler_type", "warmup_steps", "num_train_epochs", "max_steps", "seed", "optim", "weight_decay",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to", "eval_dataset",
+    "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
+    "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""
 
@@ -127,7 +127,10 @@ class Job(BaseModel):
     cpu_budget: Size = None
     run_name: Annotated[Text | None, Field(description="text without control characters, or null")] = None
     report_to: ReportTo = "none"
-    train_on: Annotated[Literal["completions", "all"], Field(description="completions or all")] = "completions"
+    train_on: Annotated[Literal["completions", "pairs", "all"], Field(description="completions, pairs or all")] = (
+        "completions"
+    )
+    long_rows: Annotated[Literal["cut", "drop", "refuse"], Field(description="cut, drop or refuse")] = "cut"
     eval_dataset: Annotated[
         Annotated[tuple[Text, ...], Field(min_length=1)] | None,
         Field(description="a path or Hugging Face id, a list of them, or null"),
@@ -181,6 +184,7 @@ class Job(BaseModel):
         """The job of a file's values, and notes on its keys; `folder` is that of relative paths, None where there are
         none."""
         values, mistakes, notes = canonical(source, CANONICAL)
+        values = {key: value for key, value in values.items() if value is not None or key in _NULLABLE}
         if only_planned:
             values = {key: value for key, value in values.items() if key not in NOT_PLANNED}
         mistakes += _resolve_paths(values, folder, source, _CONFIG if only_planned else _FINDERS)
@@ -257,6 +261,10 @@ CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases
 """Every name a key may have -> its canonical name."""
 
 
+_NULLABLE = {key for key, field in Job.model_fields.items() if field.default is None} | {
+    "max_grad_norm", "save_minutes", "save_total_limit",
+}  # fmt: skip
+"""Keys whose null says something; of others it is as if they were not given."""
 _PATH_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}
 
 

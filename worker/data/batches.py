@@ -176,7 +176,10 @@ def _rows(corpus: Corpus, job: Job) -> Layout:
         ends = corpus.ends
         starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
         cut = ends - starts > longest
-        if cut.any():
+        if cut.any() and job.long_rows != "cut":
+            starts, ends = starts[~cut], ends[~cut]
+            _long_rows(job, int(cut.sum()), len(cut), int(np.diff(corpus.ends, prepend=0).max()))
+        elif cut.any():
             lost = int((ends - starts - longest)[cut].sum())
             log.warning(
                 "data: %d of %d documents are longer than max_length %d and cut; %d of %d tokens are not seen (%s)",
@@ -200,6 +203,20 @@ def _rows(corpus: Corpus, job: Job) -> Layout:
         log.warning("data: %d of %d rows have nothing to learn and are left out", int((~useful).sum()), len(useful))
     pieces = np.stack((starts, ends - starts), axis=1)[useful]
     return _packed(pieces, longest) if job.packing is True else Layout.single(pieces)
+
+
+def _long_rows(job: Job, count: int, documents: int, longest: int) -> None:
+    """Say that documents longer than `max_length` are left out, or raise UserError where the job wants that."""
+    if job.long_rows == "refuse":
+        raise UserError(
+            "Documents are longer than max_length.", code="rows-too-long", exit_code=Exit.USAGE,
+            numbers=(f"{count} of {documents}, the longest {longest} tokens; max_length is {job.max_length}",),
+            hint="use a larger max_length, or long_rows: cut or drop",
+        )  # fmt: skip
+    log.warning(
+        "data: %d of %d documents are longer than max_length %d and left out (long_rows: drop)",
+        count, documents, job.max_length,
+    )  # fmt: skip
 
 
 def _packed(pieces: NDArray[np.int64], longest: int) -> Layout:

@@ -66,7 +66,7 @@ class ChatTemplate:
         Raises UserError when the template refuses the conversation, leaves out something that a message says, or shows
         a turn in a form whose place cannot be told.
         """
-        plain = [{key: value for key, value in message.items() if key != "train"} for message in messages]
+        plain = _plain(messages)
         with _refusals_told(messages):
             text, spans = self._render(plain, tools)
             self._refuse_dropped(text, plain, tools)
@@ -75,6 +75,18 @@ class ChatTemplate:
             if not self._marked:
                 spans = tuple(self._turn(text, plain, index, tools) for index in _answers(plain))
         return text, self._learned(spans, messages)
+
+    def pair(
+        self, prompt: Sequence[Message], completion: Sequence[Message], tools: list[Any] | None = None
+    ) -> tuple[str, Spans]:
+        """The text of both together, of which all is learned that the prompt, asked to be gone on from, does not have:
+        TRL's `completion_only_loss`. Raises UserError as `render`."""
+        messages = _plain([*prompt, *completion])
+        with _refusals_told(messages):
+            text, _ = self._render(messages, tools)
+            self._refuse_dropped(text, messages, tools)
+            asked = self._render(messages[: len(prompt)], tools, add_generation_prompt=True)[0]
+        return text, ((_common(text, asked), len(text)),)
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """The conversation's text up to where the assistant is to go on. Raises UserError when the template refuses."""
@@ -175,6 +187,11 @@ def _refusals_told(messages: Sequence[Message]) -> Iterator[None]:
             numbers=(f"{type(error).__name__}: {error}", f"roles: {', '.join(m['role'] for m in messages)}"),
             hint="correct the record, or give another chat_template",
         ) from error  # fmt: skip
+
+
+def _plain(messages: Sequence[Message]) -> list[Message]:
+    """The messages as the template gets them."""
+    return [{key: value for key, value in message.items() if key != "train"} for message in messages]
 
 
 def _answers(messages: Sequence[Message]) -> list[int]:

@@ -136,7 +136,7 @@ def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Documen
     """The documents of all entries of the dataset in their order, empty records left out."""
     for entry in job.dataset:
         source = open_source(entry)
-        form = detect(source.columns, tokenizer, source.name, everything=job.train_on == "all")
+        form = detect(source.columns, tokenizer, source.name, train_on=job.train_on)
         unused = [column for column in source.columns if column not in form.uses]
         log.info(
             "data: %s: %d records read as %s (columns %s%s)", source.name, len(source.records), form.name,
@@ -207,4 +207,4 @@ def _encode(
             learned[-1] |= ends  # the tokenizer's own end-of-text token has no place in the text
         elif end is not None and (document.ended or (job.packing == "wrapped" and end not in ids)):
             ids, learned = np.append(ids, np.int32(end)), np.append(learned, ends)
-        yield ids, np.ones_like(learned) if job.train_on == "all" else learned
+        yield ids, np.ones_like(learned) if document.everything else learned

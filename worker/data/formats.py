@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from planner.job.records import ALPACA, Record, conversation, history_of, kind_of, text_of, tools_of
+from planner.job.records import ALPACA, Kind, Record, conversation, history_of, kind_of, text_of, tools_of
 from worker.data.chat import ChatTemplate, Spans
 
+TrainOn = Literal["completions", "pairs", "all"]
 _ALPACA = (
     "Below is an instruction that describes a task{more}. "
     "Write a response that appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n"
@@ -21,12 +23,14 @@ class Document:
     """A text to tokenize; `trained` are the spans of characters whose tokens are learned.
 
     `special` adds the tokenizer's own special tokens; `ended` adds the end-of-text token, learned if the text's end is.
+    `everything`: all tokens are learned, those that the tokenizer adds among them.
     """
 
     text: str
     trained: Spans
     special: bool = True
     ended: bool = True
+    everything: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +42,31 @@ class Format:
     document: Callable[[Record], Document | None]
 
 
-def detect(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, name: str, *, everything: bool) -> Format:
-    """The format that the columns of the dataset `name` show. `everything`: all tokens are learned, whoever says them.
-    Raises UserError listing what was found."""
+def detect(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, name: str, *, train_on: TrainOn) -> Format:
+    """The format that the columns of the dataset `name` show; `train_on`: as in the job. Raises UserError listing what
+    was found."""
     kind = kind_of(columns, name)
+    everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca"))
+    found = _format(kind, columns, tokenizer, everything=everything, pairs=train_on == "pairs")
+    if not everything:
+        return found
+
+    def whole(record: Record) -> Document | None:
+        document = found.document(record)
+        return replace(document, everything=True) if document is not None else None
+
+    return replace(found, document=whole)
+
+
+def _format(
+    kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, everything: bool, pairs: bool
+) -> Format:
     if kind in ("messages", "conversations"):
         more = ("system", "tools") if kind == "conversations" else ("tools",)
         return _chat(kind, tokenizer, tuple(column for column in more if column in columns), everything)
     if kind == "prompt":
-        return _prompt_completion(tokenizer, tuple(column for column in ("tools",) if column in columns), everything)
+        tools = tuple(column for column in ("tools",) if column in columns)
+        return _prompt_completion(tokenizer, tools, everything, pairs)
     if kind == "alpaca":
         return _alpaca(tokenizer, tuple(column for column in (*ALPACA, "history") if column in columns), everything)
     return Format(name="text", uses=("text",), document=_text)
@@ -64,14 +84,20 @@ def _completion(prompt: str, completion: str) -> Document | None:
     return Document(text=text, trained=((len(prompt), len(text)),))
 
 
-def _prompt_completion(tokenizer: PreTrainedTokenizerBase, more: tuple[str, ...], everything: bool) -> Format:
+def _prompt_completion(
+    tokenizer: PreTrainedTokenizerBase, more: tuple[str, ...], everything: bool, pairs: bool
+) -> Format:
     template: list[ChatTemplate] = []  # made for the first record that is a conversation
 
     def document(record: Record) -> Document | None:
         if not isinstance(record.get("prompt"), list):
             return _completion(text_of(record, "prompt"), text_of(record, "completion"))
         if not template:
-            template.append(ChatTemplate(tokenizer, everything=everything))
+            template.append(ChatTemplate(tokenizer, everything=everything or pairs))
+        if pairs:
+            prompt, completion = conversation(record["prompt"]), conversation(record.get("completion"))
+            text, spans = template[0].pair(prompt, completion, tools_of(record))
+            return Document(text=text, trained=spans, special=False, ended=False)
         prompt = [message | {"train": False} for message in conversation(record["prompt"])]
         text, spans = template[0].render([*prompt, *conversation(record.get("completion"))], tools_of(record))
         return Document(text=text, trained=spans, special=False, ended=False)

@@ -7,19 +7,23 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.job.aliases import ALIASES, NOT_THERE, NOT_USED
+from planner.job.aliases import ALIASES
 from planner.job.schema import CANONICAL, Job
-from tests.planner.job.conftest import BASE, parse
+from tests.planner.job.conftest import BASE
 
 VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosine", "warmup_steps": "0.1",
           "num_train_epochs": "2", "method": "full", "chat_template": "template.jinja", "max_length": "64",
           "lora_r": "0", "lora_target_modules": "null", "tokenizer": "tiny", "optim": "adamw_torch",
           "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl",
           "eval_dataset": "text.jsonl", "val_size": "0.1", "eval_strategy": "no",
-          "per_device_eval_batch_size": "2"}  # fmt: skip
+          "per_device_eval_batch_size": "2", "train_batch_size": "4"}  # fmt: skip
 
 
-SPELLED_OTHERWISE = ("train_on_inputs", "assistant_only_loss", "use_peft", "base_model", "model_name_or_path")
+SPELLED_OTHERWISE = {
+    "train_on_inputs", "train_on_prompt", "assistant_only_loss", "completion_only_loss", "use_peft", "base_model",
+    "model_name_or_path", "packing_strategy", "excess_length_strategy", "gpu_memory_limit", "bfloat16", "float32",
+    "pure_bf16", "dtype", "torch_dtype", "eager_attention",
+}  # fmt: skip
 """Aliases with values of their own, or that tell whose a file is."""
 
 
@@ -35,20 +39,6 @@ def test_an_alias_means_its_canonical_key(alias: str, folder: Path) -> None:
     assert Job.parse("\n".join([*lines, f"{alias}: {VALUES[key]}"]), folder) == Job.parse(
         "\n".join([*lines, f"{key}: {VALUES[key]}"]), folder
     )
-
-
-@pytest.mark.parametrize("value", ["false", "no", "'no'", "null", "0", "0.0", "[]", "none"])
-def test_a_key_of_something_that_is_not_there_may_be_switched_off(value: str, folder: Path) -> None:
-    assert parse("".join(f"{key}: {value}\n" for key in NOT_THERE), folder) == parse("", folder)
-
-
-@pytest.mark.parametrize("key", [*(key for keys in NOT_USED.values() for key in keys), "report_to", "wandb_watch"])
-def test_a_key_that_changes_nothing_is_accepted_and_said_once(key: str, folder: Path) -> None:
-    job, notes = Job.parse_with_notes(BASE + f"{key}: 10\n", folder)
-    assert job == parse("", folder)
-    assert len([note for note in notes if note.startswith(f"not used: {key} (")]) == 1
-    _, silent = Job.parse_with_notes(BASE + f"{key}: false\n", folder)
-    assert silent == job.notes, "switched off there is nothing to say"
 
 
 def test_who_asks_torch_to_compile_is_told_the_key_that_does(folder: Path) -> None:

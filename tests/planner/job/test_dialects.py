@@ -33,7 +33,7 @@ def test_axolotls_absent_keys_mean_what_they_mean_there(folder: Path) -> None:
     assert (job.lr_scheduler_type, job.warmup_steps, job.bf16, job.method) == ("cosine", 0.03, True, "full")
     assert note(AXOLOTL, folder) == (
         "the file reads as axolotl's; what it leaves out is as there: max_length 512, num_train_epochs 1, "
-        "per_device_train_batch_size 1, lr_scheduler_type cosine, warmup_steps 0.03, bf16 auto"
+        "per_device_train_batch_size 1, lr_scheduler_type cosine, warmup_steps 0.03, bf16 auto, long_rows drop"
     )
 
 
@@ -59,14 +59,20 @@ def test_llama_factory_trains_adapters_where_nothing_else_is_said(folder: Path) 
     assert Job.parse(LLAMA_FACTORY + "finetuning_type: full\n", folder).method == "full"
 
 
-def test_trl_learns_all_of_a_conversation_unless_told_otherwise(folder: Path) -> None:
+def test_trl_learns_all_of_a_conversation_and_of_pairs_the_completion(folder: Path) -> None:
     job = Job.parse(TRL, folder)
-    assert (job.learning_rate, job.bf16, job.train_on) == (2e-5, True, "all")
-    assert Job.parse(TRL + "assistant_only_loss: true\n", folder).train_on == "completions"
+    assert (job.learning_rate, job.bf16, job.train_on) == (2e-5, True, "pairs")
+    for lines, train_on in (
+        ("assistant_only_loss: true", "completions"), ("completion_only_loss: false", "all"),
+        ("completion_only_loss: true", "pairs"), ("assistant_only_loss: false\ncompletion_only_loss: null", "pairs"),
+        ("assistant_only_loss: true\ncompletion_only_loss: true", "completions"),
+    ):  # fmt: skip
+        assert Job.parse(f"{TRL}{lines}\n", folder).train_on == train_on
 
 
 def test_what_a_file_says_is_not_touched(folder: Path) -> None:
     given = "sequence_len: 64\nnum_epochs: 2\nmicro_batch_size: 3\nlr_scheduler: linear\nwarmup_steps: 0\nbf16: false\n"
+    given += "excess_length_strategy: truncate\n"
     job, notes = Job.parse_with_notes(AXOLOTL + given, folder)
     assert (job.max_length, job.num_train_epochs, job.slice_rows, job.warmup_steps, job.bf16) == (64, 2, 3, 0, False)
     assert not any(line.startswith("the file reads as") for line in notes)

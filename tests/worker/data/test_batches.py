@@ -49,6 +49,20 @@ def test_every_epoch_shows_every_row_once_in_its_own_order(tmp_path: Path) -> No
     assert first != second
 
 
+def test_long_documents_are_cut_left_out_or_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    records = [{"text": "short"}, {"text": "much too long"}]
+    keys = {"max_length": 8, "per_device_train_batch_size": 1}
+    assert len(batches(tmp_path, records, **keys)._rows) == 2
+    caplog.set_level(logging.WARNING)
+    left = batches(tmp_path, records, long_rows="drop", **keys)
+    assert [rows(left, step) for step in range(2)] == [[encoded(records[0])]] * 2
+    assert "1 of 2 documents are longer than max_length 8 and left out (long_rows: drop)" in caplog.text
+    with pytest.raises(UserError, match="longer than max_length") as refused:
+        batches(tmp_path, records, long_rows="refuse", **keys)
+    assert refused.value.code == "rows-too-long"
+    assert refused.value.numbers == ("1 of 2, the longest 14 tokens; max_length is 8",)
+
+
 def test_a_step_is_the_same_whatever_was_asked_before(tmp_path: Path) -> None:
     keys = {"max_length": 64, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     one, other = (batches(tmp_path, sentences(7), **keys) for _ in range(2))

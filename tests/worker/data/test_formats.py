@@ -62,6 +62,22 @@ def test_completions_are_learned_and_prompts_are_not(tmp_path: Path) -> None:
     assert learn(tmp_path, records, train_on="all").sample() == "⟦2+2=4<eos>⟧"
 
 
+def test_of_pairs_the_completion_is_learned_and_of_all_else_everything(tmp_path: Path) -> None:
+    pairs = [{"prompt": "2+2=", "completion": "4"}]
+    assert learn(tmp_path, pairs, train_on="pairs").sample() == "2+2=⟦4<eos>⟧"
+    assert learn(tmp_path, [{"text": "hello"}], train_on="pairs").sample() == "⟦hello<eos>⟧"
+    talk = learn(tmp_path, [{"messages": TALK[:2]}], chat_tokenizer(), train_on="pairs").sample()
+    assert talk == "⟦<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n⟧"
+
+
+def test_of_a_pair_of_conversations_all_is_learned_that_the_prompt_does_not_have(tmp_path: Path) -> None:
+    records = [{"prompt": TALK[:1], "completion": TALK[1:]}]
+    assert learn(tmp_path, records, chat_tokenizer(), train_on="pairs").sample() == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n⟦yes<|im_end|>\n"
+        "<|im_start|>user\nyes?<|im_end|>\n<|im_start|>assistant\nno<|im_end|>\n⟧"
+    )
+
+
 def test_a_token_that_reaches_into_the_completion_is_learned(tmp_path: Path) -> None:
     alphabet = {character: number for number, character in enumerate("ab=4")}
     joined = Tokenizer(models.BPE(vocab={**alphabet, "=4": 4, "<eos>": 5}, merges=[("=", "4")]))

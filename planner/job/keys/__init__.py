@@ -1,0 +1,27 @@
+"""The keys of the files of axolotl, LLaMA-Factory and TRL, and what becomes of each: read by `planner.job.aliases`, and
+written out in docs/keys.md by `python -m planner.job.keys`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.job.keys.axolotl import AXOLOTL
+from planner.job.keys.fate import Table
+from planner.job.keys.llama_factory import LLAMA_FACTORY
+from planner.job.keys.trl import TRL
+
+TABLES: Mapping[str, Table] = {"axolotl": AXOLOTL, "LLaMA-Factory": LLAMA_FACTORY, "TRL": TRL}
+"""Tool -> its keys."""
+
+ANY: Table = {**TRL, **LLAMA_FACTORY, **AXOLOTL}
+"""All of them, for files that no tool's keys tell apart. Where tools differ, it is what axolotl has."""
+
+
+def other_names() -> dict[str, tuple[str, ...]]:
+    """offmate's key -> the names that it has elsewhere."""
+    found: dict[str, dict[str, None]] = {}
+    for table in TABLES.values():
+        for name, fate in table.items():
+            if fate.kind == "honoured" and fate.text != name:
+                found.setdefault(fate.text, {})[name] = None
+    return {key: tuple(names) for key, names in found.items()}

@@ -1,0 +1,44 @@
+"""docs/keys.md, written from the tables: `python -m planner.job.keys > docs/keys.md`."""
+
+from __future__ import annotations
+
+from planner.job.keys import TABLES
+from planner.job.keys.fate import Fate
+
+_HEAD = """\
+# Keys of other tools
+
+Every key that axolotl, LLaMA-Factory and TRL document, and what becomes of it in a job file. It is written from the
+tables that the reader itself goes by (`planner/job/keys/`; `python -m planner.job.keys > docs/keys.md`).
+
+- *is* a key of offmate: it means that key, which [jobs.md](jobs.md) describes;
+- *no effect*: it changes nothing of what is learned; why is said at submission, unless it is switched off;
+- *the planner's*: the planner decides what is where and what is recomputed; said likewise;
+- *not there*: it asks for something that offmate does not do, and the job is refused in one line. Switched off (null,
+  false, 0, "", "no", "none", an empty list) it may stay, as it may with a value in brackets;
+- *beside* a key: it belongs to that one, and says nothing without it.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    parts = [_HEAD]
+    for tool, table in TABLES.items():
+        parts.append(f"\n## {tool}\n\n| key | what becomes of it |\n|---|---|\n")
+        parts += [f"| `{key}` | {_words(key, fate)} |\n" for key, fate in sorted(table.items())]
+    return "".join(parts)
+
+
+def _words(key: str, fate: Fate) -> str:
+    fine = f" ({', '.join(f'`{value}`' for value in fate.fine)})" if fate.fine else ""
+    return {
+        "honoured": "as it is here" if fate.text == key else f"is `{fate.text}`",
+        "unused": f"no effect: {fate.text}",
+        "planner": "the planner's",
+        "not there": f"not there: {fate.text}{fine}",
+        "part": f"beside `{fate.text}`",
+    }[fate.kind]
+
+
+if __name__ == "__main__":
+    print(page(), end="")

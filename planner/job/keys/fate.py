@@ -1,0 +1,96 @@
+"""What becomes of a key of another tool's file, as a value; tables of them are built by `table`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["honoured", "unused", "planner", "not there", "part"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of a key that asks for something.
+
+    `text` by `kind`: "honoured": the key of offmate that it is; "unused": why it has no effect here; "planner": what
+    the planner decides instead; "not there": what it asks for, which offmate does not do; "part": the key of the
+    same file without which it says nothing, and whose line tells all. `fine`: values of a key that is not there
+    which ask for nothing, beside those that switch anything off.
+    """
+
+    kind: Kind
+    text: str
+    fine: tuple[object, ...] = ()
+
+
+Table = Mapping[str, Fate]
+"""Key -> what becomes of it. The keys are all that a tool documents."""
+
+LOGS = "metrics.jsonl has every step, the log a line every 10 seconds"
+REPORTS = "nothing is reported to other programs; metrics.jsonl has all figures"
+ATTENTION = "attention is what attn_implementation says"
+DECIDES = "the planner decides what is where and what is recomputed"
+COMPILES = "with exact: false, compile: auto compiles layers where that is faster"
+READS = "rows are read, batched and padded in one way only"
+SAVES = "checkpoints come by save_steps and save_minutes, and a job goes on from its last one by itself"
+EVALUATES = "evaluations come by eval_strategy and eval_steps"
+KERNELS = "the planner's blocks bring their own code"
+UPLOADS = "nothing is uploaded"
+OWN_CODE = "a model's own code is never run; its config says what it is"
+GENERATES = "nothing is generated but the answers to sample_prompts"
+ONE_DEVICE = "one device trains"
+SAYS_NOTHING = "it says nothing here"
+
+REWARDS = "training by preferences or rewards"
+PICTURES = "training on pictures, sounds or videos"
+QUANTIZED = "a quantized base model"
+OTHER_LORA = "another kind of LoRA"
+SOME_WEIGHTS = "training some weights only"
+OPTIMIZER = "another optimizer"
+ITS_RATE = "another learning rate for some weights"
+SHAPE = "another shape of the learning rate"
+BEST = "choosing the model by its evaluations"
+TOKENS = "adding tokens to the tokenizer (add them in its folder)"
+LOSS = "another loss"
+LEARNED = "another choice of what is learned"
+ORDER = "another order of the data"
+CHANGED_MODEL = "a changed model (change its config.json)"
+FP16 = "fp16 training (bf16: true is)"
+REVISION = "a revision of the model (download it, and give its folder)"
+
+
+def table(
+    *,
+    same: str = "",
+    honoured: Mapping[str, str] | None = None,
+    unused: Mapping[str, str] | None = None,
+    planner: str = "",
+    not_there: Mapping[str, str] | None = None,
+    parts: Mapping[str, str] | None = None,
+    fine: Mapping[str, tuple[object, ...]] | None = None,
+) -> dict[str, Fate]:
+    """A table, of names with spaces between them. `same`: keys with offmate's own names; `honoured`: offmate's key ->
+    the tool's names of it; `unused`, `not_there`: `Fate.text` -> keys; `planner`: keys; `parts`: the key that they
+    belong to -> keys; `fine`: key -> `Fate.fine`."""
+    found: dict[str, Fate] = {}
+
+    def add(names: str, fate: Fate) -> None:
+        for name in names.split():
+            assert name not in found, name
+            found[name] = fate
+
+    for name in same.split():
+        add(name, Fate(kind="honoured", text=name))
+    for key, names in (honoured or {}).items():
+        add(names, Fate(kind="honoured", text=key))
+    for why, names in (unused or {}).items():
+        add(names, Fate(kind="unused", text=why))
+    add(planner, Fate(kind="planner", text=DECIDES))
+    for what, names in (not_there or {}).items():
+        add(names, Fate(kind="not there", text=what))
+    for key, names in (parts or {}).items():
+        add(names, Fate(kind="part", text=key))
+    for name, values in (fine or {}).items():
+        found[name] = replace(found[name], fine=values)
+    return found

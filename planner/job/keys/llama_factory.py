@@ -1,0 +1,149 @@
+"""The keys of LLaMA-Factory's files, beside those of transformers: its model, data, fine-tuning, generating and
+training arguments; those of earlier versions among them."""
+
+from __future__ import annotations
+
+from planner.job.keys.fate import (
+    BEST,
+    CHANGED_MODEL,
+    EVALUATES,
+    GENERATES,
+    KERNELS,
+    LEARNED,
+    LOGS,
+    LOSS,
+    ONE_DEVICE,
+    OPTIMIZER,
+    ORDER,
+    OTHER_LORA,
+    OWN_CODE,
+    QUANTIZED,
+    READS,
+    REPORTS,
+    REVISION,
+    REWARDS,
+    SAYS_NOTHING,
+    SOME_WEIGHTS,
+    TOKENS,
+    UPLOADS,
+    Table,
+    table,
+)
+from planner.job.keys.transformers import TRANSFORMERS
+
+_INSTEAD = TRANSFORMERS.keys() - {"generation_max_length", "generation_num_beams"}
+LLAMA_FACTORY: Table = {key: fate for key, fate in TRANSFORMERS.items() if key in _INSTEAD} | table(
+    same="dataset eval_dataset val_size packing max_samples lora_alpha lora_dropout stage dataset_dir",
+    honoured={
+        "model": "model_name_or_path",
+        "chat_template": "template",
+        "max_length": "cutoff_len",
+        "packing": "neat_packing",
+        "train_on": "train_on_prompt",
+        "method": "finetuning_type",
+        "lora_r": "lora_rank",
+        "lora_target_modules": "lora_target",
+        "bf16": "pure_bf16",
+    },
+    unused={
+        LOGS: "plot_loss include_effective_tokens_per_second print_param_status",
+        REPORTS: """
+            use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
+            swanlab_lark_webhook_url swanlab_lark_secret
+        """,
+        "attention is PyTorch's sdpa, which takes its flash kernel where there is one": "flash_attn",
+        OWN_CODE: "trust_remote_code",
+        KERNELS: "enable_liger_kernel use_v1_kernels",
+        READS: """
+            streaming buffer_size overwrite_cache preprocessing_batch_size preprocessing_num_workers tokenized_path
+            use_fast_tokenizer ignore_pad_token_for_loss cache_dir data_shared_file_system
+        """,
+        EVALUATES: "eval_on_each_dataset eval_num_beams compute_accuracy task_dir task save_dir lang n_shot",
+        GENERATES: """
+            do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty length_penalty
+            default_system skip_special_tokens infer_backend infer_dtype use_kv_cache vllm_maxlen vllm_gpu_util
+            vllm_enforce_eager vllm_max_lora_rank vllm_config sglang_maxlen sglang_mem_fraction sglang_tp_size
+            sglang_config sglang_lora_backend generation_max_length generation_num_beams kt_maxlen kt_use_cuda_graph
+            kt_mode kt_force_think
+        """,
+        UPLOADS: "hf_hub_token ms_hub_token om_hub_token export_hub_model_id",
+        "the model is written as it was trained": """
+            export_dir export_size export_device export_quantization_bit export_quantization_dataset
+            export_quantization_nsamples export_quantization_maxlen export_legacy_format
+        """,
+        ONE_DEVICE: """
+            ray_run_name ray_storage_path ray_storage_filesystem ray_num_workers resources_per_worker placement_strategy
+            ray_init_kwargs
+        """,
+        "there are no pictures, sounds or videos": """
+            media_dir image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels
+            video_min_pixels video_fps video_maxlen use_audio_in_video audio_sampling_rate freeze_vision_tower
+            freeze_multi_modal_projector image_resolution video_resolution
+        """,
+        "norms and the head's output are fp32 where the model's own code has them so": """
+            upcast_layernorm upcast_lmhead_output
+        """,
+        "the planner's block masks are exact": "block_diag_attn",
+        SAYS_NOTHING: "compute_dtype device_map model_max_length ref_model ref_model_adapters",
+    },
+    planner="""
+        low_cpu_mem_usage use_unsloth use_unsloth_gc disable_gradient_checkpointing use_reentrant_gc offload_folder
+        use_kt
+        kt_optimize_rule cpu_infer chunk_size mode use_mca
+    """,
+    not_there={
+        LEARNED: "mask_history enable_thinking preserve_thinking",
+        "mixing the datasets in other shares": "mix_strategy interleave_probs",
+        ORDER: "disable_shuffling",
+        "tools in another form than the template's": "tool_format",
+        "going on from adapters that are there": "adapter_name_or_path adapter_folder",
+        "a tokenizer that splits special tokens": "split_special_tokens",
+        TOKENS: "resize_vocab add_tokens add_special_tokens new_special_tokens new_special_tokens_config",
+        REVISION: "model_revision",
+        CHANGED_MODEL: "rope_scaling mixture_of_depths moe_aux_loss_coef",
+        "shifted sparse attention": "shift_attn",
+        "random weights (give a folder with a config and none)": "train_from_scratch",
+        QUANTIZED: "quantization_bit",
+        "fp8 training": "fp8",
+        "training whole modules beside LoRA's adapters": "additional_target",
+        OTHER_LORA: "use_rslora use_dora loraplus_lr_ratio pissa_init create_new_adapter",
+        SOME_WEIGHTS: "use_llama_pro freeze_language_model",
+        OPTIMIZER: "use_galore use_apollo use_badam use_adam_mini use_muon",
+        LOSS: "use_dft_loss use_asft_loss use_eaft_loss",
+        REWARDS: "reward_model pref_loss pref_ftx",
+        BEST: "early_stopping_steps",
+    },
+    parts={
+        "quantization_bit": """
+            quantization_method quantization_type double_quantization quantization_device_map
+        """,
+        "fp8": "fp8_backend fp8_enable_fsdp_float8_all_gather",
+        "add_special_tokens": "init_special_tokens",
+        "loraplus_lr_ratio": "loraplus_lr_embedding",
+        "pissa_init": "pissa_iter pissa_convert",
+        "finetuning_type: freeze": "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules",
+        "finetuning_type: oft": "module_dropout oft_rank oft_block_size oft_target",
+        "stage: dpo": """
+            pref_beta pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight simpo_gamma
+            ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards ref_model_quantization_bit
+            reward_model_adapters reward_model_quantization_bit reward_model_type ld_alpha
+        """,
+        "use_galore": """
+            galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise
+        """,
+        "use_apollo": """
+            apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type
+            apollo_scale_type apollo_layerwise apollo_scale_front
+        """,
+        "use_badam": """
+            badam_mode badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode
+            badam_verbose
+        """,
+        "use_asft_loss": "asft_alpha",
+        "use_eaft_loss": "eaft_alpha",
+    },
+    fine={
+        "mix_strategy": ("concat",), "model_revision": ("main",), "rope_scaling": ("none",), "pref_loss": ("sigmoid",),
+        "enable_thinking": (True,), "tool_format": ("default",),
+    },
+)  # fmt: skip

@@ -1,0 +1,68 @@
+"""The keys of TRL's files: `SFTConfig`, `ModelConfig` and `ScriptArguments`, beside those of transformers; those of
+earlier versions among them."""
+
+from __future__ import annotations
+
+from planner.job.keys.fate import (
+    CHANGED_MODEL,
+    LOSS,
+    OTHER_LORA,
+    OWN_CODE,
+    QUANTIZED,
+    READS,
+    REVISION,
+    SAYS_NOTHING,
+    TOKENS,
+    Table,
+    table,
+)
+from planner.job.keys.transformers import TRANSFORMERS
+
+TRL: Table = TRANSFORMERS | table(
+    same="attn_implementation lora_r lora_alpha lora_dropout lora_target_modules max_length packing",
+    honoured={
+        "model": "model_name_or_path",
+        "dataset": "dataset_name datasets",
+        "chat_template": "chat_template_path",
+        "max_length": "max_seq_length",
+        "packing": "packing_strategy",
+        "train_on": "assistant_only_loss completion_only_loss",
+        "method": "use_peft",
+        "bf16": "dtype torch_dtype",
+    },
+    unused={
+        OWN_CODE: "trust_remote_code",
+        READS: """
+            dataset_num_proc dataset_batch_size shuffle_dataset padding_free pad_to_multiple_of eval_packing
+            dataset_streaming num_of_sequences chars_per_token
+        """,
+        "padding is never learned": "pad_token",
+        SAYS_NOTHING: "ignore_bias_buffers gradient_checkpointing_use_reentrant",
+    },
+    planner="activation_offloading",
+    not_there={
+        "loading the model in another way": "model_init_kwargs",
+        "preparing the data in another way": "dataset_kwargs",
+        "a column of another name (rename it to text)": "dataset_text_field",
+        "a part of the dataset by its name": "dataset_config",
+        "another split of the dataset": "dataset_train_split",
+        CHANGED_MODEL: "router_aux_loss_coef",
+        "another end-of-text token (set eos_token in the tokenizer's folder)": "eos_token",
+        "cutting long rows at their beginning": "truncation_mode",
+        LOSS: "loss_type",
+        REVISION: "model_revision",
+        OTHER_LORA: "lora_target_parameters use_rslora use_dora lora_task_type",
+        "training whole modules beside LoRA's adapters": "lora_modules_to_save",
+        QUANTIZED: "load_in_8bit load_in_4bit",
+        TOKENS: "add_special_tokens",
+    },
+    parts={
+        "load_in_4bit": "bnb_4bit_quant_type bnb_4bit_quant_storage use_bnb_nested_quant",
+        "eval_strategy": "dataset_test_split",
+    },
+    fine={
+        "dataset_text_field": ("text",), "dataset_train_split": ("train",), "truncation_mode": ("keep_start",),
+        "loss_type": ("nll", "chunked_nll"), "model_revision": ("main",), "lora_task_type": ("CAUSAL_LM",),
+        "dataset_kwargs": ({"skip_prepare_dataset": False},),
+    },
+)  # fmt: skip

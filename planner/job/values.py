@@ -1,0 +1,125 @@
+"""Values of other tools' keys: what they are under offmate's names, and what several that mean one say together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
+
+METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "freeze", "oft", "llama-adapter")
+ADAMW = ("adamw_hf", "adamw_torch_npu_fused", "paged_adamw_32bit", "paged_adamw", "adamw_apex_fused", "adamw")
+"""Other names of what `adamw_torch` is."""
+ADAMW_ROUNDED = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit")
+"""AdamW that rounds its states to save memory of the GPU. Here states are fp32 and need none of it."""
+_TRAIN_ON = {True: "all", False: "completions"}
+_DTYPES: dict[object, bool | None] = {"bfloat16": True, "bf16": True, "float32": None, "fp32": None, "auto": None}
+_SWITCHES = (
+    "train_on_inputs", "train_on_prompt", "use_peft", "assistant_only_loss", "completion_only_loss", "bfloat16",
+    "float32", "pure_bf16", "eager_attention", "neat_packing",
+)  # fmt: skip
+_FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "fp8", "flash_attn")
+_STRATEGIES = ("bfd", "wrapped")
+_LONG = {"truncate": "cut", "raise": "refuse"}
+
+
+def translated(key: str, value: object) -> object:
+    """The value as the canonical key has it; None where it asks for nothing."""
+    if key == "adapter" and value in SWITCHED_OFF:
+        return "full"
+    if key in ("train_on_inputs", "train_on_prompt"):
+        return _TRAIN_ON.get(bool(value)) if value is not None else None
+    if key == "use_peft" and isinstance(value, bool):
+        return "lora" if value else "full"
+    if key == "assistant_only_loss" and isinstance(value, bool):
+        return "completions" if value else "pairs"
+    if key == "completion_only_loss" and isinstance(value, bool):
+        return "pairs" if value else "all"
+    if key in ("dtype", "torch_dtype"):
+        return _DTYPES.get(str(value))
+    if key in ("bfloat16", "pure_bf16"):
+        return True if value else None
+    if key == "float32":
+        return False if value else None
+    if value == "qlora":
+        return "lora"  # that it is not there is told
+    if key == "lora_target_linear":
+        return True if value is True else None
+    if key == "eager_attention":
+        return "eager" if value else None
+    if key == "attn_implementation" and isinstance(value, str) and (value.startswith(_FLASH) or "/" in value):
+        return "sdpa"
+    if key in ("optim", "optimizer") and value in (*ADAMW, *ADAMW_ROUNDED):
+        return "adamw_torch"
+    if key == "bf16" and value == "full":
+        return True
+    if key == "gradient_checkpointing" and isinstance(value, str):
+        return True  # axolotl's "unsloth" and "offload"
+    if key == "packing_strategy":
+        return None  # it says nothing without packing
+    if key == "gpu_memory_limit" and isinstance(value, int):
+        return f"{value}GB"
+    if key == "save_steps" and isinstance(value, float) and value < 1:
+        return None
+    if key == "excess_length_strategy":
+        return _LONG.get(str(value), value)
+    return None if key == "chat_template" and value == "tokenizer_default" else value
+
+
+def done_otherwise(key: str, name: str, value: object, tool: str | None) -> str | None:
+    """What to say of a value that is done in another way than it asks for; None where nothing is to say."""
+    if name == "attn_implementation" and key != "eager_attention":
+        return "attention is PyTorch's sdpa, which takes its flash kernel where there is one"
+    if name == "optim" and value in ADAMW_ROUNDED:
+        return "AdamW's states are fp32 here, in host memory; those would be rounded"
+    if key in ("dtype", "torch_dtype", "bfloat16", "pure_bf16") and value:
+        return "masters and moments stay fp32, working weights are bf16"
+    return None
+
+
+def merged(said: Mapping[str, object]) -> dict[str, object]:
+    """Of several keys that mean the same: those that disagree. Those that ask for nothing give way, and some say one
+    thing together."""
+    if "packing_strategy" in said and len(said) == 2:
+        packing = next(value for key, value in said.items() if key != "packing_strategy")
+        return {"packing": "wrapped" if packing is True and said["packing_strategy"] == "wrapped" else packing}
+    if set(said) == {"packing", "neat_packing"}:
+        return {"packing": bool(said["packing"]) or bool(said["neat_packing"])}
+    if set(said) == {"assistant_only_loss", "completion_only_loss"}:
+        only = "assistant_only_loss" if said["assistant_only_loss"] else "completion_only_loss"
+        return {only: said[only]}
+    if set(said) == {"chat_template", "chat_template_jinja"}:
+        if said["chat_template_jinja"] and said["chat_template"] in (None, "", "jinja"):
+            return {"chat_template_jinja": said["chat_template_jinja"]}
+        return {"chat_template": said["chat_template"]}
+    if set(said) == {"lora_target_linear", "lora_target_modules"}:  # axolotl adds all linear layers to those named
+        linear = said["lora_target_linear"] is True
+        return {"lora_target_linear": True} if linear else {"lora_target_modules": said["lora_target_modules"]}
+    asking = {key: value for key, value in said.items() if value not in SWITCHED_OFF}
+    found: dict[str, object] = {}
+    for key, value in (asking or dict([next(iter(said.items()))])).items():
+        new = translated(key, value)
+        if new is not None and new not in [translated(*item) for item in found.items()]:
+            found[key] = value
+    return found or dict([next(iter(said.items()))])
+
+
+def check_value(key: str, name: str, value: object, source: Source) -> list[Mistake]:
+    """Mistakes in values whose meaning depends on the name they came under, or that we know by name."""
+    if key == "warmup_ratio" and value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1):
+        return [source.mistake(key, "bad-value", f"it is {shown(value)}; it must be a share of all steps, below 1")]
+    if key in _SWITCHES and value is not None and not isinstance(value, bool):
+        return [source.mistake(key, "wrong-type", f"it is {shown(value)}; it must be true or false")]
+    if name == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
+        return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
+    if name == "method" and value in METHODS_NOT_THERE:
+        return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning and LoRA")]
+    if key in ("dtype", "torch_dtype") and value not in SWITCHED_OFF and str(value) not in _DTYPES:
+        text = f"it is {shown(value)}; bf16: true computes in bf16 with fp32 masters, without it all is fp32"
+        return [source.mistake(key, "not-there", text)]
+    if key == "packing_strategy" and value not in (*_STRATEGIES, *SWITCHED_OFF):
+        text = f"it is {shown(value)}; documents are packed whole (bfd), or cut (wrapped)"
+        return [source.mistake(key, "not-there", text)]
+    if key == "chat_template" and isinstance(value, str) and value.startswith("tokenizer_default_fallback_"):
+        text = f"a template for a tokenizer without one is not there yet; give {value[27:]}, or leave this key out"
+        return [source.mistake(key, "not-there", text)]
+    return []
