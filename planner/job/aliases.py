@@ -1,6 +1,6 @@
 """The names people know from other tools: what each means in a job, what says nothing here, what is refused.
 
-What becomes of a key is in `planner.job.keys`; here it is done.
+What becomes of a key is in `planner.keys`; here it is done.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from planner.job.dialects import AXOLOTL, Dialect
-from planner.job.keys import ANY, TABLES, other_names
-from planner.job.keys.fate import DECIDES, KERNELS, PICTURES, QUANTIZED, REPORTS, REWARDS, Fate
 from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown, to_user_error
 from planner.job.values import check_value, done_otherwise, merged, translated
+from planner.keys import ANY, TABLES, other_names
+from planner.keys.fate import DECIDES, KERNELS, PICTURES, QUANTIZED, REPORTS, REWARDS, Fate
 from planner.machine.memory import computes_bf16
 
 _MORE = {"tokenizer": ("tokenizer_name_or_path",), "num_train_epochs": ("epochs",)}

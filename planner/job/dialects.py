@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.job.keys.llama_factory import LLAMA_FACTORY as LLAMA_FACTORY_KEYS
-from planner.job.keys.trl import TRL as TRL_KEYS
+from planner.keys.llama_factory import LLAMA_FACTORY as LLAMA_FACTORY_KEYS
+from planner.keys.trl import TRL as TRL_KEYS
 
 AXOLOTL, LLAMA_FACTORY, TRL = "axolotl", "LLaMA-Factory", "TRL"
 _LLAMA_FACTORY = LLAMA_FACTORY_KEYS.keys() - TRL_KEYS.keys() - {"dataset", "eval_dataset", "val_size", "max_samples"}

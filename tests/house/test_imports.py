@@ -19,7 +19,8 @@ HOUSE = ("planner", "worker", "offmated")
 MAY_IMPORT = {
     # folder: the folders it may import; everyone may import the root of its package, which imports no folder
     "planner": (),
-    "planner.job": ("planner.machine",),
+    "planner.keys": (),
+    "planner.job": ("planner.keys", "planner.machine"),
     "planner.run": (),
     "planner.machine": (),
     "planner.cpu": (),

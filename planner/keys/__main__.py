@@ -1,15 +1,15 @@
-"""docs/keys.md, written from the tables: `python -m planner.job.keys > docs/keys.md`."""
+"""docs/keys.md, written from the tables: `python -m planner.keys > docs/keys.md`."""
 
 from __future__ import annotations
 
-from planner.job.keys import TABLES
-from planner.job.keys.fate import Fate
+from planner.keys import TABLES
+from planner.keys.fate import Fate
 
 _HEAD = """\
 # Keys of other tools
 
 Every key that axolotl, LLaMA-Factory and TRL document, and what becomes of it in a job file. It is written from the
-tables that the reader itself goes by (`planner/job/keys/`; `python -m planner.job.keys > docs/keys.md`).
+tables that the reader itself goes by (`planner/keys/`; `python -m planner.keys > docs/keys.md`).
 
 - *is* a key of offmate: it means that key, which [jobs.md](jobs.md) describes;
 - *no effect*: it changes nothing of what is learned; why is said at submission, unless it is switched off;

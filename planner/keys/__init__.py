@@ -1,14 +1,14 @@
 """The keys of the files of axolotl, LLaMA-Factory and TRL, and what becomes of each: read by `planner.job.aliases`, and
-written out in docs/keys.md by `python -m planner.job.keys`."""
+written out in docs/keys.md by `python -m planner.keys`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.job.keys.axolotl import AXOLOTL
-from planner.job.keys.fate import Table
-from planner.job.keys.llama_factory import LLAMA_FACTORY
-from planner.job.keys.trl import TRL
+from planner.keys.axolotl import AXOLOTL
+from planner.keys.fate import Table
+from planner.keys.llama_factory import LLAMA_FACTORY
+from planner.keys.trl import TRL
 
 TABLES: Mapping[str, Table] = {"axolotl": AXOLOTL, "LLaMA-Factory": LLAMA_FACTORY, "TRL": TRL}
 """Tool -> its keys."""

@@ -3,7 +3,7 @@ training arguments; those of earlier versions among them."""
 
 from __future__ import annotations
 
-from planner.job.keys.fate import (
+from planner.keys.fate import (
     BEST,
     CHANGED_MODEL,
     EVALUATES,
@@ -29,7 +29,7 @@ from planner.job.keys.fate import (
     Table,
     table,
 )
-from planner.job.keys.transformers import TRANSFORMERS
+from planner.keys.transformers import TRANSFORMERS
 
 _INSTEAD = TRANSFORMERS.keys() - {"generation_max_length", "generation_num_beams"}
 LLAMA_FACTORY: Table = {key: fate for key, fate in TRANSFORMERS.items() if key in _INSTEAD} | table(

@@ -3,7 +3,7 @@ earlier versions among them."""
 
 from __future__ import annotations
 
-from planner.job.keys.fate import (
+from planner.keys.fate import (
     CHANGED_MODEL,
     LOSS,
     OTHER_LORA,
@@ -16,7 +16,7 @@ from planner.job.keys.fate import (
     Table,
     table,
 )
-from planner.job.keys.transformers import TRANSFORMERS
+from planner.keys.transformers import TRANSFORMERS
 
 TRL: Table = TRANSFORMERS | table(
     same="attn_implementation lora_r lora_alpha lora_dropout lora_target_modules max_length packing",

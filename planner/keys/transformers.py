@@ -3,7 +3,7 @@ have, too; those of earlier versions among them."""
 
 from __future__ import annotations
 
-from planner.job.keys.fate import (
+from planner.keys.fate import (
     BEST,
     COMPILES,
     EVALUATES,

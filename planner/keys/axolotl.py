@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.job.keys.fate import (
+from planner.keys.fate import (
     ATTENTION,
     BEST,
     CHANGED_MODEL,

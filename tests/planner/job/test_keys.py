@@ -9,10 +9,10 @@ import pytest
 
 from planner.errors import UserError
 from planner.job.aliases import REPORTING
-from planner.job.keys import ANY, TABLES
-from planner.job.keys.__main__ import page
-from planner.job.keys.fate import Fate
 from planner.job.schema import Job
+from planner.keys import ANY, TABLES
+from planner.keys.__main__ import page
+from planner.keys.fate import Fate
 from tests import ROOT
 from tests.planner.job.conftest import BASE, parse
 
@@ -112,4 +112,4 @@ def test_a_file_about_something_else_altogether_gets_one_line(folder: Path) -> N
 
 
 def test_the_docs_have_the_table() -> None:
-    assert (ROOT / "docs" / "keys.md").read_text() == page(), "python -m planner.job.keys > docs/keys.md"
+    assert (ROOT / "docs" / "keys.md").read_text() == page(), "python -m planner.keys > docs/keys.md"
