@@ -104,6 +104,10 @@ class House:
         """The job as the API shows it."""
         return self.client.job(number)
 
+    def resumed_from(self, number: int) -> list[int | None]:
+        """The checkpoints from which the job's trainers started."""
+        return [event["resumed_from"] for event in self.events(number) if event["event"] == "start"]
+
     def events(self, number: int) -> list[Json]:
         """The events of the job's trainers."""
         return list(events(self.client, number, following=False))

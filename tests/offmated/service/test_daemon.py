@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import shutil
-import signal
 import stat
 import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from threading import Barrier
 
 import pytest
 import redis
-from rich.console import Console
 
-from offmated.cli import client as client_module
 from offmated.cli import launcher
-from offmated.cli.client import Client
-from offmated.cli.follow import events, follow
 from offmated.cli.launcher import start_in_background
 from offmated.jobs.store import Store
-from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.run.processes import Process
-from tests.support.daemons import HELD_AT, PATIENCE_S, ROOT, House, house, until
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[House]:
-    """One daemon for the tests that leave it as it was."""
-    with house() as built:
-        yield built
-
-
-@pytest.fixture
-def own() -> Iterator[House]:
-    """A daemon for tests that end or hurt it."""
-    with house() as built:
-        yield built
+from tests.support.daemons import House, until
 
 
 def horse(house: House, number: int) -> Process:
@@ -50,11 +23,6 @@ def horse(house: House, number: int) -> Process:
     owner = Store(f"sqlite:///{house.paths.database}").job(number).owner
     assert owner is not None
     return Process.parse(owner)
-
-
-def resumed_from(house: House, number: int) -> list[int | None]:
-    """The checkpoints from which the job's trainers started."""
-    return [event["resumed_from"] for event in house.events(number) if event["event"] == "start"]
 
 
 def test_a_submitted_job_is_planned_measured_trained_and_done(shared: House) -> None:
@@ -196,8 +164,8 @@ def test_a_killed_trainer_goes_on_from_its_last_checkpoint(shared: House) -> Non
     trainer = Process.of(pid)
     assert trainer is not None
     trainer.kill()
-    until(lambda: len(resumed_from(shared, number)) == 2, "a second start")
-    assert resumed_from(shared, number) == [None, 10], "it was held before the checkpoint of step 20"
+    until(lambda: len(shared.resumed_from(number)) == 2, "a second start")
+    assert shared.resumed_from(number) == [None, 10], "it was held before the checkpoint of step 20"
     assert len(shared.trainer_pids(number)) == 2
     (killed, _) = shared.job(number)["history"]
     assert (killed["reached_step"], killed["checkpoint_step"]) == (20, 10)
@@ -214,7 +182,7 @@ def test_a_cancelled_job_that_is_tried_again_goes_on_from_its_checkpoint_under_i
     assert shared.client.retry(number)["state"] in ("waiting", "running")
     job = shared.wait_for(number, "done", "failed")
     assert (job["state"], job["attempts"], job["stop_reason"]) == ("done", 2, None)
-    assert resumed_from(shared, number) == [None, step]
+    assert shared.resumed_from(number) == [None, step]
     assert [attempt["ending"] for attempt in job["history"]] == ["cancelled", "the trainer is done"]
     assert "".join(shared.client.logs(number)).count("planner here") == 2, "an estimate and a measurement, at first"
     with pytest.raises(UserError, match=f"Job {number} is done; only a job that failed"):
@@ -282,207 +250,3 @@ def test_sockets_that_are_deleted_are_made_again(shared: House) -> None:
     assert (said + "".join(log)).endswith("the trainer is done\n"), "who was connected stays so"
     sockets = (shared.paths.runtime, shared.paths.api_socket, shared.paths.broker_socket)
     assert [stat.S_IMODE(path.stat().st_mode) for path in sockets] == [0o700, 0o600, 0o600]
-
-
-def test_without_a_socket_for_the_api_jobs_go_on_and_are_saved_at_the_end(own: House) -> None:
-    first, second = (own.submit("held", steps=60) for _ in range(2))
-    own.wait_until_held(first)
-    own.paths.api_socket.unlink()
-    own.paths.api_socket.mkdir()
-    own.release(first)
-    store = Store(f"sqlite:///{own.paths.database}")
-    until(lambda: own.living_trainers(second), "the second job runs")
-    assert own.daemon is not None
-    own.daemon.terminate()
-    assert own.daemon.wait(PATIENCE_S) == 0, own.log()
-    rows = [store.job(number) for number in (first, second)]
-    assert [(row.state, row.stop_reason) for row in rows] == [("done", None), ("waiting", "shutdown")]
-    assert own.log().count("listening did not work") == 1
-
-
-def test_down_saves_a_running_job_which_goes_on_after_up(own: House) -> None:
-    number = own.submit("held", steps=60)
-    idle = own.submit("next", steps=1)
-    own.wait_until_held(number)
-    own.down()
-    assert not own.paths.api_socket.exists()
-    assert own.living_trainers(number) == []
-    row = Store(f"sqlite:///{own.paths.database}").job(number)
-    assert (row.state, row.stop_reason, row.exit_code, row.crashes) == ("waiting", "shutdown", 75, 0)
-    assert row.last_checkpoint_step == HELD_AT
-    own.up()
-    job = own.wait_for(number, "done", "failed")
-    assert (job["state"], job["attempts"]) == ("done", 2)
-    assert resumed_from(own, number) == [None, HELD_AT]
-    own.wait_for(idle, "done")
-
-
-def test_a_killed_daemon_leaves_nothing_running_and_its_jobs_go_on(own: House) -> None:
-    number = own.submit("held", steps=60, save_steps=10)
-    own.wait_until_held(number)
-    children = [own.child(name) for name in ("broker", "plan-worker", "gpu-worker")]
-    (pid,) = own.living_trainers(number)
-    assert own.daemon is not None
-    own.daemon.kill()
-    own.daemon.wait()
-    until(lambda: not any(child.alive() for child in children) and Process.of(pid) is None, "all are gone")
-    own.release(number)
-    own.up()
-    job = own.wait_for(number, "done", "failed")
-    assert (job["state"], job["attempts"], job["crashes"]) == ("done", 2, 0)
-
-
-def test_a_damaged_file_of_the_broker_does_not_keep_the_daemon_from_starting(own: House) -> None:
-    own.down()
-    folder = own.paths.broker / "appendonlydir"
-    for file in folder.iterdir():
-        file.write_bytes(b"not a command\r\n" * 10)
-    own.up()
-    assert own.wait_for(own.submit("after", steps=1), "done", "failed")["state"] == "done"
-
-
-def test_ctrl_c_at_a_daemon_in_front_stops_it_in_good_order(own: House) -> None:
-    number = own.submit("front", steps=5000)
-    own.wait_for_step(number, 2)
-    assert own.daemon is not None
-    own.daemon.send_signal(signal.SIGINT)
-    assert own.daemon.wait(PATIENCE_S) == 0
-    row = Store(f"sqlite:///{own.paths.database}").job(number)
-    assert (row.state, row.exit_code) == ("waiting", 75)
-
-
-def test_a_second_signal_does_not_wait_for_checkpoints(own: House) -> None:
-    number = own.submit("stubborn", steps=5000)  # its trainer ignores the first
-    own.wait_for_step(number, 2)
-    assert own.daemon is not None
-    own.daemon.send_signal(signal.SIGTERM)
-    until(lambda: own.client.health()["state"] == "stopping", "the daemon is stopping")
-    own.daemon.send_signal(signal.SIGTERM)
-    assert own.daemon.wait(PATIENCE_S) == 0
-    row = Store(f"sqlite:///{own.paths.database}").job(number)
-    assert (row.state, row.last_checkpoint_step, row.crashes) == ("waiting", None, 0)
-    assert own.living_trainers(number) == []
-
-
-def test_up_waits_for_a_daemon_that_is_stopping_and_starts_the_next(
-    own: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number = own.submit("stubborn", steps=5000)  # its trainer stops when it is let go
-    own.wait_for_step(number, 2)
-    monkeypatch.setenv("PYTHONPATH", own.environment["PYTHONPATH"])
-    assert own.daemon is not None
-    own.client.shutdown(wait=False)
-    assert own.client.health()["state"] == "stopping"
-    with ThreadPoolExecutor(1) as pool:
-        started = pool.submit(start_in_background, own.paths)
-        own.release(number)
-        assert started.result() is True
-    assert own.daemon.wait(PATIENCE_S) == 0
-    health = own.client.health()
-    assert (health["state"], health["pid"] != own.daemon.pid) == ("running", True)
-    own.client.cancel(number)
-    own.wait_for(number, "cancelled")
-    own.client.shutdown()
-
-
-def test_a_daemon_that_hangs_without_a_socket_is_named(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "OTHER_PATIENCE_S", 0.5)
-    monkeypatch.setenv("PYTHONPATH", own.environment["PYTHONPATH"])
-    assert own.daemon is not None
-    own.daemon.send_signal(signal.SIGSTOP)
-    own.paths.api_socket.unlink()
-    for reach in (start_in_background, launcher.runs):
-        with pytest.raises(UserError) as caught:
-            reach(own.paths)
-        assert caught.value.code == "daemon-silent"
-        assert caught.value.numbers[0] == f"process {own.daemon.pid}, socket {own.paths.api_socket}"
-        assert f"kill {own.daemon.pid}, then offmate up" in caught.value.hint
-    own.daemon.send_signal(signal.SIGCONT)
-    monkeypatch.undo()
-    assert launcher.runs(own.paths), "it listens anew"
-
-
-def test_a_daemon_that_hangs_is_not_called_away_and_nothing_is_told_twice(
-    own: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number = own.submit("held", steps=100)
-    own.wait_until_held(number)
-    monkeypatch.setattr(client_module, "PATIENCE_S", 0.5)
-    told = events(Client(own.paths), number, following=True)
-    assert any(event.get("step") == HELD_AT for event in told)
-    assert own.daemon is not None
-    own.daemon.send_signal(signal.SIGSTOP)
-    with pytest.raises(UserError, match="daemon-silent"):
-        next(told)
-    with pytest.raises(UserError) as caught:
-        Client(own.paths).running()
-    own.daemon.send_signal(signal.SIGCONT)
-    assert (caught.value.code, caught.value.numbers[1]) == ("daemon-silent", "no answer within 0.5 s")
-    monkeypatch.undo()
-    until(Client(own.paths).running, "it answers again")
-
-
-def test_following_goes_on_after_a_daemon_that_did_not_answer(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "PATIENCE_S", 0.5)
-    daemon, number = own.daemon, own.submit("followed", steps=50)
-    assert daemon is not None
-    daemon.send_signal(signal.SIGSTOP)
-    waker = threading.Timer(1.5, daemon.send_signal, (signal.SIGCONT,))
-    waker.start()
-    assert follow(Client(own.paths), number, Console(file=io.StringIO()))["state"] == "done"
-    waker.join()
-
-
-def test_a_daemon_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with tempfile.TemporaryDirectory(prefix="offmate-", dir="/tmp") as home:
-        paths = Paths.at(Path(home))
-        paths.config.write_text("redis_ulr = 'redis://localhost'\n")
-        with pytest.raises(UserError) as caught:
-            start_in_background(paths)
-        assert str(caught.value) == (
-            "The daemon did not start.\n"
-            "  it ended with exit code 2\n"
-            "  The settings file cannot be used.\n"
-            f"    {paths.config}\n"
-            "    unknown key 'redis_ulr'\n"
-            "    hint: did you mean redis_url?   [bad-config]\n"
-            f"  hint: the log is {paths.log}   [daemon-did-not-start]"
-        )
-
-
-def test_a_log_that_has_grown_long_is_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "LOG_BYTES", 10)
-    with tempfile.TemporaryDirectory(prefix="offmate-", dir="/tmp") as home:
-        paths = Paths.at(Path(home))
-        paths.config.write_text("redis_ulr = 'redis://localhost'\n")
-        paths.log.write_text("a long story\n")
-        with pytest.raises(UserError):
-            start_in_background(paths)
-        assert (Path(home) / "daemon.log.1").read_text() == "a long story\n"
-        assert "a long story" not in paths.log.read_text()
-
-
-def test_two_starts_at_once_give_one_daemon_to_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with tempfile.TemporaryDirectory(prefix="offmate-", dir="/tmp") as home:
-        paths = Paths.at(Path(home))
-        together = Barrier(2)
-
-        def start(_: int) -> bool:
-            together.wait()
-            return start_in_background(paths)
-
-        with ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(start, range(2))) == [True, True]
-        until(lambda: "[already-running]" in paths.log.read_text(), "the later one gives way")
-        Client(paths).shutdown()
-        assert not Client(paths).running()
-
-
-def test_nobody_answering_is_said_with_the_command_to_type(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        Client(Paths.at(tmp_path)).jobs()
-    assert caught.value.exit_code is Exit.DAEMON_NOT_RUNNING
-    assert str(caught.value).startswith("The daemon is not running.\n  socket ")
-    assert str(caught.value).endswith("\n  hint: offmate up   [daemon-not-running]")
