@@ -9,7 +9,7 @@ from contextlib import contextmanager
 log = logging.getLogger(__name__)
 
 
-class Troubles:
+class RepeatedErrors:
     """Remembers what has been said, so that what is tried twice a second does not fill the log."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from planner.machine.memory import check_budgets
 from planner.measure.analysis import Analysis, analyse_model, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
 from planner.measure.machine_rates import measure_hardware
-from planner.measure.target import find_site
+from planner.measure.target import find_target
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.search.make_plan import make_plan
@@ -329,10 +329,10 @@ def _plan(
     analysis: Analysis, device: torch.device, dtype: torch.dtype, gpu_budget: str | int | None,
     cpu_budget: str | int | None, slices: int, *, clip: bool, measure: bool, compiling: bool,
 ) -> tuple[Plan, Chain]:  # fmt: skip
-    site = find_site(device, dtype, measure=True)
+    target = find_target(device, dtype, measure=True)
     gpu, cpu = (None if size is None else parse_bytes(size) for size in (gpu_budget, cpu_budget))
-    check_budgets(gpu, cpu, gpu_bytes=site.gpu_bytes, ram_bytes=site.ram_bytes)
-    hardware = measure_hardware(device, dtype) if measure else site.machine
+    check_budgets(gpu, cpu, gpu_bytes=target.gpu_bytes, ram_bytes=target.ram_bytes)
+    hardware = measure_hardware(device, dtype) if measure else target.machine
     if measure:
         times = measure_times(analysis, device, hardware, slices=slices, compiling=compiling)
     else:

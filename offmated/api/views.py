@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from offmated.jobs.states import FINAL, TAKEN_FROM, JobState, StopReason
 from offmated.jobs.table import JobRow
-from offmated.trouble import Troubles
+from offmated.repeated_errors import RepeatedErrors
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.step_times import StepTimes, step_times
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 KEPT_FILES = 512
 
-_troubles = Troubles()
+_errors = RepeatedErrors()
 
 _PLAN_FIELDS = (
     "slices", "rounds", "clip", "source", "step_s", "lp_step_s", "bound_s", "solver_gap",
@@ -48,7 +48,7 @@ def job_view(row: JobRow, active: Sequence[JobRow]) -> Json:
         view["state"] = TAKEN_FROM[row.state]
     view |= {"reason": _reason(row, active), "place": _place(row, active), "output": (row.result or {}).get("output")}
     # Files that hold something else than they should blind nobody for the other jobs.
-    with _troubles.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
+    with _errors.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
         run = RunFolder(Path(row.run_dir))
         return view | _figures(row, _recent.get(run, run.metrics), _plans.get(run, run.plan))
     return view | _figures(row, [], None)

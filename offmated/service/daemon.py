@@ -25,11 +25,11 @@ from offmated.jobs.store import Store
 from offmated.jobs.submission import sweep_drafts
 from offmated.lock import Lock
 from offmated.paths import Paths
+from offmated.repeated_errors import RepeatedErrors
 from offmated.service.broker import QUEUES, Broker
 from offmated.service.dispatcher import Dispatcher
 from offmated.service.supervisor import Child, living_children
-from offmated.service.wakeup import Bell
-from offmated.trouble import Troubles
+from offmated.service.wakeup import WakeupPipe
 from offmated.version import API, release
 from planner.errors import Exit, UserError
 from planner.run.processes import Process
@@ -66,8 +66,8 @@ class Daemon:
         self._broker = Broker.choose(self._config, paths)
         self._store = Store(self._config.database_url)
         self._dispatcher = Dispatcher(self._store, self._broker)
-        self._troubles = Troubles()
-        self._bell = Bell()
+        self._errors = RepeatedErrors()
+        self._wakeup = WakeupPipe()
         self._signals = 0
         self._down_asked = False
         self._closing = False
@@ -84,7 +84,7 @@ class Daemon:
         services = Services(
             store=self._store,
             paths=self._paths,
-            wake=self._bell.ring,
+            wake=self._wakeup.wake,
             shut_down=self._ask_down,
             closing=lambda: self._closing,
             health=self._health,
@@ -97,7 +97,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._count_signal())
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._bell.ring_at_signals()
+        self._wakeup.wake_at_signals()
         upgrade(self._store.engine, self._paths)  # first, as it finds out whether there is a database to be used
         self._store.engine.dispose()
         choose_journal(self._store.engine)
@@ -114,7 +114,7 @@ class Daemon:
             log.info("ready: %s", self._paths.api_socket)
             while not self._stops_asked:
                 self._tick()
-                self._bell.sleep(TICK_S)
+                self._wakeup.sleep(TICK_S)
             log.info("stopping")
             self._stop_workers()
         finally:
@@ -134,7 +134,7 @@ class Daemon:
             ("passing stops on", self._dispatcher.pass_on_stops),
             ("handing jobs out", self._dispatcher.hand_out),
         ):
-            with self._troubles.of(what, Exception):
+            with self._errors.of(what, Exception):
                 do()
         if self._dispatcher.broker_silent_s() > SILENT_PATIENCE_S:
             for server in self._servers:
@@ -163,10 +163,10 @@ class Daemon:
                 patience_s = QUIET_PATIENCE_S if there is not None else BUSY_PATIENCE_S
                 if self._stops_asked > 1 or time.monotonic() - busy_at[name] > patience_s:
                     worker.kill()
-            self._bell.sleep(STOP_TICK_S)
+            self._wakeup.sleep(STOP_TICK_S)
         # A killed worker's horse dies a moment after it. What is not back by then, the next daemon takes back.
         deadline = time.monotonic() + HORSE_PATIENCE_S
-        with self._troubles.of("taking the last jobs back", Exception):
+        with self._errors.of("taking the last jobs back", Exception):
             while self._store.jobs(*QUEUES.values()) and time.monotonic() < deadline:
                 self._dispatcher.adopt(blameless=True)
                 time.sleep(0.01)
@@ -174,7 +174,7 @@ class Daemon:
     def _stop_jobs(self) -> set[JobState] | None:
         """Have the jobs that a process works on stop; returns what these are in, None when the database does not
         answer."""
-        with self._troubles.of("stopping the jobs", Exception):
+        with self._errors.of("stopping the jobs", Exception):
             self._dispatcher.adopt(blameless=True)
             # Again and again: a worker may have been about to take a job.
             rows = self._store.jobs(*QUEUES.values())
@@ -196,11 +196,11 @@ class Daemon:
 
     def _listen(self) -> None:
         """Keep the API's socket. Jobs do not need it: without it everything else goes on."""
-        with self._troubles.of("listening", Exception):
+        with self._errors.of("listening", Exception):
             self._api.keep()
 
     def _keep_lock(self) -> None:
-        with self._troubles.of("keeping the lock", OSError):
+        with self._errors.of("keeping the lock", OSError):
             try:
                 self._lock.keep()
             except UserError as error:  # its file was deleted, and the other daemon was faster than this tick
@@ -209,7 +209,7 @@ class Daemon:
 
     def _keep(self, children: Iterable[Child]) -> None:
         for child in children:
-            with self._troubles.of(f"keeping the {child.name}", Exception):
+            with self._errors.of(f"keeping the {child.name}", Exception):
                 child.keep()
 
     @property
@@ -222,7 +222,7 @@ class Daemon:
 
     def _ask_down(self) -> None:
         self._down_asked = True
-        self._bell.ring()
+        self._wakeup.wake()
 
     def _health(self) -> dict[str, Any]:
         return {

@@ -18,8 +18,8 @@ from sqlalchemy.exc import OperationalError
 from offmated.jobs.states import JobState
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
+from offmated.repeated_errors import RepeatedErrors
 from offmated.service.broker import ANSWER_PATIENCE_S, QUEUES, TASKS, Broker
-from offmated.trouble import Troubles
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.watch import end_leftover
@@ -37,7 +37,7 @@ class Dispatcher:
         self._store = store
         connection = broker.connect(ANSWER_PATIENCE_S)
         self._queues = {name: broker.queue(name, connection) for name in QUEUES}
-        self._troubles = Troubles()
+        self._errors = RepeatedErrors()
         self._sent: dict[str, tuple[tuple[int, int, int], float]] = {}
         self._silent_since: float | None = None
         self._since: dict[int, float] = {}  # jobs that cannot be taken back, and since when
@@ -48,7 +48,7 @@ class Dispatcher:
         rows = self._store.jobs(*QUEUES.values())
         self._since = {row.id: self._since[row.id] for row in rows if row.id in self._since}
         for row in rows:
-            with self._troubles.of(f"taking back job {row.id}", Exception):
+            with self._errors.of(f"taking back job {row.id}", Exception):
                 try:
                     self._adopt(row, blameless)
                 except (OperationalError, TimeoutError):  # its process does not die, and has what the next one needs
@@ -74,14 +74,14 @@ class Dispatcher:
         """SIGTERM to the processes of jobs that are to stop. Each time: the first may have come too early."""
         for row in self._store.jobs(*QUEUES.values()):
             if row.stop_reason is not None and row.owner is not None:
-                with self._troubles.of(f"stopping job {row.id}", Exception):
+                with self._errors.of(f"stopping job {row.id}", Exception):
                     Process.parse(row.owner).send(signal.SIGTERM)
 
     def hand_out(self) -> None:
         """Send each idle worker the job that is due next."""
         for name, phase in QUEUES.items():
             if not self._store.jobs(phase):
-                with self._troubles.of(f"sending to the {name} worker", redis.RedisError):
+                with self._errors.of(f"sending to the {name} worker", redis.RedisError):
                     self._send_next(name, phase)
 
     def broker_silent_s(self) -> float:

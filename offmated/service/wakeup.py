@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 
 
-class Bell:
+class WakeupPipe:
     """A socket pair. Unlike `threading.Event` it has no lock, on which a signal handler that interrupts another, or the
     sleep itself, would hang for ever."""
 
@@ -17,17 +17,17 @@ class Bell:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
 
-    def ring_at_signals(self) -> None:
-        """Ring at each signal that has a Python handler. Only for the main thread."""
+    def wake_at_signals(self) -> None:
+        """Wake at each signal that has a Python handler. Only for the main thread."""
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End the sleep there is, or the next."""
-        with suppress(BlockingIOError):  # full of rings that nobody has heard yet: one more says nothing new
+        with suppress(BlockingIOError):  # full of what nobody has read yet: one more says nothing new
             self._writer.send(b"\0")
 
     def sleep(self, longest_s: float) -> None:
-        """Sleep until it rings, or has rung since the last time, at most `longest_s`."""
+        """Sleep until it is woken, or has been since the last time, at most `longest_s`."""
         select.select([self._reader], [], [], longest_s)
         with suppress(BlockingIOError):
             while self._reader.recv(4096):

@@ -20,7 +20,7 @@ from planner.measure.analysis import Analysis, analyse, estimate_times, measure_
 from planner.measure.choose_compiled import why_off
 from planner.measure.hf_model import beyond_positions, working_dtype
 from planner.measure.machine_rates import measure_hardware
-from planner.measure.target import find_site
+from planner.measure.target import find_target
 from planner.measure.times import Times
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -96,9 +96,9 @@ def plan_job(
         log.info("compile: off, because %s", reason)
     if job.is_split:
         return planning(job).answer_or_ways()
-    site = find_site(device, working_dtype(job), measure=measure)
-    check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=site.gpu_bytes, ram_bytes=site.ram_bytes)
-    splits = tuple(ranked(job, site.device, site.machine, distinct_tokens=distinct_tokens))
+    target = find_target(device, working_dtype(job), measure=measure)
+    check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=target.gpu_bytes, ram_bytes=target.ram_bytes)
+    splits = tuple(ranked(job, target.device, target.machine, distinct_tokens=distinct_tokens))
     answers: list[Answer] = []
     for split in splits:
         try:
@@ -126,23 +126,22 @@ class _Planning:
         self, job: Job, device: torch.device, cache: Cache | None, *, measure: bool, distinct_tokens: tuple[int, ...]
     ) -> None:
         self.job, self.cache, self.measure = job, cache, measure
-        self.site = find_site(device, working_dtype(job), measure=measure)
-        there = self.site
-        check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=there.gpu_bytes, ram_bytes=there.ram_bytes)
+        self.target = find_target(device, working_dtype(job), measure=measure)
+        check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=self.target.gpu_bytes, ram_bytes=self.target.ram_bytes)
         if (note := beyond_positions(job)) is not None:
             log.warning("model: %s", note)
-        self.machine = self.site.machine
-        self.analysis: Analysis = analyse(job, self.site.device)
+        self.machine = self.target.machine
+        self.analysis: Analysis = analyse(job, self.target.device)
         several = job.gradient_accumulation_steps > 1
         self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)
         self.distinct_tokens = distinct_tokens if self.asks_for_data else ()
         self.estimate = estimate_times(self.analysis, self.machine)
-        self.compiling = self.site.final and why_off(job.compile, self.site.device, exact=job.exact) is None
+        self.compiling = self.target.final and why_off(job.compile, self.target.device, exact=job.exact) is None
 
     def answer(self) -> Answer:
         """A final plan where there may be one, or else an estimate."""
         knows_enough = self.measure or not self.asks_for_data or self.distinct_tokens
-        final = self._final() if self.site.final and knows_enough else None
+        final = self._final() if self.target.final and knows_enough else None
         return final or self.preview()
 
     def answer_or_ways(self) -> Answer:
@@ -159,12 +158,12 @@ class _Planning:
                 cpu_budget_bytes=self.job.cpu_budget or self.machine.cpu_bytes,
                 slices=self.job.gradient_accumulation_steps, clip=self.job.max_grad_norm is not None,
             )  # fmt: skip
-            ways = ways_to_fit(self.job, problem, self.site.device, time.monotonic() + _WAYS_S, runs=True)
+            ways = ways_to_fit(self.job, problem, self.target.device, time.monotonic() + _WAYS_S, runs=True)
             told = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
             numbers = (*error.numbers, *told)
             least = problem.least_bytes()
             larger = "offmate plan job.yaml --hardware rtx4090 asks about another machine"
-            hint = error.hint if least is None or least <= self.site.gpu_bytes else larger
+            hint = error.hint if least is None or least <= self.target.gpu_bytes else larger
             raise UserError(
                 error.what, code=error.code, numbers=numbers, hint=hint, exit_code=error.exit_code
             ) from None  # fmt: skip
@@ -257,9 +256,9 @@ class _Planning:
             return None
 
     def _measure(self) -> tuple[Times, Hardware]:
-        hardware = measure_hardware(self.site.device, working_dtype(self.job))
+        hardware = measure_hardware(self.target.device, working_dtype(self.job))
         times = measure_times(
-            self.analysis, self.site.device, hardware, slices=self.job.gradient_accumulation_steps,
+            self.analysis, self.target.device, hardware, slices=self.job.gradient_accumulation_steps,
             compiling=self.compiling,
         )  # fmt: skip
         if self.cache is not None:

@@ -14,7 +14,7 @@ from planner.measure.machine_rates import estimate_hardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class PlanTarget:
     """`machine` has estimated rates; its sizes are the default budgets. `gpu_bytes` and `ram_bytes` are all there is.
 
     `final`: plans for it may be final. They are not when the device must not be touched: then blocks are traced on the
@@ -28,20 +28,20 @@ class Site:
     final: bool
 
 
-def find_site(device: torch.device, dtype: torch.dtype, *, measure: bool) -> Site:
-    """The site for plans on `device`. `measure`: the job has the device for itself now. Otherwise another may be
+def find_target(device: torch.device, dtype: torch.dtype, *, measure: bool) -> PlanTarget:
+    """The target for plans on `device`. `measure`: the job has the device for itself now. Otherwise another may be
     running there, and a GPU is neither touched nor asked what is free."""
     if device.type != "cuda":
         ram = ram_bytes()
-        return Site(
+        return PlanTarget(
             device=device, machine=estimate_hardware(device, dtype), gpu_bytes=ram, ram_bytes=ram, final=True
         )  # fmt: skip
     if measure:
         total = torch.cuda.mem_get_info(device)[1]
         machine = estimate_hardware(device, dtype)
-        return Site(device=device, machine=machine, gpu_bytes=total, ram_bytes=ram_bytes(), final=True)
+        return PlanTarget(device=device, machine=machine, gpu_bytes=total, ram_bytes=ram_bytes(), final=True)
     card = ask_card()
-    return Site(
+    return PlanTarget(
         device=torch.device("cpu"), machine=estimate_card(card, dtype), gpu_bytes=card.memory_bytes,
         ram_bytes=ram_bytes(), final=False,
     )  # fmt: skip

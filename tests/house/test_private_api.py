@@ -14,7 +14,7 @@ ELSEWHERE = {
     "planner/cpu/adamw.py": {"torch._fused_adamw_"},
     # what goes in and comes out of an operation: modes that look at operations have no public helper for either
     "planner/cpu/meter.py": {"torch.utils._python_dispatch", "torch.utils._pytree"},
-    "worker/runtime/host_known.py": {"torch.utils._pytree"},
+    "worker/runtime/host_values.py": {"torch.utils._pytree"},
     # the norm and its coefficient as clip_grad_norm_ computes them
     "worker/engine/adamw.py": {"torch._foreach_mul_"},
     "worker/engine/gradients.py": {"torch._foreach_norm"},

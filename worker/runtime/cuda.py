@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from planner.schedule.compile import Op, Program, Queue
-from worker.runtime.host_known import Known
+from worker.runtime.host_values import HostValues
 from worker.runtime.interpreter import Perform
 from worker.runtime.machine import RandomState
 from worker.runtime.queues import QueueInterpreter
@@ -58,7 +58,7 @@ class CudaMachine:
     def frame(self) -> AbstractContextManager[object]:
         """Entered around the model's own forward, in a thread that computes: Transformers asks there whether texts are
         packed or padded, which the host can say."""
-        return Known(self.device)
+        return HostValues(self.device)
 
     def on_host(self) -> AbstractContextManager[object]:
         """Entered around work on the host in a thread that computes."""

@@ -40,7 +40,7 @@ class _Place:
     origin: _Origin
 
 
-class Known(TorchFunctionMode):
+class HostValues(TorchFunctionMode):
     """Inside, a model's code that looks at whole numbers which came from the host, or are made of lengths, gets its
     answer from the host: whether a batch has padding, whether its positions are those of several texts in a row.
 

@@ -7,53 +7,53 @@ import sys
 import threading
 import time
 
-from offmated.service.wakeup import Bell
+from offmated.service.wakeup import WakeupPipe
 
 LONG_S = 60.0
 
 SHOWER_OF_SIGNALS = """
 import os, signal, threading
-from offmated.service.wakeup import Bell
-bell = Bell()
+from offmated.service.wakeup import WakeupPipe
+pipe = WakeupPipe()
 count = 0
 def handler(*_):
     global count
     count += 1
 for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
     signal.signal(number, handler)
-bell.ring_at_signals()
+pipe.wake_at_signals()
 def shower():
     for _ in range(3000):
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
             os.kill(os.getpid(), number)
-        bell.ring()
+        pipe.wake()
 thread = threading.Thread(target=shower)
 thread.start()
 while thread.is_alive():
-    bell.sleep(0.01)
+    pipe.sleep(0.01)
 print(count > 0)
 """
 
 
 def test_a_ring_from_another_thread_ends_the_sleep() -> None:
-    bell = Bell()
+    pipe = WakeupPipe()
     started = time.monotonic()
-    thread = threading.Thread(target=bell.ring)
+    thread = threading.Thread(target=pipe.wake)
     thread.start()
-    bell.sleep(LONG_S)
+    pipe.sleep(LONG_S)
     thread.join()
     assert time.monotonic() - started < LONG_S / 2
 
 
 def test_rings_before_the_sleep_are_heard_once_however_many() -> None:
-    bell = Bell()
+    pipe = WakeupPipe()
     for _ in range(100_000):  # more than fit
-        bell.ring()
+        pipe.wake()
     started = time.monotonic()
-    bell.sleep(LONG_S)
+    pipe.sleep(LONG_S)
     assert time.monotonic() - started < LONG_S / 2
     started = time.monotonic()
-    bell.sleep(0.05)
+    pipe.sleep(0.05)
     assert time.monotonic() - started >= 0.04
 
 
@@ -67,11 +67,11 @@ def test_signals_upon_signals_do_not_hang_the_sleeper() -> None:
 def test_a_signal_ends_the_sleep() -> None:
     program = (
         "import os, signal, threading\n"
-        "from offmated.service.wakeup import Bell\n"
-        "bell = Bell()\n"
+        "from offmated.service.wakeup import WakeupPipe\n"
+        "pipe = WakeupPipe()\n"
         "signal.signal(signal.SIGTERM, lambda *_: None)\n"
-        "bell.ring_at_signals()\n"
+        "pipe.wake_at_signals()\n"
         "threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
-        f"bell.sleep({10 * LONG_S})\n"
+        f"pipe.sleep({10 * LONG_S})\n"
     )
     subprocess.run([sys.executable, "-c", program], timeout=LONG_S, check=True)

@@ -16,7 +16,7 @@ from planner.errors import Exit, UserError
 from planner.machine.memory import Card, check_budgets, device_bytes, parse_card, ram_bytes
 from planner.machine.presets import preset, usable_gpu_bytes
 from planner.measure.gpu_card import ask_card, estimate_card
-from planner.measure.target import find_site
+from planner.measure.target import find_target
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
 GIB = 2**30
@@ -75,14 +75,14 @@ def test_an_unknown_card_has_modest_rates_and_its_own_memory() -> None:
 
 @pytest.mark.usefixtures("card")
 def test_at_submission_the_default_budget_is_the_cards_memory_less_a_reserve() -> None:
-    site = find_site(CUDA, torch.float32, measure=False)
-    assert (site.device, site.final) == (CPU, False)
-    assert site.machine.gpu_bytes == usable_gpu_bytes(12 * GIB)
+    target = find_target(CUDA, torch.float32, measure=False)
+    assert (target.device, target.final) == (CPU, False)
+    assert target.machine.gpu_bytes == usable_gpu_bytes(12 * GIB)
 
 
 def test_on_the_cpu_a_plan_may_be_final_and_the_budget_is_bounded_by_the_hosts_memory() -> None:
-    site = find_site(CPU, torch.float32, measure=False)
-    assert (site.device, site.final, site.gpu_bytes) == (CPU, True, ram_bytes())
+    target = find_target(CPU, torch.float32, measure=False)
+    assert (target.device, target.final, target.gpu_bytes) == (CPU, True, ram_bytes())
 
 
 @pytest.mark.usefixtures("card")

@@ -11,7 +11,7 @@ from tests.support.engines import assert_same, assert_same_state, run
 from tests.support.families import FAMILIES, family_model, masked_batch, t5
 from tests.support.tiny_models import batch_of
 from worker.runtime.cpu import CpuMachine
-from worker.runtime.host_known import Known
+from worker.runtime.host_values import HostValues
 
 torch.set_num_threads(1)
 META = torch.device("meta")
@@ -27,7 +27,7 @@ def test_no_familys_forward_needs_to_look_at_the_device(family, batch):
     if family in ("llama", "gpt2"):
         with pytest.raises(RuntimeError, match="meta"):
             model(**{name: t.to(META, copy=True) for name, t in batch.items()})
-    with Known(META):
+    with HostValues(META):
         given = {name: t.to(META, copy=True, non_blocking=True) for name, t in batch.items()}
         if family in WAITS and "attention_mask" not in batch:
             with pytest.raises(NotImplementedError, match=WAITS[family]):
@@ -38,7 +38,7 @@ def test_no_familys_forward_needs_to_look_at_the_device(family, batch):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_an_engine_whose_host_answers_has_plain_bits(make, name, monkeypatch):
-    monkeypatch.setattr(CpuMachine, "frame", lambda self: Known(self.device))
+    monkeypatch.setattr(CpuMachine, "frame", lambda self: HostValues(self.device))
     engine, plain = make(name, slices=2)
     assert_same(run(engine, range(2), 2), run(plain, range(2), 2))
     assert_same_state(engine, plain)
@@ -46,7 +46,7 @@ def test_an_engine_whose_host_answers_has_plain_bits(make, name, monkeypatch):
 
 def test_answers_are_those_of_the_device():
     ids = torch.tensor([[3, 4, 5], [6, 7, 1]])
-    with Known(META):
+    with HostValues(META):
         given = ids.to(META, copy=True)
         positions = torch.arange(3, device=META).unsqueeze(0) + 1
         assert 1 in given[:, [-1, 0]] and 9 not in given
@@ -58,7 +58,7 @@ def test_answers_are_those_of_the_device():
 
 
 def test_what_the_device_computed_or_changed_is_not_known():
-    with Known(META):
+    with HostValues(META):
         positions = torch.arange(3, device=META)
         chosen = torch.ones(3, device=META).argmax()
         for unknown in (chosen, positions + chosen, torch.arange(3.0, device=META) > 1):
@@ -74,7 +74,7 @@ def test_what_the_device_computed_or_changed_is_not_known():
 @pytest.mark.parametrize("make", [lambda t: t, lambda t: t[:1] + 1], ids=["copied", "computed"])
 def test_what_the_host_changed_after_it_was_copied_is_not_known(make):
     source = torch.tensor([1, 2, 3])
-    with Known(META):
+    with HostValues(META):
         made = make(source.to(META))
         made.sum().item()
         source.add_(1)
@@ -84,7 +84,7 @@ def test_what_the_host_changed_after_it_was_copied_is_not_known(make):
 
 
 def test_whether_an_element_is_in_it_is_known_of_known_elements():
-    with Known(META):
+    with HostValues(META):
         positions = torch.arange(3, device=META)
         assert positions[:1] in positions and positions[2:] + 1 not in positions
         unknown = torch.ones(3, device=META).argmax()
@@ -94,7 +94,7 @@ def test_whether_an_element_is_in_it_is_known_of_known_elements():
 
 def test_a_range_up_to_a_tensor_is_not_known():
     end = torch.tensor(3)
-    with Known(META):
+    with HostValues(META):
         for made in (torch.arange(end, device=META), torch.arange(end=end, device=META)):
             with pytest.raises(RuntimeError, match="meta"):
                 made.sum().item()

@@ -20,13 +20,13 @@ from tests.support.engine_plans import mixed_plan, resident_plan
 from tests.support.engines import build, data
 from worker.engine import adamw
 from worker.runtime.cpu import CpuMachine
-from worker.runtime.host_known import Known
+from worker.runtime.host_values import HostValues
 
 INSIDE = (
     "worker/engine/actions.py", "worker/engine/adamw.py", "worker/engine/block_calls.py", "worker/runtime/cuda.py",
     "worker/engine/device_items.py", "worker/engine/engine.py", "worker/engine/forward_only.py",
     "worker/engine/gradients.py", "worker/engine/host_items.py", "worker/runtime/interpreter.py",
-    "worker/runtime/host_known.py", "worker/engine/lockstep.py", "worker/runtime/step_values.py",
+    "worker/runtime/host_values.py", "worker/engine/lockstep.py", "worker/runtime/step_values.py",
     "worker/runtime/queues.py", "worker/engine/rounds.py", "worker/runtime/slabs.py", "planner/graph/call.py",
     "planner/graph/chunks.py", "planner/graph/interface.py", "planner/graph/codegen.py",
     "planner/graph/inductor.py", "planner/graph/eager.py", "planner/graph/label.py", "planner/graph/block_code.py",
@@ -65,7 +65,7 @@ ALLOWED = {
     ("worker/engine/forward_only.py", "Forward._passes", "synchronize"): "after an evaluation",
     ("worker/engine/host_items.py", "Host.hold", "copy_"): "before the first step",
     ("worker/engine/host_items.py", "new_states", "copy_"): "before the first step",
-    ("worker/runtime/host_known.py", "Known._follow", "to"): "on the host",
+    ("worker/runtime/host_values.py", "HostValues._follow", "to"): "on the host",
     ("worker/engine/gradients.py", "Gradients.add", "copy_"): "from the device to the device",
     ("planner/graph/chunks.py", "ChunkedHead.compute", "copy_"): "from the device to the device",
     ("planner/graph/chunks.py", "ChunkedHead.finish", "to"): "from the device to the device",
@@ -205,7 +205,7 @@ class Reads(TorchDispatchMode):
 
 
 def _answered(frame: FrameType | None) -> bool:
-    while frame is not None and Path(frame.f_code.co_filename).name != "host_known.py":
+    while frame is not None and Path(frame.f_code.co_filename).name != "host_values.py":
         frame = frame.f_back
     return frame is not None
 
@@ -215,7 +215,7 @@ def test_no_number_is_read_where_a_step_computes(steps, monkeypatch, name, optio
     found: set[str] = set()
     monkeypatch.setattr(CpuMachine, "computing", lambda self: Reads(found))
     monkeypatch.setattr(adamw, "update", adamw.update_in_lists)  # as a GPU does
-    monkeypatch.setattr(CpuMachine, "frame", lambda self: Known(self.device))
+    monkeypatch.setattr(CpuMachine, "frame", lambda self: HostValues(self.device))
     steps(name, option)
     assert not found
     monkeypatch.setattr(CpuMachine, "frame", lambda self: contextlib.nullcontext())
