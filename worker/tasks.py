@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from offmated.jobs.awake import awake
 from offmated.jobs.states import Ending, JobState, account
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
@@ -38,7 +39,8 @@ def run_job(job_id: int) -> None:
         with store.handling(row):
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
-            process, code = _train(row, run, store.url, watch)
+            with awake(f"job {job_id} trains"):
+                process, code = _train(row, run, store.url, watch)
             clear_place(run)
             ending = Ending(process=process, exit_code=code, error=run.read_error())
             run.say(account(store.job(job_id).stop_reason, ending))

@@ -23,6 +23,7 @@ from offmated.cli.launcher import runs, start_in_background
 from offmated.cli.output import JobNumber, budget_options, console, json_option, print_json
 from offmated.cli.pictures import draw_plan, drawn, picture_options
 from offmated.cli.plan_command import plan, plans
+from offmated.cli.service import service
 from offmated.jobs.states import JobState
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
@@ -191,6 +192,20 @@ def down(as_json: bool) -> None:
         print_json({"ended": ran})
     else:
         click.echo("The daemon has ended." if ran else "The daemon was not running.")
+
+
+main.add_command(service)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completions(shell: str) -> None:
+    """Print what makes SHELL complete offmate's commands and options: eval "$(offmate completions bash)"."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "offmate", "_OFFMATE_COMPLETE").source())
 
 
 main.add_command(plans)

@@ -29,6 +29,7 @@ from offmated.repeated_errors import RepeatedErrors
 from offmated.service.broker import QUEUES, Broker
 from offmated.service.dispatcher import Dispatcher
 from offmated.service.supervisor import Child, living_children
+from offmated.service.systemd import ServiceManager
 from offmated.service.wakeup import WakeupPipe
 from offmated.version import API, release
 from planner.errors import Exit, UserError
@@ -68,6 +69,7 @@ class Daemon:
         self._dispatcher = Dispatcher(self._store, self._broker)
         self._errors = RepeatedErrors()
         self._wakeup = WakeupPipe()
+        self._manager = ServiceManager(os.environ)  # before any child starts
         self._signals = 0
         self._down_asked = False
         self._closing = False
@@ -112,10 +114,13 @@ class Daemon:
             self._api.keep()
             self._keep(self._workers.values())
             log.info("ready: %s", self._paths.api_socket)
+            self._manager.ready()
             while not self._stops_asked:
                 self._tick()
+                self._manager.alive()
                 self._wakeup.sleep(TICK_S)
             log.info("stopping")
+            self._manager.stopping()
             self._stop_workers()
         finally:
             self._closing = True
@@ -163,6 +168,7 @@ class Daemon:
                 patience_s = QUIET_PATIENCE_S if there is not None else BUSY_PATIENCE_S
                 if self._stops_asked > 1 or time.monotonic() - busy_at[name] > patience_s:
                     worker.kill()
+            self._manager.alive()
             self._wakeup.sleep(STOP_TICK_S)
         # A killed worker's horse dies a moment after it. What is not back by then, the next daemon takes back.
         deadline = time.monotonic() + HORSE_PATIENCE_S

@@ -1,0 +1,149 @@
+"""`offmate service`: the daemon as a service of the user, started by systemd at login."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from offmated.lock import lock_holder
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+
+NAME = "offmate.service"
+PATIENCE_S = 180
+
+#: What a login's shell may have set and jobs need; a password or a token stays where it is, in a file.
+HANDED_ON = ("PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE",
+             "XDG_CACHE_HOME", "OFFMATE_REDIS_URL", "OFFMATE_DATABASE_URL")  # fmt: skip
+
+UNIT = """\
+# Written by `offmate service install`; `offmate service uninstall` removes it.
+[Unit]
+Description=offmate: trains language models, one job after another
+StartLimitIntervalSec=300
+StartLimitBurst=5
+
+[Service]
+Type=notify
+ExecStart={command}
+{environment}
+StandardOutput=append:{log}
+StandardError=inherit
+UMask=0077
+# SIGTERM is for the daemon alone: it has its jobs save, and asks for the time that takes.
+KillMode=mixed
+TimeoutStopSec=120
+WatchdogSec=120
+Restart=on-failure
+RestartSec=5
+# What cannot work is not tried again: wrong settings, a daemon that runs already.
+RestartPreventExitStatus={usage}
+# A trainer that the kernel ends for its memory is the job's trouble, not the daemon's.
+OOMPolicy=continue
+
+[Install]
+WantedBy=default.target
+"""
+
+
+@click.group("service")
+def service() -> None:
+    """The daemon as a service of yours: systemd starts it at login and again if it dies."""
+
+
+@service.command()
+def install() -> None:
+    """Write the unit, start the service, and have it start at each login."""
+    paths = Paths.from_environment()
+    systemctl = _systemctl()
+    if (holder := lock_holder(paths)) is not None:
+        raise UserError(
+            "A daemon runs already; the service cannot start beside it.", numbers=(f"process {holder.pid}",),
+            hint="offmate down, then again", code="already-running", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    paths.create()
+    file = unit_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    before = file.read_bytes() if file.exists() else None
+    draft = file.with_name(f".{NAME}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_text(unit_text(paths, os.environ), encoding="utf-8")
+    draft.replace(file)
+    try:
+        _run(systemctl, "daemon-reload")
+        _run(systemctl, "enable", "--now", NAME)
+    except UserError:
+        file.unlink() if before is None else file.write_bytes(before)
+        raise
+    click.echo(f"The daemon runs, and will after each login ({file}).")
+    if not (Path("/var/lib/systemd/linger") / getpass.getuser()).exists():
+        click.echo("To have it run while you are not logged in: loginctl enable-linger")
+
+
+@service.command()
+def uninstall() -> None:
+    """End the service and remove its unit. Jobs stay: a running one saves a checkpoint first."""
+    file, systemctl = unit_file(), _systemctl()
+    if not file.exists():
+        raise UserError(
+            "The service is not installed.", numbers=(str(file),), hint="offmate service install",
+            code="no-service", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    _run(systemctl, "disable", "--now", NAME, patience_s=None)
+    file.unlink()
+    _run(systemctl, "daemon-reload")
+    click.echo("The service has ended and is removed; jobs and their folders are still there.")
+
+
+def unit_file() -> Path:
+    """Where systemd looks for a user's own units."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user" / NAME
+
+
+def unit_text(paths: Paths, environment: Mapping[str, str]) -> str:
+    """The unit that starts this installation's daemon on this state folder."""
+    handed = {name: environment[name] for name in HANDED_ON if environment.get(name)} | paths.environment()
+    command = f"{quoted(sys.executable)} -P -m offmated"
+    lines = "\n".join(f"Environment={quoted(f'{name}={value}')}" for name, value in sorted(handed.items()))
+    log = str(paths.log).replace("%", "%%")
+    return UNIT.format(command=command, environment=lines, log=log, usage=int(Exit.USAGE))
+
+
+def quoted(text: str) -> str:
+    """`text` as one word of a unit file (systemd.syntax(7)), its specifiers taken as text."""
+    safe = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
+    return f'"{safe}"'
+
+
+def _systemctl() -> str:
+    found = shutil.which("systemctl")
+    if found is None:
+        raise UserError(
+            "There is no systemd here to start a service.", code="no-systemd", exit_code=Exit.USAGE,
+            hint="offmate up starts the daemon; put it into what your login runs",
+        )  # fmt: skip
+    return found
+
+
+def _run(systemctl: str, *words: str, patience_s: float | None = PATIENCE_S) -> None:
+    try:
+        done = subprocess.run(
+            [systemctl, "--user", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience_s
+        )
+    except subprocess.TimeoutExpired:
+        why = f"no answer within {PATIENCE_S} s"
+    else:
+        if done.returncode == 0:
+            return
+        why = done.stderr.strip() or f"exit code {done.returncode}"
+    raise UserError(
+        "systemd did not take the service.", numbers=(f"systemctl --user {' '.join(words)}", *why.splitlines()[:5]),
+        hint=f"journalctl --user -u {NAME} says more", code="systemd-failed",
+    )  # fmt: skip
