@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from offmated.api.limits import Limits
 from offmated.api.refusals import add_handlers
 from offmated.api.views import job_view
+from offmated.jobs.listing import Page, newest, one, queue
 from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.submission import retry, submit
@@ -27,6 +28,7 @@ from planner.run.folder import RunFolder
 
 Json = dict[str, Any]
 
+PAGE, MOST_IN_A_PAGE = 100, 200
 LOG_POLL_S = 0.2
 LOG_PIECE_BYTES = 64 * 1024
 
@@ -66,6 +68,8 @@ def _services(request: Request) -> Services:
 
 Use = Annotated[Services, Depends(_services)]
 JobId = Annotated[int, InPath(ge=1, le=LARGEST_ID)]
+InAPage = Annotated[int, Query(ge=1, le=MOST_IN_A_PAGE)]
+Number = Annotated[int, Query(ge=1, le=LARGEST_ID)]
 Key = Annotated[str | None, Header(min_length=1, max_length=KEY_LENGTH)]
 
 
@@ -78,6 +82,7 @@ def make_app(services: Services) -> FastAPI:
     app.get("/health")(health)
     app.post("/jobs", status_code=201)(submit_job)
     app.get("/jobs")(list_jobs)
+    app.get("/queue")(list_queue)
     app.get("/jobs/{job_id}")(show_job)
     app.get("/jobs/{job_id}/plan")(show_plan)
     app.get("/jobs/{job_id}/logs")(show_log)
@@ -101,16 +106,27 @@ def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
     return show_job(row.id, use)
 
 
-def list_jobs(use: Use) -> list[Json]:
-    """All jobs."""
-    rows = use.store.jobs()
-    active = [row for row in rows if row.state not in FINAL]
-    return [job_view(row, active) for row in rows]
+def list_jobs(
+    use: Use, limit: InAPage = PAGE, before: Number | None = None,
+    state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
+) -> Json:  # fmt: skip
+    """Jobs in these states (none given: all), the newest first: {"jobs", "next", "total"}. `next` is for `before`, to
+    have the page after this one; null when there is none."""
+    return _page(newest(use.store, state or (), before=before, limit=limit))
+
+
+def list_queue(use: Use, limit: InAPage = PAGE, place: Number = 1) -> Json:
+    """The jobs that are not over, in the order of their places, from `place` on, as `GET /jobs` answers."""
+    return _page(queue(use.store, place=place, limit=limit))
+
+
+def _page(page: Page) -> Json:
+    return {"jobs": [job_view(job) for job in page.jobs], "next": page.following, "total": page.total}
 
 
 def show_job(job_id: JobId, use: Use) -> Json:
     """One job."""
-    return job_view(use.store.job(job_id), use.store.jobs(*(state for state in JobState if state not in FINAL)))
+    return job_view(one(use.store, job_id))
 
 
 def show_plan(job_id: JobId, use: Use) -> Json | None:

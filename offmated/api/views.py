@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from offmated.jobs.listing import Listed
 from offmated.jobs.states import FINAL, TAKEN_FROM, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
@@ -33,8 +35,8 @@ _ROW_FIELDS = (
 )  # fmt: skip
 
 
-def job_view(row: JobRow, active: Sequence[JobRow]) -> Json:
-    """One job as `GET /jobs/{id}` answers it. `active`: all jobs that are not over, to say what this one waits for.
+def job_view(job: Listed) -> Json:
+    """One job as `GET /jobs/{id}` answers it.
 
     place                among the jobs that are not over, from 1; null when it is over
     predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; `step_s` is the median of the same
@@ -43,23 +45,35 @@ def job_view(row: JobRow, active: Sequence[JobRow]) -> Json:
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
     output               the model folder, when there is one
     """
+    row = job.row
     view = {name: getattr(row, name) for name in _ROW_FIELDS}
     if _is_left_alone(row):
         view["state"] = TAKEN_FROM[row.state]
-    view |= {"reason": _reason(row, active), "place": _place(row, active), "output": (row.result or {}).get("output")}
+    view |= {"reason": _reason(job), "place": job.place, "output": (row.result or {}).get("output")}
     # Files that hold something else than they should blind nobody for the other jobs.
     with _errors.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
         run = RunFolder(Path(row.run_dir))
-        return view | _figures(row, _recent.get(run, run.metrics), _plans.get(run, run.plan))
-    return view | _figures(row, [], None)
+        return view | _figures(row, _steps.get(run, run.metrics), _plans.get(run, run.plan))
+    return view | _figures(row, _NO_STEPS, None)
 
 
-def _figures(row: JobRow, events: list[Json], plan: Json | None) -> Json:
-    return {
-        "plan": plan,
-        "progress": _progress(row, events),
-        **_compared(row, plan, step_times(events)),
-    }
+def _figures(row: JobRow, found: _Steps, plan: Json | None) -> Json:
+    progress = found.progress
+    if progress is not None:
+        left, seconds = progress["total_steps"] - progress["step"], progress["step_s"]
+        progress = progress | {"eta_s": left * seconds if seconds is not None and row.state not in FINAL else None}
+    return {"plan": plan, "progress": progress, **_compared(row, plan, found.times)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """What a view says of a run's events: a few numbers, as they are kept for many jobs."""
+
+    progress: Json | None
+    times: StepTimes
+
+
+_NO_STEPS = _Steps(None, step_times(()))
 
 
 class _Kept(Generic[_T]):
@@ -112,11 +126,16 @@ def _read_plan(run: RunFolder) -> Json | None:
     }
 
 
+def _read_steps(run: RunFolder) -> _Steps:
+    events = run.recent_metrics()
+    return _Steps(_progress(events), step_times(events))
+
+
 _plans = _Kept(_read_plan)
-_recent = _Kept(RunFolder.recent_metrics)
+_steps = _Kept(_read_steps)
 
 
-def _progress(row: JobRow, events: list[Json]) -> Json | None:
+def _progress(events: list[Json]) -> Json | None:
     started = [number for number, event in enumerate(events) if event["event"] == "start"]
     if not started:
         return None
@@ -124,15 +143,12 @@ def _progress(row: JobRow, events: list[Json]) -> Json | None:
     total = start["total_steps"]
     steps = [event for event in events[started[-1] :] if event["event"] == "step"]  # those before may be repeated
     evaluations = [event for event in events if event["event"] == "eval"]
-    step = steps[-1]["step"] if steps else start["step"]
-    seconds = statistics.median(event["step_s"] for event in steps) if steps else None
     return {
-        "step": step,
+        "step": steps[-1]["step"] if steps else start["step"],
         "total_steps": total,
         "loss": steps[-1]["loss"] if steps else None,
         "eval_loss": evaluations[-1]["eval_loss"] if evaluations else None,
-        "step_s": seconds,
-        "eta_s": (total - step) * seconds if seconds is not None and row.state not in FINAL else None,
+        "step_s": statistics.median(event["step_s"] for event in steps) if steps else None,
     }
 
 
@@ -158,22 +174,17 @@ def _compared(row: JobRow, plan: Json | None, found: StepTimes) -> Json:
 def _is_left_alone(row: JobRow) -> bool:
     """Whether whoever worked on the job is gone, which the database does not say yet: as long as its disk is full it
     cannot."""
-    return row.state in TAKEN_FROM and row.owner is not None and not Process.parse(row.owner).alive()
+    if row.state not in TAKEN_FROM or row.owner is None:
+        return False
+    try:
+        return not Process.parse(row.owner).alive()
+    except ValueError:  # a damaged row: no process has that name
+        return True
 
 
-def _place(row: JobRow, active: Sequence[JobRow]) -> int | None:
-    """What is worked on comes first, then what waits, in the queue's order."""
-    if row.state in FINAL:
-        return None
-
-    def order(one: JobRow) -> tuple[bool, tuple[int, int]]:
-        return one.state not in TAKEN_FROM, _rank(one)
-
-    return 1 + sum(order(other) < order(row) for other in active)
-
-
-def _reason(row: JobRow, active: Sequence[JobRow]) -> str:
+def _reason(job: Listed) -> str:
     """Why the job is where it is, in a few words; "" where the state says it all."""
+    row = job.row
     if row.state in FINAL:
         return str(row.error["what"]) if row.error else ""
     if _is_left_alone(row):
@@ -182,14 +193,11 @@ def _reason(row: JobRow, active: Sequence[JobRow]) -> str:
         return "is being cancelled" if row.stop_reason is StopReason.CANCEL else "saves a checkpoint to stop"
     if row.state in TAKEN_FROM:
         return _again(row)
-    ahead = [other for other in active if other.state is row.state and _rank(other) < _rank(row)]
-    busy_state = JobState.PLANNING if row.state is JobState.SUBMITTED else JobState.RUNNING
-    busy = [other for other in active if other.state is busy_state]
     worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
-    if ahead:
-        place = f"waits for the {worker}, {len(ahead) + len(busy)} before it"
+    if job.ahead:
+        place = f"waits for the {worker}, {job.ahead + len(job.busy)} before it"
     else:
-        place = f"waits for job {busy[0].id}" if busy else f"goes to the {worker} next"
+        place = f"waits for job {job.busy[0]}" if job.busy else f"goes to the {worker} next"
     return "; ".join(filter(None, (place, _again(row))))
 
 
@@ -203,7 +211,3 @@ def _again(row: JobRow) -> str:
     number = row.attempts if running else row.attempts + 1
     origin = "from the start" if step is None else f"from step {step}"
     return f"attempt {number}, {origin}; before: {ended[-1]['ending']}"
-
-
-def _rank(row: JobRow) -> tuple[int, int]:
-    return -row.priority, row.id

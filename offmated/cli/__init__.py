@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from offmated.cli import job_view
+from offmated.cli import job_list, job_view
 from offmated.cli.certify import certify
 from offmated.cli.client import Client, other_version
 from offmated.cli.follow import events, follow, log
@@ -102,11 +102,12 @@ main.add_command(certify)
 
 
 @main.command()
+@click.option("--all", "everything", is_flag=True, help="List every job there is.")
 @json_option
-def status(as_json: bool) -> None:
-    """List the jobs."""
-    jobs = Client(Paths.from_environment()).jobs()
-    print_json(jobs) if as_json else console().print(job_view.jobs(jobs))
+def status(everything: bool, as_json: bool) -> None:
+    """List the last jobs that are over, and those that are not."""
+    found = job_list.listing(Client(Paths.from_environment()), everything)
+    print_json(found.jobs) if as_json else console().print(job_list.view(found))
 
 
 @main.command()
@@ -184,9 +185,8 @@ def down(as_json: bool) -> None:
     client, ran = Client(paths), runs(paths)
     if ran:
         with suppress(UserError, *NOT_UNDERSTOOD):  # a daemon that cannot say what it does is to end all the same
-            for job in client.jobs():
-                if job["state"] == JobState.RUNNING:
-                    click.echo(f"Job {job['id']} saves a checkpoint first.", err=True)
+            for job in client.jobs(JobState.RUNNING):
+                click.echo(f"Job {job['id']} saves a checkpoint first.", err=True)
         client.shutdown()
     if as_json:
         print_json({"ended": ran})

@@ -69,10 +69,21 @@ class Client:
             ) from None  # fmt: skip
         return answer
 
-    def jobs(self) -> list[Json]:
-        """All jobs, in the order of their numbers."""
-        answer: list[Json] = self._send("GET", "/jobs").json()
-        return answer
+    def page(self, *states: str, limit: int) -> Json:
+        """The newest jobs in these states (none given: all): {"jobs", "next", "total"}, newest first."""
+        return self._list("/jobs", {"limit": limit, "state": list(states)})
+
+    def jobs(self, *states: str) -> Iterator[Json]:
+        """All jobs in these states (none given: all), the newest first, asked for page by page."""
+        return self._pages("/jobs", "before", {"state": list(states)})
+
+    def queue(self) -> Iterator[Json]:
+        """The jobs that are not over, in the order of their places, asked for page by page."""
+        return self._pages("/queue", "place", {})
+
+    def queue_page(self, limit: int) -> Json:
+        """The first of the jobs that are not over, as `page()`."""
+        return self._list("/queue", {"limit": limit})
 
     def job(self, job_id: int) -> Json:
         """The row, `reason`, `progress`, `plan`, `predicted` and `measured`. UserError `no-such-job` (exit 4)."""
@@ -116,6 +127,18 @@ class Client:
         process = Process.parse(self._object("POST", "/shutdown")["process"])
         while wait and process.alive():
             time.sleep(0.05)
+
+    def _list(self, url: str, params: dict[str, Any]) -> Json:
+        answer: Json = self._send("GET", url, params=params).json()
+        return answer
+
+    def _pages(self, url: str, cursor: str, params: dict[str, Any]) -> Iterator[Json]:
+        while True:
+            page = self._list(url, params)
+            yield from page["jobs"]
+            if page["next"] is None:
+                return
+            params = params | {cursor: page["next"]}
 
     def _object(self, method: str, url: str, body: Json | None = None) -> Json:
         answer: Json = self._send(method, url, body).json()

@@ -61,7 +61,7 @@ def _again(job: Json) -> str:
 
 
 def jobs(rows: list[Json]) -> RenderableType:
-    """The list of jobs."""
+    """Jobs in a table."""
     if not rows:
         return Text("No jobs.  offmate submit job.yaml")
     lines = [

@@ -3,7 +3,7 @@ them.
 
 submitted ─> planning ─> waiting ─> running ─> done
      ^─────────┘            ^─────────┘          (back: stopped, or its process died; it goes on later)
-every state that is not final may also become cancelled; planning and running may become failed
+every state that is not final may also become cancelled or failed
 failed and cancelled: a person may send the job back to submitted, or to waiting where its plan still holds
 """
 
@@ -40,9 +40,9 @@ class StopReason(StrEnum):
 
 
 NEXT: dict[JobState, frozenset[JobState]] = {
-    JobState.SUBMITTED: frozenset({JobState.PLANNING, JobState.CANCELLED}),
+    JobState.SUBMITTED: frozenset({JobState.PLANNING, JobState.FAILED, JobState.CANCELLED}),
     JobState.PLANNING: frozenset({JobState.WAITING, JobState.SUBMITTED, JobState.FAILED, JobState.CANCELLED}),
-    JobState.WAITING: frozenset({JobState.RUNNING, JobState.CANCELLED}),
+    JobState.WAITING: frozenset({JobState.RUNNING, JobState.FAILED, JobState.CANCELLED}),
     JobState.RUNNING: frozenset({JobState.DONE, JobState.WAITING, JobState.FAILED, JobState.CANCELLED}),
     JobState.DONE: frozenset(),
     JobState.FAILED: frozenset({JobState.SUBMITTED, JobState.WAITING}),

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from offmated.config import Config
 from offmated.jobs.database import PATIENCE_S, WORKERS_PATIENCE_S, open_engine, reading
 from offmated.jobs.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, account, judge
-from offmated.jobs.table import JobRow
+from offmated.jobs.table import JobRow, queue_order
 from offmated.paths import Paths
 from planner.errors import Exit, UserError, first_line
 from planner.run.folder import RunFolder
@@ -74,22 +74,20 @@ class Store:
 
     def submitted(self, key: str) -> JobRow | None:
         """The job that was submitted under this key."""
-        with self._look() as session:
+        with self.looking() as session:
             return session.scalars(select(JobRow).where(JobRow.submission_key == key)).first()
 
     def check_free(self, output_dir: str) -> None:
         """Raise UserError `output-taken` when a job that is not over writes its model there."""
-        with self._look() as session:
+        with self.looking() as session:
             _check_free(session, output_dir)
 
     def job(self, job_id: int) -> JobRow:
         """The job with this number. Raises UserError `no-such-job` (exit 4)."""
-        with self._look() as session:
+        with self.looking() as session:
             row = session.get(JobRow, job_id)
         if row is None:
-            raise UserError(
-                f"There is no job {job_id}.", hint="offmate status", code="no-such-job", exit_code=Exit.NO_SUCH_JOB
-            )
+            raise no_such_job(job_id)
         return row
 
     def jobs(self, *states: JobState) -> Sequence[JobRow]:
@@ -97,31 +95,28 @@ class Store:
         query = select(JobRow).order_by(JobRow.id)
         if states:
             query = query.where(JobRow.state.in_(states))
-        with self._look() as session:
+        with self.looking() as session:
             return session.scalars(query).all()
 
     def due(self, phase: JobState, at_most: int) -> Sequence[JobRow]:
         """Jobs due for `phase` (PLANNING or RUNNING), the next one first."""
-        query = select(JobRow).where(JobRow.state == TAKEN_FROM[phase]).order_by(JobRow.priority.desc(), JobRow.id)
-        with self._look() as session:
+        query = select(JobRow).where(JobRow.state == TAKEN_FROM[phase]).order_by(*queue_order())
+        with self.looking() as session:
             return session.scalars(query.limit(at_most)).all()
 
     def take(self, job_id: int, phase: JobState, owner: Process) -> JobRow | None:
-        """Begin `phase` of a job that is due for it, as `owner`. None when it is not due: someone was faster."""
+        """Begin `phase` of a job that is due for it, as `owner`. None when it is not due: someone was faster. One whose
+        row is damaged has failed: it would be handed out again and again."""
         row = self.job(job_id)
+        if row.state is not TAKEN_FROM[phase]:
+            return None
         begun: dict[str, Any] = {"owner": str(owner), "stop_reason": None, "exit_code": None}
-        if phase is JobState.RUNNING:
-            folder, number = RunFolder(Path(row.run_dir)), row.attempts + 1
-            now = _now(row.created_at, *(attempt["ended_at"] for attempt in row.history))
-            from_step, metrics_from = None, 0
-            with suppress(OSError):  # a folder that cannot be read fails the job once it is taken, see `handling`
-                from_step, metrics_from = folder.last_checkpoint_step(), folder.metrics_end()
-            attempt = {
-                "number": number, "started_at": now, "from_step": from_step, "ended_at": None,
-                "metrics_from": metrics_from,
-            }  # fmt: skip
-            started_at = now if row.started_at is None else row.started_at
-            begun |= {"started_at": started_at, "attempts": number, "history": [*row.history, attempt]}
+        try:
+            begun |= _begun(row) if phase is JobState.RUNNING else {}
+        except (TypeError, ValueError) as error:
+            log.exception("job %d cannot be begun", job_id)
+            self.give_up(row, error)
+            return None
         if not self._write(job_id, TAKEN_FROM[phase], phase, row, begun):
             return None
         return self.job(job_id)
@@ -258,8 +253,30 @@ class Store:
         finally:
             self._turn.release()
 
-    def _look(self) -> Session:
+    def looking(self) -> Session:
+        """A transaction that only looks."""
         return Session(self._reading, expire_on_commit=False)
+
+
+def _begun(row: JobRow) -> dict[str, Any]:
+    """What a new attempt writes into the row of a waiting job."""
+    folder, number = RunFolder(Path(row.run_dir)), row.attempts + 1
+    now = _now(row.created_at, *(attempt["ended_at"] for attempt in row.history))
+    from_step, metrics_from = None, 0
+    with suppress(OSError):  # a folder that cannot be read fails the job once it is taken, see `handling`
+        from_step, metrics_from = folder.last_checkpoint_step(), folder.metrics_end()
+    attempt = {
+        "number": number, "started_at": now, "from_step": from_step, "ended_at": None, "metrics_from": metrics_from,
+    }  # fmt: skip
+    started_at = now if row.started_at is None else row.started_at
+    return {"started_at": started_at, "attempts": number, "history": [*row.history, attempt]}
+
+
+def no_such_job(job_id: int) -> UserError:
+    """The error of a number that no job has."""
+    return UserError(
+        f"There is no job {job_id}.", hint="offmate status", code="no-such-job", exit_code=Exit.NO_SUCH_JOB
+    )
 
 
 def _check_free(session: Session, output_dir: str | None) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum as PythonEnum
 from typing import Any
 
-from sqlalchemy import JSON, Enum, Float, Index, Integer, String, Text
+from sqlalchemy import JSON, ColumnElement, Dialect, Enum, Float, Index, Integer, String, Text, TypeDecorator
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from offmated.jobs.states import JobState, StopReason
@@ -16,6 +17,53 @@ def _values(kind: type[PythonEnum]) -> list[str]:
 
 
 KEY_LENGTH = 64
+_ATTEMPT = {"number", "started_at", "from_step", "ended_at"}
+_ERROR = {"what", "numbers", "hint", "code", "exit_code"}
+
+
+class _Told(TypeDecorator[Any]):
+    """JSON of a form. Where a column holds something else, a damaged one, it is read as `otherwise`: what it would
+    tell is lost, and neither its job nor any list ends of it."""
+
+    impl = JSON
+    cache_ok = True
+
+    def __init__(self, is_it: Callable[[Any], bool], otherwise: tuple[()] | None = None) -> None:
+        super().__init__(none_as_null=otherwise is None)
+        self.is_it = is_it
+        self.otherwise = otherwise
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """How a value of the database is read."""
+        read = super().result_processor(dialect, coltype)
+        assert read is not None
+
+        def told(value: Any) -> Any:
+            try:
+                found = read(value)
+            except ValueError:
+                found = None
+            if found is not None and self.is_it(found):
+                return found
+            return None if self.otherwise is None else list(self.otherwise)
+
+        return told
+
+
+def _is_history(found: Any) -> bool:
+    return _is_list(found) and all(isinstance(attempt, dict) and attempt.keys() >= _ATTEMPT for attempt in found)
+
+
+def _is_error(found: Any) -> bool:
+    return isinstance(found, dict) and found.keys() >= _ERROR
+
+
+def _is_object(found: Any) -> bool:
+    return isinstance(found, dict)
+
+
+def _is_list(found: Any) -> bool:
+    return isinstance(found, list)
 
 
 class Base(DeclarativeBase):
@@ -32,7 +80,8 @@ class JobRow(Base):
     the newest checkpoint then (null where there is none). `crashes` counts deaths since the last new checkpoint.
     `error` has the fields of `UserError`; `result` is the trainer's last "end" event. `submission_key` is
     what a client calls its submission, so that it can hand it in again when it got no answer; `notes` are what it was
-    told. `output_dir` is the real path of the model's folder, where the job names one.
+    told. `output_dir` is the real path of the model's folder, where the job names one. A history that is damaged is
+    empty, and goes on from there.
     """
 
     __tablename__ = "jobs"
@@ -54,15 +103,20 @@ class JobRow(Base):
     started_at: Mapped[float | None] = mapped_column(Float)
     ended_at: Mapped[float | None] = mapped_column(Float)
     attempts: Mapped[int] = mapped_column(Integer, default=0)
-    history: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
+    history: Mapped[list[dict[str, Any]]] = mapped_column(_Told(_is_history, ()), default=list)
     crashes: Mapped[int] = mapped_column(Integer, default=0)
     last_checkpoint_step: Mapped[int | None] = mapped_column(Integer)
     exit_code: Mapped[int | None] = mapped_column(Integer)
-    error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    error: Mapped[dict[str, Any] | None] = mapped_column(_Told(_is_error))
+    result: Mapped[dict[str, Any] | None] = mapped_column(_Told(_is_object))
     submission_key: Mapped[str | None] = mapped_column(String(KEY_LENGTH), index=True, unique=True)
-    notes: Mapped[list[str]] = mapped_column(JSON, default=list)
+    notes: Mapped[list[str]] = mapped_column(_Told(_is_list, ()), default=list)
     output_dir: Mapped[str | None] = mapped_column(Text, index=True)
+
+
+def queue_order() -> tuple[ColumnElement[Any], ...]:
+    """The order in which jobs have their turn."""
+    return JobRow.priority.desc(), JobRow.id.asc()
 
 
 metadata = Base.metadata

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from offmated.api.views import job_view
+from offmated.jobs.listing import Listed
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.table import JobRow
 from planner.run.folder import RunFolder
@@ -26,25 +27,12 @@ def row(number: int, state: JobState, run_dir: Path = Path("/nowhere"), **values
     )
 
 
-def reason(job: JobRow, *others: JobRow) -> str:
-    return str(job_view(job, [job, *others])["reason"])
+def view(job: JobRow) -> dict[str, Any]:
+    return job_view(Listed(row=job))
 
 
-def test_the_place_counts_what_is_worked_on_and_then_what_waits_in_order() -> None:
-    states = (JobState.DONE, JobState.WAITING, JobState.RUNNING, JobState.SUBMITTED, JobState.SUBMITTED)
-    rows = [row(number, state) for number, state in enumerate(states, start=1)]
-    rows[4].priority = 1
-    assert [job_view(one, rows[1:])["place"] for one in rows] == [None, 3, 1, 4, 2]
-
-
-def test_a_job_says_what_it_waits_for() -> None:
-    job, first, later = row(3, JobState.WAITING), row(2, JobState.WAITING), row(4, JobState.WAITING)
-    running, urgent = row(1, JobState.RUNNING), row(9, JobState.WAITING, priority=5)
-    assert reason(job, later) == "goes to the GPU next"
-    assert reason(job, running, later) == "waits for job 1"
-    assert reason(job, first, later) == "waits for the GPU, 1 before it"
-    assert reason(job, running, first, urgent) == "waits for the GPU, 3 before it"
-    assert reason(row(5, JobState.SUBMITTED), row(4, JobState.PLANNING), running) == "waits for job 4"
+def reason(job: JobRow) -> str:
+    return str(view(job)["reason"])
 
 
 def test_a_job_that_is_being_stopped_says_why() -> None:
@@ -56,11 +44,18 @@ def test_a_job_that_is_being_stopped_says_why() -> None:
 def test_a_job_whose_process_is_gone_is_not_shown_as_running() -> None:
     """The database has not taken it yet: its disk may be full."""
     gone = str(Process(pid=2**22 + 1, started=1, boot="another"))
-    for state, shown in ((JobState.RUNNING, "waiting"), (JobState.PLANNING, "submitted")):
-        view = job_view(row(1, state, owner=gone), [])
-        assert view["state"] == shown
-        assert view["reason"] == "its process has ended; it goes on once the database has taken that"
-        assert job_view(row(1, state, owner=str(Process.current())), [])["state"] == state
+    for state, due in ((JobState.RUNNING, "waiting"), (JobState.PLANNING, "submitted")):
+        shown = view(row(1, state, owner=gone))
+        assert shown["state"] == due
+        assert shown["reason"] == "its process has ended; it goes on once the database has taken that"
+        assert view(row(1, state, owner=str(Process.current())))["state"] == state
+
+
+@pytest.mark.parametrize("owner", ["", "12", "a:b:c", "12:13:14:15"])
+def test_an_owner_that_is_none_is_nobody(owner: str) -> None:
+    shown = view(row(1, JobState.RUNNING, owner=owner))
+    assert shown["state"] == "waiting"
+    assert shown["reason"] == "its process has ended; it goes on once the database has taken that"
 
 
 def test_a_job_in_a_later_attempt_says_from_where_and_why() -> None:
@@ -78,15 +73,15 @@ def test_progress_is_that_of_the_attempt_that_runs(tmp_path: Path) -> None:
     start = {"event": "start", "step": 0, "total_steps": 9}
     events = [start, *(step(n, 1.0, 1) for n in range(1, 6)), start | {"step": 2, "resumed_from": 2}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    progress = job_view(row(1, JobState.RUNNING, tmp_path), [])["progress"]
+    progress = view(row(1, JobState.RUNNING, tmp_path))["progress"]
     assert (progress["step"], progress["loss"], progress["eta_s"]) == (2, None, None)
 
 
 def test_a_job_before_its_first_plan_has_no_figures() -> None:
-    view = job_view(row(1, JobState.SUBMITTED), [])
+    shown = view(row(1, JobState.SUBMITTED))
     nothing = {"step_s": None, "gpu_peak_bytes": None}
-    assert (view["plan"], view["progress"], view["predicted"]) == (None, None, nothing)
-    assert view["measured"] == nothing | {"steps": 0}
+    assert (shown["plan"], shown["progress"], shown["predicted"]) == (None, None, nothing)
+    assert shown["measured"] == nothing | {"steps": 0}
 
 
 def step(number: int, step_s: float, peak: int | None) -> dict[str, Any]:
@@ -98,8 +93,8 @@ def test_time_left_is_the_median_step_times_the_steps_left(tmp_path: Path) -> No
     events = [start, step(1, 9.0, 100), step(2, 2.0, None), step(3, 2.0, 90)]
     half_written = '{"event": "st'
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + half_written)
-    view = job_view(row(1, JobState.RUNNING, tmp_path), [])
-    assert view["progress"] == {
+    shown = view(row(1, JobState.RUNNING, tmp_path))
+    assert shown["progress"] == {
         "step": 3,
         "total_steps": 13,
         "loss": 6.0,
@@ -107,14 +102,14 @@ def test_time_left_is_the_median_step_times_the_steps_left(tmp_path: Path) -> No
         "step_s": 2.0,
         "eta_s": 20.0,
     }
-    assert view["measured"] == {"step_s": 2.0, "steps": 1, "gpu_peak_bytes": 100}
+    assert shown["measured"] == {"step_s": 2.0, "steps": 1, "gpu_peak_bytes": 100}
 
 
 def test_a_long_metrics_file_is_read_at_its_ends_only(tmp_path: Path) -> None:
     events = [{"event": "start", "step": 0, "total_steps": 10_000}, *(step(n, 1.0, n) for n in range(1, 5001))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    view = job_view(row(1, JobState.RUNNING, tmp_path), [])
-    assert (view["progress"]["step"], view["progress"]["total_steps"]) == (5000, 10_000)
+    shown = view(row(1, JobState.RUNNING, tmp_path))
+    assert (shown["progress"]["step"], shown["progress"]["total_steps"]) == (5000, 10_000)
 
 
 @pytest.mark.parametrize("at", [1, 2500, 4999])
@@ -125,7 +120,7 @@ def test_the_last_evaluation_is_found_wherever_it_is(tmp_path: Path, at: int) ->
         if number in (1, at):
             events.append({"event": "eval", "step": number, "eval_loss": number / 2})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    progress = job_view(row(1, JobState.RUNNING, tmp_path), [])["progress"]
+    progress = view(row(1, JobState.RUNNING, tmp_path))["progress"]
     assert (progress["step"], progress["eval_loss"]) == (5000, at / 2)
 
 
@@ -133,17 +128,17 @@ def test_new_events_are_seen(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(json.dumps({"event": "start", "step": 0, "total_steps": 2}) + "\n")
     job = row(1, JobState.RUNNING, tmp_path)
-    assert job_view(job, [])["progress"]["step"] == 0
+    assert view(job)["progress"]["step"] == 0
     with metrics.open("a") as file:
         file.write(json.dumps(step(1, 1.0, 1)) + "\n")
-    assert job_view(job, [])["progress"]["step"] == 1
+    assert view(job)["progress"]["step"] == 1
 
 
 def test_broken_lines_of_metrics_are_passed_over(tmp_path: Path) -> None:
     start = json.dumps({"event": "start", "step": 0, "total_steps": 13})
     lines = [start, "\x00\x00", "[1]", '{"st', json.dumps(step(1, 2.0, 100))]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert job_view(row(1, JobState.RUNNING, tmp_path), [])["progress"]["step"] == 1
+    assert view(row(1, JobState.RUNNING, tmp_path))["progress"]["step"] == 1
     assert [event["event"] for event in RunFolder(tmp_path).read_metrics()] == ["start", "step"]
 
 
@@ -151,8 +146,8 @@ def test_broken_lines_of_metrics_are_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "no json\n", "[]\n", '{"event": "start"}\n', '{"plan": {}, "measured": true}\n'])
 def test_a_file_that_holds_something_else_hides_only_its_own_figures(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    view = job_view(row(1, JobState.RUNNING, tmp_path), [])
-    assert (view["id"], view["plan"], view["progress"]) == (1, None, None)
+    shown = view(row(1, JobState.RUNNING, tmp_path))
+    assert (shown["id"], shown["plan"], shown["progress"]) == (1, None, None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"other": 1}'])

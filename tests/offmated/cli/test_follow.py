@@ -82,10 +82,10 @@ def test_run_exits_with_the_jobs_exit_code(name: str, code: int, words: str, hom
 
 
 def test_ctrl_c_leaves_the_job_running_and_says_so(home: House) -> None:
-    before = len(home.client.jobs())
+    before = home.client.page(limit=1)["total"]
     process = offmate(home, "run", str(job_file(home, "long", 100_000)))
-    until(lambda: len(home.client.jobs()) > before, "the job is submitted")
-    number = home.client.jobs()[-1]["id"]
+    until(lambda: home.client.page(limit=1)["total"] > before, "the job is submitted")
+    number = home.client.page(limit=1)["jobs"][0]["id"]
     home.wait_for_step(number, 1)
     assert process.stdout is not None
     assert any(line.startswith("running") for line in process.stdout), "it follows"
@@ -148,10 +148,10 @@ def test_a_closed_pipe_ends_a_command_quietly(home: House) -> None:
 
 def test_down_says_for_which_job_it_waits_who_follows_is_told_and_logs_are_there_without_it() -> None:
     with house() as home:
-        before = len(home.client.jobs())
+        before = home.client.page(limit=1)["total"]
         followers = [offmate(home, "run", str(job_file(home, "long", 100_000)))]
-        until(lambda: len(home.client.jobs()) > before, "the job is submitted")
-        number = home.client.jobs()[-1]["id"]
+        until(lambda: home.client.page(limit=1)["total"] > before, "the job is submitted")
+        number = home.client.page(limit=1)["jobs"][0]["id"]
         followers += [offmate(home, "logs", "-f", *more, str(number)) for more in ((), ("--json",))]
         home.wait_for_step(number, 1)
         assert all(follower.stdout is not None and follower.stdout.readline() for follower in followers), "all follow"

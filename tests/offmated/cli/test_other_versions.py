@@ -31,8 +31,9 @@ class Answering(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer."""
-        found = self.path in self.answers
-        body = json.dumps(self.answers.get(self.path, {"detail": "Not Found"})).encode()
+        path = self.path.partition("?")[0]
+        found = path in self.answers
+        body = json.dumps(self.answers.get(path, {"detail": "Not Found"})).encode()
         self.send_response(200 if found else 404)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -128,7 +129,7 @@ def test_a_daemon_of_a_version_to_come_is_said_to_be_one(daemon: Daemon) -> None
 
 
 def test_our_own_mistakes_are_not_blamed_on_the_daemon(daemon: Daemon) -> None:
-    daemon.answer({"/health": {"api": API, "version": "0.1.0"}, "/jobs": [{}]})
+    daemon.answer({"/health": {"api": API, "version": "0.1.0"}, "/jobs": {}, "/queue": {}})
     assert isinstance(offmate("status").exception, KeyError)
 
 

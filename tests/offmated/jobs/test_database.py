@@ -167,7 +167,7 @@ def test_workers_wait_longer_for_a_write_than_for_a_look(paths: Paths, store: St
         writing = pool.submit(patient.stop, number, StopReason.CANCEL)
         with pytest.raises(TimeoutError):
             writing.result(0.5)
-        with patient._look() as session:
+        with patient.looking() as session:
             seen.append(session.connection().exec_driver_sql("PRAGMA busy_timeout").scalar_one())
     assert writing.result() is JobState.CANCELLED
     assert seen == [1000 * database.PATIENCE_S]

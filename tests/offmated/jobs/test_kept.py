@@ -20,6 +20,7 @@ from rich.console import Console
 from offmated.api.views import job_view
 from offmated.cli import job_view as words
 from offmated.jobs import table
+from offmated.jobs.listing import newest
 from offmated.jobs.migrate import scripts_folder, upgrade
 from offmated.jobs.states import FINAL, TAKEN_FROM, JobState, StopReason
 from offmated.jobs.store import Store
@@ -156,7 +157,7 @@ def test_kept_jobs_are_cancelled_and_tried_again(version: str, which: str, tmp_p
 
 def shown(store: Store) -> str:
     """What `status` and `show` say of all jobs, their views sent as the API sends them."""
-    views = json.loads(json.dumps([job_view(row, store.jobs()) for row in store.jobs()]))
+    views = json.loads(json.dumps([job_view(job) for job in newest(store, limit=99).jobs]))
     screen = Console(file=io.StringIO(), width=300)
     screen.print(words.jobs(views))
     for view in views:

@@ -251,6 +251,30 @@ def test_a_failed_job_comes_back_without_its_crashes_and_with_its_history(
         store.retry(number, due)
 
 
+@pytest.mark.parametrize("damage", ["", "no json", "{}", "[7]", '[{"number": 1}]', "null"])
+def test_a_damaged_history_begins_anew(store: Store, paths: Paths, damage: str) -> None:
+    number = waiting(store, paths)
+    with store.engine.begin() as connection:
+        connection.execute(text("UPDATE jobs SET history = :damage, attempts = 4"), {"damage": damage})
+    row = store.take(number, JobState.RUNNING, ME)
+    assert row is not None
+    assert [attempt["number"] for attempt in row.history] == [5]
+    assert store.end(row, 0) is JobState.DONE
+
+
+@pytest.mark.parametrize("damage", ['{"ended_at": "late"}', '{"ended_at": [1]}'])
+def test_a_row_that_cannot_be_begun_fails_and_is_due_no_more(store: Store, paths: Paths, damage: str) -> None:
+    number = waiting(store, paths)
+    attempt = {"number": 1, "started_at": 1.0, "from_step": None} | json.loads(damage)
+    with store.engine.begin() as connection:
+        connection.execute(text("UPDATE jobs SET history = :damage"), {"damage": json.dumps([attempt])})
+    assert store.take(number, JobState.RUNNING, ME) is None
+    row = store.job(number)
+    assert row.error is not None
+    assert (row.state, row.error["code"]) == (JobState.FAILED, "job-not-handled")
+    assert store.due(JobState.RUNNING, 1) == []
+
+
 def test_who_lost_a_job_cannot_end_it(store: Store, paths: Paths) -> None:
     number = add(store, paths)
     mine = store.take(number, JobState.PLANNING, ME)

@@ -141,7 +141,7 @@ def test_two_starts_at_once_give_one_daemon_to_both(monkeypatch: pytest.MonkeyPa
 
 def test_nobody_answering_is_said_with_the_command_to_type(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        Client(Paths.at(tmp_path)).jobs()
+        list(Client(Paths.at(tmp_path)).jobs())
     assert caught.value.exit_code is Exit.DAEMON_NOT_RUNNING
     assert str(caught.value).startswith("The daemon is not running.\n  socket ")
     assert str(caught.value).endswith("\n  hint: offmate up   [daemon-not-running]")

@@ -1,0 +1,45 @@
+"""Which jobs `offmate status` lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from offmated.cli import job_view
+from offmated.cli.client import Client
+from offmated.jobs.states import FINAL
+
+LAST, FIRST = 10, 50
+"""Of the jobs that are over the last so many are listed, of those that are not the first so many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Jobs that are over, the last one last, then the queue. `before`: how many more are over, `behind`: how many more
+    wait."""
+
+    jobs: list[dict[str, Any]]
+    before: int = 0
+    behind: int = 0
+
+
+def listing(client: Client, everything: bool) -> Listing:
+    """The last jobs that are over and the first of the queue; or all."""
+    if everything:
+        return Listing(jobs=[*list(client.jobs(*FINAL))[::-1], *client.queue()])
+    over, queue = client.page(*FINAL, limit=LAST), client.queue_page(FIRST)
+    return Listing(
+        jobs=over["jobs"][::-1] + queue["jobs"],
+        before=over["total"] - len(over["jobs"]), behind=queue["total"] - len(queue["jobs"]),
+    )  # fmt: skip
+
+
+def view(found: Listing) -> RenderableType:
+    """The list as a table, and how many jobs it leaves out."""
+    more = [f"{found.before} older ones"] if found.before else []
+    more += [f"{found.behind} that wait behind these"] if found.behind else []
+    words = [Text(f"Not listed: {' and '.join(more)}.  offmate status --all")] if more else []
+    return Group(job_view.jobs(found.jobs), *words)
