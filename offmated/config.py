@@ -2,6 +2,7 @@
 
 database_url = "postgresql+psycopg://me@localhost/offmate"     # OFFMATE_DATABASE_URL
 redis_url = "redis://localhost:6379/0"                         # OFFMATE_REDIS_URL
+listen = "127.0.0.1:8477"                                      # OFFMATE_LISTEN
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from offmated.paths import Paths
 from planner.errors import Exit, UserError, first_line
 
-KEYS = {"database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL"}
+KEYS = {"database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL", "listen": "OFFMATE_LISTEN"}
 
 _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memory:|file:|\?).+)")
 
@@ -24,12 +25,14 @@ _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """`database_url` is any SQLAlchemy URL; `redis_url` a broker the user runs. None: the daemon runs a private one.
+    `listen` is where the API listens over TCP, besides its socket; None: nowhere, until somebody asks for the page.
 
     The database URL appears in command lines, which other users can see: a password belongs in the driver's own file.
     """
 
     database_url: str
     redis_url: str | None = None
+    listen: str | None = None
 
     @classmethod
     def load(cls, paths: Paths, environment: Mapping[str, str] = os.environ) -> Config:
@@ -45,7 +48,7 @@ class Config:
         database_url = values.get("database_url", f"sqlite:///{paths.database}")
         if relative := _RELATIVE_FILE.fullmatch(database_url):
             database_url = f"{relative['scheme']}{paths.state}/{relative['file']}"
-        return cls(database_url=database_url, redis_url=values.get("redis_url"))
+        return cls(database_url=database_url, redis_url=values.get("redis_url"), listen=values.get("listen"))
 
 
 def _read(paths: Paths) -> dict[str, str]:
@@ -65,7 +68,7 @@ def _read(paths: Paths) -> dict[str, str]:
             hint = f"did you mean {near[0]}?" if near else f"the keys are {' and '.join(KEYS)}"
             raise _wrong(paths, f"unknown key {key!r}", hint)
         if not isinstance(value, str) or not value:
-            raise _wrong(paths, f"{key} is {value!r}, not a URL in quotes")
+            raise _wrong(paths, f"{key} is {value!r}, not a text in quotes")
     return values
 
 

@@ -78,6 +78,11 @@ class Paths:
         return self.state / "daemon.log.1"
 
     @property
+    def token(self) -> Path:
+        """What a browser, or a program of another machine, shows to be let in."""
+        return self.state / "api-token"
+
+    @property
     def lock(self) -> Path:
         """Held by the running daemon."""
         return self.state / "daemon.lock"

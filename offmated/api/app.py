@@ -10,11 +10,13 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Query, Request
 from fastapi import Path as InPath
-from fastapi.responses import StreamingResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 
+from offmated.api import plan_page
 from offmated.api.limits import Limits
+from offmated.api.page import add_page
 from offmated.api.refusals import add_handlers
 from offmated.api.views import job_view
 from offmated.jobs.listing import Page, newest, one, queue
@@ -36,7 +38,8 @@ LOG_PIECE_BYTES = 64 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """What the API needs of the daemon. `wake` tells it that something changed, `shut_down` asks it to end, `closing`
-    says that it is about to and answers must come to their end, `health` is its own account."""
+    says that it is about to and answers must come to their end, `health` is its own account, `page` the address for a
+    browser, opened if it was not."""
 
     store: Store
     paths: Paths
@@ -44,6 +47,7 @@ class Services:
     shut_down: Callable[[], None]
     closing: Callable[[], bool]
     health: Callable[[], Json]
+    page: Callable[[], str]
 
 
 class Submission(BaseModel):
@@ -70,6 +74,7 @@ Use = Annotated[Services, Depends(_services)]
 JobId = Annotated[int, InPath(ge=1, le=LARGEST_ID)]
 InAPage = Annotated[int, Query(ge=1, le=MOST_IN_A_PAGE)]
 Number = Annotated[int, Query(ge=1, le=LARGEST_ID)]
+Tail = Annotated[int | None, Query(ge=0, le=2**20)]
 Key = Annotated[str | None, Header(min_length=1, max_length=KEY_LENGTH)]
 
 
@@ -85,11 +90,14 @@ def make_app(services: Services) -> FastAPI:
     app.get("/queue")(list_queue)
     app.get("/jobs/{job_id}")(show_job)
     app.get("/jobs/{job_id}/plan")(show_plan)
+    app.get("/jobs/{job_id}/plan.html")(show_plan_page)
     app.get("/jobs/{job_id}/logs")(show_log)
     app.get("/jobs/{job_id}/events")(show_events)
     app.post("/jobs/{job_id}/cancel")(cancel_job)
     app.post("/jobs/{job_id}/retry")(retry_job)
+    app.post("/page")(open_page)
     app.post("/shutdown", status_code=202)(shut_down)
+    add_page(app)
     return app
 
 
@@ -135,6 +143,12 @@ def show_plan(job_id: JobId, use: Use) -> Json | None:
     return document and {name: value for name, value in document.items() if name != "chain"}
 
 
+def show_plan_page(job_id: JobId, use: Use) -> HTMLResponse:
+    """The plan as a page for the browser; `no-plan` before there is one."""
+    row = use.store.job(job_id)
+    return HTMLResponse(plan_page.draw(RunFolder(Path(row.run_dir)), job_id, row.name), headers=plan_page.HEADERS)
+
+
 def cancel_job(job_id: JobId, use: Use) -> Json:
     """Cancel a job. A running one is told so, and ends soon after."""
     before = use.store.job(job_id).state
@@ -162,14 +176,23 @@ def show_events(job_id: JobId, use: Use, position: Annotated[int, Query(ge=0, lt
     return {"events": events, "position": following}
 
 
-def show_log(job_id: JobId, use: Use, follow: bool = False) -> StreamingResponse:
-    """The log as text; with `follow`, as it grows, until the job is over."""
+def show_log(job_id: JobId, use: Use, follow: bool = False, tail: Tail = None) -> StreamingResponse:
+    """The log as text, or the whole lines among its last `tail` bytes; with `follow`, as it grows, until the job is
+    over."""
     run = RunFolder(Path(use.store.job(job_id).run_dir))
-    return StreamingResponse(_log(run, job_id, use, follow), media_type="text/plain; charset=utf-8")
+    start = 0 if tail is None else _start_of_tail(run.log, tail)
+    return StreamingResponse(_log(run, job_id, use, follow, start), media_type="text/plain; charset=utf-8")
 
 
-async def _log(run: RunFolder, job_id: int, use: Services, follow: bool) -> AsyncIterator[bytes]:
-    position = 0
+def _start_of_tail(path: Path, tail: int) -> int:
+    size = path.stat().st_size if path.exists() else 0
+    if size <= tail:
+        return 0
+    piece = _read(path, size - tail)
+    return size - tail + piece.find(b"\n") + 1
+
+
+async def _log(run: RunFolder, job_id: int, use: Services, follow: bool, position: int) -> AsyncIterator[bytes]:
     while True:
         # Asked before reading: what was written before the job ended is then sure to be read.
         last = not follow or use.closing() or await asyncio.to_thread(_is_over, use, job_id)
@@ -195,6 +218,11 @@ def _read(path: Path, position: int) -> bytes:
     with path.open("rb") as file:
         file.seek(position)
         return file.read(LOG_PIECE_BYTES)
+
+
+def open_page(use: Use) -> Json:
+    """{"url"}: where a browser finds the page, with the token that it needs; opens the port if it was not open."""
+    return {"url": use.page()}
 
 
 async def shut_down(use: Use) -> Json:

@@ -194,6 +194,15 @@ def down(as_json: bool) -> None:
         click.echo("The daemon has ended." if ran else "The daemon was not running.")
 
 
+@main.command()
+@json_option
+def page(as_json: bool) -> None:
+    """Print the address of the daemon's page for a browser: jobs, curves, plans. Who has the address may do what you
+    may."""
+    url = Client(Paths.from_environment()).page_url()
+    print_json({"url": url}) if as_json else click.echo(url)
+
+
 main.add_command(service)
 
 

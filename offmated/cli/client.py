@@ -103,6 +103,10 @@ class Client:
         answer: Json | None = self._send("GET", f"/jobs/{job_id}/plan").json()
         return answer
 
+    def page_url(self) -> str:
+        """The address of the page for a browser, with the token in it."""
+        return str(self._object("POST", "/page")["url"])
+
     def events(self, job_id: int, position: int = 0) -> tuple[list[Json], int]:
         """Some of the trainer's events after what was read before, and the position to ask from next time: the same one
         when there are no more."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from offmated.api.addresses import UnixAddress
 from offmated.api.app import Services, make_app
 from offmated.api.server import Server
 from offmated.config import Config
@@ -27,6 +28,7 @@ from offmated.lock import Lock
 from offmated.paths import Paths
 from offmated.repeated_errors import RepeatedErrors
 from offmated.service.broker import QUEUES, Broker
+from offmated.service.browsers import Browsers
 from offmated.service.dispatcher import Dispatcher
 from offmated.service.supervisor import Child, living_children
 from offmated.service.systemd import ServiceManager
@@ -90,8 +92,11 @@ class Daemon:
             shut_down=self._ask_down,
             closing=lambda: self._closing,
             health=self._health,
+            page=lambda: self._browsers.page(),
         )
-        self._api = Server(make_app(services), paths.api_socket)
+        app = make_app(services)
+        self._api = Server(app, UnixAddress(paths.api_socket))
+        self._browsers = Browsers(app, self._config.listen, paths.token)
 
     def run(self) -> None:
         """Start everything, keep it going, end it in the order that loses nothing."""
@@ -124,6 +129,7 @@ class Daemon:
             self._stop_workers()
         finally:
             self._closing = True
+            self._browsers.close()
             self._api.close()
         self._end_servers()
         log.info("stopped")
@@ -204,6 +210,8 @@ class Daemon:
         """Keep the API's socket. Jobs do not need it: without it everything else goes on."""
         with self._errors.of("listening", Exception):
             self._api.keep()
+        with self._errors.of(f"listening on {self._config.listen}", OSError):
+            self._browsers.keep()
 
     def _keep_lock(self) -> None:
         with self._errors.of("keeping the lock", OSError):

@@ -12,6 +12,8 @@ from tests.house.test_imports import modules
 LOADING = {"from_pretrained", "from_config"}
 STARTING = {"run", "Popen", "call", "check_call", "check_output"}
 
+OWN_STDIN = {"subprocess.DEVNULL", "subprocess.PIPE"}
+
 
 def attributes(source: ast.AST, names: set[str]) -> Iterator[tuple[ast.Attribute, ast.Call | None]]:
     """Every use of an attribute of these names but in a type, with the call it is the function of, if it is one's."""
@@ -40,7 +42,7 @@ def starts_without_saying(source: ast.AST) -> list[str]:
     """Processes that are started with the caller's stdin."""
     return [
         ast.unparse(node) for node, call in attributes(source, STARTING)
-        if ast.unparse(node.value) == "subprocess" and keyword(call, "stdin") != "subprocess.DEVNULL"
+        if ast.unparse(node.value) == "subprocess" and keyword(call, "stdin") not in OWN_STDIN
     ]  # fmt: skip
 
 

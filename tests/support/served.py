@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from offmated.api.addresses import UnixAddress
 from offmated.api.app import Services, make_app
 from offmated.api.server import Server
 from offmated.cli.client import Client
@@ -61,10 +62,10 @@ def served(*, patience_s: float = PATIENCE_S) -> Iterator[Served]:
     services = Services(
         store=store, paths=paths, wake=lambda: built.calls.append("wake"),
         shut_down=lambda: built.calls.append("shut_down"), closing=lambda: False,
-        health=lambda: {"state": "running", "process": str(Process.current())},
+        health=lambda: {"state": "running", "process": str(Process.current())}, page=lambda: "http://here/#token",
     )  # fmt: skip
     try:
-        with closing(Server(make_app(services), paths.api_socket)) as server:
+        with closing(Server(make_app(services), UnixAddress(paths.api_socket))) as server:
             server.keep()
             yield built
     finally:

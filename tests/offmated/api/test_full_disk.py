@@ -33,7 +33,7 @@ class Api:
         upgrade(self.store.engine, self.paths)
         services = Services(
             store=self.store, paths=self.paths, wake=lambda: None, shut_down=lambda: None, closing=lambda: False,
-            health=dict,
+            health=dict, page=str,
         )  # fmt: skip
         self.http = TestClient(make_app(services))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from offmated.api.addresses import UnixAddress
 from offmated.api.server import Server
 from tests.support.daemons import until
 
@@ -31,7 +32,7 @@ def test_a_server_whose_folders_are_deleted_listens_anew_and_ends_after_those_co
 
     home = tempfile.TemporaryDirectory(prefix="offmate-", dir="/tmp")
     path = Path(home.name) / "user" / "offmate" / "api.sock"
-    with home, closing(Server(FastAPI(), path)) as server:
+    with home, closing(Server(FastAPI(), UnixAddress(path))) as server:
         server.keep()
         with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
             early.connect(str(path))

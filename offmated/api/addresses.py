@@ -1,0 +1,104 @@
+"""Where the API listens: on a socket of this user, and over TCP where somebody asked for it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from planner.errors import Exit, UserError
+
+
+class Address(Protocol):
+    """A place to listen. `listen` raises OSError."""
+
+    def listen(self) -> socket.socket:
+        """A socket that listens there."""
+        ...
+
+    def is_there(self) -> bool:
+        """Whether clients can still find the socket that was opened last."""
+        ...
+
+    def clear(self) -> None:
+        """Leave nothing behind."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A socket file, for this user alone."""
+
+    path: Path
+
+    def listen(self) -> socket.socket:
+        """Once more when the socket has been deleted, or its folder, as at a logout."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # parents as the daemon's umask has it: closed
+        self.path.unlink(missing_ok=True)
+        # Not uvicorn's own `uds`: it opens the socket to every user.
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self.path))
+            self.path.chmod(0o600)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def is_there(self) -> bool:
+        """Whether the file is."""
+        return self.path.is_socket()
+
+    def clear(self) -> None:
+        """Remove the file."""
+        if self.path.is_socket():
+            self.path.unlink()
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(slots=True)
+class TcpAddress:
+    """A host's address and a port; port 0 becomes one that the system chooses, and stays it."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> TcpAddress:
+        """`127.0.0.1:8477`, `[::1]:8477`. Raises UserError for what is no address of digits: a name may mean several,
+        and one of them may be the world's."""
+        found = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<four>[0-9.]+)):(?P<port>[0-9]{1,5})", text)
+        try:
+            if found is None or int(found["port"]) > 65535:
+                raise ValueError
+            host = str(ipaddress.ip_address(found["six"] or found["four"]))
+        except ValueError:
+            raise UserError(
+                "The address to listen on is none.", numbers=(f"listen = {text!r}",), code="bad-address",
+                hint="an address and a port: 127.0.0.1:8477", exit_code=Exit.USAGE,
+            ) from None  # fmt: skip
+        return cls(host, int(found["port"]))
+
+    def listen(self) -> socket.socket:
+        """A socket that listens there."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.create_server((self.host, self.port), family=family)
+        self.port = listener.getsockname()[1]
+        return listener
+
+    def is_there(self) -> bool:
+        """Always: nobody deletes a port."""
+        return True
+
+    def clear(self) -> None:
+        """There is nothing to leave."""
+
+    def __str__(self) -> str:
+        """As it stands in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -1,0 +1,35 @@
+// What the page asks of the daemon. The token came behind the address's "#", which browsers send to nobody.
+
+const KEY = "offmate-token";
+
+export class Refused extends Error {}
+
+export function takeToken() {
+  const given = location.hash.slice(1);
+  if (given && !given.startsWith("job-")) {
+    localStorage.setItem(KEY, given);
+    history.replaceState(null, "", location.pathname);
+  }
+  const token = localStorage.getItem(KEY);
+  if (token) document.cookie = `${KEY}=${token}; path=/; SameSite=Strict`; // for links, which have no header
+}
+
+async function send(method, path, body) {
+  const headers = { Authorization: `Bearer ${localStorage.getItem(KEY) ?? ""}` };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  if (answer.ok) return answer;
+  const error = await answer.json().catch(() => null);
+  throw new Refused([error?.what ?? `${answer.status} ${answer.statusText}`, error?.hint].filter(Boolean).join(" "));
+}
+
+const json = async (path) => (await send("GET", path)).json();
+
+export const health = () => json("/health");
+export const queue = () => json("/queue?limit=50");
+export const finished = () => json("/jobs?limit=20&state=done&state=failed&state=cancelled");
+export const job = (id) => json(`/jobs/${id}`);
+export const events = (id, position) => json(`/jobs/${id}/events?position=${position}`);
+export const log = async (id) => (await send("GET", `/jobs/${id}/logs?tail=65536`)).text();
+export const cancel = (id) => send("POST", `/jobs/${id}/cancel`);
+export const retry = (id) => send("POST", `/jobs/${id}/retry`, {});

@@ -1,0 +1,229 @@
+// The page: asks every two seconds, shows what it hears. All text of jobs goes in as text, never as markup.
+
+import * as api from "./api.js";
+import { Chart, Curves } from "./charts.js";
+import { bytes, duration, moment, number } from "./words.js";
+
+const EVERY_MS = 2000, UNSEEN_MS = 30000;
+const find = (selector) => document.querySelector(selector);
+const OVER = new Set(["done", "failed", "cancelled"]);
+
+const charts = {
+  loss: new Chart(find("#loss"), [["training", "loss", false], ["evaluation", "eval", true]]),
+  pace: new Chart(find("#pace"), [["measured", "measured", false], ["predicted", "predicted", false]]),
+};
+const read = new Map(); // job -> {curves, position}: what its events said so far
+let chosen = null; // by a person; else the job that runs, or the last one
+let timer = 0;
+
+function element(name, text = "", kind = "") {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+const state = (job) => (job.stop_reason && !OVER.has(job.state) ? "stopping" : job.state);
+const title = (job) => `${job.id} · ${job.name}`;
+
+function share(job) {
+  const progress = job.progress;
+  return progress && progress.total_steps ? progress.step / progress.total_steps : 0;
+}
+
+function howFar(job) {
+  const progress = job.progress;
+  if (!progress) return job.reason;
+  const left = progress.eta_s == null ? "" : `, ${duration(progress.eta_s)} left`;
+  return [`step ${progress.step} of ${progress.total_steps}${job.state === "running" ? left : ""}`, job.reason]
+    .filter(Boolean).join("; ");
+}
+
+function row(job, cells) {
+  const made = element("tr");
+  made.classList.toggle("chosen", job.id === chosen);
+  for (const [content, kind] of cells) {
+    const cell = element("td", typeof content === "string" ? content : "", kind);
+    if (typeof content !== "string") cell.append(content);
+    made.append(cell);
+  }
+  return made;
+}
+
+function link(job) {
+  const made = element("button", title(job));
+  made.type = "button";
+  made.onclick = () => { choose(job.id); };
+  return made;
+}
+
+function showQueue(page) {
+  find("#idle").hidden = page.jobs.length > 0;
+  find("#queue").hidden = page.jobs.length === 0;
+  find("#queue tbody").replaceChildren(...page.jobs.map((job) => row(job, [
+    [String(job.place), "number"], [link(job), ""], [state(job), `word ${state(job)}`], [howFar(job), ""],
+  ])));
+  const more = page.total - page.jobs.length;
+  find("#more").hidden = more <= 0;
+  find("#more").textContent = `and ${more} more`;
+}
+
+function showFinished(page) {
+  find("#finished").hidden = page.jobs.length === 0;
+  find("#done tbody").replaceChildren(...page.jobs.map((job) => {
+    const took = job.started_at && job.ended_at ? duration(Math.max(0, job.ended_at - job.started_at)) : "";
+    const loss = job.progress?.eval_loss ?? job.progress?.loss;
+    return row(job, [
+      [job.ended_at ? moment(job.ended_at) : "", "word"], [link(job), ""], [job.state, `word ${job.state}`],
+      [loss == null ? "" : number(loss), "number"], [took, "number"], [job.output ?? job.reason ?? "", ""],
+    ]);
+  }));
+}
+
+function card(name, value, remark, part) {
+  const made = element("div", "", "card");
+  made.append(element("span", name, "name"), element("span", value, "value"), element("span", remark, "remark"));
+  if (part != null) {
+    const meter = element("div", "", "meter"), bar = element("i", "", part > 1 ? "over" : "");
+    bar.style.width = `${Math.min(1, part) * 100}%`;
+    meter.append(bar);
+    made.append(meter);
+  }
+  return made;
+}
+
+function cards(job, curves) {
+  const { progress, plan, predicted, measured } = job, found = [];
+  if (progress?.loss != null) {
+    const evaluation = progress.eval_loss == null ? "" : `evaluation ${number(progress.eval_loss)}`;
+    found.push(card("Loss", number(progress.loss), evaluation));
+  }
+  const stepS = measured?.step_s ?? progress?.step_s;
+  if (stepS != null || predicted?.step_s != null) {
+    const remark = predicted?.step_s == null ? "" : `predicted ${duration(predicted.step_s)}`;
+    found.push(card("A step", stepS == null ? "–" : duration(stepS), remark));
+  }
+  const last = [...curves.steps.values()].slice(-20);
+  const seconds = last.reduce((sum, step) => sum + step.step_s, 0);
+  if (seconds > 0) {
+    const tokens = last.reduce((sum, step) => sum + (step.tokens ?? 0), 0);
+    found.push(card("Tokens a second", Math.round(tokens / seconds).toLocaleString(), "mean of the last steps"));
+  }
+  if (plan) {
+    const peak = measured?.gpu_peak_bytes ?? predicted?.gpu_peak_bytes ?? plan.gpu_peak_bytes;
+    const words = `planned ${bytes(plan.gpu_peak_bytes)}, budget ${bytes(plan.gpu_budget_bytes)}`;
+    const name = measured?.gpu_peak_bytes == null ? "GPU memory, planned" : "GPU memory, peak";
+    found.push(card(name, bytes(peak), words, peak / plan.gpu_budget_bytes));
+    found.push(card("Host memory, planned", bytes(plan.cpu_peak_bytes), `budget ${bytes(plan.cpu_budget_bytes)}`,
+      plan.cpu_peak_bytes / plan.cpu_budget_bytes));
+  }
+  return found;
+}
+
+function showJob(job, curves) {
+  find("#job").hidden = false;
+  find("#title").textContent = title(job);
+  const chip = element("span", state(job), state(job));
+  find("#state").replaceChildren(chip, document.createTextNode(job.reason ? `: ${job.reason}` : ""));
+  find("#progress").hidden = !job.progress;
+  if (job.progress) {
+    find("#progress i").style.width = `${share(job) * 100}%`;
+    const eta = job.state === "running" ? job.progress.eta_s : null;
+    const end = eta == null ? "" : `; done at ${moment(Date.now() / 1000 + eta)}, as it looks now`;
+    find("#progress p").textContent = `${howFar({ ...job, reason: "" })}${end}`;
+  }
+  find("#cards").replaceChildren(...cards(job, curves));
+  charts.loss.show(curves.loss());
+  charts.pace.show(curves.pace());
+  find("#plan").hidden = !job.plan;
+  find("#plan").href = `/jobs/${job.id}/plan.html`;
+  find("#cancel").hidden = OVER.has(job.state);
+  find("#retry").hidden = !["failed", "cancelled"].includes(job.state);
+  find("#samples").hidden = curves.samples.length === 0;
+  find("#samples dl").replaceChildren(...curves.samples.flatMap((s) => [element("dt", s.prompt), element("dd", s.text)]));
+  document.title = job.progress && !OVER.has(job.state) ? `${Math.floor(share(job) * 100)}% · offmate` : "offmate";
+}
+
+async function readEvents(id) {
+  const known = read.get(id) ?? { curves: new Curves(), position: 0 };
+  read.set(id, known);
+  for (;;) {
+    const answer = await api.events(id, known.position);
+    known.curves.take(answer.events);
+    if (answer.position === known.position) return known.curves;
+    known.position = answer.position;
+  }
+}
+
+async function showLog(id) {
+  if (!find("#log").open) return;
+  const place = find("#log pre"), end = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
+  place.textContent = await api.log(id);
+  if (end) place.scrollTop = place.scrollHeight;
+}
+
+async function look() {
+  const [health, queue, finished] = await Promise.all([api.health(), api.queue(), api.finished()]);
+  const doing = health.state === "running" ? "runs" : "ends: jobs save";
+  find("#health").textContent = `The daemon ${doing} (${health.version}); state in ${health.state_folder}`;
+  find("main").hidden = false;
+  showQueue(queue);
+  showFinished(finished);
+  const running = queue.jobs.find((job) => job.state === "running") ?? queue.jobs[0] ?? finished.jobs[0];
+  const id = chosen ?? running?.id;
+  if (id == null) { find("#job").hidden = true; return; }
+  const [job, curves] = await Promise.all([api.job(id), readEvents(id)]);
+  showJob(job, curves);
+  await showLog(id);
+}
+
+async function again() {
+  clearTimeout(timer);
+  try {
+    await look();
+    find("#trouble").hidden = true;
+  } catch (error) {
+    find("#trouble").hidden = false;
+    find("#trouble").textContent = error instanceof api.Refused ? error.message
+      : "The daemon does not answer; this page asks on. In a terminal: offmate up, then offmate page";
+  }
+  timer = setTimeout(again, document.hidden ? UNSEEN_MS : EVERY_MS);
+}
+
+function choose(id) {
+  chosen = id;
+  history.replaceState(null, "", `#job-${id}`);
+  again().then(() => find("#job").scrollIntoView({ block: "nearest" }));
+}
+
+function ask(heading, text, word) {
+  const dialog = find("#ask");
+  dialog.querySelector("h2").textContent = heading;
+  dialog.querySelector("p").textContent = text;
+  dialog.querySelector(".yes").textContent = word;
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((answered) => { dialog.onclose = () => answered(dialog.returnValue === "yes"); });
+}
+
+async function act(heading, text, word, doing) {
+  const id = Number(find("#title").textContent.split(" ")[0]);
+  if (!(await ask(`${heading} job ${id}?`, text, word))) return;
+  try {
+    await doing(id);
+  } catch (error) {
+    await ask("It was not done", error.message, "OK");
+  }
+  await again();
+}
+
+find("#cancel").onclick = () => act("Cancel", "It ends without a new checkpoint; those it has stay, and Retry goes on from the last.",
+  "Cancel it", api.cancel);
+find("#retry").onclick = () => act("Retry", "It goes on from its last checkpoint, or from the start where it has none.", "Retry it", api.retry);
+find("#log").ontoggle = () => { again(); };
+document.addEventListener("visibilitychange", () => { if (!document.hidden) again(); });
+
+api.takeToken();
+const named = location.hash.match(/^#job-(\d+)$/);
+if (named) chosen = Number(named[1]);
+again();

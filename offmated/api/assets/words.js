@@ -1,0 +1,25 @@
+// Numbers as people read them.
+
+export function duration(seconds) {
+  if (seconds < 60) return `${seconds < 9.95 ? seconds.toPrecision(2) : Math.round(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
+}
+
+export function bytes(count) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  while (count >= 1024 && at < units.length - 1) { count /= 1024; at += 1; }
+  return `${at === 0 || count >= 100 ? Math.round(count) : count.toPrecision(3)} ${units[at]}`;
+}
+
+export const number = (value) => Number(value.toPrecision(4)).toString();
+
+export function moment(seconds) {
+  const then = new Date(seconds * 1000), today = new Date();
+  const clock = then.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+  if (then.toDateString() === today.toDateString()) return clock;
+  return `${then.toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" })}, ${clock}`;
+}

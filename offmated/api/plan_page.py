@@ -1,0 +1,50 @@
+"""A job's plan as a page, drawn by the planner's process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from planner.errors import Exit, UserError
+from planner.run.folder import RunFolder
+
+PATIENCE_S = 60.0
+#: It has scripts of its own, in it; whatever a plan's names say, they reach nothing else.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data:; sandbox allow-scripts allow-downloads",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+_one_at_a_time = threading.Lock()  # a process each: who asks often waits
+
+
+def draw(run: RunFolder, job_id: int, title: str) -> bytes:
+    """The page. Raises UserError where there is no plan yet, or none that can be drawn."""
+    if not run.plan.exists():
+        raise UserError(
+            f"Job {job_id} has no plan yet.", code="no-plan", hint=f"offmate show {job_id}", exit_code=Exit.FAILED
+        )
+    with _one_at_a_time, tempfile.TemporaryDirectory(prefix="offmate-") as folder:
+        page = Path(folder) / "plan.html"
+        drawing = ["picture", str(run.plan), f"--title={title}", f"--html={page}"]
+        command = [sys.executable, "-P", "-m", "planner", *drawing]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
+            )
+        except subprocess.TimeoutExpired:
+            raise _not_drawn(job_id, f"it was not there after {PATIENCE_S:g} s") from None
+        if done.returncode != 0 or not page.exists():
+            raise _not_drawn(job_id, *(done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-3:])
+        return page.read_bytes()
+
+
+def _not_drawn(job_id: int, *why: str) -> UserError:
+    return UserError(
+        f"The plan of job {job_id} cannot be drawn.", numbers=why, code="no-picture", hint=f"offmate show {job_id}"
+    )

@@ -1,0 +1,54 @@
+"""The API over TCP, for browsers and other machines: where the settings say, or where somebody asked for the page."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from pathlib import Path
+
+from starlette.types import ASGIApp
+
+from offmated.api.addresses import TcpAddress
+from offmated.api.server import Server
+from offmated.api.token import Guarded, read_token
+
+
+class Browsers:
+    """`listen`: the address of the settings, if there is one. Without one nothing listens until `page` is called.
+    Raises UserError `bad-address`."""
+
+    def __init__(self, app: ASGIApp, listen: str | None, token: Path) -> None:
+        self._app = app
+        self._address = TcpAddress.parse(listen) if listen is not None else None
+        self._token = token
+        self._server: Server | None = None
+        self._lock = threading.Lock()  # the page is asked for in a thread of the API
+
+    def keep(self) -> None:
+        """Listen where the settings say, or where it did. Raises OSError."""
+        with self._lock:
+            self._keep()
+
+    def page(self) -> str:
+        """The address for a browser of this machine, with the token behind a "#", which no browser sends on. Raises
+        OSError where there is no such port."""
+        with self._lock:
+            self._address = self._address or TcpAddress("127.0.0.1", 0)
+            self._keep()
+            host = ipaddress.ip_address(self._address.host)
+            if host.is_unspecified:
+                host = ipaddress.ip_address("127.0.0.1" if host.version == 4 else "::1")
+            return f"http://{TcpAddress(str(host), self._address.port)}/#{read_token(self._token)}"
+
+    def close(self) -> None:
+        """Listen no longer."""
+        with self._lock:
+            if self._server is not None:
+                self._server.close()
+
+    def _keep(self) -> None:
+        if self._address is None:
+            return
+        if self._server is None:
+            self._server = Server(Guarded(self._app, read_token(self._token)), self._address)
+        self._server.keep()

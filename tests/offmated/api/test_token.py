@@ -1,0 +1,107 @@
+"""The API over TCP: nobody without the token, and a cookie only to look."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from offmated.api.addresses import TcpAddress
+from offmated.api.token import COOKIE, read_token
+from offmated.config import Config
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from tests.support.daemons import House, house
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[House]:
+    with house() as built:
+        yield built
+
+
+@pytest.fixture
+def place(shared: House) -> tuple[str, str]:
+    """The address, and the token."""
+    address, token = shared.client.page_url().split("#")
+    return address, token
+
+
+def test_without_the_token_nobody_learns_anything(shared: House, place: tuple[str, str]) -> None:
+    address, token = place
+    assert address.startswith("http://127.0.0.1:")
+    asked = [("GET", "health"), ("GET", "jobs"), ("POST", "shutdown"), ("POST", "page"), ("GET", "openapi.json")]
+    for shown in ("", "Bearer", f"Bearer {token[:-1]}", f"Bearer {token}x", f"Basic {token}", token, "Bearer ü"):
+        for method, path in asked:
+            answer = httpx.request(method, address + path, headers={"Authorization": shown.encode()})
+            assert (answer.status_code, answer.json()["code"]) == (401, "no-token"), (shown, path)
+    assert httpx.get(f"{address}health", params={"token": token}).status_code == 401, "addresses are written into logs"
+    assert shared.client.health()["state"] == "running"
+
+
+def test_with_the_token_it_is_the_api(shared: House, place: tuple[str, str]) -> None:
+    address, token = place
+    number = shared.submit("over TCP")
+    with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}) as client:
+        assert client.get("/health").json()["state"] == "running"
+        assert client.get(f"/jobs/{number}").json()["name"] == "over TCP"
+        assert client.post("/page").json() == {"url": f"{address}#{token}"}, "the same, however often it is asked for"
+        shared.wait_for(number, "done")
+        refused = client.post(f"/jobs/{number}/cancel")
+        assert (refused.status_code, refused.json()["code"]) == (422, "job-ended")
+
+
+def test_a_cookie_only_looks(shared: House, place: tuple[str, str]) -> None:
+    """Any page can have the browser of somebody who has the cookie send a form here."""
+    address, token = place
+    with httpx.Client(base_url=address, cookies={COOKIE: token}) as client:
+        assert client.get("/health").status_code == 200
+        assert client.post("/shutdown").status_code == 401
+    with httpx.Client(base_url=address, cookies={COOKIE: f"{token}x"}) as client:
+        assert client.get("/health").status_code == 401
+
+
+def test_the_token_is_this_users_alone_and_stays(shared: House, place: tuple[str, str]) -> None:
+    file = shared.paths.token
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert read_token(file) == place[1] == file.read_text()
+    assert place[1] not in shared.log()
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert place[1].encode() not in process.read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
+def test_nothing_listens_over_tcp_until_it_is_asked_for_or_set() -> None:
+    with house() as built:
+        assert not built.paths.token.exists()
+        built.down()
+        assert not built.paths.token.exists()
+        (built.paths.config).write_text('listen = "127.0.0.1:0"\n')
+        built.up()
+        assert built.paths.token.exists(), "it listens from the start"
+        address, token = built.client.page_url().split("#")
+        assert httpx.get(f"{address}health", headers={"Authorization": f"bearer {token}"}).status_code == 200
+        built.down()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{address}health")
+
+
+@pytest.mark.parametrize(
+    "text", ["localhost:80", "127.0.0.1", ":80", "127.0.0.1:70000", "127.0.0.1:x", "::1:80", "1.2.3:4"]
+)
+def test_an_address_that_is_none_is_said(text: str, tmp_path: Path) -> None:
+    paths = Paths.at(tmp_path)
+    assert Config.load(paths, {"OFFMATE_LISTEN": text}).listen == text
+    with pytest.raises(UserError) as caught:
+        TcpAddress.parse(text)
+    assert (caught.value.code, caught.value.exit_code) == ("bad-address", Exit.USAGE)
+
+
+def test_addresses_are_written_as_urls_have_them() -> None:
+    assert str(TcpAddress.parse("0.0.0.0:8477")) == "0.0.0.0:8477"
+    assert str(TcpAddress.parse("[0:0::1]:8477")) == "[::1]:8477"
