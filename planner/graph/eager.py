@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.cpu.meter import Meter
@@ -67,7 +67,7 @@ class EagerPair(BlockCode):
         given = self._given(values, [])
         values.clear()
         # With autograd, though nothing of its graph stays: code may take another way without, which rounds elsewhere.
-        with torch.enable_grad():
+        with torch.enable_grad(), self._holding(given, keep=True):
             made = self._run(given, keep=True)
         if not hasattr(self, "result"):
             self.result = self._flat.result
@@ -95,14 +95,15 @@ class EagerPair(BlockCode):
             leaf.register_post_accumulate_grad_hook(partial(arrived, local))  # type: ignore[no-untyped-call]
         now = self._rng.get()
         self._rng.set(states[0])
-        try:
-            with torch.enable_grad():
-                made = self._run(given)
-        finally:
-            self._rng.set(now)
-        ends = [t for t in made if t.requires_grad]
-        assert len(ends) == len(tangents), f"{self.name} returned something else when it ran again"
-        torch.autograd.backward(ends, tangents)
+        with self._holding(given):  # in its backward, too: what the code has checkpointed it runs again there
+            try:
+                with torch.enable_grad():
+                    made = self._run(given)
+            finally:
+                self._rng.set(now)
+            ends = [t for t in made if t.requires_grad]
+            assert len(ends) == len(tangents), f"{self.name} returned something else when it ran again"
+            torch.autograd.backward(ends, tangents)
         for local in list(missing):
             del missing[local]  # its hook knows `missing`: a circle that no collector sees would keep the weight
             sink(local, None)  # nothing chose this expert
@@ -121,18 +122,28 @@ class EagerPair(BlockCode):
                 given.append(_input(self._anchor, value, grads, index) if trained else value.detach())
         return given
 
-    def _run(self, given: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
-        """`keep`: buffers get what the code puts in their place, too. Not in backward, which reads what was there."""
+    @contextlib.contextmanager
+    def _holding(self, given: Sequence[Tensor], *, keep: bool = False) -> Iterator[None]:
+        """Inside, the module's weights and buffers are those of `given`. `keep`: buffers get what the code puts in
+        their place, too. Not in backward, which reads what was there."""
         weights = dict(zip(self._names, given, strict=False))
-        kind, dtype = self._device.type, self._autocast
-        # Autocast has one cast of each weight, whose gradients add up before they are cast. In forward it would hold it
-        # until the model's forward ends, and nobody asks for gradients.
-        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=not keep):
-            made: tuple[Tensor, ...] = functional_call(self._flat, weights, tuple(given[len(weights) :]))
+        with _reparametrize_module(self._flat, weights, tie_weights=True):
+            yield
+        for part in self._flat.modules():
+            if isinstance(part, nn.RNNBase):  # it has a list of what it ran with, which would stay on the device
+                part._init_flat_weights()
         if keep:
             for name, leaf in zip(self._names[self._buffers], given[self._buffers], strict=True):
                 if weights[name] is not leaf:  # the code has put another tensor in the buffer's place
                     leaf.data.copy_(weights[name].detach())
+
+    def _run(self, given: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
+        """`keep`: it is the forward."""
+        kind, dtype = self._device.type, self._autocast
+        # Autocast has one cast of each weight, whose gradients add up before they are cast. In forward it would hold it
+        # until the model's forward ends, and nobody asks for gradients.
+        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=not keep):
+            made: tuple[Tensor, ...] = self._flat(*given[len(self._names) :])
         return made
 
     @classmethod

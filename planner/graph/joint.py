@@ -27,8 +27,11 @@ from planner.graph.signature import flatten_call
 from planner.graph.tangents import Layout, arriving, is_arrival
 
 _aten = torch.ops.aten
-_UNKNOWN = (_aten.mkldnn_rnn_layer.default,)
-"""Whose results are laid out as oneDNN likes: no trace knows their sizes."""
+_UNKNOWN = {
+    _aten.mkldnn_rnn_layer.default: "only {} itself knows what it saves for backward",  # laid out as oneDNN likes
+    _aten.rrelu_with_noise_functional.default: "{} lays its result out otherwise than the operation it stands for",
+}
+"""What a trace cannot follow, and why."""
 
 
 @dataclass(slots=True)
@@ -120,9 +123,23 @@ def _trace(
         raise untraceable(name, f"it puts another tensor in the place of its buffer {flat.replaced[0]}")
     graph = exported.graph_module.graph
     if found := next((node for node in graph.nodes if node.target in _UNKNOWN), None):
-        raise untraceable(name, f"only {found.target} itself knows what it saves for backward")
+        raise untraceable(name, _UNKNOWN[found.target].format(found.target))
+    if autocast is not None and (twice := _cast_twice(graph, flat.module)):
+        raise untraceable(name, f"under autocast it uses {twice} twice, and gradients add up before they are cast")
     again = cache(partial(_trace, name, flat, inputs, input_bytes, autocast))
     return _by_role(name, exported.graph_module, flat, input_bytes, device, again)
+
+
+def _cast_twice(graph: fx.Graph, module: nn.Module) -> str | None:
+    """A trained weight that is cast more than once, if there is one. Plain autocast keeps its casts, a trace cannot."""
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    for node in graph.find_nodes(op="placeholder"):
+        role = node.meta["desc"]
+        if isinstance(role, descriptors.ParamAOTInput):
+            casts = [user for user in node.users if user.target is _aten._to_copy.default and "dtype" in user.kwargs]
+            if len(casts) > 1 and (name := role.target.removeprefix("module.")) in trained:
+                return name
+    return None
 
 
 def untraceable(name: str, cause: Exception | str) -> UserError:

@@ -16,5 +16,8 @@ def random_data(value: Tensor, device: torch.device, *, alike: bool = False) -> 
         memory.fill_(value.dtype == torch.bool)
     tensor = memory.as_strided(value.shape, value.stride(), value.storage_offset())
     if alike and tensor.dim() > 1:
-        tensor.copy_(tensor[(0,) * (tensor.dim() - 1)].clone().expand_as(tensor))
+        once = tensor  # what an expanded dimension repeats is alike, and may not be written to
+        for dim in (d for d, stride in enumerate(tensor.stride()) if stride == 0):
+            once = once.narrow(dim, 0, min(1, once.shape[dim]))
+        once.copy_(tensor[(0,) * (tensor.dim() - 1)].clone().expand_as(once))
     return tensor

@@ -270,6 +270,8 @@ class _State:
             self.gone(op, f"w:{name}")
             if self.device[f"w:{name}"] != self.version[name]:
                 raise InvalidProgram(f"{op.name}: the device's copy of {name} is not current")
+            if direction is not Direction.BACKWARD and f"g:{name}" in self.sent:
+                raise InvalidProgram(f"{op.name}: the update of {name} that the step before left is not done")
         if not self.program.trains:
             return
         block = self.chain.blocks[index]

@@ -202,7 +202,6 @@ TRACED = {
     "dropout": Operation(lambda m, x: x + F.dropout(m.b(F.relu(m.a(x))), 0.2, m.training), two),
     "dropout of features": Operation(lambda m, x: F.dropout1d(x, 0.3, m.training)),
     "alpha dropout": Operation(lambda m, x: F.alpha_dropout(x, 0.3, m.training)),
-    "rrelu": Operation(lambda m, x: F.rrelu(x, training=m.training)),
     "gumbel": Operation(lambda m, x: x + F.gumbel_softmax(x, dim=1)),
     "noise": Operation(lambda m, x: x + 0.01 * torch.randn_like(x)),
     "bernoulli": Operation(lambda m, x: x * torch.bernoulli(torch.full_like(x, 0.9)) / 0.9),
@@ -313,6 +312,7 @@ def expert(d):
 
 
 OWN_CODE = {
+    "rrelu": Operation(lambda m, x: F.rrelu(x, training=m.training)),
     "branch": Operation(branch, lambda d: {"a": linear(d), "b": linear(d)}),
     "mixture": Operation(
         mixture,
@@ -326,6 +326,10 @@ OWN_CODE = {
     "gru": Operation(lambda m, x: x + m.g(x)[0], lambda d: {"g": nn.GRU(d, d, batch_first=True)}),
     "inverse": Operation(lambda m, x: solved(x.float(), lambda a, b: torch.linalg.inv(a) @ b).to(x.dtype)),
     "cholesky": Operation(lambda m, x: solved(x.float(), lambda a, b: torch.linalg.cholesky(a) @ b).to(x.dtype)),
+    "checkpointed, counted": Operation(
+        lambda m, x: counted(m, x) + checkpoint(lambda y: m.b(F.gelu(m.b(y))), x, use_reentrant=False),
+        lambda d: {"a": linear(d), "b": linear(d), "c": torch.zeros(d)},
+    ),
     "solve": Operation(lambda m, x: solved(x.float(), torch.linalg.solve).to(x.dtype)),
 }
 """Operations that no trace can follow, or none as eager does them: a layer that has one runs by its own code."""

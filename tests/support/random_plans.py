@@ -31,12 +31,18 @@ def _random_tensor(tensor: Tensor, chance: random.Random) -> Tensor:
     return replace(tensor, bytes=2 * n, gradient_bytes=2 * n, state_bytes=12 * n) if chance.random() < 0.5 else tensor
 
 
-def random_plan(chain: Chain, chance: random.Random) -> Plan:
-    """Any options, one to three slices, one to three rounds, with clipping or without; journeys of all kinds."""
-    shape: dict[str, Any] = {
-        "slices": chance.randint(1, 3), "rounds": chance.choice((1, 1, 2, 3)), "clip": chance.random() < 0.4,
-    }  # fmt: skip
-    clip = shape["clip"]
+def random_plan(chain: Chain, chance: random.Random, *, slices: int | None = None, clip: bool | None = None) -> Plan:
+    """Any options, one to three slices, one to three rounds, with clipping or without; journeys of all kinds.
+    `slices` of a step, and `clip`, may be given."""
+    if clip is None:
+        shape: dict[str, Any] = {
+            "slices": chance.randint(1, 3), "rounds": chance.choice((1, 1, 2, 3)), "clip": chance.random() < 0.4,
+        }  # fmt: skip
+        clip = shape["clip"]
+    else:
+        assert slices is not None
+        rounds = chance.choice([n for n in range(1, slices + 1) if slices % n == 0])
+        shape = {"slices": slices // rounds, "rounds": rounds, "clip": clip}
     options = tuple(chance.choice(block.options).name for block in chain.blocks)
     draft = Draft(options=options, journeys=tuple(at_home(chain, t, clip) for t in chain.tensors()), source="random")
     for number, tensor in enumerate(chain.tensors()):

@@ -96,6 +96,26 @@ def test_a_carried_update_of_a_weight_that_is_there_when_a_step_begins_is_reject
         verify(compile_program(odd, chain()), chain())
 
 
+@pytest.mark.parametrize("cpu", ["F0", "B2", "B1"])
+def test_an_update_left_to_the_next_step_comes_before_the_weight_is_used_again(cpu):
+    lines = {
+        "F1": "prefetch=w:h",
+        "H3": "evict=w:h",
+        "B2": "gpu=l1.a,l1.b evict=g:l1.a,g:l1.b",
+        "B1": "gpu=l0.a,l0.b evict=g:l0.a,g:l0.b",
+        "B0": "offload=g:h gpu=e evict=g:h,g:e",
+    }
+    lines[cpu] = f"{lines.get(cpu, '')} cpu=h"
+    there = " ".join(f"{kind}:{name}" for name in ("e", "l0.a", "l0.b", "l1.a", "l1.b") for kind in "ws")
+    text = "\n".join(f"{stage} {line}" for stage, line in lines.items())
+    program = compile_program(plan(text, options="keep keep keep keep", resident=there), chain())
+    if cpu == "F0":
+        verify(program, chain())
+    else:
+        with pytest.raises(InvalidProgram, match="the update of h that the step before left is not done"):
+            verify(program, chain())
+
+
 def test_a_norm_of_a_gradient_that_is_gone_is_rejected():
     lines = """
     F0 prefetch=w:l0.b
