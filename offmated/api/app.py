@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Query, Request
 from fastapi import Path as InPath
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 
-from offmated.api import plan_page
+from offmated.api import monitoring, plan_page
 from offmated.api.limits import Limits
 from offmated.api.page import add_page
 from offmated.api.refusals import add_handlers
@@ -85,6 +85,8 @@ def make_app(services: Services) -> FastAPI:
     app.add_middleware(Limits)
     add_handlers(app)
     app.get("/health")(health)
+    app.get("/healthz")(healthz)
+    app.get("/metrics")(metrics)
     app.post("/jobs", status_code=201)(submit_job)
     app.get("/jobs")(list_jobs)
     app.get("/queue")(list_queue)
@@ -104,6 +106,16 @@ def make_app(services: Services) -> FastAPI:
 async def health(use: Use) -> Json:
     """How the daemon is. Without a thread of its own: it answers also when all of them wait for the database."""
     return use.health()
+
+
+async def healthz() -> PlainTextResponse:
+    """That the daemon answers, for everybody."""
+    return PlainTextResponse("ok\n")
+
+
+def metrics(use: Use) -> PlainTextResponse:
+    """The daemon's and the working jobs' figures, as Prometheus reads them."""
+    return PlainTextResponse(monitoring.figures(use.store, use.health()), media_type="text/plain; version=0.0.4")
 
 
 def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:

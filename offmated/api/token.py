@@ -52,7 +52,7 @@ class Guarded:
 
     def _open(self, scope: Scope) -> bool:
         path: str = scope["path"]
-        return scope["method"] in ("GET", "HEAD") and (path == "/" or path.startswith("/page/"))
+        return scope["method"] in ("GET", "HEAD") and (path in ("/", "/healthz") or path.startswith("/page/"))
 
     def _shown(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)

@@ -141,6 +141,16 @@ def logs(job_id: int, following: bool, as_json: bool) -> None:
 
 @main.command()
 @ID
+def metrics(job_id: int) -> None:
+    """Print a job's numbers, step by step, as CSV: offmate metrics 3 > run.csv"""
+    from offmated.cli.metrics import as_csv
+
+    for line in as_csv(events(Client(Paths.from_environment()), job_id, following=False)):
+        click.echo(line)
+
+
+@main.command()
+@ID
 @json_option
 def cancel(job_id: int, as_json: bool) -> None:
     """End a job for good; a running one at once and without a checkpoint."""

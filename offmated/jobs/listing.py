@@ -75,6 +75,19 @@ def queue(store: Store, *, place: int = 1, limit: int) -> Page:
     )  # fmt: skip
 
 
+def working(store: Store) -> tuple[Listed, ...]:
+    """The jobs that somebody works on now."""
+    with store.looking() as session:
+        rows = session.scalars(select(JobRow).where(JobRow.state.in_(tuple(TAKEN_FROM))).order_by(JobRow.id)).all()
+        return _listed(session, rows)
+
+
+def count_by_state(store: Store) -> dict[JobState, int]:
+    """How many jobs there are in each state; states without any are left out."""
+    with store.looking() as session:
+        return dict(session.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).tuples().all())
+
+
 def _places() -> Subquery:
     """Of each job that is not over its place, and its number among those in its state. The database counts them by an
     index: nobody reads their rows."""
