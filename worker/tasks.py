@@ -95,7 +95,7 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
 def data_first(job: Job, plan: dict[str, Any] | None) -> bool:
     """Whether the data are read before the blocks are measured: where the plan, an estimate until now, depends on them,
     and where some are of the hub, which nobody has looked at yet."""
-    if not all(map(is_local, (*job.dataset, *(job.eval_dataset or ())))):
+    if not all(is_local(entry.path) for entry in (*job.data, *job.eval_data)):
         return True
     several = job.gradient_accumulation_steps > 1 or not job.is_split
     return several and (plan is None or from_json(Chain, plan["chain"]).adds_by_rows)

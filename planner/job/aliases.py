@@ -16,8 +16,11 @@ from planner.keys.fate import DECIDES, KERNELS, PICTURES, QUANTIZED, REPORTS, RE
 from planner.machine.memory import computes_bf16
 
 _MORE = {"tokenizer": ("tokenizer_name_or_path",), "num_train_epochs": ("epochs",)}
+_PARTS = ("dataset_config", "dataset_train_split", "dataset_text_field")
+"""Of TRL's one dataset: read by `planner.job.foreign_data`."""
 ALIASES: dict[str, tuple[str, ...]] = {
-    key: (*other_names().get(key, ()), *_MORE.get(key, ())) for key in (*other_names(), *_MORE)
+    key: tuple(name for name in (*other_names().get(key, ()), *_MORE.get(key, ())) if name not in _PARTS)
+    for key in (*other_names(), *_MORE)
 }
 """Canonical key -> other names people use for it (axolotl, LLaMA-Factory, TRL)."""
 
@@ -173,7 +176,7 @@ def _resume(reading: _Reading, key: str, value: object) -> None:
 
 _SPECIAL: dict[str, Callable[[_Reading, str, object], None]] = {
     "special_tokens": _special_tokens, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
-    "dataset_dir": lambda reading, key, value: None,
+    **dict.fromkeys(("dataset_dir", *_PARTS), lambda *_: None),
 }  # fmt: skip
 
 

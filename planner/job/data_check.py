@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import Any
 
 from planner.codec import json_object
 from planner.errors import Exit, UserError, first_line
+from planner.job.data_entry import DataEntry
 from planner.job.local_data import Kind, csv_columns, csv_rows, is_local, local_data
-from planner.job.records import Record, check_record, is_chat, kind_of
+from planner.job.records import Kind as RecordKind
+from planner.job.records import Record, check_record, is_chat, kind_of, no_columns
 from planner.job.schema import Job
 
 MOST_BYTES = 32 * 2**20
@@ -61,20 +64,24 @@ class _Text:
 def check_data(job: Job) -> tuple[str, ...]:
     """Look at the data of a job. Returns the entries that are of the hub, which nobody has looked at. Raises UserError
     (exit 2) with the codes of the trainer."""
-    corpora = (job.dataset, job.eval_dataset or ())
+    corpora = (job.data, job.eval_data)
     for entries in corpora:
-        empty = {entry: _check_entry(Path(entry), job) if is_local(entry) else None for entry in entries}
+        empty = {entry.path: _check_entry(entry, job) if is_local(entry.path) else None for entry in entries}
         if empty and None not in empty.values():
             raise UserError(
                 "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
                 numbers=tuple(f"{entry}: {count} records, all of them empty" for entry, count in empty.items()),
                 hint="give data with texts to learn",
             )  # fmt: skip
-    return tuple(entry for entries in corpora for entry in entries if not is_local(entry))
+    return tuple(entry.path for entries in corpora for entry in entries if not is_local(entry.path))
 
 
-def _check_entry(path: Path, job: Job) -> int | None:
+def _check_entry(entry: DataEntry, job: Job) -> int | None:
     """How many records there are when every one of them is empty; None where there may be something to learn."""
+    path = Path(entry.path)
+    if not re.match(r"train(\[|$)", entry.split):
+        hint = "files have a split train only, of which train[:10%] is a part; give other files as entries of their own"
+        raise _unreadable(path, f"split is {entry.split}", hint)
     try:
         data = local_data(path)
     except (OSError, ValueError) as error:
@@ -97,29 +104,40 @@ def _check_entry(path: Path, job: Job) -> int | None:
         )  # fmt: skip
     if not found.columns:
         return None
-    kind = kind_of(tuple(found.columns), path.name)
+    kind = kind_in(entry, tuple(found.columns), path.name)
     learned = False
-    for row in found.rows:
+    # Of a part nobody knows here which rows are in it.
+    for row in found.rows[: job.max_samples] if entry.whole else ():
         try:
-            learned |= check_record(kind, row.record)
+            learned |= check_record(kind, entry.mapped(row.record))
         except ValueError as error:
             raise UserError(
                 f"A record of {path.name} is broken.", code="broken-record", exit_code=Exit.USAGE,
                 numbers=(f"{row.place}: {error}",), hint="correct the record or take it out",
             ) from error  # fmt: skip
-        if is_chat(kind, row.record) and not _has_template(job):
+        if is_chat(kind, entry.mapped(row.record)) and not _has_template(job):
             raise UserError(
                 _NO_TEMPLATE, code="no-chat-template", exit_code=Exit.USAGE, numbers=(row.place,),
                 hint="give chat_template, the path of a Jinja template, in the job file",
             )  # fmt: skip
-    return found.count if found.whole and found.count == len(found.rows) and not learned else None
+    seen = entry.whole and found.whole and found.count == len(found.rows)
+    return found.count if seen and not learned else None
+
+
+def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> RecordKind:
+    """What the records of an entry are, by what it says or by their columns. Raises UserError."""
+    try:
+        names = entry.names(columns)
+    except ValueError as error:
+        raise no_columns(name, str(error)) from error
+    return entry.kind or kind_of(names, name)
 
 
 def _read(file: Path, kind: Kind, found: _Found, entry: Path) -> None:
     """Add the records of a file to what was found, as far as its first bytes go."""
     try:
-        if kind == "parquet":
-            _read_parquet(file, found)
+        if kind in ("parquet", "arrow"):
+            (_read_parquet if kind == "parquet" else _read_arrow)(file, found)
         else:
             {"csv": _read_csv, "text": _read_txt}.get(kind, _read_json)(_beginning(file, found), found)
     except UnicodeDecodeError as error:
@@ -171,6 +189,20 @@ def _read_parquet(file: Path, found: _Found) -> None:
         found.count += content.metadata.num_rows
         first = next(content.iter_batches(_ROWS), None)
     records = first.to_pylist() if first is not None else []
+    found.rows += [_Row(place=f"row {n} of {file.name}", record=record) for n, record in enumerate(records, start=1)]
+
+
+def _read_arrow(file: Path, found: _Found) -> None:
+    import pyarrow as pa
+
+    with pa.memory_map(str(file)) as content:
+        try:
+            table = pa.ipc.open_stream(content).read_all()
+        except pa.ArrowInvalid:
+            table = pa.ipc.open_file(content).read_all()
+        found.columns |= dict.fromkeys(table.schema.names)
+        found.count += table.num_rows
+        records = table.slice(0, _ROWS).to_pylist()
     found.rows += [_Row(place=f"row {n} of {file.name}", record=record) for n, record in enumerate(records, start=1)]
 
 

@@ -70,6 +70,8 @@ class Dialect:
             absent |= LORA_DEFAULTS[self.tool]
             if self.tool == LLAMA_FACTORY:
                 absent["lora_alpha"] = 2 * _whole(values.get("lora_r", absent["lora_r"]))
+        if self.tool == AXOLOTL and _are_completions(values.get("dataset")):
+            absent["long_rows"] = "split"
         if values.get("train_batch_size") is not None:
             absent.pop("per_device_train_batch_size", None)
         filled = {key: value for key, value in absent.items() if values.get(key) is None}
@@ -78,6 +80,13 @@ class Dialect:
             return None
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         return f"the file reads as {self.tool}'s; what it leaves out is as there: {words}"
+
+
+def _are_completions(entries: object) -> bool:
+    """Whether all data are plain texts, of which axolotl leaves nothing out."""
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict) and str(entry.get("type")).startswith("completion") for entry in entries
+    )
 
 
 def _whole(value: object) -> int:

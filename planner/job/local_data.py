@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["json", "csv", "parquet", "text", "saved"]
+Kind = Literal["json", "csv", "parquet", "arrow", "text", "saved"]
 
-KINDS: dict[str, Kind] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+KINDS: dict[str, Kind] = {
+    ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text",
+}  # fmt: skip
 """Suffix of a file -> what is in it, by the names of the readers of `datasets`."""
 
 _SUFFIXES = ", ".join(KINDS)

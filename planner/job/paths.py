@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+from planner.job.data_entry import DataEntry, simplest
+from planner.job.dataset_words import read_entry
 from planner.job.local_data import KINDS, local_data
 from planner.job.source import MOST_CHARACTERS, shown
 from planner.job.templates import NAMES, named_template
 
-DATASET_TYPES = ("alpaca", "chat_template", "completion", "sharegpt")
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt",
 )  # fmt: skip
@@ -81,30 +83,29 @@ def local_tokenizer(text: object, folder: Path | None) -> str:
     return str(path)
 
 
-def local_dataset(value: object, folder: Path | None) -> tuple[str, ...]:
-    """Files, folders or hub ids; also axolotl's list of {path, type, split, ds_type}."""
+def local_dataset(value: object, folder: Path | None) -> tuple[str | DataEntry, ...]:
+    """Files, folders or hub ids; also lists of what to read and how (`planner.job.dataset_words`)."""
     entries = value if isinstance(value, (list, tuple)) else [value]
     if not entries:
         raise ValueError("the list is empty")
-    return tuple(_dataset_entry(entry, folder) for entry in entries)
+    if folder is None:  # as offmate wrote them
+        read = [simplest(entry) if isinstance(entry, dict) else str(entry) for entry in entries]
+        for entry in read:
+            data_finder(folder)(entry.path if isinstance(entry, DataEntry) else entry)
+        return tuple(read)
+    return tuple(found for entry in entries for found in read_entry(entry, data_finder(folder)))
 
 
-def _dataset_entry(entry: object, folder: Path | None) -> str:
-    if isinstance(entry, dict):
-        if set(entry) - {"path", "type", "split", "ds_type"} or "path" not in entry:
-            raise ValueError(
-                f"an entry has path, type, split and ds_type only, this one has {', '.join(map(str, entry))}"
-            )
-        if entry.get("split") not in (None, "train"):
-            raise ValueError(f"split is {shown(entry['split'])}; it must be train")
-        if entry.get("type") not in (None, *DATASET_TYPES):
-            known = ", ".join(DATASET_TYPES)
-            raise ValueError(f"type is {shown(entry['type'])}; columns are detected, known types are {known}")
-        entry = entry["path"]
-    path = _path_or_id(entry, folder, "dataset")
-    if isinstance(path, Path):
-        local_data(path)
-    return str(path)
+def data_finder(folder: Path | None) -> Callable[[object], str]:
+    """What makes a dataset's path absolute, once it has seen that there is something to read."""
+
+    def find(text: object) -> str:
+        path = _path_or_id(text, folder, "dataset")
+        if isinstance(path, Path):
+            local_data(path)
+        return str(path)
+
+    return find
 
 
 def local_file_or_template(text: object, folder: Path | None) -> str:

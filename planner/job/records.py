@@ -12,7 +12,7 @@ Record = Mapping[str, object]
 Message = dict[str, Any]
 """`role`, `content`, and whatever else the record gives it (tool_calls, reasoning_content, name, …), which is for the
 chat template. `train: False` where the record says that this turn is not learned."""
-Kind = Literal["messages", "conversations", "prompt", "alpaca", "text"]
+Kind = Literal["messages", "conversations", "prompt", "alpaca", "text", "segments"]
 
 ALPACA = ("system", "instruction", "input", "output")
 _COLUMNS = {"prompt": ("prompt", "completion"), "alpaca": ALPACA, "text": ("text",)}
@@ -39,13 +39,23 @@ def kind_of(columns: Collection[str], name: str) -> Kind:
         return "alpaca"
     if "text" in has:
         return "text"
+    if "segments" in has:
+        return "segments"
     raise UserError(
         f"The columns of {name} are not a format that is known.", code="unknown-columns", exit_code=Exit.USAGE,
         numbers=(
             f"found: {', '.join(columns)}",
-            "known: text | messages | conversations | prompt, completion | instruction, (input,) output",
+            "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments",
         ),
         hint="rename the columns of the data to one of these sets",
+    )  # fmt: skip
+
+
+def no_columns(name: str, what: str) -> UserError:
+    """The error of data that have not the columns their entry names."""
+    return UserError(
+        f"The columns of {name} are not those that its entry names.", code="unknown-columns", exit_code=Exit.USAGE,
+        numbers=(what,), hint="correct the entry of dataset, or the data",
     )  # fmt: skip
 
 
@@ -120,6 +130,18 @@ def tools_of(record: Record) -> list[Any] | None:
     return value
 
 
+def segments_of(record: Record) -> list[tuple[str, bool]]:
+    """The pieces of a text and whether each is learned, from the column `segments`: objects with text and label. Raises
+    ValueError."""
+    value = record.get("segments") or []
+    if not isinstance(value, list) or not all(
+        isinstance(piece, dict) and isinstance(piece.get("text"), str) and isinstance(piece.get("label"), bool)
+        for piece in value
+    ):
+        raise ValueError(f"segments are a list of objects with text and label, this is {str(value)[:80]!r}")
+    return [(piece["text"], piece["label"]) for piece in value]
+
+
 def history_of(record: Record) -> list[Message]:
     """The turns before an instruction, from the column `history`: pairs of what was said and answered. Raises
     ValueError."""
@@ -154,6 +176,8 @@ def check_record(kind: Kind, record: Record) -> bool:
     if is_chat(kind, record):
         tools_of(record)
         return bool(conversation(record["prompt"]) + conversation(record.get("completion")))
+    if kind == "segments":
+        return any(learned for _, learned in segments_of(record))
     if kind == "alpaca":
         history_of(record)
     texts = [text_of(record, column) for column in _COLUMNS[kind]]

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.job.aliases import ALIASES, canonical
 from planner.job.batch import AUTO, DEFAULT_ROWS, check_batch
+from planner.job.data_entry import DataEntry, as_entry
+from planner.job.dialects import Dialect
 from planner.job.evaluation import check_evaluation
 from planner.job.fields import (
     MOST,
@@ -39,6 +41,7 @@ from planner.job.fields import (
     Text,
     ValSize,
 )
+from planner.job.foreign_data import settle_data
 from planner.job.lora import check_lora, check_weights, has_no_weights
 from planner.job.paths import (
     local_config,
@@ -72,7 +75,7 @@ class Job(BaseModel):
     model: Annotated[Text, Field(description="a path or Hugging Face id")]
     tokenizer: Annotated[Text, Field(description="a path or Hugging Face id")]
     dataset: Annotated[
-        tuple[Text, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")
+        tuple[Text | DataEntry, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")
     ]
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
     max_samples: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null for all")] = None
@@ -130,9 +133,11 @@ class Job(BaseModel):
     train_on: Annotated[Literal["completions", "pairs", "all"], Field(description="completions, pairs or all")] = (
         "completions"
     )
-    long_rows: Annotated[Literal["cut", "drop", "refuse"], Field(description="cut, drop or refuse")] = "cut"
+    long_rows: Annotated[
+        Literal["cut", "drop", "split", "refuse"], Field(description="cut, drop, split or refuse")
+    ] = "cut"
     eval_dataset: Annotated[
-        Annotated[tuple[Text, ...], Field(min_length=1)] | None,
+        Annotated[tuple[Text | DataEntry, ...], Field(min_length=1)] | None,
         Field(description="a path or Hugging Face id, a list of them, or null"),
     ] = None
     val_size: ValSize = None
@@ -187,6 +192,10 @@ class Job(BaseModel):
         values = {key: value for key, value in values.items() if value is not None or key in _NULLABLE}
         if only_planned:
             values = {key: value for key, value in values.items() if key not in NOT_PLANNED}
+        elif folder is not None:
+            dialect = Dialect.of(source.values)
+            data_names = {key: _name_in(source, key) for key in ("dataset", "eval_dataset")}
+            mistakes += settle_data(values, data_names, source, dialect.tool, folder)
         mistakes += _resolve_paths(values, folder, source, _CONFIG if only_planned else _FINDERS)
         if only_planned:
             values |= {"tokenizer": _NOTHING, "dataset": (_NOTHING,)}
@@ -215,6 +224,16 @@ class Job(BaseModel):
     def resolved_yaml(self) -> str:
         """The job as YAML with canonical names and every default; `from_resolved` gives back an equal job."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    @property
+    def data(self) -> tuple[DataEntry, ...]:
+        """What is trained on."""
+        return tuple(map(as_entry, self.dataset))
+
+    @property
+    def eval_data(self) -> tuple[DataEntry, ...]:
+        """What is evaluated on, where that is data of its own."""
+        return tuple(map(as_entry, self.eval_dataset or ()))
 
     @property
     def slice_rows(self) -> int:

@@ -22,7 +22,7 @@ TRL: Table = TRANSFORMERS | table(
     same="attn_implementation lora_r lora_alpha lora_dropout lora_target_modules max_length packing",
     honoured={
         "model": "model_name_or_path",
-        "dataset": "dataset_name datasets",
+        "dataset": "dataset_name datasets dataset_config dataset_train_split dataset_text_field",
         "chat_template": "chat_template_path",
         "max_length": "max_seq_length",
         "packing": "packing_strategy",
@@ -43,9 +43,6 @@ TRL: Table = TRANSFORMERS | table(
     not_there={
         "loading the model in another way": "model_init_kwargs",
         "preparing the data in another way": "dataset_kwargs",
-        "a column of another name (rename it to text)": "dataset_text_field",
-        "a part of the dataset by its name": "dataset_config",
-        "another split of the dataset": "dataset_train_split",
         CHANGED_MODEL: "router_aux_loss_coef",
         "another end-of-text token (set eos_token in the tokenizer's folder)": "eos_token",
         "cutting long rows at their beginning": "truncation_mode",
@@ -61,7 +58,7 @@ TRL: Table = TRANSFORMERS | table(
         "eval_strategy": "dataset_test_split",
     },
     fine={
-        "dataset_text_field": ("text",), "dataset_train_split": ("train",), "truncation_mode": ("keep_start",),
+        "truncation_mode": ("keep_start",),
         "loss_type": ("nll", "chunked_nll"), "model_revision": ("main",), "lora_task_type": ("CAUSAL_LM",),
         "dataset_kwargs": ({"skip_prepare_dataset": False},),
     },

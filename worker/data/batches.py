@@ -176,7 +176,11 @@ def _rows(corpus: Corpus, job: Job) -> Layout:
         ends = corpus.ends
         starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
         cut = ends - starts > longest
-        if cut.any() and job.long_rows != "cut":
+        if cut.any() and job.long_rows == "split":
+            pieces = -(-(ends - starts) // longest)
+            place = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+            starts, ends = np.repeat(starts, pieces) + place * longest, np.repeat(ends, pieces)
+        elif cut.any() and job.long_rows != "cut":
             starts, ends = starts[~cut], ends[~cut]
             _long_rows(job, int(cut.sum()), len(cut), int(np.diff(corpus.ends, prepend=0).max()))
         elif cut.any():

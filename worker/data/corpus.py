@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError
+from planner.job.data_check import kind_in
+from planner.job.records import Record
 from planner.job.schema import Job
 from worker.data.formats import Document, Format, detect
 from worker.data.sources import Source, open_source
@@ -134,17 +136,22 @@ def _save(path: Path, values: NDArray[Any]) -> None:
 
 def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
     """The documents of all entries of the dataset in their order, empty records left out."""
-    for entry in job.dataset:
+    for entry in job.data:
         source = open_source(entry)
-        form = detect(source.columns, tokenizer, source.name, train_on=job.train_on)
-        unused = [column for column in source.columns if column not in form.uses]
+        kind = kind_in(entry, source.columns, source.name)
+        columns = entry.names(source.columns)
+        form = detect(
+            kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format,
+            system="system" in entry.columns,
+        )  # fmt: skip
+        unused = [column for column in columns if column not in form.uses]
         log.info(
             "data: %s: %d records read as %s (columns %s%s)", source.name, len(source.records), form.name,
             ", ".join(form.uses), f"; not used: {', '.join(unused)}" if unused else "",
         )  # fmt: skip
         empty = 0
         for number, record in enumerate(islice(_records(source), job.max_samples), start=1):
-            document = _document(form, record, source.name, number)
+            document = _document(form, entry.mapped(record), source.name, number)
             if document is None:
                 empty += 1
             else:
@@ -165,7 +172,7 @@ def _records(source: Source) -> Iterator[dict[str, object]]:
         ) from error  # fmt: skip
 
 
-def _document(form: Format, record: dict[str, object], name: str, number: int) -> Document | None:
+def _document(form: Format, record: Record, name: str, number: int) -> Document | None:
     try:
         return form.document(record)
     except ValueError as error:

@@ -8,14 +8,12 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from planner.job.records import ALPACA, Kind, Record, conversation, history_of, kind_of, text_of, tools_of
+from planner.job.data_entry import PromptFormat
+from planner.job.dataset_words import ALPACA as ALPACA_PROMPT
+from planner.job.records import ALPACA, Kind, Record, conversation, history_of, segments_of, text_of, tools_of
 from worker.data.chat import ChatTemplate, Spans
 
 TrainOn = Literal["completions", "pairs", "all"]
-_ALPACA = (
-    "Below is an instruction that describes a task{more}. "
-    "Write a response that appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +40,19 @@ class Format:
     document: Callable[[Record], Document | None]
 
 
-def detect(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, name: str, *, train_on: TrainOn) -> Format:
-    """The format that the columns of the dataset `name` show; `train_on`: as in the job. Raises UserError listing what
-    was found."""
-    kind = kind_of(columns, name)
-    everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca"))
-    found = _format(kind, columns, tokenizer, everything=everything, pairs=train_on == "pairs")
+def detect(
+    kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, train_on: TrainOn,
+    prompt: PromptFormat | None = None, system: bool = False,
+) -> Format:  # fmt: skip
+    """How records of a kind with these columns become documents; `train_on`: as in the job; `prompt`: how instructions
+    are written, None for the chat template, or without one the Alpaca prompt; `system`: the column of that name begins
+    conversations. Raises UserError."""
+    everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca", "segments"))
+    if kind == "alpaca":
+        uses = tuple(column for column in (*ALPACA, "history") if column in columns)
+        found = _alpaca(tokenizer, uses, everything, prompt)
+    else:
+        found = _format(kind, columns, tokenizer, everything=everything, pairs=train_on == "pairs", system=system)
     if not everything:
         return found
 
@@ -59,22 +64,32 @@ def detect(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, name: str
 
 
 def _format(
-    kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, everything: bool, pairs: bool
-) -> Format:
+    kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *,
+    everything: bool, pairs: bool, system: bool,
+) -> Format:  # fmt: skip
     if kind in ("messages", "conversations"):
-        more = ("system", "tools") if kind == "conversations" else ("tools",)
+        more = ("system", "tools") if system or kind == "conversations" else ("tools",)
         return _chat(kind, tokenizer, tuple(column for column in more if column in columns), everything)
     if kind == "prompt":
         tools = tuple(column for column in ("tools",) if column in columns)
         return _prompt_completion(tokenizer, tools, everything, pairs)
-    if kind == "alpaca":
-        return _alpaca(tokenizer, tuple(column for column in (*ALPACA, "history") if column in columns), everything)
+    if kind == "segments":
+        return Format(name="segments", uses=("segments",), document=_segments)
     return Format(name="text", uses=("text",), document=_text)
 
 
 def _text(record: Record) -> Document | None:
     text = text_of(record, "text")
     return Document(text=text, trained=((0, len(text)),)) if text else None
+
+
+def _segments(record: Record) -> Document | None:
+    text, spans = "", []
+    for piece, learned in segments_of(record):
+        if learned:
+            spans.append((len(text), len(text) + len(piece)))
+        text += piece
+    return Document(text=text, trained=tuple(spans), special=False, ended=False) if text else None
 
 
 def _completion(prompt: str, completion: str) -> Document | None:
@@ -120,8 +135,10 @@ def _chat(column: str, tokenizer: PreTrainedTokenizerBase, more: tuple[str, ...]
     return Format(name="conversations under the chat template", uses=(column, *more), document=document)
 
 
-def _alpaca(tokenizer: PreTrainedTokenizerBase, uses: tuple[str, ...], everything: bool) -> Format:
-    if tokenizer.chat_template:
+def _alpaca(
+    tokenizer: PreTrainedTokenizerBase, uses: tuple[str, ...], everything: bool, prompt: PromptFormat | None
+) -> Format:
+    if tokenizer.chat_template and prompt is None:
         template = ChatTemplate(tokenizer, everything=everything)
 
         def chat(record: Record) -> Document | None:
@@ -140,15 +157,16 @@ def _alpaca(tokenizer: PreTrainedTokenizerBase, uses: tuple[str, ...], everythin
 
         return Format(name="instructions (alpaca) under the chat template", uses=uses, document=chat)
 
+    written = prompt or PromptFormat.model_validate(ALPACA_PROMPT)
+
     def plain(record: Record) -> Document | None:
         if record.get("history"):
-            raise ValueError("a history of turns needs a chat template, and the tokenizer has none")
-        more = text_of(record, "input")
-        pair = ", paired with an input that provides further context" if more else ""
-        prompt = _ALPACA.format(more=pair, instruction=text_of(record, "instruction"))
-        prompt += f"### Input:\n{more}\n\n" if more else ""
-        if system := text_of(record, "system"):
-            prompt = f"{system}\n\n{prompt}"
-        return _completion(f"{prompt}### Response:\n", text_of(record, "output"))
+            raise ValueError("a history of turns needs a chat template, not a prompt of its own")
+        system = text_of(record, "system")
+        text = written.written(text_of(record, "instruction"), text_of(record, "input"), system)
+        if system and "{system}" not in written.without_input:
+            text = f"{system}\n\n{text}"
+        return _completion(text, text_of(record, "output"))
 
-    return Format(name="instructions (alpaca) under the alpaca prompt", uses=uses, document=plain)
+    alpaca = "the alpaca prompt" if written.model_dump() == ALPACA_PROMPT | {"system": ""} else "a prompt of their own"
+    return Format(name=f"instructions under {alpaca}", uses=uses, document=plain)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import Exit, UserError, disk_full, is_disk_full
+from planner.job.data_entry import DataEntry
 from planner.job.local_data import LocalData, csv_columns, is_local, local_data
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ class Source:
     records: Dataset
 
 
-def open_source(entry: str) -> Source:
-    """The records of a file, a folder (its data files in order of their names), or a hub id (its split "train").
+def open_source(entry: DataEntry) -> Source:
+    """The records of a file, a folder (its data files in order of their names), or a hub id: its split.
 
     A text file is one document. Raises UserError when nothing can be read.
     """
@@ -33,23 +34,23 @@ def open_source(entry: str) -> Source:
     from datasets.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
-    path = Path(entry)
+    name, path = entry.path, Path(entry.path)
     try:
-        records = _open_local(path) if is_local(entry) else _train_split(entry)
+        records = _part(_open_local(path), entry.split) if is_local(name) else _hub(entry)
     except (DatasetsError, DatasetGenerationError, OSError, ValueError, csv.Error) as error:
         if is_disk_full(error):
-            raise disk_full(error, f"a copy of the dataset {entry}") from error
+            raise disk_full(error, f"a copy of the dataset {name}") from error
         raise UserError(
-            f"Cannot read the dataset {entry}.", code="dataset-unreadable", exit_code=Exit.USAGE,
+            f"Cannot read the dataset {name}.", code="dataset-unreadable", exit_code=Exit.USAGE,
             numbers=tuple(_causes(error)),
             hint="check the file's format (.jsonl: one JSON object per line), or the name and the network for a hub id",
         ) from error  # fmt: skip
     if not records:
         raise UserError(
-            f"The dataset {entry} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records",),
+            f"The dataset {name} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records",),
             hint="give a file with at least one record",
         )  # fmt: skip
-    return Source(name=path.name if is_local(entry) else entry, columns=tuple(records.column_names), records=records)
+    return Source(name=path.name if is_local(name) else name, columns=tuple(records.column_names), records=records)
 
 
 def _open_local(path: Path) -> Dataset | tuple[()]:
@@ -59,6 +60,23 @@ def _open_local(path: Path) -> Dataset | tuple[()]:
     if data.kind == "saved":
         return Dataset.load_from_disk(str(path))
     return _train_split(data.kind, data_files=[str(file) for file in data.files], **_options(data))
+
+
+def _part(records: Dataset | tuple[()], split: str) -> Dataset | tuple[()]:
+    """The records that a split like "train[:1%]" means."""
+    if not records or split == "train":
+        return records
+    from datasets.arrow_reader import ReadInstruction
+
+    pieces: Any = ReadInstruction.from_spec(split).to_absolute({"train": len(records)})  # type: ignore[no-untyped-call]
+    part: Dataset = records.select([number for piece in pieces for number in range(piece.from_, piece.to)])
+    return part
+
+
+def _hub(entry: DataEntry) -> Dataset | tuple[()]:
+    options: dict[str, Any] = {"data_files": list(entry.data_files)} if entry.data_files else {}
+    options |= {key: value for key, value in (("name", entry.name), ("revision", entry.revision)) if value is not None}
+    return _train_split(entry.path, split=entry.split, **options)
 
 
 def _options(data: LocalData) -> dict[str, Any]:
@@ -75,14 +93,14 @@ def _options(data: LocalData) -> dict[str, Any]:
     return {"features": texts or None, "keep_default_na": False, "index_col": False}
 
 
-def _train_split(name: str, **options: Any) -> Dataset | tuple[()]:
+def _train_split(path: str, *, split: str = "train", **options: Any) -> Dataset | tuple[()]:
     from datasets.load import load_dataset
 
     try:
         with warnings.catch_warnings():
             # All rows have fields too many.
             warnings.filterwarnings("error", "Length of header or names does not match")
-            records: Dataset = load_dataset(name, split="train", **options)
+            records: Dataset = load_dataset(path, split=split, **options)
     except StopIteration:  # what the JSON reader raises for files without a record
         return ()
     except ValueError as error:

@@ -50,7 +50,6 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("attn_implementation: flex", "bad-value", "it must be sdpa or eager"),
         ("stage: dpo", "not-there", 'stage: it is "dpo"; offmate trains on texts and conversations'),
         ("resume_from_checkpoint: ./old", "not-there", "a job starts at its model"),
-        ("dataset_text_field: body", "not-there", "a column of another name (rename it to text)"),
         ("torch_dtype: float16", "not-there", "bf16: true computes in bf16 with fp32 masters"),
         ("use_peft: 1", "wrong-type", "it is 1; it must be true or false"),
         ("fp16: true", "not-there", "fp16 training (bf16: true is) is not there yet"),
@@ -128,7 +127,7 @@ def test_a_line_is_refused_with_key_reason_and_code(line: str, code: str, words:
     ("text", "words"),
     [
         ("model: tiny\ndataset: gone.jsonl", "there is no dataset at"),
-        ("model: tiny\ndataset: empty", "holds no .jsonl, .json, .csv, .parquet, .txt file"),
+        ("model: tiny\ndataset: empty", "holds no .jsonl, .json, .csv, .parquet, .arrow, .txt file"),
         ("model: tiny/missing\ndataset: text.jsonl", "there is no model folder at"),
         ("model: .\ndataset: text.jsonl", "has no config.json"),
         ("model: bare\ndataset: text.jsonl", "tokenizer: "),

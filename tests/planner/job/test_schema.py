@@ -77,7 +77,8 @@ def test_hub_ids_stay_as_they_are(folder: Path) -> None:
 
 def test_axolotls_list_of_datasets_is_read(folder: Path) -> None:
     job = Job.parse("base_model: tiny\ndatasets:\n  - {path: text.jsonl, type: alpaca}\n  - path: owner/set\n", folder)
-    assert job.dataset == (str(folder / "text.jsonl"), "owner/set")
+    assert [entry.path for entry in job.data] == [str(folder / "text.jsonl"), "owner/set"]
+    assert [entry.type for entry in job.data] == ["instructions", None]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""An entry of a job's `dataset`: where its records are, which of them, and what their columns mean. Light: no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.job.fields import Text
+from planner.job.records import Kind, Record
+
+_VALUE = ConfigDict(extra="forbid", frozen=True)
+_PLACES = re.compile(r"\{(system|input|instruction)\}")
+Type = Literal["text", "messages", "prompt", "instructions", "segments"]
+_KINDS: dict[Type, Kind] = {
+    "text": "text", "messages": "messages", "prompt": "prompt", "instructions": "alpaca", "segments": "segments",
+}  # fmt: skip
+COLUMNS: dict[Type, tuple[str, ...]] = {
+    "text": ("text",), "messages": ("messages",), "prompt": ("prompt", "completion"),
+    "instructions": ("instruction", "output"), "segments": ("segments",),
+}  # fmt: skip
+"""Type -> the columns that it must have, by offmate's names."""
+
+
+class PromptFormat(BaseModel):
+    """How an instruction is written where no chat template does it. `with_input`, `without_input`: what stands before
+    the answer, with `{instruction}`, `{input}` and `{system}` for the columns. `system`: the system text of a record
+    that has none."""
+
+    model_config = _VALUE
+
+    with_input: str
+    without_input: str
+    system: str = ""
+
+    def written(self, instruction: str, more: str, system: str) -> str:
+        """The prompt of a record."""
+        texts = {"system": system or self.system, "input": more, "instruction": instruction}
+        # At once: what a record says is no place for another of its texts.
+        return _PLACES.sub(lambda found: texts[found[1]], self.with_input if more else self.without_input)
+
+
+class DataEntry(BaseModel):
+    """Records of one file, folder or dataset of the hub.
+
+    `columns`: offmate's name of a column -> the data's; `message_keys`: likewise of the keys of a message; `roles`: a
+    role in the data -> the role that it is. `type` None: the columns say what the records are.
+    """
+
+    model_config = _VALUE
+
+    path: Text
+    name: Text | None = None
+    split: Annotated[str, Field(pattern=r"^[\w.-]+(\[[^\[\]]*\])?(\+[\w.-]+(\[[^\[\]]*\])?)*$")] = "train"
+    data_files: tuple[Text, ...] = ()
+    revision: Text | None = None
+    type: Type | None = None
+    columns: dict[str, str] = {}
+    message_keys: dict[str, str] = {}
+    roles: dict[str, str] = {}
+    prompt_format: PromptFormat | None = None
+    drop_system: bool = False
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of its records; None where their columns say it."""
+        return _KINDS[self.type] if self.type is not None else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its records are meant."""
+        return self.split == "train"
+
+    def names(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """The columns of the data by offmate's names. Raises ValueError where one is not there that the entry needs."""
+        needed = {self.columns.get(column, column) for column in (COLUMNS[self.type] if self.type else ())}
+        optional = {"input", "system", "tools", "history"}  # a table without them is one
+        needed |= {theirs for ours, theirs in self.columns.items() if ours not in optional}
+        if columns and (missing := sorted(needed - set(columns))):
+            raise ValueError(f"there is no column {missing[0]}; found: {', '.join(columns)}")
+        taken = set(self.columns.values())
+        ours = [name for name, theirs in self.columns.items() if theirs in columns]
+        return (*ours, *(column for column in columns if column not in taken and column not in ours))
+
+    def mapped(self, record: Record) -> Record:
+        """The record under offmate's names. Raises ValueError for messages that are none."""
+        if not (self.columns or self.message_keys or self.roles or self.drop_system):
+            return record
+        taken = set(self.columns.values())
+        found = {key: value for key, value in record.items() if key not in taken and key not in self.columns}
+        found |= {ours: record[theirs] for ours, theirs in self.columns.items() if theirs in record}
+        for column in ("messages", "conversations", "prompt", "completion"):
+            if isinstance(given := found.get(column), list):
+                messages = [self._message(message) for message in given]
+                found[column] = [m for m in messages if not (self.drop_system and _is_system(m))]
+        return found
+
+    def _message(self, message: Any) -> Any:
+        if not isinstance(message, dict):
+            return message  # what is wrong with it is told by whoever reads it
+        taken = set(self.message_keys.values())
+        found = {key: value for key, value in message.items() if key not in taken and key not in self.message_keys}
+        found |= {ours: message[theirs] for ours, theirs in self.message_keys.items() if theirs in message}
+        named = found.get("role") or found.get("from")
+        if isinstance(named, str) and named in self.roles:
+            found.pop("from", None)
+            found["role"] = self.roles[named]
+        return found
+
+
+def _is_system(message: object) -> bool:
+    return isinstance(message, dict) and message.get("role") == "system"
+
+
+def as_entry(value: str | DataEntry) -> DataEntry:
+    """An entry, also where only its path is given."""
+    return value if isinstance(value, DataEntry) else DataEntry(path=value)
+
+
+def simplest(values: Mapping[str, Any]) -> str | DataEntry:
+    """The entry of these fields; its path alone where they say no more. Raises pydantic's ValidationError."""
+    entry = DataEntry.model_validate(dict(values))
+    return entry.path if entry == DataEntry(path=entry.path) else entry

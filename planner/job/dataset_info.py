@@ -1,0 +1,89 @@
+"""LLaMA-Factory's datasets: names that `dataset_info.json` in its `dataset_dir` explains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from planner.job.data_entry import DataEntry, simplest
+from planner.job.dataset_words import Finder
+from planner.job.local_data import KINDS
+from planner.job.source import shown
+
+_INSTRUCTIONS = {
+    "prompt": "instruction", "query": "input", "response": "output", "system": "system", "history": "history",
+}  # fmt: skip
+_PICTURES = ("images", "videos", "audios")
+_TAGS = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "function_tag": "function_call",
+         "system_tag": "system"}  # fmt: skip
+_SHAREGPT = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
+                 "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"}  # fmt: skip
+
+_OPENAI = {"role_tag": "role", "content_tag": "content", **_TAGS}
+
+
+def read_names(value: object, folder: str, *, pretraining: bool, find: Finder) -> list[str | DataEntry] | None:
+    """The entries that names with commas between them stand for; None where there is no dataset_info.json, or a name is
+    not in it. Raises ValueError for what is there and cannot be read; FileNotFoundError."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    file = Path(folder) / "dataset_info.json"
+    if not isinstance(names, list) or not file.is_file():
+        return None
+    try:
+        known = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    found: list[str | DataEntry] = []
+    for name in names:
+        said = known.get(name) if isinstance(known, dict) and isinstance(name, str) else None
+        if not isinstance(said, dict):
+            return None
+        found.append(_entry(name, said, file.parent, pretraining, find))
+    return found
+
+
+def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, find: Finder) -> str | DataEntry:
+    columns = said.get("columns") or {}
+    if said.get("ranking") or "kto_tag" in columns:
+        raise ValueError(f"{name} is data of preferences; offmate trains on texts and conversations")
+    if pictures := [column for column in _PICTURES if column in columns]:
+        raise ValueError(f"{name} has {pictures[0]}; offmate trains on texts and conversations")
+    fields: dict[str, Any] = {"path": _path(name, said, folder, find)}
+    fields |= {ours: said[key] for key, ours in (("subset", "name"), ("split", "split")) if said.get(key)}
+    if said.get("folder"):
+        fields["data_files"] = (f"{said['folder']}/**",)
+    if said.get("num_samples"):
+        raise ValueError(f"{name} has num_samples, a drawn part of it; give split, like train[:1000], there")
+    formatting = said.get("formatting", "alpaca")
+    if pretraining:
+        fields |= {"type": "text", "columns": {"text": columns.get("prompt", "instruction")}}
+    elif formatting == "alpaca":
+        theirs = {ours: columns.get(key, ours) for key, ours in _INSTRUCTIONS.items() if key in columns or not columns}
+        fields |= {"type": "instructions", "columns": theirs}
+    elif formatting in ("sharegpt", "openai"):
+        tags = (_SHAREGPT if formatting == "sharegpt" else _OPENAI) | (said.get("tags") or {})
+        more = {key: columns[key] for key in ("system", "tools") if key in columns}
+        fields |= {
+            "type": "messages", "columns": {"messages": columns.get("messages", "conversations"), **more},
+            "message_keys": {"role": tags["role_tag"], "content": tags["content_tag"]},
+            "roles": {tags[tag]: role for tag, role in _TAGS.items()},
+        }  # fmt: skip
+    else:
+        raise ValueError(f"{name} has the formatting {shown(formatting)}; known are alpaca, sharegpt and openai")
+    for key in ("columns", "message_keys", "roles"):
+        fields[key] = {
+            one: other for one, other in fields.get(key, {}).items() if one != other or one == "system"
+        }
+    return simplest(fields)
+
+
+def _path(name: str, said: dict[str, Any], folder: Path, find: Finder) -> str:
+    if said.get("hf_hub_url"):
+        return str(said["hf_hub_url"])
+    if not said.get("file_name"):
+        raise ValueError(f"{name} has neither file_name nor hf_hub_url, and offmate reads no other place")
+    path = folder / str(said["file_name"])
+    if path.suffix.lower() not in KINDS and not path.is_dir():
+        raise ValueError(f"{name} is {path}, and that is none of {', '.join(KINDS)}")
+    return find(str(path))

@@ -1,0 +1,166 @@
+"""The entries of `dataset` as people write them: a path, or axolotl's list of what to read and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from planner.job.data_entry import DataEntry, simplest
+from planner.job.source import SWITCHED_OFF, shown
+
+_ALPACA = (
+    "Below is an instruction that describes a task{more}. "
+    "Write a response that appropriately completes the request.\n\n### Instruction:\n{{instruction}}\n\n"
+)
+ALPACA = {
+    "with_input": _ALPACA.format(more=", paired with an input that provides further context")
+    + "### Input:\n{input}\n\n### Response:\n",
+    "without_input": _ALPACA.format(more="") + "### Response:\n",
+}
+"""The prompt of the Alpaca data."""
+
+_TYPES: dict[str, dict[str, Any]] = {
+    "alpaca": {"type": "instructions", "prompt_format": ALPACA},
+    "completion": {"type": "text"},
+    "pretrain": {"type": "text"},
+    "chat_template": {"type": "messages"},
+    "sharegpt": {"type": "messages", "columns": {"messages": "conversations"}},
+    "input_output": {"type": "segments"},
+    **{name: {"type": name} for name in ("text", "messages", "prompt", "instructions", "segments")},
+}
+"""A type -> the fields of the entry that it says; axolotl's, then offmate's own."""
+DATASET_TYPES = tuple(_TYPES)
+
+_UNUSED = ("ds_type", "preprocess_shards", "trust_remote_code")  # suffixes say what a file is; no code is run
+_NOT_THERE = {
+    "shards": "a shard of the data; give split, like train[:5%]",
+    "shards_idx": "a shard of the data; give split, like train[:5%]",
+    "input_format": "another input format",
+    "input_transform": "a transform of one's own",
+    "message_field_training_detail": "learning pieces of a turn",
+    "split_thinking": "splitting the reasoning from an answer; give it as reasoning_content",
+    "logprobs_field": "distillation",
+    "temperature": "distillation",
+    "field_human": "a conversation in two columns; give messages",
+    "field_model": "a conversation in two columns; give messages",
+    "skip": "leaving out the first records; give split, like train[1000:]",
+}
+_FIELDS = {"field": "text", "text_column": "text", "field_messages": "messages", "field_tools": "tools"}
+_MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "content", "message_field_training": "train"}
+_DEFAULT_ROLES = {"human": "user", "gpt": "assistant"}
+_LEARNED = ({"assistant"}, {"gpt"}, {"assistant", "gpt"})
+_FILE_READERS = ("json", "csv", "parquet", "arrow", "text")
+TEMPLATE_KEYS = ("chat_template", "chat_template_jinja", "conversation")
+"""Keys of an entry that say which chat template its conversations have."""
+
+Finder = Callable[[object], str]
+
+
+def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
+    """The entries that one item of the list stands for; `find` makes a path absolute. Raises ValueError, TypeError and
+    FileNotFoundError in words for people."""
+    if isinstance(entry, DataEntry):
+        return [entry]
+    if not isinstance(entry, dict):
+        return [find(entry)]
+    if not isinstance(entry.get("path"), str):
+        raise ValueError(f"an entry has a path, this one has {', '.join(map(str, entry))}")
+    fields = _fields(entry)
+    files = fields.pop("data_files", ())
+    try:
+        if entry["path"] in _FILE_READERS and files:
+            return [simplest({**fields, "path": find(file)}) for file in files]
+        path = find(entry["path"])
+        if path.startswith("/") and files:
+            return [simplest({**fields, "path": find(f"{path}/{file}")}) for file in files]
+        return [simplest({**fields, "path": path, "data_files": tuple(files)})]
+    except ValidationError as error:
+        field = error.errors()[0]["loc"][0]
+        raise ValueError(f"{field} of an entry is {shown(entry.get(str(field)))}") from error
+
+
+def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry says, but its path, as fields of `DataEntry`."""
+    found: dict[str, Any] = {"columns": {}, "message_keys": {}, "roles": {}}
+    for key, value in entry.items():
+        if key in ("path", *TEMPLATE_KEYS) or value in SWITCHED_OFF:
+            continue
+        if key == "type":
+            _say_type(found, value)
+        elif key in ("split", "name", "revision"):
+            found[key] = value
+        elif key == "data_files":
+            found[key] = [value] if isinstance(value, str) else list(value)
+        elif key in ("columns", "message_keys") and isinstance(value, dict):
+            found[key] |= value
+        elif key == "prompt_format" and isinstance(value, dict):
+            found[key] = value
+        elif key in _FIELDS:
+            found["columns"][_FIELDS[key]] = value
+        elif key in _MESSAGE_FIELDS:
+            found["message_keys"][_MESSAGE_FIELDS[key]] = value
+        elif key == "message_property_mappings" and isinstance(value, dict):
+            found["message_keys"] |= value
+        elif key == "field_thinking":
+            found["message_keys"][str(entry.get("template_thinking_key") or "reasoning_content")] = value
+        elif key == "roles" and isinstance(value, dict):
+            found["roles"] |= _roles(value)
+        elif key in ("drop_system_message", "drop_system"):
+            found["drop_system"] = bool(value)
+        elif key == "roles_to_train":
+            if not isinstance(value, list) or set(value) not in _LEARNED:
+                raise ValueError(f"roles_to_train is {shown(value)}; the assistant's turns are learned")
+        elif key == "train_on_eos":
+            if value != "turn":
+                raise ValueError(f"train_on_eos is {shown(value)}; learned turns have their end mark (turn)")
+        elif key in _NOT_THERE:
+            raise ValueError(f"{key} asks for {_NOT_THERE[key]}")
+        elif key not in (*_UNUSED, "template_thinking_key"):
+            raise ValueError(f"{key} is no key of an entry")
+    found["columns"] = {ours: theirs for ours, theirs in found["columns"].items() if ours != theirs}
+    found["message_keys"] = {ours: theirs for ours, theirs in found["message_keys"].items() if ours != theirs}
+    return found
+
+
+def _roles(given: Mapping[str, Any]) -> dict[str, str]:
+    """Role in the data -> role, written as axolotl does ({assistant: [gpt]}) or as offmate does ({gpt: assistant})."""
+    found = dict(_DEFAULT_ROLES)
+    for one, other in given.items():
+        found |= dict.fromkeys(other, one) if isinstance(other, list) else {one: other}
+    return {theirs: ours for theirs, ours in found.items() if theirs != ours}
+
+
+def _say_type(found: dict[str, Any], value: object) -> None:
+    if isinstance(value, dict):  # axolotl's own prompts
+        _own_prompt(found, value)
+        return
+    name = value.removesuffix(".default") if isinstance(value, str) else ""
+    name = name.split(":")[0] if name.startswith("completion:") else name
+    if name not in _TYPES:
+        known = ", ".join(DATASET_TYPES)
+        raise ValueError(f"type is {shown(value)}; columns are detected, known types are {known}")
+    if isinstance(value, str) and value.startswith("completion:"):
+        found["columns"]["text"] = value.partition(":")[2]
+    for key, said in _TYPES[name].items():
+        found[key] = {**said, **found[key]} if key == "columns" else said
+
+
+def _own_prompt(found: dict[str, Any], given: Mapping[str, Any]) -> None:
+    said = {key: value for key, value in given.items() if value is not None}
+    names = {f"field_{name}": name for name in ("instruction", "input", "output", "system")}
+    if "field" in said:
+        found["type"] = "text"
+        found["columns"]["text"] = said["field"]
+        return
+    if unknown := set(said) - {*names, "system_prompt", "system_format", "format", "no_input_format"}:
+        raise ValueError(f"{sorted(unknown)[0]} is no key of a type")
+    found["type"] = "instructions"
+    found["columns"] |= {ours: said[key] for key, ours in names.items() if key in said}
+    system = str(said.get("system_format", "{system}"))
+    bare = str(said.get("no_input_format", "{instruction} "))
+    found["prompt_format"] = {
+        "with_input": system + str(said.get("format", "{instruction} {input} ")), "without_input": system + bare,
+        "system": str(said.get("system_prompt", "")),
+    }  # fmt: skip

@@ -1,0 +1,92 @@
+"""What other tools' files say of the data outside its entry, or in it of all: LLaMA-Factory's named datasets, TRL's
+split and column, and axolotl's templates of an entry."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from planner.job.data_entry import DataEntry
+from planner.job.dataset_info import read_names
+from planner.job.dataset_words import TEMPLATE_KEYS
+from planner.job.dialects import LLAMA_FACTORY, TRL
+from planner.job.paths import data_finder, looks_local, resolve
+from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
+
+_DATA = ("dataset", "eval_dataset")
+_TRLS = {"dataset_config": "name", "dataset_train_split": "split", "dataset_text_field": "field"}
+"""TRL's keys about its one dataset -> those of an entry."""
+
+_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}
+
+
+def settle_data(
+    values: dict[str, Any], names: dict[str, str], source: Source, tool: str | None, folder: Path
+) -> list[Mistake]:
+    """Put what the file says of its data into the entries of `values`; `names`: canonical name -> that in the file.
+    Returns mistakes."""
+    mistakes = _templates(values, names, source)
+    mistakes += _trls_dataset(values, source, tool, folder)
+    if tool == LLAMA_FACTORY:
+        for key in _DATA:
+            try:
+                if values.get(key) is not None:
+                    values[key] = _named(values[key], source, folder)
+            except (OSError, TypeError, ValueError) as error:
+                code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+                mistakes.append(source.mistake(names[key], code, str(error)))
+                values.pop(key)
+    return mistakes
+
+
+def _named(value: object, source: Source, folder: Path) -> object:
+    """LLaMA-Factory's names, explained by its dataset_info.json."""
+    given = source.values.get("dataset_dir") or "data"
+    place = resolve(given, folder) if given != "ONLINE" else ""
+    find, pretraining = data_finder(folder), source.values.get("stage") == "pt"
+    found = read_names(value, place, pretraining=pretraining, find=find) if place else None
+    if found is not None:
+        return found
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if isinstance(names, list) and place:
+        for name in names:
+            if isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) and not looks_local(name, folder):
+                raise FileNotFoundError(f"{name} is not in {place}/dataset_info.json; give its file or its hub id")
+    return names
+
+
+def _trls_dataset(values: dict[str, Any], source: Source, tool: str | None, folder: Path) -> list[Mistake]:
+    said = {ours: source.values[key] for key, ours in _TRLS.items() if source.values.get(key) not in SWITCHED_OFF}
+    said = {key: value for key, value in said.items() if (key, value) not in (("split", "train"), ("field", "text"))}
+    path = values.get("dataset")
+    if not isinstance(path, str):
+        keys = [key for key, ours in _TRLS.items() if ours in said]
+        return [source.mistake(key, "bad-value", "it is for one dataset; say it in the entries") for key in keys]
+    if said:
+        values["dataset"] = [{"path": path, **said}]
+    evaluated = values.get("eval_strategy") not in SWITCHED_OFF and not {"eval_dataset", "val_size"} & values.keys()
+    if tool == TRL and evaluated and not looks_local(path, folder):
+        split = source.values.get("dataset_test_split") or "test"
+        values["eval_dataset"] = [{"path": path, **said, "split": split}]
+    return []
+
+
+def _templates(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
+    """The chat template that the entries name, as the job's: there is one for all of them."""
+    entries = values.get("dataset")
+    found: dict[str, str] = {}
+    for entry in entries if isinstance(entries, list) else ():
+        said = {key: entry[key] for key in TEMPLATE_KEYS if entry.get(key)} if isinstance(entry, dict) else {}
+        template = said.get("chat_template_jinja") or said.get("chat_template") or said.get("conversation")
+        if template is not None and not isinstance(entry, DataEntry):
+            found[str(template)] = names["dataset"]
+    own = values.get("chat_template")
+    found = {name: key for name, key in found.items() if name not in ("tokenizer_default", own)}
+    if not found:
+        return []
+    if len(found) > 1 or own is not None:
+        text = f"its entries have several chat templates: {', '.join(map(shown, [*found, *([own] if own else [])]))}"
+        return [source.mistake(names["dataset"], "not-there", text)]
+    values["chat_template"] = next(iter(found))
+    return []

@@ -1,0 +1,238 @@
+"""Entries of `dataset`: axolotl's lists, LLaMA-Factory's named datasets, TRL's keys; what is wrong is one line each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.errors import UserError
+from planner.job.data_check import check_data
+from planner.job.data_entry import DataEntry, PromptFormat
+from planner.job.records import conversation
+from planner.job.schema import Job
+from tests.support.texts import write_jsonl
+
+AXOLOTL = "base_model: tiny\n"
+LLAMA_FACTORY = "model_name_or_path: tiny\nstage: sft\nfinetuning_type: full\n"
+TRL = "model_name_or_path: tiny\n"
+
+
+def entry(text: str, folder: Path) -> DataEntry:
+    (found,) = Job.parse(text, folder).data
+    return found
+
+
+def one_line(text: str, folder: Path) -> str:
+    with pytest.raises(UserError) as refused:
+        Job.parse(text, folder)
+    (line,) = refused.value.numbers
+    return line
+
+
+def test_a_path_alone_stays_a_path(folder: Path) -> None:
+    job = Job.parse(f"{AXOLOTL}datasets: [{{path: text.jsonl, ds_type: json, split: train}}]", folder)
+    assert job.dataset == (str(folder / "text.jsonl"),)
+
+
+def test_axolotls_chat_entries_say_where_messages_roles_and_contents_are(folder: Path) -> None:
+    found = entry(f"""{AXOLOTL}datasets:
+  - path: text.jsonl
+    type: chat_template
+    field_messages: dialogue
+    field_tools: functions
+    message_property_mappings: {{role: speaker, content: said}}
+    message_field_training: learn
+    field_thinking: thoughts
+    roles: {{assistant: [bot, gpt], user: [customer]}}
+    roles_to_train: [assistant]
+    train_on_eos: turn
+    drop_system_message: true
+    split: train[:10%]
+""", folder)  # fmt: skip
+    assert (found.type, found.split, found.drop_system) == ("messages", "train[:10%]", True)
+    record = {"dialogue": [
+        {"speaker": "system", "said": "be nice"},
+        {"speaker": "customer", "said": "hi"},
+        {"speaker": "bot", "said": "yes", "thoughts": "hm", "learn": False},
+    ], "functions": [{"name": "f"}], "other": 1}  # fmt: skip
+    mapped = found.mapped(record)
+    assert mapped["tools"] == [{"name": "f"}] and found.names(tuple(record)) == ("messages", "tools", "other")
+    assert conversation(mapped["messages"]) == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes", "reasoning_content": "hm", "train": False},
+    ]
+
+
+def test_axolotls_alpaca_is_the_alpaca_prompt_whatever_template_the_tokenizer_has(folder: Path) -> None:
+    prompt = entry(f"{AXOLOTL}datasets: [{{path: text.jsonl, type: alpaca}}]", folder).prompt_format
+    assert prompt is not None
+    assert prompt.written("Add.", "1 2", "").endswith("### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")
+    assert prompt.written("Add.", "", "") == (
+        "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+        "\n\n### Instruction:\nAdd.\n\n### Response:\n"
+    )
+
+
+def test_axolotls_own_prompts_have_their_columns_and_formats(folder: Path) -> None:
+    found = entry(f"""{AXOLOTL}datasets:
+  - path: text.jsonl
+    type:
+      system_prompt: Be brief.
+      system_format: "<{{system}}>"
+      field_instruction: question
+      field_output: answer
+      format: "[{{instruction}}|{{input}}]"
+      no_input_format: "[{{instruction}}]"
+""", folder)  # fmt: skip
+    assert found.columns == {"instruction": "question", "output": "answer"}
+    assert found.prompt_format == PromptFormat(
+        with_input="<{system}>[{instruction}|{input}]", without_input="<{system}>[{instruction}]", system="Be brief."
+    )
+    assert found.prompt_format.written("a", "", "") == "<Be brief.>[a]"
+    assert found.prompt_format.written("a {input}", "b", "c") == "<c>[a {input}|b]", "no text is taken for a place"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("type: oasst", 'type is "oasst"; columns are detected, known types are alpaca, completion'),
+        ("type: chat_template, train_on_eos: last", 'train_on_eos is "last"; learned turns have their end mark (turn)'),
+        ("type: chat_template, roles_to_train: [user]", 'roles_to_train is ["user"]; the assistant'),
+        ("type: alpaca, shards: 10", "shards asks for a shard of the data; give split, like train[:5%]"),
+        ("typ: alpaca", "typ is no key of an entry"),
+        ("type: {feld: x}", "feld is no key of a type"),
+        ("split: 'train['", 'split of an entry is "train["'),
+    ],
+)
+def test_what_is_wrong_with_an_entry_is_one_line(lines: str, words: str, folder: Path) -> None:
+    line = one_line(f"{AXOLOTL}datasets: [{{path: text.jsonl, {lines}}}]", folder)
+    assert line.startswith("line 2: datasets: ") and words in line
+
+
+def test_files_by_their_reader_and_hub_entries_with_name_and_files(folder: Path) -> None:
+    (folder / "more.jsonl").write_text('{"text": "b"}\n')
+    job = Job.parse(f"""{AXOLOTL}datasets:
+  - {{path: json, data_files: [text.jsonl, more.jsonl], type: completion}}
+  - {{path: owner/set, name: en, split: 'train[:5%]', data_files: a/*.json, revision: v2, type: completion}}
+""", folder)  # fmt: skip
+    assert [found.path for found in job.data] == [str(folder / "text.jsonl"), str(folder / "more.jsonl"), "owner/set"]
+    hub = job.data[2]
+    assert (hub.name, hub.split, hub.data_files, hub.revision) == ("en", "train[:5%]", ("a/*.json",), "v2")
+    assert job.long_rows == "split", "axolotl cuts long texts of completion into several"
+
+
+def test_the_template_of_the_entries_is_the_jobs_and_there_is_one(folder: Path) -> None:
+    lines = "datasets: [{path: text.jsonl, chat_template: %s}, {path: owner/set, chat_template: %s}]"
+    job = Job.parse(AXOLOTL + lines % ("chatml", "chatml"), folder)
+    assert job.chat_template is not None and "<|im_start|>" in job.chat_template
+    assert "several chat templates: " in one_line(AXOLOTL + lines % ("chatml", "llama3"), folder)
+
+
+INFO = {
+    "plain": {"file_name": "plain.json"},
+    "renamed": {"file_name": "plain.json", "columns": {"prompt": "q", "query": "more", "response": "a", "system": "s"}},
+    "talks": {"file_name": "talks.jsonl", "formatting": "sharegpt", "columns": {"messages": "turns", "system": "sys"},
+              "tags": {"role_tag": "who", "content_tag": "what", "user_tag": "me", "assistant_tag": "it"}},
+    "open": {"file_name": "talks.jsonl", "formatting": "openai", "columns": {"messages": "messages"}},
+    "hub": {"hf_hub_url": "owner/set", "subset": "en", "split": "train[:5%]"},
+    "text": {"file_name": "texts.jsonl", "columns": {"prompt": "body"}},
+    "prefer": {"file_name": "plain.json", "ranking": True},
+    "seen": {"file_name": "plain.json", "columns": {"images": "images"}},
+    "drawn": {"file_name": "plain.json", "num_samples": 10},
+    "lost": {"file_name": "lost.json"},
+    "script": {"script_url": "here"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def data(folder: Path) -> Path:
+    (folder / "data").mkdir()
+    (folder / "data" / "dataset_info.json").write_text(json.dumps(INFO))
+    (folder / "data" / "plain.json").write_text('[{"instruction": "a", "output": "b"}]')
+    talk = [{"who": "me", "what": "hi"}, {"who": "it", "what": "yes"}]
+    write_jsonl(folder / "data" / "talks.jsonl", [{"turns": talk}])
+    write_jsonl(folder / "data" / "texts.jsonl", [{"body": "long ago"}])
+    return folder
+
+
+def test_llama_factorys_names_are_those_of_its_dataset_info(data: Path) -> None:
+    job = Job.parse(LLAMA_FACTORY + "dataset: plain, talks,hub\n", data)
+    plain, talks, hub = job.data
+    assert (plain.path, plain.type, plain.prompt_format) == (str(data / "data" / "plain.json"), "instructions", None)
+    assert (hub.path, hub.name, hub.split) == ("owner/set", "en", "train[:5%]")
+    record = {"turns": [{"who": "me", "what": "hi"}, {"who": "it", "what": "yes"}], "sys": "be nice"}
+    mapped = talks.mapped(record)
+    assert mapped["system"] == "be nice"
+    assert conversation(mapped["messages"]) == [
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"},
+    ]  # fmt: skip
+
+
+def test_llama_factorys_renamed_columns_and_openais_form(data: Path) -> None:
+    renamed, opened = Job.parse(LLAMA_FACTORY + "dataset: [renamed, open]\n", data).data
+    found = renamed.mapped({"q": "a", "more": "b", "a": "c", "s": "d"})
+    assert found == {"instruction": "a", "input": "b", "output": "c", "system": "d"}
+    messages = opened.mapped({"messages": [{"role": "user", "content": "hi"}]})["messages"]
+    assert messages == [{"role": "user", "content": "hi"}]
+
+
+def test_pretraining_learns_the_column_of_prompts(data: Path) -> None:
+    found = entry("model_name_or_path: tiny\nstage: pt\nfinetuning_type: full\ndataset: text\n", data)
+    assert (found.type, found.columns) == ("text", {"text": "body"})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("prefer", "prefer is data of preferences; offmate trains on texts and conversations"),
+        ("seen", "seen has images; offmate trains on texts and conversations"),
+        ("drawn", "drawn has num_samples, a drawn part of it"),
+        ("lost", "there is no dataset at "),
+        ("script", "script has neither file_name nor hf_hub_url"),
+        ("nobody", "nobody is not in "),
+    ],
+)
+def test_what_cannot_be_read_of_a_named_dataset_is_one_line(name: str, words: str, data: Path) -> None:
+    assert words in one_line(LLAMA_FACTORY + f"dataset: {name}\n", data)
+
+
+def test_trls_dataset_has_its_part_split_column_and_test_split(folder: Path) -> None:
+    job = Job.parse(
+        TRL + "dataset_name: owner/set\ndataset_config: en\ndataset_train_split: train[:1%]\ndataset_text_field: body\n"
+        "eval_strategy: steps\neval_steps: 10\ndataset_test_split: validation\n", folder,
+    )  # fmt: skip
+    (train,), (evaluated,) = job.data, job.eval_data
+    assert (train.name, train.split, train.columns) == ("en", "train[:1%]", {"text": "body"})
+    assert (evaluated.path, evaluated.name, evaluated.split) == ("owner/set", "en", "validation")
+
+
+def test_entries_read_back_equal(data: Path) -> None:
+    for text in (
+        LLAMA_FACTORY + "dataset: plain,talks,renamed\n",
+        f"{AXOLOTL}datasets: [{{path: text.jsonl, type: alpaca, split: 'train[:50%]'}}, {{path: owner/set}}]\n",
+    ):
+        job = Job.parse(text, data)
+        (data / "resolved.yaml").write_text(job.resolved_yaml())
+        assert Job.from_resolved(data / "resolved.yaml") == job
+
+
+def test_columns_that_an_entry_names_must_be_there(folder: Path) -> None:
+    (folder / "tiny" / "chat_template.jinja").write_text("{{ messages }}")
+    for lines, words in (
+        ("type: completion, field: body", "there is no column body; found: text"),
+        ("type: chat_template, field_messages: turns", "there is no column turns; found: text"),
+        ("type: chat_template", "there is no column messages; found: text"),
+        ("type: alpaca", "there is no column instruction; found: text"),
+    ):
+        job = Job.parse(f"{AXOLOTL}datasets: [{{path: text.jsonl, {lines}}}]", folder)
+        with pytest.raises(UserError, match="not those that its entry names") as refused:
+            check_data(job)
+        assert (refused.value.code, refused.value.numbers) == ("unknown-columns", (words,))
+
+
+def test_files_have_no_other_split_than_train(folder: Path) -> None:
+    with pytest.raises(UserError, match="split is test") as refused:
+        check_data(Job.parse(f"{AXOLOTL}datasets: [{{path: text.jsonl, split: test}}]", folder))
+    assert refused.value.code == "dataset-unreadable"

@@ -1,0 +1,86 @@
+"""What is learned of data whose entries say what their columns are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from planner.job.data_check import check_data
+from planner.job.schema import Job
+from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
+from worker.data.batches import Batches
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def learn(tmp_path: Path, records: list[dict[str, Any]], entry: str, lines: str = "") -> Batches:
+    write_jsonl(tmp_path / "data.jsonl", records)
+    tiny_llama_folder(tmp_path / "model", chat_template=CHATML)
+    job = Job.parse(f"model: model\ndataset: [{{path: data.jsonl, {entry}}}]\nmax_length: 512\n{lines}", tmp_path)
+    check_data(job)
+    return Batches(job, byte_tokenizer(chat_template=CHATML))
+
+
+def test_a_mapped_conversation_is_learned_as_one_in_our_words(tmp_path: Path) -> None:
+    records = [{"talk": [{"by": "customer", "says": "hi"}, {"by": "bot", "says": "yes"}]}]
+    entry = """type: chat_template, field_messages: talk, message_property_mappings: {role: by, content: says},
+        roles: {user: [customer], assistant: [bot]}"""
+    mapped = learn(tmp_path, records, entry).sample()
+    plain = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}]
+    assert mapped == learn(tmp_path, plain, "type: messages").sample()
+    assert mapped == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n⟦yes<|im_end|>⟧\n"
+
+
+def test_alpaca_is_its_own_prompt_and_instructions_are_the_chat_templates(tmp_path: Path) -> None:
+    records = [{"instruction": "Add.", "input": "1 2", "output": "3"}]
+    assert learn(tmp_path, records, "type: alpaca").sample() == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. "
+        "Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n⟦3<eos>⟧"
+    )
+    chat = learn(tmp_path, records, "type: instructions").sample()
+    assert chat == "<|im_start|>user\nAdd.\n1 2<|im_end|>\n<|im_start|>assistant\n⟦3<|im_end|>⟧\n"
+
+
+def test_a_prompt_of_ones_own(tmp_path: Path) -> None:
+    entry = """type: {field_instruction: q, field_output: a, no_input_format: 'Q: {instruction} A: '}"""
+    assert learn(tmp_path, [{"q": "2+2", "a": "4"}], entry).sample() == "Q: 2+2 A: ⟦4<eos>⟧"
+
+
+def test_completions_are_texts_of_any_column_and_long_ones_are_split(tmp_path: Path) -> None:
+    data = learn(tmp_path, [{"body": "long ago"}], "type: completion, field: body")
+    assert data.sample() == "⟦long ago<eos>⟧"
+    keys = "max_length: 4\nlong_rows: split\nper_device_train_batch_size: 3\n"
+    write_jsonl(tmp_path / "data.jsonl", [{"text": "long ago"}, {"text": "now"}])
+    job = Job.parse(f"model: model\ndataset: data.jsonl\n{keys}", tmp_path)
+    split = Batches(job, byte_tokenizer())
+    rows = [split._rows.pieces(number) for number in range(len(split._rows))]
+    texts = [byte_tokenizer().decode(tokens) for row in rows for tokens, _ in row]
+    assert texts == ["long", " ago", "now<eos>"], "the end mark of the first, a row by itself, has nothing before it"
+
+
+def test_segments_are_learned_by_their_label(tmp_path: Path) -> None:
+    records = [{"segments": [{"label": False, "text": "<s>Q "}, {"label": True, "text": "A</s>"}]}]
+    assert learn(tmp_path, records, "type: input_output").sample() == "<s>Q ⟦A</s>⟧"
+
+
+def test_a_part_of_a_file_is_its_first_records(tmp_path: Path) -> None:
+    records = [{"text": f"text {number}"} for number in range(40)]
+    data = learn(tmp_path, records, "split: 'train[:10%]'", "per_device_train_batch_size: 4\n")
+    assert len(data._rows) == 4
+
+
+def test_an_arrow_file_is_read_as_any_other(tmp_path: Path) -> None:
+    table = pa.table({"text": ["hello"]})
+    with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    tiny_llama_folder(tmp_path / "model")
+    job = Job.parse("model: model\ndataset: data.arrow\nmax_length: 64\n", tmp_path)
+    check_data(job)
+    assert Batches(job, byte_tokenizer()).sample() == "⟦hello<eos>⟧"
