@@ -24,8 +24,8 @@ _OPENAI = {"role_tag": "role", "content_tag": "content", **_TAGS}
 
 
 def read_names(value: object, folder: str, *, pretraining: bool, find: Finder) -> list[str | DataEntry] | None:
-    """The entries that names with commas between them stand for; None where there is no dataset_info.json, or a name is
-    not in it. Raises ValueError for what is there and cannot be read; FileNotFoundError."""
+    """The entries that names with commas between them stand for; None where there is no dataset_info.json. Raises
+    ValueError for what is there and cannot be read, and FileNotFoundError."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     file = Path(folder) / "dataset_info.json"
     if not isinstance(names, list) or not file.is_file():
@@ -38,9 +38,17 @@ def read_names(value: object, folder: str, *, pretraining: bool, find: Finder) -
     for name in names:
         said = known.get(name) if isinstance(known, dict) and isinstance(name, str) else None
         if not isinstance(said, dict):
-            return None
+            found.append(_unnamed(name, file, find))
+            continue
         found.append(_entry(name, said, file.parent, pretraining, find))
     return found
+
+
+def _unnamed(name: object, file: Path, find: Finder) -> str:
+    """A path or a hub id among the names."""
+    if isinstance(name, str) and "/" not in name and Path(name).suffix.lower() not in KINDS:
+        raise FileNotFoundError(f"{name} is not in {file}; give its file or its hub id")
+    return find(name)
 
 
 def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, find: Finder) -> str | DataEntry:

@@ -100,7 +100,8 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
         new = translated(key, value)
         if new is not None and new not in [translated(*item) for item in found.items()]:
             found[key] = value
-    return found or dict([next(iter(said.items()))])
+    saying = {key: value for key, value in said.items() if translated(key, value) is not None}
+    return found or dict([next(iter((saying or said).items()))])
 
 
 def check_value(key: str, name: str, value: object, source: Source) -> list[Mistake]:
