@@ -23,6 +23,7 @@ from offmated.cli.launcher import runs, start_in_background
 from offmated.cli.output import JobNumber, budget_options, console, json_option, print_json
 from offmated.cli.pictures import draw_plan, drawn, picture_options
 from offmated.cli.plan_command import plan, plans
+from offmated.cli.remote import only_here
 from offmated.cli.service import service
 from offmated.jobs.states import JobState
 from offmated.paths import Paths
@@ -75,8 +76,9 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: boo
     """Submit FILE and follow the job to its end, starting a daemon if none runs. Exits with the job's exit code."""
     text, folder = read_job(file, gpu_budget, cpu_budget)
     paths = Paths.from_environment()
-    start_in_background(paths)
     client = Client(paths)
+    if client.remote is None:
+        start_in_background(paths)
     job = client.submit(text, str(folder), file.name)
     screen = console(stderr=as_json)
     screen.print(job_view.submitted(job))
@@ -118,7 +120,7 @@ def show(job_id: int, trace: Path | None, html: Path | None, as_json: bool) -> N
     """Show one job: its plan, what was predicted and what was measured, its progress, its error."""
     client = Client(Paths.from_environment())
     job, plan = client.job(job_id), client.plan(job_id)
-    draw_plan(job, trace, html)
+    draw_plan(client, job, trace, html)
     print_json(job | {"plan_document": plan}) if as_json else console().print(job_view.job(job, plan))
     for line in () if as_json else drawn(trace, html):
         click.echo(line)
@@ -175,6 +177,7 @@ def retry(job_id: int, gpu_budget: str | None, cpu_budget: str | None, as_json: 
 @json_option
 def up(foreground: bool, as_json: bool) -> None:
     """Start the daemon."""
+    only_here("up")
     paths = Paths.from_environment()
     if foreground and as_json:
         raise click.UsageError("--foreground and --json do not go together: a daemon in front prints its log")
@@ -191,6 +194,7 @@ def up(foreground: bool, as_json: bool) -> None:
 @json_option
 def down(as_json: bool) -> None:
     """End the daemon. A running job saves a checkpoint first and goes on at the next start."""
+    only_here("down")
     paths = Paths.from_environment()
     client, ran = Client(paths), runs(paths)
     if ran:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from offmated.cli.remote import Remote
 from offmated.lock import lock_holder
 from offmated.paths import Paths
 from offmated.version import API, release
@@ -30,13 +31,23 @@ class Client:
     answer, `daemon-silent` when somebody does not, otherwise what the daemon said. What a busy daemon has not done is
     asked again."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, remote: Remote | None = None) -> None:
+        """`remote`: the daemon of another machine; by default that of the environment, if it names one."""
         self.paths = paths
+        self.remote = remote or Remote.from_environment()
         # No connection serves twice: a request could meet the end of one that the daemon closes, after its patience or
         # after a mistake of its own, and that would look like no daemon.
-        transport = httpx.HTTPTransport(uds=str(paths.api_socket), limits=httpx.Limits(max_keepalive_connections=0))
-        # Answers come from a local database at once; only a log that is followed may be silent for hours.
-        self._http = httpx.Client(transport=transport, base_url="http://offmated", timeout=PATIENCE_S)
+        limits = httpx.Limits(max_keepalive_connections=0)
+        if self.remote is None:
+            self._where = f"socket {paths.api_socket}"
+            transport = httpx.HTTPTransport(uds=str(paths.api_socket), limits=limits)
+            url, headers = "http://offmated", {}
+        else:
+            self._where = self.remote.url
+            transport = httpx.HTTPTransport(limits=limits)
+            url, headers = self.remote.url, {"Authorization": f"Bearer {self.remote.token}"}
+        # Answers come from a database beside the daemon at once; only a log that is followed may be silent for hours.
+        self._http = httpx.Client(transport=transport, base_url=url, headers=headers, timeout=PATIENCE_S)
 
     def health(self) -> Json:
         """`{"api", "version", "process", "state": "running"|"stopping", "state_folder", "children": {name: {"pid",
@@ -105,7 +116,13 @@ class Client:
 
     def page_url(self) -> str:
         """The address of the page for a browser, with the token in it."""
+        if self.remote is not None:
+            return f"{self.remote.url}/#{self.remote.token}"
         return str(self._object("POST", "/page")["url"])
+
+    def plan_page(self, job_id: int) -> bytes:
+        """A job's plan as a page for the browser. UserError `no-plan` before there is one."""
+        return self._send("GET", f"/jobs/{job_id}/plan.html").content
 
     def events(self, job_id: int, position: int = 0) -> tuple[list[Json], int]:
         """Some of the trainer's events after what was read before, and the position to ask from next time: the same one
@@ -177,13 +194,16 @@ class Client:
             time.sleep(pause_s * random.uniform(0.5, 1.5))  # or all who were refused would come back at once
 
     def _unanswered(self, error: httpx.TransportError, more: tuple[str, ...] = ()) -> UserError:
-        if _silent(error):
-            return daemon_silent(self.paths, f"no answer within {PATIENCE_S:g} s", *more)
+        silent = f"no answer within {PATIENCE_S:g} s" if _silent(error) else ""
+        if self.remote is not None:
+            return self.remote.unanswered(silent or str(error), *more)
+        if silent:
+            return daemon_silent(self.paths, silent, *more)
         if _not_heard(error):
             return daemon_silent(self.paths, "too many clients wait to be let in", *more)
         return UserError(
             "The daemon is not running.",
-            numbers=(f"socket {self.paths.api_socket}: {error}", *more),
+            numbers=(f"{self._where}: {error}", *more),
             hint="offmate up",
             code="daemon-not-running",
             exit_code=Exit.DAEMON_NOT_RUNNING,

@@ -11,6 +11,8 @@ from typing import Any, ParamSpec
 
 import click
 
+from offmated.cli.client import Client
+from offmated.cli.remote import only_here
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
 
@@ -31,9 +33,15 @@ def picture_options(command: Callable[P, None]) -> Callable[P, None]:
     return wrapped
 
 
-def draw_plan(job: dict[str, Any], trace: Path | None, html: Path | None) -> None:
+def draw_plan(client: Client, job: dict[str, Any], trace: Path | None, html: Path | None) -> None:
     """Draw a job's plan. Raises UserError where there is none yet; leaves with the planner's exit code on failure."""
     if trace is None and html is None:
+        return
+    if client.remote is not None:
+        if trace is not None:
+            only_here("--trace")
+        assert html is not None
+        html.write_bytes(client.plan_page(job["id"]))
         return
     plan = RunFolder(Path(job["run_dir"])).plan
     if not plan.exists():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from offmated.cli.remote import only_here
 from offmated.lock import lock_holder
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
@@ -61,6 +62,7 @@ def service() -> None:
 @service.command()
 def install() -> None:
     """Write the unit, start the service, and have it start at each login."""
+    only_here("service")
     paths = Paths.from_environment()
     systemctl = _systemctl()
     if (holder := lock_holder(paths)) is not None:

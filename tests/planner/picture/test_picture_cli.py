@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from offmated.cli import main as offmate
+from offmated.cli.client import Client
 from offmated.cli.pictures import draw_plan
+from offmated.paths import Paths
 from planner.__main__ import main
 from planner.codec import to_json
 from planner.errors import UserError
@@ -98,11 +100,12 @@ def test_a_plan_of_a_run_folder_is_drawn_again(here: Path, capsys: pytest.Captur
 
 def test_a_jobs_plan_is_drawn_when_it_has_one(here: Path) -> None:
     job = {"id": 3, "name": "mine", "run_dir": str(here / "run")}
-    draw_plan(job, None, None)
+    client = Client(Paths.at(here))
+    draw_plan(client, job, None, None)
     with pytest.raises(UserError) as told:
-        draw_plan(job, None, here / "plan.html")
+        draw_plan(client, job, None, here / "plan.html")
     assert told.value.code == "no-plan"
     plan_file(here / "run")
-    draw_plan(job, here / "trace.json", here / "plan.html")
+    draw_plan(client, job, here / "trace.json", here / "plan.html")
     assert page_data(here / "plan.html")["title"] == "mine"
     assert json.loads((here / "trace.json").read_text())["otherData"] == {"title": "mine"}

@@ -1,0 +1,62 @@
+"""The daemon of another machine: `OFFMATE_HOST` says where it listens, `OFFMATE_TOKEN` lets in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from planner.errors import Exit, UserError
+
+HOST, TOKEN = "OFFMATE_HOST", "OFFMATE_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """`url` without a path, as `http://127.0.0.1:8477`."""
+
+    url: str
+    token: str = field(repr=False)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Remote | None:
+        """The daemon that the environment names, None where it names none. Raises UserError `bad-host` for what is no
+        address, or comes without the token."""
+        named = environment.get(HOST, "").strip()
+        if not named:
+            return None
+        parts = urlsplit(named if "//" in named else f"http://{named}")
+        try:
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port and not parts.path.strip("/")
+        except ValueError:
+            usable = False
+        if not usable or parts.username is not None:
+            raise UserError(
+                "The daemon's address is none.", numbers=(f"{HOST}={named}",), code="bad-host", exit_code=Exit.USAGE,
+                hint="a host and a port: http://127.0.0.1:8477",
+            )  # fmt: skip
+        token = environment.get(TOKEN, "").strip()
+        if not (token and token.isascii() and token.isprintable()):
+            raise UserError(
+                f"{HOST} is set, and {TOKEN} is not.", numbers=(f"{HOST}={named}",), code="bad-host",
+                hint="the token is in the file api-token in the state folder of that machine", exit_code=Exit.USAGE,
+            )  # fmt: skip
+        return cls(f"{parts.scheme}://{parts.netloc}", token)
+
+    def unanswered(self, *why: str) -> UserError:
+        """Nobody answers there."""
+        return UserError(
+            "The daemon does not answer.", numbers=(self.url, *why), code="daemon-not-running",
+            hint="does it listen there? `listen` in its config.toml, or a tunnel: ssh -L",
+            exit_code=Exit.DAEMON_NOT_RUNNING,
+        )  # fmt: skip
+
+
+def only_here(what: str) -> None:
+    """Raises UserError `not-remote` where the environment names another machine's daemon: `what` is for this one's."""
+    if (remote := Remote.from_environment()) is not None:
+        raise UserError(
+            f"{what} is for the daemon of this machine.", numbers=(f"{HOST}={remote.url}",), code="not-remote",
+            hint=f"there, or without {HOST}", exit_code=Exit.USAGE,
+        )  # fmt: skip
