@@ -85,7 +85,8 @@ def working(store: Store) -> tuple[Listed, ...]:
 def count_by_state(store: Store) -> dict[JobState, int]:
     """How many jobs there are in each state; states without any are left out."""
     with store.looking() as session:
-        return dict(session.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).tuples().all())
+        counts = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state))
+        return {state: int(number) for state, number in counts}
 
 
 def _places() -> Subquery:
