@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit
+from planner.job.frozen import check_frozen
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -33,6 +34,8 @@ def _prepare(folder: RunFolder) -> Exit:
     job = Job.from_resolved(folder.resolved)
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # tokens of the whole step are enough for any split
+    if not folder.is_tokenized:
+        check_frozen(job, folder.read_frozen())
     batches = Batches(job, load_tokenizer(job), folder.path / "data")
     folder.write_distinct_tokens(batches.distinct_tokens())
     return Exit.DONE

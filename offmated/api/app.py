@@ -58,11 +58,13 @@ class Submission(BaseModel):
     name: str = "job.yaml"
 
 
-class Budgets(BaseModel):
-    """Bytes a job may use from now on; null: as it was."""
+class Again(BaseModel):
+    """What changes when a job is tried again: bytes it may use from now on (null: as it was), and whether its data may
+    be others than it was submitted with."""
 
     gpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     cpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    allow_changed_data: bool = False
 
 
 def _services(request: Request) -> Services:
@@ -173,10 +175,13 @@ def cancel_job(job_id: JobId, use: Use) -> Json:
     return show_job(job_id, use)
 
 
-def retry_job(job_id: JobId, use: Use, budgets: Budgets | None = None) -> Json:
+def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
     """Have a failed or cancelled job tried again."""
-    asked = budgets or Budgets()
-    retry(use.store, job_id, gpu_budget=asked.gpu_budget, cpu_budget=asked.cpu_budget)
+    asked = changes or Again()
+    retry(
+        use.store, job_id, gpu_budget=asked.gpu_budget, cpu_budget=asked.cpu_budget,
+        allow_changed_data=asked.allow_changed_data,
+    )  # fmt: skip
     use.wake()
     return show_job(job_id, use)
 

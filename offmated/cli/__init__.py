@@ -163,12 +163,16 @@ def cancel(job_id: int, as_json: bool) -> None:
 @main.command()
 @ID
 @budget_options
+@click.option("--allow-changed-data", is_flag=True, help="Train on the data files as they are now.")
 @json_option
-def retry(job_id: int, gpu_budget: str | None, cpu_budget: str | None, as_json: bool) -> None:
+def retry(
+    job_id: int, gpu_budget: str | None, cpu_budget: str | None, allow_changed_data: bool, as_json: bool
+) -> None:
     """Try a failed or cancelled job again, from its last checkpoint if it has one."""
     budgets = {"gpu_budget": gpu_budget, "cpu_budget": cpu_budget}
     client = Client(Paths.from_environment())
-    job = client.retry(job_id, **{name: parse_bytes(size) for name, size in budgets.items() if size is not None})
+    sizes = {name: parse_bytes(size) for name, size in budgets.items() if size is not None}
+    job = client.retry(job_id, allow_changed_data=allow_changed_data, **sizes)
     print_json(job) if as_json else click.echo(job_view.retried(job))
 
 

@@ -104,10 +104,12 @@ class Client:
         """Cancel a job; a running one ends soon after, without a checkpoint. UserError `job-ended` when it is over."""
         return self._object("POST", f"/jobs/{job_id}/cancel")
 
-    def retry(self, job_id: int, **budgets: int) -> Json:
+    def retry(self, job_id: int, *, allow_changed_data: bool = False, **budgets: int) -> Json:
         """Have a failed or cancelled job tried again, from its last checkpoint if it has one. `budgets`: `gpu_budget`
-        and `cpu_budget` in bytes, for another plan. UserError `not-to-retry` when it is neither."""
-        return self._object("POST", f"/jobs/{job_id}/retry", budgets)
+        and `cpu_budget` in bytes, for another plan; `allow_changed_data`: on the data that are
+        there now. UserError `not-to-retry` when it is neither."""
+        changes: Json = {**budgets, "allow_changed_data": True} if allow_changed_data else {**budgets}
+        return self._object("POST", f"/jobs/{job_id}/retry", changes)
 
     def plan(self, job_id: int) -> Json | None:
         """plan.json without its chain; None before there is one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from offmated.jobs.table import JobRow
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.data_check import check_data
+from planner.job.frozen import check_frozen, freeze
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
 from planner.machine.memory import check_budgets_here
@@ -84,6 +86,7 @@ def _take_in(
         run = RunFolder(draft)
         _write(run.submitted, yaml_text)
         _write(run.resolved, job.resolved_yaml())
+        _write(run.frozen, json.dumps(freeze(job)))
         _flush(draft)
         row = store.add(name, make_folder, key=key, notes=told, output_dir=output_dir)
         made.clear()
@@ -106,9 +109,13 @@ def sweep_drafts(paths: Paths) -> None:
             shutil.rmtree(draft)
 
 
-def retry(store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None) -> JobRow:
+def retry(
+    store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None,
+    allow_changed_data: bool = False,
+) -> JobRow:  # fmt: skip
     """Have a failed or cancelled job tried again, from its last checkpoint if it has one; budgets in bytes, None for
     those it has. With a checkpoint it goes on under the plan it was made under, else the job is planned anew.
+    `allow_changed_data`: data that were not read yet are those that are there now.
 
     Raises UserError when the job is neither, or cannot be run any more as it was written.
     """
@@ -116,14 +123,19 @@ def retry(store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budge
     with _ONE_AT_A_TIME:
         row = store.job(job_id)
         again = row.state in AGAIN
-        return store.retry(job_id, _make_ready(store, RunFolder(Path(row.run_dir)), budgets) if again else row.state)
+        run = RunFolder(Path(row.run_dir))
+        return store.retry(job_id, _make_ready(store, run, budgets, allow_changed_data) if again else row.state)
 
 
-def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int]) -> JobState:
+def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], allow_changed_data: bool) -> JobState:
     """Check the job of a run folder once more, and write what another try changes; returns what it is due for."""
     before = job = Job.from_resolved(run.resolved)
     _check_output(job, store, run)
     goes_on = run.last_checkpoint_step() is not None
+    if not run.is_tokenized:
+        if allow_changed_data:
+            run.write_frozen(freeze(job))
+        check_frozen(job, run.read_frozen())
     if not goes_on:
         check_data(job)
         if job.train_batch_size is not None:  # the planner may have split it, for the budgets of then
@@ -168,7 +180,7 @@ def _make_room(folder: Path) -> tuple[str, ...]:
 def _is_draft(folder: Path) -> bool:
     """Whether a run folder holds no more than a submission writes."""
     run = RunFolder(folder)
-    return {path.name for path in folder.iterdir()} <= {run.submitted.name, run.resolved.name}
+    return {path.name for path in folder.iterdir()} <= {run.submitted.name, run.resolved.name, run.frozen.name}
 
 
 def _write(path: Path, text: str) -> None:

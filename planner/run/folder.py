@@ -50,6 +50,16 @@ class RunFolder:
         return self.path / "tokens.json"
 
     @property
+    def frozen(self) -> Path:
+        """What the job's data were when it was handed in."""
+        return self.path / "frozen.json"
+
+    @property
+    def is_tokenized(self) -> bool:
+        """Whether the data have been read, once for all."""
+        return (self.path / "data" / "corpus.json").exists()
+
+    @property
     def metrics(self) -> Path:
         """The trainer's events, one JSON object a line."""
         return self.path / "metrics.jsonl"
@@ -104,6 +114,14 @@ class RunFolder:
     def read_distinct_tokens(self) -> tuple[int, ...]:
         """See `planner.schedule.chain.Chain`; nothing where the data has not been counted."""
         return tuple((_read_object(self.tokens) or {}).get("distinct_tokens", ()))
+
+    def read_frozen(self) -> dict[str, Any] | None:
+        """frozen.json; None for a job of before there was one."""
+        return _read_object(self.frozen)
+
+    def write_frozen(self, frozen: dict[str, dict[str, Any]]) -> None:
+        """frozen.json; a reader finds the old one or the new one, whole."""
+        _write_object(self.frozen, frozen)
 
     def read_error(self) -> dict[str, Any] | None:
         """error.json."""

@@ -267,3 +267,22 @@ def test_of_two_retries_at_once_one_counts_and_its_budget(
     attempt(2**25)
     second.join(10)
     assert taken == [Job.from_resolved(run.resolved).gpu_budget]
+
+
+def test_data_that_changed_are_trained_on_only_where_that_is_said(store: Store, paths: Paths) -> None:
+    number, _ = a_cancelled_job(store, paths)
+    (paths.state.parent / "text.jsonl").write_text('{"text": "other"}\n')
+    with pytest.raises(UserError, match="not those that the job was submitted with") as refused:
+        retry(store, number)
+    assert (refused.value.code, store.job(number).state) == ("data-changed", JobState.CANCELLED)
+    assert retry(store, number, allow_changed_data=True).state is JobState.SUBMITTED
+    store.stop(number, StopReason.CANCEL)
+    retry(store, number)  # they are the job's now
+
+
+def test_data_that_were_read_need_not_be_there_as_they_were(store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths, checkpoint=True)
+    (run.path / "data").mkdir()
+    (run.path / "data" / "corpus.json").touch()
+    (paths.state.parent / "text.jsonl").write_text('{"text": "other"}\n')
+    assert retry(store, number).state is JobState.WAITING

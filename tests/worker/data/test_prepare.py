@@ -116,3 +116,11 @@ def test_data_are_read_first_where_the_plan_depends_on_them_or_nobody_has_seen_t
     assert (data_first(job, free), data_first(job, bound), data_first(job, None)) == (False, True, True)
     assert data_first(job.model_copy(update={"eval_dataset": ("owner/set",)}), free)
     assert data_first(job.model_copy(update={"dataset": (*job.dataset, "owner/set")}), free)
+
+
+def test_data_that_changed_since_the_submission_are_not_read(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, tiny_job(tmp_path, tied=False))
+    run.write_frozen({str(tmp_path / "gone.jsonl"): {"bytes": 1, "hash": ""}})
+    assert main([str(run.path)]) == Exit.USAGE
+    error = run.read_error()
+    assert error is not None and error["code"] == "data-changed" and not run.is_tokenized

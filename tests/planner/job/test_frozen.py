@@ -1,0 +1,68 @@
+"""Data are those that a job was handed in with, or it is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from planner.errors import UserError
+from planner.job import frozen
+from planner.job.frozen import check_frozen, freeze
+from planner.job.schema import Job
+from tests.planner.job.conftest import BASE
+
+
+def changes(job: Job, before: dict) -> tuple[str, ...]:
+    with pytest.raises(UserError, match="not those that the job was submitted with") as refused:
+        check_frozen(job, before)
+    assert refused.value.code == "data-changed"
+    return refused.value.numbers
+
+
+def test_files_that_changed_came_or_went_are_named(folder: Path) -> None:
+    (folder / "more").mkdir()
+    (folder / "more" / "a.jsonl").write_text('{"text": "a"}\n')
+    job = Job.parse("model: tiny\ndataset: [text.jsonl, more]\nval_size: 1\n", folder)
+    before = json.loads(json.dumps(freeze(job)))
+    check_frozen(job, before)
+    text = folder / "text.jsonl"
+    text.write_text(text.read_text().replace("a", "b"))
+    assert changes(job, before) == (f"{text}: other content",)
+    text.write_text('{"text": "longer"}\n')
+    (folder / "more" / "b.jsonl").write_text('{"text": "a"}\n')
+    (folder / "more" / "a.jsonl").unlink()
+    assert changes(job, before) == (
+        f"{folder}/more/b.jsonl: there was no such file", f"{folder}/more/a.jsonl: it is gone",
+        f"{text}: 14 bytes, now 19",
+    )  # fmt: skip
+
+
+def test_a_file_that_was_only_touched_or_copied_back_is_the_same(folder: Path) -> None:
+    job = Job.parse(BASE, folder)
+    before = freeze(job)
+    text = folder / "text.jsonl"
+    content = text.read_text()
+    text.unlink()
+    text.write_text(content)
+    os.utime(text, (1, 1))
+    check_frozen(job, before)
+
+
+def test_of_a_long_file_what_is_not_hashed_is_told_by_its_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "HASHED_BYTES", 4)
+    job = Job.parse(BASE, folder)
+    before = freeze(job)
+    text = folder / "text.jsonl"
+    check_frozen(job, before)
+    text.write_text(text.read_text().replace("a", "b"))
+    os.utime(text, (1, 1))
+    assert changes(job, before) == (f"{text}: other content",)
+
+
+def test_a_dataset_of_the_hub_and_a_job_of_before_have_nothing_to_compare(folder: Path) -> None:
+    job = Job.parse("model: tiny\ndataset: owner/set\n", folder)
+    assert freeze(job) == {}
+    check_frozen(Job.parse(BASE, folder), None)
