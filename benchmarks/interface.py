@@ -214,11 +214,8 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
         step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=case.slices, clip=case.clip)
         bounds = []
         for way in in_rounds(step):
-            p = make_instance(chain, hardware, budgets=budgets, slices=way.slices, clip=case.clip, rounds=way.rounds)
-            found = solve_oilp(p, time_limit_s=20.0, gap=GAP)
-            bounds.append(
-                lower_bound_s(chain, hardware, budgets=budgets, slices=way.slices, clip=case.clip, rounds=way.rounds)
-            )
+            found = solve_oilp(make_instance(way), time_limit_s=20.0, gap=GAP)
+            bounds.append(lower_bound_s(way))
             if found is not None and found.step_s < step_s:
                 step_s, rounds = found.step_s, way.rounds
                 options = tuple(b.options[o].name for b, o in zip(chain.blocks, found.options, strict=True))

@@ -171,7 +171,7 @@ def answer(row: Row) -> Answer:
     problem = setting(row)
     greedy = by_profit(problem, profile(problem, "fast"), spare=2)
     assert greedy is not None  # the memory suffices for two layers
-    bound = lower_bound_s(problem.chain, problem.hardware, budgets=problem.budgets, slices=1, clip=False)
+    bound = lower_bound_s(problem)
     return Answer(bound_s=bound, greedy_s=step_s(greedy, problem), l2l_s=step_s(l2l(problem), problem))
 
 

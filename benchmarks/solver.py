@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.cases import Case, irregular_case, llama2_case, llama3_case, random_case
 from benchmarks.yardsticks import greedy_step_s
-from planner.draft.setting import Budgets
+from planner.draft.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import build, solve_oilp
 from planner.schedule.plan import Plan
@@ -113,10 +113,13 @@ def plan_of(case: Case) -> Plan:
 def measure(case: Case, repeats: int) -> Result:
     """Build, solve and plan `case`, each `repeats` times."""
     budgets = Budgets(gpu_bytes=case.gpu_bytes, cpu_bytes=case.cpu_bytes)
+    setting = Setting(
+        chain=case.chain, hardware=case.hardware, budgets=budgets, slices=case.slices, clip=case.clip
+    )  # fmt: skip
     built, solved, plans, own = [], [], [], []
     for _ in range(repeats):
         start = time.perf_counter()
-        instance = make_instance(case.chain, case.hardware, budgets=budgets, slices=case.slices, clip=case.clip)
+        instance = make_instance(setting)
         problem = build(instance).rows.problem
         built.append(time.perf_counter() - start)
         start = time.perf_counter()

@@ -6,13 +6,13 @@ Stages are numbered 0 … T-1 in `stage_order`; T = 2L - 1 for L blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
-from planner.schedule.plan import Plan, Stage, stage_order
+from planner.schedule.plan import Direction, Plan, Stage, stage_order
 
 
 class Side(StrEnum):
@@ -97,57 +97,95 @@ class Draft:
     source: str
 
 
-def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool, rounds: int = 1) -> Plan:
-    """The plan in which every tensor follows its journey. Within a stage, items go in order of their next use."""
-    order = stage_order(len(chain.blocks))
-    lists: list[dict[str, list[tuple[int, int, str]]]] = [
-        {word: [] for word in ("prefetch", "offload", "evict", "cpu_update", "gpu_update")} for _ in order
-    ]
-    users = chain.users()
-    resident: list[str] = []
+WORDS = ("prefetch", "offload", "evict", "cpu_update", "gpu_update")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An item in one of a stage's lists; those of a list are in order of urgency, then of number and place."""
+
+    stage: int
+    word: str
+    urgency: int
+    number: int
+    place: int
+    item: str
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Its key in the list."""
+        return self.urgency, self.number, self.place
+
+
+def entries_of(chain: Chain, journey: Journey, number: int, *, rounds: int) -> list[Entry]:
+    """What the journey, the draft's of this number, puts into the lists of the stages."""
+    found: list[Entry] = []
+    stages = 2 * len(chain.blocks) - 1
+    name = journey.tensor.name
+    blocks = chain.users()[name]
+    backward = [backward_stage(chain, block) for block in blocks]
 
     def put(stage: int, word: str, urgency: int, item: str) -> None:
-        lists[stage][word].append((urgency, len(lists[stage][word]), item))
+        found.append(Entry(stage, word, urgency, number, len(found), item))
 
     def travel(item: str, trips: tuple[Trip, ...], uses: Sequence[int]) -> None:
-        away = False
         for trip in trips:
-            due = min((use - trip.prefetch) % len(order) for use in uses)
+            due = min((use - trip.prefetch) % stages for use in uses)
             # States are read at the stage's end, by the update.
             put(trip.prefetch, "prefetch", 2 * due + (item[0] == "s"), item)
             put(trip.evict, "evict", due, item)
             if trip.offload is not None:
-                put(trip.offload, "offload", (trip.prefetch - trip.offload) % len(order) + due, item)
-            away = away or trip.prefetch <= trip.evict
-        if not away:
-            resident.append(item)
+                put(trip.offload, "offload", (trip.prefetch - trip.offload) % stages + due, item)
 
-    for journey in draft.journeys:
-        name = journey.tensor.name
-        blocks = users[name]
-        backward = [backward_stage(chain, block) for block in blocks]
-        travel(f"w:{name}", journey.weight, [*blocks, *backward])
-        if journey.side is Side.GPU:
-            assert journey.update is not None
-            put(journey.update, "gpu_update", 0, name)
-            if journey.drop is None or journey.drop < journey.update:
-                put(journey.update, "evict", 0, f"g:{name}")
-            travel(f"s:{name}", journey.states, [journey.update])
-        elif journey.side is Side.CPU:
-            assert journey.update is not None and journey.send is not None
-            put(journey.update, "cpu_update", blocks[0], name)
-        if journey.send is not None:
-            assert journey.drop is not None
-            put(journey.send, "offload", 0, f"g:{name}")  # first: the CPU waits for it
-            put(journey.drop, "evict", 0, f"g:{name}")
-            if rounds > 1:
-                fetch = backward[0] if journey.fetch is None else journey.fetch
-                put(fetch, "prefetch", 2 * (backward[0] - fetch), f"g:{name}")
+    travel(f"w:{name}", journey.weight, [*blocks, *backward])
+    if journey.side is Side.GPU:
+        assert journey.update is not None
+        put(journey.update, "gpu_update", 0, name)
+        if journey.drop is None or journey.drop < journey.update:
+            put(journey.update, "evict", 0, f"g:{name}")
+        travel(f"s:{name}", journey.states, [journey.update])
+    elif journey.side is Side.CPU:
+        assert journey.update is not None and journey.send is not None
+        put(journey.update, "cpu_update", blocks[0], name)
+    if journey.send is not None:
+        assert journey.drop is not None
+        put(journey.send, "offload", 0, f"g:{name}")  # first: the CPU waits for it
+        put(journey.drop, "evict", 0, f"g:{name}")
+        if rounds > 1:
+            fetch = backward[0] if journey.fetch is None else journey.fetch
+            put(fetch, "prefetch", 2 * (backward[0] - fetch), f"g:{name}")
+    return found
+
+
+def _residents(journey: Journey) -> list[str]:
+    """Its items that are on the device when a step begins."""
+    items = [("w", journey.weight)] + ([("s", journey.states)] if journey.side is Side.GPU else [])
+    return [
+        f"{kind}:{journey.tensor.name}"
+        for kind, trips in items
+        if all(trip.prefetch > trip.evict for trip in trips)
+    ]  # fmt: skip
+
+
+def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool, rounds: int = 1) -> Plan:
+    """The plan in which every tensor follows its journey. Within a stage, items go in order of their next use."""
+    lists: list[dict[str, list[Entry]]] = [{word: [] for word in WORDS} for _ in range(2 * len(chain.blocks) - 1)]
+    for number, journey in enumerate(draft.journeys):
+        for entry in entries_of(chain, journey, number, rounds=rounds):
+            lists[entry.stage][entry.word].append(entry)
     stages = tuple(
-        Stage(block=block, direction=direction, **{w: tuple(i for *_, i in sorted(rows)) for w, rows in words.items()})
-        for (direction, block), words in zip(order, lists, strict=True)
+        stage_of(block, direction, words)
+        for (direction, block), words in zip(stage_order(len(chain.blocks)), lists, strict=True)
     )
+    resident = tuple(item for journey in draft.journeys for item in _residents(journey))
     return Plan(
-        stages=stages, options=draft.options, resident=tuple(resident), slices=slices, rounds=rounds, clip=clip,
+        stages=stages, options=draft.options, resident=resident, slices=slices, rounds=rounds, clip=clip,
         source=draft.source,
     )  # fmt: skip
+
+
+def stage_of(block: int, direction: Direction, words: Mapping[str, Sequence[Entry]]) -> Stage:
+    """The stage with these lists."""
+    order = {word: sorted(entries, key=lambda entry: entry.order) for word, entries in words.items()}
+    items = {word: tuple(entry.item for entry in entries) for word, entries in order.items()}
+    return Stage(block=block, direction=direction, **items)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.draft.draft import movable, settled
-from planner.draft.setting import Budgets
+from planner.draft.setting import Budgets, Setting
 from planner.draft.update_ahead import ahead_bytes
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
@@ -53,6 +53,7 @@ class Instance:
     states: list[float]  # of these trainable tensors, and of those that only their states may leave
     gradients: list[float]
     cpu_updatable: list[bool]
+    first_is_one_tensor: bool  # of block 0, what is trainable and may leave
     choices: list[list[Choice]]
     state_ratio: list[float]  # bytes of states per byte of weight, of the trainable tensors that may leave
     gradient_ratio: float  # bytes of gradient per byte of trainable weight
@@ -88,10 +89,10 @@ class Instance:
         return 2 * self.blocks - 1
 
 
-def make_instance(
-    chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool, rounds: int = 1
-) -> Instance:
-    """The scaled numbers of one problem; `slices` are those of a round."""
+def make_instance(setting: Setting) -> Instance:
+    """The scaled numbers of one problem."""
+    chain, hardware, budgets = setting.chain, setting.hardware, setting.budgets
+    slices, clip, rounds = setting.slices, setting.clip, setting.rounds
     free = movable(chain, hardware)
     trainable = [[t for t in tensors if t.trainable and t.bytes] for tensors in free]
     names = {t.name for tensors in free for t in tensors}
@@ -121,6 +122,7 @@ def make_instance(
         gradients=[sum(t.gradient_bytes for t in tensors) / unit_bytes for tensors in trainable],
         # Block 0 has no gap between its backward and its forward: its update is waited for, once a step.
         cpu_updatable=[budgets.cpu_updates and (index > 0 or rounds == 1) for index in range(last + 1)],
+        first_is_one_tensor=len(trainable[0]) == 1 and budgets.cpu_updates and rounds == 1,
         choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
         state_ratio=[_ratio(tensors) for tensors in trainable],
         gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 
 import pulp
 
-from planner.draft.setting import Budgets
+from planner.draft.setting import Setting
 from planner.ilp.columns import limits_of
 from planner.ilp.instance import Instance, Spread, make_instance
 from planner.ilp.rows import Rows, Term
 from planner.ilp.solver import solve
-from planner.machine.hardware import Hardware
 from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
-from planner.schedule.chain import Chain
 
 _AHEAD = AHEAD_TRAFFIC_BYTES / UPDATE_TRAFFIC_BYTES  # times the work of an update that waits
 _REPLAY = CLIPPED_SHARE * _AHEAD
@@ -37,13 +35,10 @@ class _Class:
     comp: list[Term]
 
 
-def lower_bound_s(
-    chain: Chain, hardware: Hardware, *, budgets: Budgets, slices: int, clip: bool, rounds: int = 1,
-    time_limit_s: float = 10.0,
-) -> float:  # fmt: skip
+def lower_bound_s(setting: Setting, *, time_limit_s: float = 300.0) -> float:
     """Seconds that no schedule of a step can beat whose rounds are all alike; 0 where the solver finds no bound in
-    time, infinity where it proves that there is no schedule. `slices` are those of a round."""
-    p = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip, rounds=rounds)
+    time, infinity where it proves that there is no schedule."""
+    p = make_instance(setting)
     rows = Rows("bound")
     time = rows.variable("Time")
     classes = _classes(rows, p)

@@ -217,9 +217,10 @@ def _gradients_left(v: Columns, s: int, u: int) -> Term:
     p = v.p
     left: Term = p.gradient_ratio * (v.released("X", u - 1) - v.flow["send_X"].upto(u - 1))
     if p.rounds > 1:  # those of the device stay between rounds; the running stage's own are in its moments
-        others = [i for i in range(p.blocks) if s < p.blocks - 1 or i != p.stages - 1 - s]
-        left = left + pulp.lpSum(p.gradients[i] - p.gradient_ratio * v.total["X"][i] for i in others)
-        left = left + v.gradients_coming(s)
+        left = left + sum(p.gradients) - p.gradient_ratio * v.sum["X"].all() + v.gradients_coming(s)
+        if s >= p.blocks - 1:
+            own = p.stages - 1 - s
+            left = left - p.gradients[own] + p.gradient_ratio * v.total["X"][own]
     elif p.clip and s >= p.blocks:
         above = range(p.blocks - u, p.blocks)
         left = left + sum(p.gradients[i] for i in above) - p.gradient_ratio * v.released("X", u - 1)

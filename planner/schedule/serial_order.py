@@ -7,7 +7,7 @@ of its states and the copies of what it changed, in the last round or, around th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.schedule.chain import Chain
 from planner.schedule.operations import Op, OpKind
@@ -17,12 +17,15 @@ from planner.schedule.plan import Direction, Plan, Stage
 
 def serial_order(plan: Plan, chain: Chain) -> Iterator[Op]:
     """All operations of a step. Raises ValueError for a plan that moves what the chain does not have."""
-    writer = _Writer(plan, chain)
+    order = SerialOrder(plan, chain)
     for number in range(plan.rounds):
-        yield from writer.round(number)
+        for n in range(len(plan.stages)):
+            yield from order.stage(n, number)
 
 
-class _Writer:
+class SerialOrder:
+    """The operations of a plan, stage by stage; other stages may take the place of the plan's."""
+
     def __init__(self, plan: Plan, chain: Chain) -> None:
         self.plan, self.chain = plan, chain
         self.tensors = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
@@ -31,6 +34,7 @@ class _Writer:
         if unknown:
             raise ValueError(f"the plan moves what the chain does not have: {', '.join(unknown)}")
         self.users = chain.users()
+        self.stages = list(plan.stages)
         stages = list(enumerate(plan.stages))
         self.gpu_update = {name: n for n, stage in stages for name in stage.gpu_update}
         self.sent = {item: n for n, stage in reversed(stages) for item in stage.offload if item[0] == "g"}
@@ -41,16 +45,24 @@ class _Writer:
         self.arrival = {item: (n, k) for n, stage in stages for k, item in enumerate(stage.prefetch)}
         self.ahead = plan.ahead()
         self.early = OpKind.CPU_AHEAD if plan.clip else OpKind.CPU_UPDATE
-        self.turns = [(n, stage, k) for n, stage in stages for k in range(plan.slices)]
-        self.back_at, self.free_at = activation_turns(plan, chain, self.turns)
+        self.back_at, self.free_at = activation_turns(plan, chain)
 
-    def round(self, r: int) -> Iterator[Op]:
-        """One round's operations, in order."""
-        plan = self.plan
-        for number, (n, stage, k) in enumerate(self.turns):
-            made = self._made(stage, r)
-            if k == 0:
-                yield from self._stage_start(n, stage, r, made)
+    def replace(self, changed: Mapping[int, Stage]) -> None:
+        """Put these in the place of the stages of their numbers. What moves at all, and who updates what, stays."""
+        for n, stage in changed.items():
+            self.stages[n] = stage
+            self.sent |= {item: n for item in stage.offload if item[0] == "g"}
+            self.arrival |= {item: (n, k) for k, item in enumerate(stage.prefetch)}
+        for n, stage in changed.items():
+            self.dropped |= {item: n for item in stage.evict if n >= self.sent.get(item, len(self.stages))}
+
+    def stage(self, n: int, r: int) -> Iterator[Op]:
+        """The operations of stage `n` in round `r`, in order."""
+        plan, stage = self.plan, self.stages[n]
+        made = self._made(stage, r)
+        yield from self._stage_start(n, stage, r, made)
+        for k in range(plan.slices):
+            number = n * plan.slices + k
             for item, size in self.back_at.get(number, ()):
                 yield Op(kind=OpKind.ALLOC, stage=stage.name, subject=item, bytes=size, round=r)
                 yield Op(kind=OpKind.FETCH, stage=stage.name, subject=item, bytes=size, round=r)
@@ -60,8 +72,7 @@ class _Writer:
                 yield Op(kind=OpKind.SEND, stage=stage.name, subject=f"a:{stage.block}.{k}", bytes=offloaded, round=r)
             for item, size in self.free_at.get(number, ()):
                 yield Op(kind=OpKind.FREE, stage=stage.name, subject=item, bytes=size, round=r)
-            if k == plan.slices - 1:
-                yield from self._stage_end(n, stage, r, made)
+        yield from self._stage_end(n, stage, r, made)
 
     def _last(self, r: int) -> bool:
         return r == self.plan.rounds - 1
@@ -116,7 +127,7 @@ class _Writer:
         for item in stage.offload:
             if item in made and self._sends(item, n, r):
                 yield self._move(OpKind.SEND, stage, item, r)
-        updates = list(self._cpu_updates(stage, r, made)) if self._last(r) else []
+        updates = list(self._cpu_updates(n, stage, r, made)) if self._last(r) else []
         stale = {f"w:{op.subject}" for op in updates}  # block 0's leave here, before the host has newer ones
         evicted = [item for item in stage.evict if self._evicts(item, n, r)]
         yield from (self._move(OpKind.FREE, stage, item, r) for item in evicted if item in stale)
@@ -125,7 +136,7 @@ class _Writer:
 
     def _updates(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         """Norms and the clip coefficient, then the updates on the device."""
-        last = stage is self.plan.stages[-1]
+        last = n == len(self.stages) - 1
         frame = tuple(t.name for t in self.chain.frame_tensors if t.trainable)
         if self.plan.clip:
             complete = tuple(item[2:] for item in sorted(made) if item[0] == "g" and self._completes(item[2:], stage))
@@ -145,20 +156,20 @@ class _Writer:
 
         def waits(name: str) -> tuple[int, int]:
             fetched, place = self.arrival.get(f"s:{name}", (n + 1, 0))  # those at home longest of all
-            return -((n - fetched) % len(self.plan.stages)), place
+            return -((n - fetched) % len(self.stages)), place
 
         if staying := tuple(name for name in names if name not in self.travelling):
             yield staying
         for name in sorted((name for name in names if name in self.travelling), key=waits):
             yield (name,)
 
-    def _cpu_updates(self, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
+    def _cpu_updates(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         """Updates at the stage's end: of gradients it made, and with clipping after the last stage all that waited and
         the replays of the others."""
         for name in stage.cpu_update:
             if f"g:{name}" in made and not self._waits_for_norm(name):
                 yield Op(kind=self.early, stage=stage.name, subject=name, round=r)
-        for name in self._by_need() if self.plan.clip and stage is self.plan.stages[-1] else ():
+        for name in self._by_need() if self.plan.clip and n == len(self.stages) - 1 else ():
             kind = OpKind.CPU_UPDATE if self._waits_for_norm(name) else OpKind.CPU_REPLAY
             yield Op(kind=kind, stage=stage.name, subject=name, round=r)
 
@@ -167,7 +178,7 @@ class _Writer:
 
     def _by_need(self) -> list[str]:
         """All that the CPU updates; what the next step needs first comes first."""
-        order = {name: number for number, s in enumerate(self.plan.stages) for name in s.cpu_update}
+        order = {name: number for number, s in enumerate(self.stages) for name in s.cpu_update}
         return sorted(order, key=lambda n: (self.users[n][0], order[n]))
 
     def _move(self, kind: OpKind, stage: Stage, item: str, r: int) -> Op:
@@ -178,20 +189,22 @@ class _Writer:
         return self.users[name][0] == stage.block
 
 
-def activation_turns(
-    plan: Plan, chain: Chain, turns: Sequence[tuple[int, Stage, int]]
-) -> tuple[dict[int, list[tuple[str, int]]], dict[int, list[tuple[str, int]]]]:
+_Turns = dict[int, list[tuple[str, int]]]
+
+
+def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
     """Turn number -> offloaded activations that come back before it, and that are released after it.
 
     Both are one turn away from the block's own: the copies have a turn to hide behind.
     """
-    at = {(stage.name, k): number for number, (_, stage, k) in enumerate(turns)}
+    numbers = {stage.name: n for n, stage in enumerate(plan.stages)}
     back: dict[int, list[tuple[str, int]]] = {}
     free: dict[int, list[tuple[str, int]]] = {}
     for index, block in enumerate(chain.blocks[:-1]):
         size = block.option(plan.options[index]).offloaded_bytes
         for k in range(plan.slices) if size else ():
-            forward, backward = at[f"F{index}", k], at[f"B{index}", k]
+            forward = numbers[f"F{index}"] * plan.slices + k
+            backward = numbers[f"B{index}"] * plan.slices + k
             free.setdefault(forward + 1, []).append((f"a:{index}.{k}", size))
             back.setdefault(max(forward + 2, backward - 1), []).append((f"a:{index}.{k}", size))
     return back, free

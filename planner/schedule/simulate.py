@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from planner.machine.hardware import Hardware
 from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
 from planner.schedule.chain import Chain
-from planner.schedule.compile import Op, OpKind, Program, Queue, accesses, overwritten
+from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.plan import Direction
 
-_STEPS = 4  # a step depends on the one before only; from the third on they look alike
+STEPS = 4  # a step depends on the one before only; from the third on they look alike
 
 
 # Host memory traffic per parameter. In most plans it is what an update takes its time for.
@@ -40,31 +40,41 @@ class Timeline:
     busy_s: tuple[tuple[Queue, float], ...]
 
 
+class Durations:
+    """How long operations take on their queues when nothing makes them wait, and nothing shares their cores."""
+
+    def __init__(self, options: Sequence[str], chain: Chain, hardware: Hardware) -> None:
+        self.hardware = hardware
+        self.elements = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
+        self.options = [block.option(name) for block, name in zip(chain.blocks, options, strict=True)]
+
+    def of(self, op: Op, share: float = 1.0) -> float:
+        """Seconds. `share`: which part of a full slice's tokens the operation's slice has."""
+        machine = self.hardware
+        match op.kind:
+            case OpKind.FETCH:
+                return share * op.bytes / machine.h2d_bytes_per_s
+            case OpKind.SEND:
+                return share * op.bytes / machine.d2h_bytes_per_s
+            case OpKind.UPDATE:
+                return sum(self.elements[name] for name in op.names) / machine.gpu_update_parameters_per_s
+            case OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
+                work = _UPDATE_BYTES[op.kind] / UPDATE_TRAFFIC_BYTES
+                return work * sum(self.elements[name] for name in op.names) / machine.cpu_update_parameters_per_s
+            case OpKind.RUN:
+                direction, index, _ = op.turn
+                option = self.options[index]
+                forward = option.forward_s if direction is not Direction.BACKWARD else 0.0
+                backward = option.backward_s if direction is not Direction.FORWARD else 0.0
+                return max(share * (forward + backward), machine.launch_s)
+        return 0.0
+
+
 def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> list[float]:
     """How long each operation takes on its queue when nothing makes it wait. `shares`: of each slice of the step, which
     part of a full slice's tokens it has; computing and activations are taken for proportional to them."""
-    elements = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
-
-    def duration(op: Op) -> float:
-        match op.kind:
-            case OpKind.FETCH:
-                return _share(op, program, shares) * op.bytes / hardware.h2d_bytes_per_s
-            case OpKind.SEND:
-                return _share(op, program, shares) * op.bytes / hardware.d2h_bytes_per_s
-            case OpKind.UPDATE:
-                return sum(elements[name] for name in op.names) / hardware.gpu_update_parameters_per_s
-            case OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
-                work = _UPDATE_BYTES[op.kind] / UPDATE_TRAFFIC_BYTES
-                return work * sum(elements[name] for name in op.names) / hardware.cpu_update_parameters_per_s
-            case OpKind.RUN:
-                direction, index, _ = op.turn
-                option = chain.blocks[index].option(program.options[index])
-                forward = option.forward_s if direction is not Direction.BACKWARD else 0.0
-                backward = option.backward_s if direction is not Direction.FORWARD else 0.0
-                return max(_share(op, program, shares) * (forward + backward), hardware.launch_s)
-        return 0.0
-
-    alone = [duration(op) for op in program.ops]
+    durations = Durations(program.options, chain, hardware)
+    alone = [durations.of(op, _share(op, program, shares)) for op in program.ops]
     return _sharing(program, alone, hardware.shared_compute) if hardware.shared_compute else alone
 
 
@@ -103,40 +113,11 @@ def simulate(program: Program, chain: Chain, hardware: Hardware, shares: Sequenc
     """Run the program on queues that each do one operation at a time, in order, after what it waits for. `shares`: see
     `durations_s`."""
     durations = durations_s(program, chain, hardware, shares)
-    *_, before, last = _run(program, durations, _STEPS)
+    *_, before, last = _run(program, durations, STEPS)
     busy = {queue: sum(d for d, op in zip(durations, program.ops, strict=True) if op.queue is queue) for queue in Queue}
     return Timeline(
         spans=last.spans(program, last.origin_s), step_s=last.end_s - before.end_s, busy_s=tuple(busy.items())
     )
-
-
-def ordered_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
-    """`simulate(...).step_s` for a program of `order_program`, which has no waits: each operation starts after those
-    before it that touch the same copies, one of both writing.
-    """
-    durations = durations_s(program, chain, hardware)
-    lost = overwritten(chain, program.ops)
-    touched = [tuple(accesses(op, chain, program.options, lost)) for op in program.ops]
-    queues = [op.queue for op in program.ops]
-    free = dict.fromkeys(Queue, 0.0)
-    written: dict[str, float] = {}  # copy -> when it is there
-    used: dict[str, float] = {}  # copy -> when the last of its readers and writers is done
-    end = before = 0.0
-    for _ in range(_STEPS):
-        before = end
-        for queue, duration, copies in zip(queues, durations, touched, strict=True):
-            now = free[queue]
-            for copy, writes in copies:
-                ready = (used if writes else written).get(copy, 0.0)
-                now = ready if ready > now else now
-            now += duration
-            free[queue] = now
-            for copy, writes in copies:
-                if writes:
-                    written[copy] = now
-                used[copy] = max(now, used.get(copy, 0.0))
-        end = free[Queue.COMPUTE]
-    return end - before
 
 
 def last_steps(
@@ -146,7 +127,7 @@ def last_steps(
     time. Seconds from the start of the first of the `count`.
     """
     every = count + 2 * around
-    steps = _run(program, durations_s(program, chain, hardware), _STEPS - 2 + every)[-every:]
+    steps = _run(program, durations_s(program, chain, hardware), STEPS - 2 + every)[-every:]
     return tuple(step.spans(program, steps[around].origin_s) for step in steps)
 
 

@@ -71,8 +71,7 @@ class _Play:
         self.machine, self.stages = setting.hardware, len(plan.stages)
         self.room = [*room_bytes] * (_STEPS + 2)
         self.clock = _Clock()
-        turns = [(n, stage, k) for n, stage in enumerate(plan.stages) for k in range(plan.slices)]
-        self.back_at, self.free_at = activation_turns(plan, setting.chain, turns)
+        self.back_at, self.free_at = activation_turns(plan, setting.chain)
         self.reads = [
             {f"w:{name}" for name in reads(setting.chain, plan.options, stage.direction, stage.block)}
             for stage in plan.stages

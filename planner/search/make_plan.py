@@ -13,20 +13,18 @@ from planner.draft.evaluate import Judge, assembled, device_bytes, host_bytes
 from planner.draft.setting import Budgets, Setting
 from planner.errors import Exit, UserError
 from planner.greedy.streaming import frugal
-from planner.ilp.instance import make_instance
 from planner.ilp.lower_bound import lower_bound_s
-from planner.ilp.program import solve_oilp
+from planner.ilp.program import Solution
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import order_program
 from planner.schedule.plan import Plan
 from planner.search.portfolio import Search
+from planner.search.round_fates import hoped
 from planner.units import format_bytes, format_bytes_down
 
-TIME_LIMIT_S = 30.0
+TIME_LIMIT_S = 900.0  # a last resort: what is found before it depends on how busy the machine is
 GAP = 0.01
-_HOPING = 1 / 3  # of the time, to see how many rounds promise most
-_FIRST = 1 / 4  # of the time, at least, for the solver where it promises most
 _LOST = 32  # of the budget a 32nd is left for what is lost between tensors; mostly it is less
 _TRIES = (0.6, 0.3, 0.1)  # of the time, for plans that leave ever more
 
@@ -104,12 +102,14 @@ def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     drafts = rounds_that_fit(step)
     # There is a schedule of these: a proof that there is none comes from the solver's tolerances.
     bounds_s |= {s.rounds: 0.0 for s in drafts if bounds_s[s.rounds] == math.inf}
-    promising = _most_promising(list(drafts), time_limit_s, gap)
-    for setting in (way.setting for way in promising):
+    promising = _most_promising(list(drafts), deadline, gap)
+    for way in promising:
+        setting = way.setting
         if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
             continue
-        least_s = time_limit_s * _FIRST if best is None else 0.0
-        search = Search(setting, deadline, least_s, gap, beat_s, bounds_s[setting.rounds])
+        search = Search(
+            setting, deadline=deadline, gap=gap, beat_s=beat_s, bound_s=bounds_s[setting.rounds], solved=way.solved
+        )
         found = search.best(drafts[setting])
         if found.step_s < beat_s:
             best, beat_s = found, found.step_s * (1 - gap)
@@ -198,27 +198,25 @@ class _Way:
     setting: Setting
     hope_s: float = 0.0
     least_s: float = 0.0
+    solved: tuple[Solution, ...] = ()
 
 
-def _most_promising(ways: list[Setting], time_limit_s: float, gap: float) -> list[_Way]:
-    """The ways in order of what the solver hopes for: the time may not be enough to look into all of them. A round more
-    must be worth the gap."""
+def _most_promising(ways: list[Setting], deadline: float, gap: float) -> list[_Way]:
+    """The ways in order of what the solver hopes for. A round more must be worth the gap."""
     if len(ways) < 2:
         return [_Way(setting=setting) for setting in ways]
     found = []
     for number, s in enumerate(ways):
-        p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
-        solution = solve_oilp(p, time_limit_s=time_limit_s * _HOPING / len(ways), gap=gap)
-        hope_s = math.inf if solution is None else solution.step_s * (1 + gap) ** number
-        least_s = 0.0 if solution is None else solution.step_s * (1 - solution.gap)
-        found.append(_Way(setting=s, hope_s=hope_s, least_s=least_s))
+        solved = hoped(s, gap=gap, deadline=deadline)
+        hope_s = solved[0].step_s * (1 + gap) ** number if solved else math.inf
+        least_s = min((solution.step_s * (1 - solution.gap) for solution in solved), default=0.0)
+        found.append(_Way(setting=s, hope_s=hope_s, least_s=least_s, solved=tuple(solved)))
     return sorted(found, key=lambda way: (way.hope_s, way.setting.rounds))
 
 
 def bound_of(s: Setting) -> float:
     """Seconds that no schedule of its rounds beats, whatever it moves."""
-    s = _small_tensors(s)[-1]
-    return lower_bound_s(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
+    return lower_bound_s(_small_tensors(s)[-1])
 
 
 def _frugal(setting: Setting) -> Draft | None:

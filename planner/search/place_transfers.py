@@ -12,30 +12,14 @@ stage).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.draft.draft import Journey, Side, Trip
+from planner.draft.setting import Setting
 from planner.ilp.program import Solution
-from planner.schedule.chain import Chain, Tensor
+from planner.search.fates import Fate
 
 _TOLERANCE = 1e-6  # of all bytes of a kind: what a solver's rounding may hide
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
-    """What happens to one tensor that may leave, whenever it happens.
-
-    `after_backward`: away between its backward and its forward. `after_forward` likewise; `send` says when the host
-    gets the copy that this needs: "" it is right by then, "D" before the forward ends, "K" after.
-    """
-
-    tensor: Tensor
-    block: int
-    side: Side
-    after_backward: bool = False
-    after_forward: bool = False
-    send: str = ""
-    states_travel: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,38 +80,9 @@ class _Circle:
         return self.blocks + block
 
 
-def in_their_stages(chain: Chain, fates: Sequence[Fate], *, clip: bool) -> list[Journey]:
-    """A journey for every fate in a step of one round: what leaves is sent and released in the stage that touched it
-    last, what comes is fetched in the one that reads it. No other times take less memory;
-    `planner.search.list_schedule` finds faster ones.
-    """
-    circle = _Circle(len(chain.blocks))
-    journeys = []
-    for fate in fates:
-        forward, backward = fate.block, circle.stages - 1 - fate.block
-        trips = []
-        if fate.after_backward:
-            offload = backward if fate.side is Side.GPU else None
-            trips.append(Trip(evict=backward, prefetch=forward, offload=offload))
-        if fate.after_forward:
-            trips.append(Trip(evict=forward, prefetch=backward, offload=forward if fate.send else None))
-        journey = Journey(tensor=fate.tensor, side=fate.side, weight=tuple(trips))
-        if fate.side is Side.CPU:
-            # Once its stale weight is gone; block 0's goes before its update in the last stage.
-            update = circle.stages - 1 if clip else min(backward + 1, circle.stages - 1)
-            journey = replace(journey, update=update, send=backward, drop=backward)
-        elif fate.side is Side.GPU:
-            update = circle.stages - 1 if clip else backward
-            away = (Trip(evict=update, prefetch=update, offload=update),) if fate.states_travel else ()
-            journey = replace(journey, update=update, states=away)
-        journeys.append(journey)
-    return journeys
-
-
-def timed_journeys(
-    chain: Chain, fates: Sequence[Fate], solution: Solution, *, clip: bool, rounds: int = 1
-) -> list[Journey]:
+def timed_journeys(setting: Setting, fates: Sequence[Fate], solution: Solution) -> list[Journey]:
     """A journey for every fate, along the solution's flows."""
+    chain, clip, rounds = setting.chain, setting.clip, setting.rounds
     circle = _Circle(len(chain.blocks))
     weights_sent, updates, gradients_sent, back = _after_backward(circle, fates, solution, clip)
     states = _state_trips(circle, fates, solution, clip)

@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 
 from planner.draft.setting import Budgets, Setting
 from planner.errors import UserError
-from planner.ilp.instance import make_instance
-from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.search.make_plan import GAP, bound_of, in_rounds, least_gpu_bytes, make_plan, rounds_that_fit
+from planner.search.make_plan import GAP, TIME_LIMIT_S, bound_of, in_rounds, least_gpu_bytes, make_plan, rounds_that_fit
 from planner.search.portfolio import Search
+from planner.search.round_fates import hoped
 
-_AMPLE_S = 30.0  # 82 blocks take one
 _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
 
 
@@ -57,7 +55,8 @@ class Problem:
         s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
         bound_s = bound_of(s)
         bound_s = 0.0 if bound_s == math.inf else bound_s  # a proof that there is no plan comes from tolerances
-        return Search(s, time.monotonic() + time_limit_s, 0.0, GAP, beat_s, bound_s).first()
+        deadline = time.monotonic() + time_limit_s
+        return Search(s, deadline=deadline, gap=GAP, beat_s=beat_s, bound_s=bound_s).first()
 
     def bound_s(self) -> float:
         """Seconds that no plan of it beats."""
@@ -72,9 +71,8 @@ class Problem:
         for bound_s, s in sorted(((bound_of(s), s) for s in rounds_that_fit(self.setting)), key=lambda each: each[0]):
             if bound_s >= best_s:
                 break
-            p = make_instance(s.chain, s.hardware, budgets=s.budgets, slices=s.slices, clip=s.clip, rounds=s.rounds)
-            solution = solve_oilp(p, time_limit_s=_AMPLE_S, gap=GAP)
-            best_s = best_s if solution is None else min(best_s, solution.step_s)
+            solved = hoped(s, gap=GAP, deadline=time.monotonic() + TIME_LIMIT_S)
+            best_s = min([best_s, *(solution.step_s for solution in solved)])
         return best_s
 
     def least_bytes(self, *, enough: int = 0) -> int | None:

@@ -9,24 +9,24 @@ the stages once more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.draft.draft import Draft, Side, at_home, settled
-from planner.draft.evaluate import Look
-from planner.draft.setting import Budgets
-from planner.ilp.columns import limits_of
+from planner.draft.draft import Draft, Journey, Side, at_home, settled
+from planner.draft.evaluate import evaluate
+from planner.draft.setting import Setting
+from planner.ilp.columns import Columns, limits_of
 from planner.ilp.instance import Instance, make_instance, tensor_lists
-from planner.ilp.program import Solution, Totals, solve_oilp
+from planner.ilp.program import Solution, Totals, solve_oilp, update_of_first_on_cpu, update_of_first_on_device
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
-from planner.search.place_transfers import Fate, in_their_stages, timed_journeys
+from planner.search.fates import Fate, in_their_stages
+from planner.search.place_transfers import timed_journeys
 from planner.search.repair import tightened
 
 _TOLERANCE = 1e-6
 _ATTEMPTS = 4  # to make whole tensors fit, each way
 _SHARE = 0.01  # of a budget
-_SMALL_LP_S = 10.0
 _SUMS = 4096  # of sizes, looked at for one block
 
 
@@ -163,93 +163,94 @@ def rounded_totals(chain: Chain, fates: Sequence[Fate]) -> Totals:
     return Totals(of=of)
 
 
+def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
+    """What the solver hopes for, the best first; nothing where it finds nothing.
+
+    Where the first block is one tensor, the embedding, larger than a layer, that is where the device updates it, and
+    where the CPU does: a solver that parts it has a step that whole tensors are far from. (One program with a binary
+    for the side takes longer than both.) One of the two it is: they prove what the program proves that parts it.
+    """
+    instance = make_instance(setting)
+
+    def solve(more: Callable[[Columns], object] | None = None) -> Solution | None:
+        return solve_oilp(instance, time_limit_s=deadline - time.monotonic(), gap=gap, more=more)
+
+    found: list[Solution | None] = []
+    if instance.first_is_one_tensor:
+        found = [solve(update_of_first_on_device), solve(update_of_first_on_cpu)]
+    if not found or None in found:  # who knows whether the other side has no answer, or had no time for it
+        found = [solve()]
+    return sorted((solution for solution in found if solution is not None), key=lambda solution: solution.step_s)
+
+
 def rounded_draft(
-    chain: Chain,
-    hardware: Hardware,
-    solution: Solution,
-    *,
-    budgets: Budgets,
-    slices: int,
-    clip: bool,
-    rounds: int,
-    gap: float,
-    time_limit_s: float,
-    look: Callable[[Draft], Look],
-    source: str,
-    along_flows: bool,
-) -> Draft | None:
-    """A draft of whole tensors near the solution that fits; None when none was found. `along_flows`: with the solver's
-    times where these fit, found by another linear program; in several rounds there are no others.
+    setting: Setting, solution: Solution, *, gap: float, deadline: float, source: str
+) -> Draft | None:  # fmt: skip
+    """A draft of whole tensors near the solution that fits; None when none was found.
 
     Where whole tensors do not fit as the solver's bytes did, its choice for a budget that is smaller by the excess is
     rounded; near the least possible budget there is none, and every block is rounded by itself.
     """
-    instance = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip, rounds=rounds)
+    instance = make_instance(setting)
     limits = limits_of(instance)
-    deadline = time.monotonic() + time_limit_s
     for up, tight in ((True, False), (True, True), (False, False)):
         fractions: Solution | None = solution
-        smaller = budgets
+        smaller = setting
         for attempt in range(_ATTEMPTS):
             if fractions is None or time.monotonic() > deadline:
                 break
-            fates = choose_fates(chain, hardware, fractions.totals, limits, up=up, tight=tight)
-            draft, (gpu_excess, cpu_excess) = fitting(
-                chain, instance, fates, fractions.options, look=look, source=source, along_flows=along_flows
-            )
+            fates = choose_fates(setting.chain, setting.hardware, fractions.totals, limits, up=up, tight=tight)
+            draft, (gpu_excess, cpu_excess) = _fitting(setting, fates, fractions.options, deadline, source)
             if draft is not None:
                 return draft
             # What is a little too much may need a whole tensor less: ever more.
             smaller = _less(smaller, gpu_excess << attempt, cpu_excess << attempt)
-            less = make_instance(chain, hardware, budgets=smaller, slices=slices, clip=clip, rounds=rounds)
-            fractions = _solve_near(less, solution, gap=gap, time_limit_s=deadline - time.monotonic())
+            fractions = _solve_near(make_instance(smaller), solution, gap=gap, deadline=deadline)
     return None
 
 
-def fitting(
-    chain: Chain, instance: Instance, fates: Sequence[Fate], options: Sequence[int], *, look: Callable[[Draft], Look],
-    source: str, along_flows: bool,
-) -> tuple[Draft | None, tuple[int, int]]:  # fmt: skip
-    """The first of the fates' drafts that fits; else None and the bytes that are too many on device and host."""
-    excess = (0, 0)
-    for draft in _drafts(chain, instance, fates, options, source, along_flows=along_flows):
-        draft = tightened(chain, draft, look(draft).room_bytes)
-        seen = look(draft)
-        if seen.fits:
-            return draft, (0, 0)
-        excess = -min(0, *seen.room_bytes), -min(0, seen.host_bytes)
-    return None, excess
+def _fitting(
+    setting: Setting, fates: Sequence[Fate], options: Sequence[int], deadline: float, source: str
+) -> tuple[Draft | None, tuple[int, int]]:
+    """The fates' draft where it fits; else None and the bytes that are too many on device and host."""
+    chain = setting.chain
+    journeys = _journeys(setting, fates, options, deadline)
+    if journeys is None:
+        return None, (0, 0)
+    moving = {fate.tensor.name for fate in fates}
+    home = [at_home(chain, tensor, setting.clip) for tensor in chain.tensors() if tensor.name not in moving]
+    names = tuple(block.options[o].name for block, o in zip(chain.blocks, options, strict=True))
+    draft = Draft(options=names, journeys=(*journeys, *home), source=source)
+    draft = tightened(chain, draft, evaluate(setting, draft).room_bytes)
+    seen = evaluate(setting, draft)
+    return (draft, (0, 0)) if seen.fits else (None, (-min(0, *seen.room_bytes), -min(0, seen.host_bytes)))
 
 
-def _less(budgets: Budgets, gpu_bytes: int, cpu_bytes: int) -> Budgets:
+def _journeys(
+    setting: Setting, fates: Sequence[Fate], options: Sequence[int], deadline: float
+) -> list[Journey] | None:  # fmt: skip
+    """With the times that take the least memory, to be played; in several rounds, which are not played, with those of
+    the solver's flows, None where it finds none."""
+    if setting.rounds == 1:
+        return in_their_stages(setting, fates)
+    flows = solve_oilp(
+        make_instance(setting), time_limit_s=deadline - time.monotonic(), gap=0.0, options=tuple(options),
+        totals=rounded_totals(setting.chain, fates),
+    )  # fmt: skip
+    return None if flows is None else timed_journeys(setting, fates, flows)
+
+
+def _less(setting: Setting, gpu_bytes: int, cpu_bytes: int) -> Setting:
     """Smaller by so many bytes, or by a small share of all where nothing says how many."""
+    budgets = setting.budgets
     if not (gpu_bytes or cpu_bytes):
         gpu_bytes, cpu_bytes = int(budgets.gpu_bytes * _SHARE), int(budgets.cpu_bytes * _SHARE)
-    return replace(
-        budgets, gpu_bytes=max(0, budgets.gpu_bytes - gpu_bytes), cpu_bytes=max(0, budgets.cpu_bytes - cpu_bytes)
-    )
+    gpu_bytes, cpu_bytes = max(0, budgets.gpu_bytes - gpu_bytes), max(0, budgets.cpu_bytes - cpu_bytes)
+    return replace(setting, budgets=replace(budgets, gpu_bytes=gpu_bytes, cpu_bytes=cpu_bytes))
 
 
-def _solve_near(instance: Instance, solution: Solution, *, gap: float, time_limit_s: float) -> Solution | None:
+def _solve_near(instance: Instance, solution: Solution, *, gap: float, deadline: float) -> Solution | None:
     """The best fractions with the options of `solution`, or with any where these do not fit."""
-    same = solve_oilp(instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=solution.options)
-    return same or solve_oilp(instance, time_limit_s=time_limit_s, gap=gap)
-
-
-def _drafts(
-    chain: Chain, instance: Instance, fates: Sequence[Fate], options: Sequence[int], source: str, *, along_flows: bool
-) -> Iterator[Draft]:
-    """The fates with times: those of the solver's flows, if it finds any, and those that take the least memory."""
-    clip, rounds, totals = instance.clip, instance.rounds, rounded_totals(chain, fates)
-    moving = {fate.tensor.name for fate in fates}
-    home = [at_home(chain, tensor, clip) for tensor in chain.tensors() if tensor.name not in moving]
-    names = tuple(block.options[o].name for block, o in zip(chain.blocks, options, strict=True))
-    flows = None
-    if along_flows:
-        flows = solve_oilp(instance, time_limit_s=_SMALL_LP_S, gap=0.0, options=tuple(options), totals=totals)
-    if flows is not None:
-        journeys = timed_journeys(chain, fates, flows, clip=clip, rounds=rounds)
-        yield Draft(options=names, journeys=(*journeys, *home), source=source)
-    if rounds == 1:
-        journeys = in_their_stages(chain, fates, clip=clip)
-        yield Draft(options=names, journeys=(*journeys, *home), source=source)
+    limit_s = deadline - time.monotonic()
+    same = solve_oilp(instance, time_limit_s=limit_s, gap=gap, options=solution.options)
+    return same or solve_oilp(instance, time_limit_s=deadline - time.monotonic(), gap=gap)

@@ -20,7 +20,7 @@ from planner.ilp.rows import Term
 from planner.ilp.solver import solve
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
-from planner.search.place_transfers import Fate
+from planner.search.fates import Fate
 from planner.search.round_fates import fates_of
 
 _KINDS = ("X", "N", "R", "E", "D", "K", "Y")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.draft.setting import Budgets
+from planner.draft.setting import Budgets, Setting
 from planner.ilp.lower_bound import lower_bound_s
 from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES
 from planner.search.make_plan import make_plan
@@ -25,7 +25,10 @@ FULL = 800  # bytes of the host for weights, gradients and states alone
 
 def bound_s(*, cpu_bytes: int, clip: bool, rounds: int = 1) -> float:
     budgets = Budgets(gpu_bytes=rounds * LOSS_BYTES + 2 * NORM_BYTES, cpu_bytes=cpu_bytes)
-    return lower_bound_s(chain(trainable=True), SLOW, budgets=budgets, slices=1, clip=clip, rounds=rounds)
+    setting = Setting(
+        chain=chain(trainable=True), hardware=SLOW, budgets=budgets, slices=1, clip=clip, rounds=rounds,
+    )  # fmt: skip
+    return lower_bound_s(setting)
 
 
 def test_what_waits_for_the_norm_is_updated_after_the_backward_and_before_the_heads_turn():

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import pytest
 
-from planner.draft.setting import Budgets
+from planner.draft.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import Solution, solve_oilp
 from planner.machine.hardware import Hardware
@@ -68,7 +68,7 @@ def solve(
     clip: bool = False, barrier: bool = True, **freedom: bool,
 ) -> Solution | None:  # fmt: skip
     budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, **freedom)
-    instance = make_instance(a_chain, machine, budgets=budgets, slices=slices, clip=clip)
+    instance = make_instance(Setting(chain=a_chain, hardware=machine, budgets=budgets, slices=slices, clip=clip))
     return solve_oilp(instance, time_limit_s=20, gap=0, more=stage_barriers if barrier else None)
 
 

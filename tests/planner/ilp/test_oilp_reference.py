@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.draft.setting import Budgets
+from planner.draft.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
@@ -29,7 +29,7 @@ def test_on_a_regular_chain_summing_over_blocks_loses_next_to_nothing(clip: bool
     chain = llama(6)
     least = least_budget(chain, RTX_3060, cpu_budget_bytes=100 * GB, slices=1, clip=clip).gpu_bytes
     budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=100 * GB)
-    instance = make_instance(chain, RTX_3060, budgets=budgets, slices=1, clip=clip)
+    instance = make_instance(Setting(chain=chain, hardware=RTX_3060, budgets=budgets, slices=1, clip=clip))
     solution = solve_oilp(instance, time_limit_s=60, gap=1e-5, more=stage_barriers if barrier else None)
     assert solution is not None
     printed = printed_step(instance, barrier=barrier)
@@ -51,7 +51,7 @@ def test_on_irregular_chains_it_agrees_with_the_printed_program(
 ) -> None:
     least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip).gpu_bytes
     budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=UNLIMITED)
-    instance = make_instance(chain, hardware, budgets=budgets, slices=slices, clip=clip)
+    instance = make_instance(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip))
     solution = solve_oilp(instance, time_limit_s=60, gap=1e-6, more=stage_barriers if barrier else None)
     printed = printed_step(instance, barrier=barrier)
     if printed is None:
@@ -93,7 +93,7 @@ def test_with_barriers_a_byte_goes_through_one_queue_after_the_other(seed: int) 
     chain, hardware = uneven(seed)
     least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=1, clip=False).gpu_bytes
     budgets = Budgets(gpu_bytes=int(least * 1.2), cpu_bytes=UNLIMITED)
-    instance = make_instance(chain, hardware, budgets=budgets, slices=1, clip=False)
+    instance = make_instance(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=1, clip=False))
     solution = solve_oilp(instance, time_limit_s=20, gap=1e-6, more=stage_barriers)
     printed = printed_step(instance, barrier=True)
     assert solution is not None and printed is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.draft.setting import Budgets
+from planner.draft.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
@@ -46,7 +46,7 @@ def test_a_chain_of_frozen_ends_and_empty_layers_crashes_no_solver() -> None:
         gpu_update_parameters_per_s=200.0, cpu_update_parameters_per_s=5000.0, cpu_memory_bytes_per_s=100000.0,
     )  # fmt: skip
     budgets = Budgets(gpu_bytes=3163, cpu_bytes=10**9)
-    instance = make_instance(chain, machine, budgets=budgets, slices=3, clip=False)
+    instance = make_instance(Setting(chain=chain, hardware=machine, budgets=budgets, slices=3, clip=False))
     solution = solve_oilp(instance, time_limit_s=20, gap=1e-6)
     printed = printed_step(instance)
     assert solution is not None and printed is not None

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.draft.setting import Budgets
+from planner.draft.setting import Budgets, Setting
 from planner.ilp.lower_bound import lower_bound_s
 from planner.measure.machine_rates import estimate_hardware, measure_hardware
 from planner.schedule.compile import OpKind, Queue, compile_program
@@ -50,7 +50,10 @@ def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing(clip: 
     found = {}
     for machine in (HARDWARE, SHARED):
         plan = make_plan(chain(), machine, gpu_budget_bytes=9000, cpu_budget_bytes=10**6, slices=2, clip=clip)
-        bound = lower_bound_s(chain(), machine, budgets=Budgets(gpu_bytes=9000, cpu_bytes=10**6), slices=2, clip=clip)
+        setting = Setting(
+            chain=chain(), hardware=machine, budgets=Budgets(gpu_bytes=9000, cpu_bytes=10**6), slices=2, clip=clip,
+        )  # fmt: skip
+        bound = lower_bound_s(setting)
         assert bound <= plan.step_s * (1 + 1e-6)
         found[machine] = plan
     assert found[SHARED].lp_step_s > found[HARDWARE].lp_step_s

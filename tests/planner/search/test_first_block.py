@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.draft.setting import Budgets
+from planner.draft.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
@@ -52,7 +52,7 @@ def test_sending_updating_and_fetching_it_take_their_time_one_after_another(barr
 
     def step_s(cpu_updates: bool) -> float | None:
         budgets = Budgets(gpu_bytes=212, cpu_bytes=10**6, cpu_updates=cpu_updates)
-        instance = make_instance(chain, machine, budgets=budgets, slices=1, clip=clip)
+        instance = make_instance(Setting(chain=chain, hardware=machine, budgets=budgets, slices=1, clip=clip))
         solution = solve_oilp(instance, time_limit_s=20, gap=0, more=stage_barriers if barrier else None)
         return None if solution is None else solution.step_s
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
-from planner.draft.setting import Budgets
+from planner.draft.setting import Budgets, Setting
 from planner.errors import Exit, UserError
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import Solution
@@ -106,11 +110,35 @@ def test_the_same_question_has_the_same_answer() -> None:
     assert make_plan(chain, RTX_3060, **problem) == make_plan(chain, RTX_3060, **problem)
 
 
+def test_on_a_busy_machine_the_same_question_has_the_same_plan() -> None:
+    chain = llama(6)
+    problem = {"gpu_budget_bytes": 8 * GB, "cpu_budget_bytes": 128 * GB, "slices": 2, "clip": False}
+    idle = make_plan(chain, RTX_3060, **problem)
+    burn = [sys.executable, "-c", "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"]
+    burning = [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        busy = make_plan(chain, RTX_3060, **problem)
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+    assert sha256(repr(busy).encode()).hexdigest() == sha256(repr(idle).encode()).hexdigest()
+
+
+def test_a_plan_whose_search_was_cut_short_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    chain = llama(6)
+    problem = {"gpu_budget_bytes": 8 * GB, "cpu_budget_bytes": 128 * GB, "slices": 1, "clip": False}
+    make_plan(chain, RTX_3060, **problem)
+    assert not caplog.records
+    make_plan(chain, RTX_3060, **problem, time_limit_s=1e-6)
+    assert "cut short by its time limit" in caplog.text
+
+
 def test_when_the_solver_runs_out_of_time_there_is_still_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_time(*_arguments: object, **_keywords: object) -> Solution | None:
         return None
 
-    monkeypatch.setattr("planner.search.portfolio.solve_oilp", out_of_time)
+    monkeypatch.setattr("planner.search.round_fates.solve_oilp", out_of_time)
     chain = llama(6)
     plan = make_plan(chain, RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False)
     assert not plan.source.startswith("o-ilp")
@@ -171,7 +199,7 @@ def test_the_bound_holds_where_the_hosts_memory_is_full_and_gradients_overwrite_
     plan = make_plan(chain, machine, gpu_budget_bytes=least, cpu_budget_bytes=128 * GB, time_limit_s=2.0, **problem)
     assert len(plan.cpu_updated()) > 10
     budgets = Budgets(gpu_bytes=least, cpu_bytes=plan.cpu_peak_bytes)
-    assert 0 < lower_bound_s(chain, machine, budgets=budgets, **problem) <= plan.step_s
+    assert 0 < lower_bound_s(Setting(chain=chain, hardware=machine, budgets=budgets, **problem)) <= plan.step_s
 
 
 def test_a_host_too_small_for_all_inputs_takes_as_many_as_fit() -> None:

@@ -83,9 +83,7 @@ def test_with_room_for_all_slices_there_is_one_round():
 def test_the_bound_holds_for_each_number_of_rounds():
     plan = planned(25_000, clip=False, time_limit_s=1.0)
     for setting in in_rounds(step_of(25_000)):
-        bound_s = lower_bound_s(
-            setting.chain, HARDWARE, budgets=setting.budgets, slices=setting.slices, rounds=setting.rounds, clip=False
-        )
+        bound_s = lower_bound_s(setting)
         assert plan.bound_s <= bound_s
         if plan.rounds == setting.rounds:
             assert bound_s <= plan.step_s
@@ -95,9 +93,7 @@ def test_the_bound_holds_for_each_number_of_rounds():
 def test_the_solvers_gap_is_to_the_best_number_of_rounds(budget):
     plan = planned(budget, clip=False, time_limit_s=2.0)
     for setting in in_rounds(step_of(budget)):
-        p = make_instance(
-            setting.chain, HARDWARE, budgets=setting.budgets, slices=setting.slices, rounds=setting.rounds, clip=False
-        )
+        p = make_instance(setting)
         solution = solve_oilp(p, time_limit_s=20.0, gap=1e-4)
         if solution is not None:
             assert plan.lp_step_s * (1 - plan.solver_gap) <= solution.step_s * (1 + 1e-6)

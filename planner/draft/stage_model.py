@@ -1,0 +1,275 @@
+"""A draft as a model of stages: what each stage does, in numbers, and how long a step then lasts.
+
+The operations of every stage are those of `planner.schedule.serial_order`, and the clock is `planner.schedule.simulate`
+to the last bit: clipping, rounds, shared cores and offloaded activations included. Where a journey changes its stages,
+only these stages are written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from planner.draft.draft import WORDS, Draft, Entry, Journey, assemble, entries_of, stage_of
+from planner.draft.setting import Setting
+from planner.schedule.compile import Op, OpKind, Program, Queue, accesses, overwritten
+from planner.schedule.plan import Plan
+from planner.schedule.serial_order import SerialOrder
+from planner.schedule.simulate import STEPS, Durations
+
+_TURN, _UPDATE, _FREE, _FETCH, _SEND, _CPU = range(6)  # the first three on the computing queue
+_Numbers = tuple[int, ...]
+_Work = tuple[int, float, _Numbers, _Numbers, tuple[str, ...]]  # kind, seconds, copies read and written, subjects
+
+
+@dataclass(slots=True)
+class _Copies:
+    """Numbers of copies, "d:" + item and "h:" + item; those that a single queue touches have none."""
+
+    number: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, touched: Iterable[tuple[Queue, Iterable[tuple[str, bool]]]]) -> _Copies:
+        first: dict[str, Queue] = {}
+        found = cls()
+        for queue, copies in touched:
+            for copy, _ in copies:
+                if first.setdefault(copy, queue) is not queue:
+                    found.number.setdefault(copy, len(found.number))
+        return found
+
+    def these(self, copies: Sequence[tuple[str, bool]], written: bool) -> _Numbers:
+        """Numbers of the copies that are read, or written."""
+        return tuple(self.number[copy] for copy, writes in copies if writes is written and copy in self.number)
+
+
+class StageModel:
+    """One draft's stages. `program`: its operations as they were at first."""
+
+    def __init__(self, setting: Setting, draft: Draft) -> None:
+        chain = setting.chain
+        self.setting, self.draft, self.journeys = setting, draft, list(draft.journeys)
+        self.plan: Plan = assemble(
+            chain, draft, slices=setting.slices, rounds=setting.rounds, clip=setting.clip
+        )  # fmt: skip
+        self._order = SerialOrder(self.plan, chain)
+        self._durations = Durations(draft.options, chain, setting.hardware)
+        count, rounds = len(self.plan.stages), setting.rounds
+        ops = [[list(self._order.stage(n, r)) for n in range(count)] for r in range(rounds)]
+        serial = tuple(op for stages in ops for stage in stages for op in stage)
+        self.program = Program(
+            ops=serial, resident=self.plan.resident, options=draft.options, slices=setting.slices, rounds=rounds,
+            clip=setting.clip,
+        )  # fmt: skip
+        self._lost = overwritten(chain, serial)
+        touched = [[[self._touched(op) for op in stage] for stage in stages] for stages in ops]
+        flat = (
+            (op.queue, copies)
+            for stages, all_copies in zip(ops, touched, strict=True)
+            for stage, of_stage in zip(stages, all_copies, strict=True)
+            for op, copies in zip(stage, of_stage, strict=True)
+        )
+        self._copies = _Copies.of(flat)
+        self._work = [
+            [self._encoded(stage, copies) for stage, copies in zip(stages, all_copies, strict=True)]
+            for stages, all_copies in zip(ops, touched, strict=True)
+        ]
+        self._lists: list[dict[str, list[Entry]]] = []
+        self._entries: list[list[Entry]] = []
+
+    def _touched(self, op: Op) -> list[tuple[str, bool]]:
+        return list(accesses(op, self.setting.chain, self.draft.options, self._lost))
+
+    def _encoded(self, ops: Sequence[Op], touched: Sequence[list[tuple[str, bool]]]) -> list[_Work]:
+        """A stage's operations in numbers. Memory that is freed only waits; what is fetched is allocated before, so
+        that its copy waits for the device to get there."""
+        found: list[_Work] = []
+        freed: list[int] = []
+        gone: list[str] = []
+
+        def free() -> None:
+            if freed:
+                found.append((_FREE, 0.0, tuple(freed), (), tuple(gone)))
+                freed.clear()
+                gone.clear()
+
+        for op, copies in zip(ops, touched, strict=True):
+            if op.kind is OpKind.FREE:
+                numbers = self._copies.these(copies, True)
+                freed += numbers
+                gone += [op.subject] * len(numbers)
+                continue
+            if op.queue is Queue.COMPUTE:
+                free()
+            read, written = self._copies.these(copies, False), self._copies.these(copies, True)
+            seconds = self._durations.of(op)
+            if op.kind is OpKind.FETCH:
+                found.append((_FETCH, seconds, read, written, (op.subject,)))
+            elif op.queue is not Queue.COMPUTE:
+                found.append((_SEND if op.queue is Queue.D2H else _CPU, seconds, read, written, (op.subject,)))
+            elif op.kind is OpKind.RUN:
+                found.append((_TURN, seconds, read, written, (op.subject,)))
+            elif op.kind is not OpKind.ALLOC and (seconds or read or written):
+                found.append((_UPDATE, seconds, read, written, (op.subject,)))
+        free()
+        return found
+
+    def change(self, changed: Iterable[tuple[int, Journey]]) -> None:
+        """Other stages for the journeys of these numbers; what moves at all, and who updates what, must stay."""
+        if not self._lists:
+            self._list()
+        stages: set[int] = set()
+        for number, journey in changed:
+            before = self._entries[number]
+            after = entries_of(self.setting.chain, journey, number, rounds=self.setting.rounds)
+            self.journeys[number], self._entries[number] = journey, after
+            gone, come = [e for e in before if e not in after], [e for e in after if e not in before]
+            for entry in gone:
+                self._lists[entry.stage][entry.word].remove(entry)
+            for entry in come:
+                self._lists[entry.stage][entry.word].append(entry)
+            stages.update(entry.stage for entry in (*gone, *come))
+            stages.update(self._others(journey))
+        old = self._order.stages
+        self._order.replace({n: stage_of(old[n].block, old[n].direction, self._lists[n]) for n in stages})
+        for r, work in enumerate(self._work):
+            for n in stages:
+                ops = list(self._order.stage(n, r))
+                work[n] = self._encoded(ops, [self._touched(op) for op in ops])
+
+    def _others(self, journey: Journey) -> Iterator[int]:
+        """Stages whose order hangs on when the tensor comes or is updated, without it being in other lists there."""
+        if journey.states and journey.update is not None:
+            yield journey.update  # updates on the device go in the order of arrival
+        if self.setting.clip and journey.send is not None:
+            yield len(self._lists) - 1  # what waits for the norm, and replays
+
+    def _list(self) -> None:
+        self._lists = [{word: [] for word in WORDS} for _ in self.plan.stages]
+        for number, journey in enumerate(self.journeys):
+            entries = entries_of(self.setting.chain, journey, number, rounds=self.setting.rounds)
+            self._entries.append(entries)
+            for entry in entries:
+                self._lists[entry.stage][entry.word].append(entry)
+
+    def step_s(self) -> float:
+        """Seconds of a step, as simulated."""
+        return _played_s(self._step(), len(self._copies.number))
+
+    @property
+    def size(self) -> int:
+        """Operations of a step."""
+        return sum(len(stage) for stages in self._work for stage in stages)
+
+    def critical(self) -> list[tuple[str, str]]:
+        """What the length of a step hangs on and could be otherwise: ("fetch", item) that waited for the device,
+        ("evict", item) whose release waited for its copy to the host."""
+        return _critical(self._step(), len(self._copies.number))
+
+    def _step(self) -> list[_Work]:
+        work = [item for stages in self._work for stage in stages for item in stage]
+        part = self.setting.hardware.shared_compute
+        return _sharing(work, part) if part else work
+
+
+def _sharing(work: Sequence[_Work], part: float) -> list[_Work]:
+    """Turns take longer by a part of what other queues do about then, as in `planner.schedule.simulate`."""
+    turns = [number for number, item in enumerate(work) if item[0] == _TURN]
+    shared, pending = list(work), 0.0
+    for number in (*range(turns[-1] + 1, len(work)), *range(turns[-1] + 1)):
+        kind, seconds, reads, writes, subjects = work[number]
+        if kind > _FREE:
+            pending += part * seconds
+        elif kind == _TURN:
+            shared[number] = kind, seconds + pending, reads, writes, subjects
+            pending = 0.0
+    return shared
+
+
+def _played_s(work: Sequence[_Work], copies: int) -> float:
+    """Seconds of the last of a few steps: each operation starts after those before it that touch the same copies, one
+    of both writing."""
+    written = [0.0] * copies  # when a copy is there
+    used = [0.0] * copies  # when the last of its readers and writers is done
+    now = h2d = d2h = cpu = before = 0.0
+    for _ in range(STEPS):
+        before = now
+        for kind, seconds, reads, writes, _ in work:
+            if kind <= _UPDATE:
+                for i in reads:
+                    if written[i] > now:
+                        now = written[i]
+                for i in writes:
+                    if used[i] > now:
+                        now = used[i]
+                now += seconds
+                for i in writes:
+                    written[i] = used[i] = now
+                continue
+            if kind == _FREE:
+                for i in reads:
+                    if used[i] > now:
+                        now = used[i]
+                continue
+            at = (h2d if h2d > now else now) if kind == _FETCH else d2h if kind == _SEND else cpu
+            for i in reads:
+                if written[i] > at:
+                    at = written[i]
+            for i in writes:
+                if used[i] > at:
+                    at = used[i]
+            at += seconds
+            for i in reads:
+                if at > used[i]:
+                    used[i] = at
+            for i in writes:
+                written[i] = used[i] = at
+            if kind == _FETCH:
+                h2d = at
+            elif kind == _SEND:
+                d2h = at
+            else:
+                cpu = at
+    return now - before
+
+
+def _critical(work: Sequence[_Work], copies: int) -> list[tuple[str, str]]:
+    """The longest path to the end of a few steps, over two of them: each operation hangs on the one that it started
+    after, the one before it in its queue where nothing else was later."""
+    written, used = [0.0] * copies, [0.0] * copies
+    wrote, last_use = [-1] * copies, [-1] * copies  # numbers of operations
+    free, last = [0.0] * 4, [-1] * 4  # computing, and the three other queues
+    hangs: list[tuple[int, int]] = []  # on which, and by which of its own copies
+    for at in range(STEPS * len(work)):
+        kind, seconds, reads, writes, _ = work[at % len(work)]
+        queue = max(0, kind - _FREE)
+        now, before, by = free[queue], last[queue], -1
+        if kind == _FETCH and free[0] > now:
+            now, before, by = free[0], last[0], 0
+        ready, users = (used, last_use) if kind == _FREE else (written, wrote)
+        for n, i in enumerate(reads):
+            if ready[i] > now:
+                now, before, by = ready[i], users[i], n
+        for i in writes:
+            if used[i] > now:
+                now, before, by = used[i], last_use[i], -1
+        now += seconds
+        hangs.append((before, by))
+        free[queue], last[queue] = now, at
+        for i in reads if queue else ():
+            if now > used[i]:
+                used[i], last_use[i] = now, at
+        for i in writes:
+            written[i] = used[i] = now
+            wrote[i] = last_use[i] = at
+    found: dict[tuple[str, str], None] = {}
+    at = last[0]
+    while at >= (STEPS - 2) * len(work):
+        kind, _, _, _, subjects = work[at % len(work)]
+        before, by = hangs[at]
+        if kind == _FREE and by >= 0:
+            found["evict", subjects[by]] = None
+        elif kind == _FETCH and before >= 0 and work[before % len(work)][0] <= _FREE:
+            found["fetch", subjects[0]] = None
+        at = before
+    return list(found)
