@@ -30,8 +30,7 @@ def test_a_7b_on_12_gb_is_near_optimal_in_seconds() -> None:
     chain = llama()
     start = time.process_time()
     plan = make_plan(
-        chain, RTX_3060, gpu_budget_bytes=10 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False,
-        time_limit_s=120,  # by the wall's clock, on a busy machine
+        chain, RTX_3060, gpu_budget_bytes=10 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False
     )  # fmt: skip
     took_s = time.process_time() - start
     verify(compile_program(plan, chain), chain, gpu_budget_bytes=10 * GB)
