@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from planner.arrange.pack import arranged_bytes, with_places
 from planner.draft.draft import Draft
-from planner.draft.evaluate import Judge, assembled, device_bytes, host_bytes
+from planner.draft.evaluate import assembled, device_bytes, host_bytes, proven
 from planner.draft.setting import Budgets, Setting
 from planner.errors import Exit, UserError
 from planner.greedy.streaming import frugal
@@ -84,7 +84,7 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     if frugal_way is None or device_bytes(*frugal_way) > budget_bytes:
         return None
     draft, setting = frugal_way
-    plan = with_places(Judge(setting).proven(draft), step.chain)
+    plan = with_places(proven(draft, setting), step.chain)
     bound_s = min(map(bound_of, in_rounds(step)))
     return replace(plan, solver_gap=1.0, bound_s=bound_s) if plan.gpu_peak_bytes <= budget_bytes else None
 
