@@ -20,13 +20,13 @@ from planner.schedule.verify import verify
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """What a draft does: its plan, bytes left on the device per stage and on the host, below zero where it does not
-    fit, seconds of a step, and operations that its stage model has."""
+    fit, and seconds of a step."""
 
+    draft: Draft
     plan: Plan
     room_bytes: Sequence[int]
     host_bytes: int
     step_s: float
-    operations: int
 
     @property
     def fits(self) -> bool:
@@ -36,16 +36,12 @@ class Evaluation:
 
 def evaluate(setting: Setting, draft: Draft) -> Evaluation:
     """What the draft does. Nothing says that it is right: see `proven`."""
-    return evaluation_of(StageModel(setting, draft))
-
-
-def evaluation_of(model: StageModel) -> Evaluation:
-    """What the model's draft did when the model was made."""
-    s = model.setting
+    model = StageModel(setting, draft)
+    chain, hardware = setting.chain, setting.hardware
     return Evaluation(
-        plan=model.plan, room_bytes=_room_bytes(model.plan, model.program, s),
-        host_bytes=s.budgets.cpu_bytes - cpu_peak_bytes(model.plan, s.chain),
-        step_s=max(model.step_s(), _host_memory_s(model.program, s.chain, s.hardware)), operations=model.size,
+        draft=draft, plan=model.plan, room_bytes=_room_bytes(model.plan, model.program, setting),
+        host_bytes=setting.budgets.cpu_bytes - cpu_peak_bytes(model.plan, chain),
+        step_s=max(model.step_s(), _host_memory_s(model.program, chain, hardware)),
     )  # fmt: skip
 
 

@@ -156,11 +156,6 @@ class StageModel:
         """Seconds of a step, as simulated."""
         return _played_s(self._step(), len(self._copies.number))
 
-    @property
-    def size(self) -> int:
-        """Operations of a step."""
-        return sum(len(stage) for stages in self._work for stage in stages)
-
     def critical(self) -> list[tuple[str, str]]:
         """What the length of a step hangs on and could be otherwise: ("fetch", item) that waited for the device,
         ("evict", item) whose release waited for its copy to the host."""

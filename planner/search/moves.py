@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from planner.draft.absences import Leg, legs_of, with_trip
 from planner.draft.draft import Draft, Journey, Trip
-from planner.draft.evaluate import evaluation_of
+from planner.draft.evaluate import Evaluation
 from planner.draft.setting import Setting
 from planner.draft.stage_model import StageModel
 
@@ -29,11 +29,11 @@ class Place:
 class Board:
     """The absences of a draft, and where they are. `room`: bytes left on the device per stage."""
 
-    def __init__(self, setting: Setting, draft: Draft) -> None:
+    def __init__(self, setting: Setting, seen: Evaluation) -> None:
+        draft = seen.draft
         self.setting, self.draft = setting, draft
         self.model = StageModel(setting, draft)
-        self.seen = evaluation_of(self.model)
-        self.stages, self.room = len(self.seen.plan.stages), list(self.seen.room_bytes)
+        self.stages, self.room = len(seen.plan.stages), list(seen.room_bytes)
         self.legs = legs_of(setting, draft)
         self.journeys = list(draft.journeys)
         self._changed: dict[int, None] = {}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 
 from planner.draft.draft import Draft
-from planner.draft.evaluate import evaluate, fits, host_bytes, proven
+from planner.draft.evaluate import Evaluation, evaluate, fits, proven
 from planner.draft.setting import Budgets, Pace, Setting
 from planner.draft.update_ahead import ahead_of_norm
 from planner.greedy.candidates import instant
@@ -40,19 +40,18 @@ class Search:
     def best(self, least: Draft) -> Plan:
         """The fastest of all candidates; `least` fits."""
         s = self.setting
-        quick = sorted(instant(s, lambda draft: fits(draft, s)), key=lambda draft: evaluate(s, draft).step_s)
+        quick = sorted((evaluate(s, d) for d in instant(s, lambda d: fits(d, s))), key=lambda seen: seen.step_s)
         # Of plans that take the same time the quick one: the frugal one moves what need not move.
-        best, best_s = min(((d, evaluate(s, d).step_s) for d in (*quick[:1], least)), key=lambda found: found[1])
-        for draft in self._candidates(quick):
-            if draft.source.startswith("o-ilp"):
-                draft = improved(s, draft, self._goal_s(min(best_s, evaluate(s, draft).step_s)))
-            draft = self._ahead(draft)
-            found_s = evaluate(s, draft).step_s
-            best, best_s = (draft, found_s) if found_s < best_s else (best, best_s)
-            if best_s <= self._reach_s(best_s) * (1 + _NEAR) or self._is_late():
+        best = min((*quick[:1], evaluate(s, least)), key=lambda seen: seen.step_s)
+        for seen in self._candidates(quick):
+            if seen.draft.source.startswith("o-ilp"):
+                seen = improved(s, seen, self._goal_s(min(best.step_s, seen.step_s)))
+            seen = self._ahead(seen)
+            best = seen if seen.step_s < best.step_s else best
+            if best.step_s <= self._reach_s(best.step_s) * (1 + _NEAR) or self._is_late():
                 break
         return replace(
-            proven(best, s),
+            proven(best.draft, s),
             lp_step_s=self.solutions[0].step_s if self.solutions else 0.0,
             solver_gap=min(1.0, max((solution.gap for solution in self.solutions), default=1.0)),
         )
@@ -61,10 +60,10 @@ class Search:
         """What the better of the solver's first two answers comes to, None where neither helps: in a fraction of the
         time of `best`, and nearly always as good."""
         s = self.setting
-        drafts = {evaluate(s, draft).step_s: draft for draft in islice(self._candidates(()), 2)}
-        if not drafts:
+        found = min(islice(self._candidates(()), 2), key=lambda seen: seen.step_s, default=None)
+        if found is None:
             return None
-        return proven(self._ahead(improved(s, drafts[min(drafts)], self._goal_s(min(drafts)))), s)
+        return proven(self._ahead(improved(s, found, self._goal_s(found.step_s))).draft, s)
 
     def _goal_s(self, best_s: float) -> float:
         """A step that could hardly be beaten by more than the gap."""
@@ -79,7 +78,7 @@ class Search:
         beaten = best_s < hope_s * (1 - self.gap)
         return self.bound_s if beaten else max(self.bound_s, hope_s)
 
-    def _candidates(self, quick: Sequence[Draft]) -> Iterator[Draft]:
+    def _candidates(self, quick: Sequence[Evaluation]) -> Iterator[Evaluation]:
         """The solver's; then, with clipping, the `quick` ones once more, for what running ahead of the norm makes of
         them."""
         self.solutions = self.solved or self._solve(self.setting.budgets)
@@ -87,11 +86,11 @@ class Search:
             return
         for solution in self.solutions:
             if solution.step_s < self.beat_s and (draft := self._rounded(solution, self.setting.budgets, "o-ilp")):
-                yield draft
+                yield evaluate(self.setting, draft)
         spare = replace(self.setting.budgets, pace=_TO_SPARE)
         for solution in () if self._is_late() else self._solve(spare)[:1]:
             if draft := self._rounded(solution, spare, "o-ilp with time to spare"):
-                yield draft
+                yield evaluate(self.setting, draft)
         yield from quick if self._may_run_ahead() else ()
 
     def _is_late(self) -> bool:
@@ -103,13 +102,13 @@ class Search:
     def _may_run_ahead(self) -> bool:
         return self.setting.clip and self.setting.budgets.cpu_updates
 
-    def _ahead(self, draft: Draft) -> Draft:
+    def _ahead(self, seen: Evaluation) -> Evaluation:
         """With clipping, the draft with as many updates ahead of the norm as make it fastest."""
         s = self.setting
         if not self._may_run_ahead():
-            return draft
-        ways = ahead_of_norm(s.chain, draft, rounds=s.rounds, host_bytes=s.budgets.cpu_bytes - host_bytes(draft, s))
-        return min([draft, *ways], key=lambda way: evaluate(s, way).step_s)
+            return seen
+        ways = ahead_of_norm(s.chain, seen.draft, rounds=s.rounds, host_bytes=seen.host_bytes)
+        return min([seen, *(evaluate(s, way) for way in ways)], key=lambda way: way.step_s)
 
     def _solve(self, budgets: Budgets) -> list[Solution]:
         return hoped(replace(self.setting, budgets=budgets), gap=self.gap, deadline=self.deadline)

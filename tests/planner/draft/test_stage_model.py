@@ -19,9 +19,9 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import verify
-from planner.search.decisions import Decisions
 from planner.search.moves import Board, Place
 from tests.support.random_chains import chains, machines
+from tests.support.random_decisions import Decisions
 
 PLENTY = 10**9
 
@@ -80,7 +80,7 @@ def test_moved_stages_are_simulated_to_the_last_bit_and_leave_the_room_that_is_l
     draft = streamed(setting, profile(setting, options), ahead=True, source="test")
     for _ in range(3 * (not clip)):  # with clipping what the device updates may not leave
         draft = decisions.changed(draft, chance)
-    board = Board(setting, draft)
+    board = Board(setting, evaluate(setting, draft))
     assume(board.legs)
     for _ in range(4):
         for n, place in shifted(board, chance):
@@ -96,7 +96,8 @@ def test_in_rounds_weights_move_and_the_room_that_is_left_is_never_overestimated
     chain: Chain, hardware: Hardware, clip: bool, seed: int
 ) -> None:
     setting, chance = setting_of(chain, hardware, 2, 2, clip), random.Random(seed)
-    board = Board(setting, streamed(setting, profile(setting, "offload"), ahead=True, source="test"))
+    draft = streamed(setting, profile(setting, "offload"), ahead=True, source="test")
+    board = Board(setting, evaluate(setting, draft))
     weights = [n for n, leg in enumerate(board.legs) if leg.item[0] == "w"]
     assume(weights)
     for n, place in shifted(board, chance):

@@ -1,4 +1,4 @@
-"""What may be decided anew: the journeys a tensor could have, the options of a block."""
+"""Drafts with other decisions: the journeys a tensor could have, the options of a block, by chance."""
 
 from __future__ import annotations
 
