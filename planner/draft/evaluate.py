@@ -11,7 +11,7 @@ from planner.draft.stage_model import StageModel
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program, order_program
-from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
+from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_peaks
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import host_traffic_bytes, simulate
 from planner.schedule.verify import verify
@@ -20,13 +20,14 @@ from planner.schedule.verify import verify
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """What a draft does: its plan, bytes left on the device per stage and on the host, below zero where it does not
-    fit, and seconds of a step."""
+    fit, seconds of a step, and operations that its stage model has."""
 
     draft: Draft
     plan: Plan
     room_bytes: Sequence[int]
     host_bytes: int
     step_s: float
+    operations: int
 
     @property
     def fits(self) -> bool:
@@ -41,7 +42,7 @@ def evaluate(setting: Setting, draft: Draft) -> Evaluation:
     return Evaluation(
         draft=draft, plan=model.plan, room_bytes=_room_bytes(model.plan, model.program, setting),
         host_bytes=setting.budgets.cpu_bytes - cpu_peak_bytes(model.plan, chain),
-        step_s=max(model.step_s(), _host_memory_s(model.program, chain, hardware)),
+        step_s=max(model.step_s(), _host_memory_s(model.program, chain, hardware)), operations=model.size,
     )  # fmt: skip
 
 
@@ -81,9 +82,11 @@ def _room_bytes(plan: Plan, program: Program, setting: Setting) -> list[int]:
     """Per stage, what the budget leaves free."""
     order = {stage.name: number for number, stage in enumerate(plan.stages)}
     room = [setting.budgets.gpu_bytes] * len(order)
-    for usage in gpu_usage(program, setting.chain):
-        number = order[usage.op.stage]
-        room[number] = min(room[number], setting.budgets.gpu_bytes - usage.peak_bytes)
+    for stage, peak in gpu_peaks(program, setting.chain):
+        number = order[stage]
+        left = setting.budgets.gpu_bytes - peak
+        if left < room[number]:
+            room[number] = left
     return room
 
 

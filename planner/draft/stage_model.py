@@ -38,9 +38,14 @@ class _Copies:
                     found.number.setdefault(copy, len(found.number))
         return found
 
-    def these(self, copies: Sequence[tuple[str, bool]], written: bool) -> _Numbers:
-        """Numbers of the copies that are read, or written."""
-        return tuple(self.number[copy] for copy, writes in copies if writes is written and copy in self.number)
+    def these(self, copies: Iterable[tuple[str, bool]]) -> tuple[_Numbers, _Numbers]:
+        """Numbers of the copies that are read, and of those that are written."""
+        read: list[int] = []
+        written: list[int] = []
+        for copy, writes in copies:
+            if copy in self.number:
+                (written if writes else read).append(self.number[copy])
+        return tuple(read), tuple(written)
 
 
 class StageModel:
@@ -94,19 +99,19 @@ class StageModel:
                 gone.clear()
 
         for op, copies in zip(ops, touched, strict=True):
+            read, written = self._copies.these(copies)
+            queue = op.queue
             if op.kind is OpKind.FREE:
-                numbers = self._copies.these(copies, True)
-                freed += numbers
-                gone += [op.subject] * len(numbers)
+                freed += written
+                gone += [op.subject] * len(written)
                 continue
-            if op.queue is Queue.COMPUTE:
+            if queue is Queue.COMPUTE:
                 free()
-            read, written = self._copies.these(copies, False), self._copies.these(copies, True)
             seconds = self._durations.of(op)
             if op.kind is OpKind.FETCH:
                 found.append((_FETCH, seconds, read, written, (op.subject,)))
-            elif op.queue is not Queue.COMPUTE:
-                found.append((_SEND if op.queue is Queue.D2H else _CPU, seconds, read, written, (op.subject,)))
+            elif queue is not Queue.COMPUTE:
+                found.append((_SEND if queue is Queue.D2H else _CPU, seconds, read, written, (op.subject,)))
             elif op.kind is OpKind.RUN:
                 found.append((_TURN, seconds, read, written, (op.subject,)))
             elif op.kind is not OpKind.ALLOC and (seconds or read or written):
@@ -155,6 +160,11 @@ class StageModel:
     def step_s(self) -> float:
         """Seconds of a step, as simulated."""
         return _played_s(self._step(), len(self._copies.number))
+
+    @property
+    def size(self) -> int:
+        """Operations of a step."""
+        return sum(len(stage) for stages in self._work for stage in stages)
 
     def critical(self) -> list[tuple[str, str]]:
         """What the length of a step hangs on and could be otherwise: ("fetch", item) that waited for the device,

@@ -63,19 +63,25 @@ class Breakdown:
 
 def gpu_usage(program: Program, chain: Chain) -> Iterator[Usage]:
     """Device bytes at each operation of the computing queue, for a program that `planner.schedule.verify` accepts."""
-    return _Walk(program, chain).run()
+    return (Usage(op=op, peak_bytes=peak, after_bytes=after) for op, peak, after in _Walk(program, chain).run())
+
+
+def gpu_peaks(program: Program, chain: Chain) -> Iterator[tuple[str, int]]:
+    """(stage, the most bytes during it) of each operation of `gpu_usage`."""
+    return ((op.stage, peak) for op, peak, _ in _Walk(program, chain).run())
 
 
 def gpu_peak_bytes(program: Program, chain: Chain) -> int:
     """The most bytes on the device at any time of a step."""
-    return max(usage.peak_bytes for usage in gpu_usage(program, chain))
+    return max(peak for _, peak, _ in _Walk(program, chain).run())
 
 
 def gpu_breakdown(program: Program, chain: Chain) -> Iterator[Breakdown]:
     """`gpu_usage` with its parts."""
     walk = _Walk(program, chain)
     before = walk.parts()
-    for usage in walk.run():
+    for op, peak_bytes, after_bytes in walk.run():
+        usage = Usage(op=op, peak_bytes=peak_bytes, after_bytes=after_bytes)
         after = walk.parts()
         standing = before if usage.op.kind is OpKind.FREE else after
         if usage.op.kind is OpKind.RUN:
@@ -120,7 +126,8 @@ class _Walk:
         block = self.chain.blocks[index]
         return block.backward_held_bytes if direction is Direction.BACKWARD else block.forward_held_bytes
 
-    def run(self) -> Iterator[Usage]:
+    def run(self) -> Iterator[tuple[Op, int, int]]:
+        """Each operation of the computing queue with the most bytes during it, and the bytes after it."""
         slices, done = self.program.slices, 0
         stages = len(self.held) - 1
         for op in self.program.ops:
@@ -151,7 +158,7 @@ class _Walk:
             peak += self.frame + self.waiting
             self.frame += change
             after = self.now + self.frame + self.waiting
-            yield Usage(op=op, peak_bytes=max(peak, after), after_bytes=after)
+            yield op, max(peak, after), after
 
     def _run(self, op: Op, stage: int) -> int:
         """The peak of one turn, waiting slices not counted; keeps the books of what it makes and leaves."""

@@ -35,6 +35,7 @@ class SerialOrder:
             raise ValueError(f"the plan moves what the chain does not have: {', '.join(unknown)}")
         self.users = chain.users()
         self.stages = list(plan.stages)
+        self.names = [stage.name for stage in plan.stages]
         stages = list(enumerate(plan.stages))
         self.gpu_update = {name: n for n, stage in stages for name in stage.gpu_update}
         self.sent = {item: n for n, stage in reversed(stages) for item in stage.offload if item[0] == "g"}
@@ -64,14 +65,15 @@ class SerialOrder:
         for k in range(plan.slices):
             number = n * plan.slices + k
             for item, size in self.back_at.get(number, ()):
-                yield Op(kind=OpKind.ALLOC, stage=stage.name, subject=item, bytes=size, round=r)
-                yield Op(kind=OpKind.FETCH, stage=stage.name, subject=item, bytes=size, round=r)
-            yield Op(kind=OpKind.RUN, stage=stage.name, subject=f"{stage.name}.{k}", round=r)
+                yield Op(kind=OpKind.ALLOC, stage=self.names[n], subject=item, bytes=size, round=r)
+                yield Op(kind=OpKind.FETCH, stage=self.names[n], subject=item, bytes=size, round=r)
+            yield Op(kind=OpKind.RUN, stage=self.names[n], subject=f"{self.names[n]}.{k}", round=r)
             offloaded = self.chain.blocks[stage.block].option(plan.options[stage.block]).offloaded_bytes
             if stage.direction is Direction.FORWARD and offloaded:
-                yield Op(kind=OpKind.SEND, stage=stage.name, subject=f"a:{stage.block}.{k}", bytes=offloaded, round=r)
+                item = f"a:{stage.block}.{k}"
+                yield Op(kind=OpKind.SEND, stage=self.names[n], subject=item, bytes=offloaded, round=r)
             for item, size in self.free_at.get(number, ()):
-                yield Op(kind=OpKind.FREE, stage=stage.name, subject=item, bytes=size, round=r)
+                yield Op(kind=OpKind.FREE, stage=self.names[n], subject=item, bytes=size, round=r)
         yield from self._stage_end(n, stage, r, made)
 
     def _last(self, r: int) -> bool:
@@ -110,29 +112,29 @@ class SerialOrder:
     def _stage_start(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         for item in stage.prefetch:
             if self._fetched(item, r):
-                yield self._move(OpKind.ALLOC, stage, item, r)
-                yield self._move(OpKind.FETCH, stage, item, r)
+                yield self._move(OpKind.ALLOC, n, item, r)
+                yield self._move(OpKind.FETCH, n, item, r)
         for item in stage.offload:
             if item not in made and self._sends(item, n, r):
-                yield self._move(OpKind.SEND, stage, item, r)
+                yield self._move(OpKind.SEND, n, item, r)
         for name in stage.cpu_update:
             if f"g:{name}" not in made and not self._waits_for_norm(name):
                 carried = n < self.sent.get(f"g:{name}", n + 1)  # the gradient of the step before
                 if r == 0 if carried else self._last(r):
-                    yield Op(kind=self.early, stage=stage.name, subject=name, carried=carried, round=r)
+                    yield Op(kind=self.early, stage=self.names[n], subject=name, carried=carried, round=r)
 
     def _stage_end(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         if self._last(r):
             yield from self._updates(n, stage, r, made)
         for item in stage.offload:
             if item in made and self._sends(item, n, r):
-                yield self._move(OpKind.SEND, stage, item, r)
+                yield self._move(OpKind.SEND, n, item, r)
         updates = list(self._cpu_updates(n, stage, r, made)) if self._last(r) else []
         stale = {f"w:{op.subject}" for op in updates}  # block 0's leave here, before the host has newer ones
         evicted = [item for item in stage.evict if self._evicts(item, n, r)]
-        yield from (self._move(OpKind.FREE, stage, item, r) for item in evicted if item in stale)
+        yield from (self._move(OpKind.FREE, n, item, r) for item in evicted if item in stale)
         yield from updates
-        yield from (self._move(OpKind.FREE, stage, item, r) for item in evicted if item not in stale)
+        yield from (self._move(OpKind.FREE, n, item, r) for item in evicted if item not in stale)
 
     def _updates(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         """Norms and the clip coefficient, then the updates on the device."""
@@ -141,14 +143,14 @@ class SerialOrder:
         if self.plan.clip:
             complete = tuple(item[2:] for item in sorted(made) if item[0] == "g" and self._completes(item[2:], stage))
             if complete:
-                yield Op(kind=OpKind.NORM, stage=stage.name, subject=",".join(complete), round=r)
+                yield Op(kind=OpKind.NORM, stage=self.names[n], subject=",".join(complete), round=r)
             if last:
                 if frame:
-                    yield Op(kind=OpKind.NORM, stage=stage.name, subject=",".join(frame), round=r)
-                yield Op(kind=OpKind.CLIP, stage=stage.name, subject="all", round=r)
+                    yield Op(kind=OpKind.NORM, stage=self.names[n], subject=",".join(frame), round=r)
+                yield Op(kind=OpKind.CLIP, stage=self.names[n], subject="all", round=r)
         for names in self._apart((*stage.gpu_update, *(frame if last else ())), n):
             scratch = max(scratch_bytes(self.tensors[name]) for name in names)
-            yield Op(kind=OpKind.UPDATE, stage=stage.name, subject=",".join(names), bytes=scratch, round=r)
+            yield Op(kind=OpKind.UPDATE, stage=self.names[n], subject=",".join(names), bytes=scratch, round=r)
 
     def _apart(self, names: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
         """Tensors updated in stage `n`: those that stay at once, then each that travels by itself, in order of arrival,
@@ -168,10 +170,10 @@ class SerialOrder:
         the replays of the others."""
         for name in stage.cpu_update:
             if f"g:{name}" in made and not self._waits_for_norm(name):
-                yield Op(kind=self.early, stage=stage.name, subject=name, round=r)
+                yield Op(kind=self.early, stage=self.names[n], subject=name, round=r)
         for name in self._by_need() if self.plan.clip and n == len(self.stages) - 1 else ():
             kind = OpKind.CPU_UPDATE if self._waits_for_norm(name) else OpKind.CPU_REPLAY
-            yield Op(kind=kind, stage=stage.name, subject=name, round=r)
+            yield Op(kind=kind, stage=self.names[n], subject=name, round=r)
 
     def _waits_for_norm(self, name: str) -> bool:
         return self.plan.clip and name not in self.ahead
@@ -181,8 +183,8 @@ class SerialOrder:
         order = {name: number for number, s in enumerate(self.stages) for name in s.cpu_update}
         return sorted(order, key=lambda n: (self.users[n][0], order[n]))
 
-    def _move(self, kind: OpKind, stage: Stage, item: str, r: int) -> Op:
-        return Op(kind=kind, stage=stage.name, subject=item, bytes=self.sizes[item], round=r)
+    def _move(self, kind: OpKind, n: int, item: str, r: int) -> Op:
+        return Op(kind=kind, stage=self.names[n], subject=item, bytes=self.sizes[item], round=r)
 
     def _completes(self, name: str, stage: Stage) -> bool:
         """The stage is the last that adds to the gradient of `name`: the backward of its first block."""

@@ -195,7 +195,7 @@ class _Play:
                 return
             if leg.ready_s > start_s or leg.updated == n:
                 continue
-            if min(self.room[n : leg.fetch], default=leg.size) >= leg.size:
+            if leg.fetch <= n or (self.room[n] >= leg.size and min(self.room[n : leg.fetch]) >= leg.size):
                 self._come(leg, n)
             elif not self.manner.overtake:
                 return

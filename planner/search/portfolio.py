@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ class Search:
         self.setting, self.gap, self.deadline, self.beat_s, self.bound_s = setting, gap, deadline, beat_s, bound_s
         self.solved = solved
         self.solutions: Sequence[Solution] = ()
+        self.best_s = math.inf
 
     def best(self, least: Draft) -> Plan:
         """The fastest of all candidates; `least` fits."""
@@ -43,11 +45,12 @@ class Search:
         quick = sorted((evaluate(s, d) for d in instant(s, lambda d: fits(d, s))), key=lambda seen: seen.step_s)
         # Of plans that take the same time the quick one: the frugal one moves what need not move.
         best = min((*quick[:1], evaluate(s, least)), key=lambda seen: seen.step_s)
-        for seen in self._candidates(quick):
+        for seen in self._candidates(quick[:1]):
             if seen.draft.source.startswith("o-ilp"):
-                seen = improved(s, seen, self._goal_s(min(best.step_s, seen.step_s)))
+                seen = self._improved(seen, min(best.step_s, seen.step_s))
             seen = self._ahead(seen)
             best = seen if seen.step_s < best.step_s else best
+            self.best_s = best.step_s
             if best.step_s <= self._reach_s(best.step_s) * (1 + _NEAR) or self._is_late():
                 break
         return replace(
@@ -59,15 +62,18 @@ class Search:
     def first(self) -> Plan | None:
         """What the better of the solver's first two answers comes to, None where neither helps: in a fraction of the
         time of `best`, and nearly always as good."""
-        s = self.setting
         found = min(islice(self._candidates(()), 2), key=lambda seen: seen.step_s, default=None)
         if found is None:
             return None
-        return proven(self._ahead(improved(s, found, self._goal_s(found.step_s))).draft, s)
+        return proven(self._ahead(self._improved(found, found.step_s)).draft, self.setting)
 
-    def _goal_s(self, best_s: float) -> float:
-        """A step that could hardly be beaten by more than the gap."""
-        return (1 + self.gap) * self._reach_s(best_s)
+    def _improved(self, seen: Evaluation, best_s: float) -> Evaluation:
+        """Until hardly more than the gap is left to gain."""
+        return improved(self.setting, seen, (1 + self.gap) * self._reach_s(best_s), self._near_s())
+
+    def _near_s(self) -> float:
+        """What is near to the solver's step; 0 while the solver knows nothing."""
+        return (1 + _NEAR) * max(self.bound_s, self.solutions[0].step_s) if self.solutions else 0.0
 
     def _reach_s(self, best_s: float) -> float:
         """The best step that is in reach for all that is known; 0 while the solver knows nothing. Where a plan has
@@ -79,8 +85,8 @@ class Search:
         return self.bound_s if beaten else max(self.bound_s, hope_s)
 
     def _candidates(self, quick: Sequence[Evaluation]) -> Iterator[Evaluation]:
-        """The solver's; then, with clipping, the `quick` ones once more, for what running ahead of the norm makes of
-        them."""
+        """The solver's, one with time to spare where whole tensors are still far from the solver's step; then, with
+        clipping, the `quick` ones once more, for what running ahead of the norm makes of them."""
         self.solutions = self.solved or self._solve(self.setting.budgets)
         if self.solutions and self.solutions[0].step_s >= self.beat_s:
             return
@@ -88,7 +94,8 @@ class Search:
             if solution.step_s < self.beat_s and (draft := self._rounded(solution, self.setting.budgets, "o-ilp")):
                 yield evaluate(self.setting, draft)
         spare = replace(self.setting.budgets, pace=_TO_SPARE)
-        for solution in () if self._is_late() else self._solve(spare)[:1]:
+        far = self.solutions and self.best_s > self._near_s()
+        for solution in self._solve(spare)[:1] if far and not self._is_late() else ():
             if draft := self._rounded(solution, spare, "o-ilp with time to spare"):
                 yield evaluate(self.setting, draft)
         yield from quick if self._may_run_ahead() else ()

@@ -19,7 +19,7 @@ from planner.schedule.memory import gpu_peak_bytes, gpu_usage
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import verify
-from planner.search.improve import _moved, improved
+from planner.search.improve import _decided, _moved, improved
 from planner.search.list_schedule import Manner, timed
 from planner.search.repair import tightened
 from tests.support import chains as small
@@ -144,8 +144,19 @@ def test_what_is_improved_is_right_no_slower_and_within_the_budget(
     plan = assemble(chain, draft, slices=slices, clip=clip)
     budget = gpu_peak_bytes(order_program(plan, chain), chain) + room
     setting = replace(setting, budgets=Budgets(gpu_bytes=budget, cpu_bytes=10**12))
-    found = improved(setting, evaluate(setting, draft), 0.0)
+    found = improved(setting, evaluate(setting, draft), 0.0, 0.0)
     program = compile_program(found.plan, chain)
     verify(program, chain, gpu_budget_bytes=budget)
     assert found == evaluate(setting, found.draft)
     assert found.step_s <= evaluate(setting, draft).step_s
+
+
+def test_single_tensors_get_other_fates_as_long_as_the_step_gets_shorter() -> None:
+    """There is room for everything, and the draft has everything travel."""
+    chain, setting = small.chain(3), setting_of(small.chain(3), small.HARDWARE)
+    draft = streamed(setting, profile(setting, "fast"), ahead=True, source="test")
+    before = evaluate(setting, draft)
+    after = _decided(setting, before, near_s=0.0)
+    verify(compile_program(after.plan, chain), chain)
+    assert after.step_s < 0.9 * before.step_s
+    assert _decided(setting, before, near_s=before.step_s) is before

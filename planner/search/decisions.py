@@ -1,4 +1,4 @@
-"""Drafts with other decisions: the journeys a tensor could have, the options of a block, by chance."""
+"""What may be decided anew: the journeys a tensor could have, the options of a block."""
 
 from __future__ import annotations
 
