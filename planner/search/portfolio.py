@@ -94,8 +94,8 @@ class Search:
             if solution.step_s < self.beat_s and (draft := self._rounded(solution, self.setting.budgets, "o-ilp")):
                 yield evaluate(self.setting, draft)
         spare = replace(self.setting.budgets, pace=_TO_SPARE)
-        far = self.solutions and self.best_s > self._near_s()
-        for solution in self._solve(spare)[:1] if far and not self._is_late() else ():
+        enough = self._is_late() or not self.solutions or self.best_s <= self._near_s()
+        for solution in () if enough else self._solve(spare)[:1]:
             if draft := self._rounded(solution, spare, "o-ilp with time to spare"):
                 yield evaluate(self.setting, draft)
         yield from quick if self._may_run_ahead() else ()
