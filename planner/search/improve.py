@@ -22,6 +22,7 @@ from planner.search.repair import tightened
 _FIRST = (Manner(overtake=True), Manner(ahead=0.3))
 _NEXT = tuple(Manner(ahead=ahead, overtake=overtake) for ahead in (1.0, 2.0, 0.6) for overtake in (False, True))
 _LIGHT = 3_500  # operations; decisions are tried as often as the square of how much lighter a draft is
+_TRIES = 300  # at most
 _IDLE = 8  # moves without gain
 
 
@@ -67,7 +68,7 @@ def _decided(setting: Setting, best: Evaluation, near_s: float) -> Evaluation:
     if best.step_s <= near_s or not (decisions := Decisions(setting)):
         return best
     chance = Random(0)
-    for _ in range((_LIGHT // max(1, best.operations)) ** 2):
+    for _ in range(min(_TRIES, (_LIGHT // max(1, best.operations)) ** 2)):
         if best.step_s <= near_s:
             break
         found = _fitted(setting, decisions.changed(best.draft, chance))
