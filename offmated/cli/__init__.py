@@ -28,6 +28,8 @@ from offmated.cli.service import service
 from offmated.jobs.states import JobState
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
+from planner.job.imported import imported
+from planner.job.source import read_text
 from planner.units import parse_bytes, printable
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
@@ -97,6 +99,13 @@ def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: 
     client = Client(Paths.from_environment())
     job = client.submit(text, str(folder), file.name)
     print_json(job) if as_json else console().print(job_view.submitted(job))
+
+
+@main.command("import")
+@FILE
+def import_file(file: Path) -> None:
+    """Print FILE, of axolotl, LLaMA-Factory or TRL, in offmate's words, with a comment on each key."""
+    click.echo(imported(read_text(file), file.absolute().parent, file.name), nl=False)
 
 
 main.add_command(plan)

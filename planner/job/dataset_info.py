@@ -80,9 +80,8 @@ def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, fin
     else:
         raise ValueError(f"{name} has the formatting {shown(formatting)}; known are alpaca, sharegpt and openai")
     for key in ("columns", "message_keys", "roles"):
-        fields[key] = {
-            one: other for one, other in fields.get(key, {}).items() if one != other or one == "system"
-        }
+        same = ("system",) if key == "columns" else ()
+        fields[key] = {one: other for one, other in fields.get(key, {}).items() if one != other or one in same}
     return simplest(fields)
 
 

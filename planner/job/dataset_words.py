@@ -49,7 +49,6 @@ _NOT_THERE = {
 }
 _FIELDS = {"field": "text", "text_column": "text", "field_messages": "messages", "field_tools": "tools"}
 _MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "content", "message_field_training": "train"}
-_DEFAULT_ROLES = {"human": "user", "gpt": "assistant"}
 _LEARNED = ({"assistant"}, {"gpt"}, {"assistant", "gpt"})
 _FILE_READERS = ("json", "csv", "parquet", "arrow", "text")
 TEMPLATE_KEYS = ("chat_template", "chat_template_jinja", "conversation")
@@ -119,14 +118,15 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{key} asks for {_NOT_THERE[key]}")
         elif key not in (*_UNUSED, "template_thinking_key"):
             raise ValueError(f"{key} is no key of an entry")
-    found["columns"] = {ours: theirs for ours, theirs in found["columns"].items() if ours != theirs}
+    # That there is a column with the system text is not taken from its name alone.
+    found["columns"] = {our: theirs for our, theirs in found["columns"].items() if our != theirs or our == "system"}
     found["message_keys"] = {ours: theirs for ours, theirs in found["message_keys"].items() if ours != theirs}
     return found
 
 
 def _roles(given: Mapping[str, Any]) -> dict[str, str]:
     """Role in the data -> role, written as axolotl does ({assistant: [gpt]}) or as offmate does ({gpt: assistant})."""
-    found = dict(_DEFAULT_ROLES)
+    found: dict[str, str] = {}
     for one, other in given.items():
         found |= dict.fromkeys(other, one) if isinstance(other, list) else {one: other}
     return {theirs: ours for theirs, ours in found.items() if theirs != ours}

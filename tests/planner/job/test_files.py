@@ -15,6 +15,7 @@ import yaml
 
 from planner.errors import UserError
 from planner.job.dialects import Dialect
+from planner.job.imported import imported
 from planner.job.schema import Job
 from tests.support.texts import write_jsonl
 
@@ -71,5 +72,7 @@ def test_a_file_means_what_it_says_or_is_refused_in_one_line_per_cause(file: Pat
     assert {key: found[key] for key in expected} == expected
     tool = {"axolotl": "axolotl", "llama_factory": "LLaMA-Factory", "trl": "TRL"}[file.parent.name]
     assert Dialect.of(yaml.safe_load(text)).tool == tool and notes
+    again = imported(text, place, file.name)
+    assert Job.parse(again, place / "data") == job, again
     (place / "resolved.yaml").write_text(job.resolved_yaml())
     assert Job.from_resolved(place / "resolved.yaml") == job

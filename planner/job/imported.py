@@ -1,0 +1,69 @@
+"""A job file of another tool, written again in offmate's words, with a comment on each key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.job.dialects import Dialect
+from planner.job.schema import CANONICAL, Job
+from planner.job.source import read_yaml
+from planner.job.templates import named_template
+from planner.keys import TABLES
+
+_RENAMED = "in offmate's names: "
+
+
+def imported(text: str, folder: Path, name: str) -> str:
+    """The job in the YAML `text`, whose relative paths start at `folder`: a file that means the same, whatever its tool
+    leaves unsaid. Raises UserError for what cannot be run as it is written."""
+    job, notes = Job.parse_with_notes(text, folder, name=name)
+    source = read_yaml(text, name)
+    tool = Dialect.of(source.values).tool
+    given = {CANONICAL.get(key, key): key for key in source.values if key in CANONICAL}
+    for key in source.values:  # a tool's own meaning of a name comes before all others
+        fate = TABLES.get(tool or "", {}).get(key)
+        if fate is not None and fate.kind == "honoured" and fate.text in Job.model_fields:
+            given.setdefault(fate.text, key)
+    values = job.model_dump(mode="json", exclude_defaults=False)
+    lines = [f"# {name}, a file of {tool}'s, in offmate's words." if tool else f"# {name}, in offmate's words."]
+    for key in Job.model_fields:
+        if key not in job.model_fields_set or (key == "tokenizer" and job.tokenizer == job.model):
+            continue
+        said = given.get(key)
+        value = _plain(key, values[key], source.values.get(said) if said else None)
+        lines.append(_line(key, value, _comment(key, said, tool)))
+    kept = [note for note in notes if not note.startswith((_RENAMED, "the file reads as"))]
+    lines += ["", *(f"# {note}" for note in kept)] if kept else []
+    return "\n".join(lines) + "\n"
+
+
+def _comment(key: str, said: str | None, tool: str | None) -> str:
+    if said is None:
+        return f"what {tool} does where nothing is said" if tool else "what follows from the other keys"
+    return "" if said == key else f"{said} in the file"
+
+
+def _plain(key: str, value: Any, written: object) -> Any:
+    """The value as people write it: a template by its name, an entry without what it leaves unsaid."""
+    if key == "chat_template" and isinstance(written, str) and named_template(written) is not None:
+        return written
+    if key == "bf16" and written in (None, "auto"):
+        return "auto" if value else value
+    if key in ("dataset", "eval_dataset") and value is not None:
+        entries = [_said(entry) if isinstance(entry, dict) else entry for entry in value]
+        return entries[0] if len(entries) == 1 and isinstance(entries[0], str) else entries
+    return value
+
+
+def _said(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if value not in (None, [], {}, False, "train")}
+
+
+def _line(key: str, value: object, comment: str) -> str:
+    text = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False, width=10_000).rstrip("\n")
+    if not comment:
+        return text
+    return f"# {comment}\n{text}" if "\n" in text else f"{text}  # {comment}"

@@ -1,0 +1,54 @@
+"""A file of another tool in offmate's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planner.job.imported import imported
+
+
+def test_each_key_has_its_value_and_a_comment_saying_where_it_comes_from(folder: Path) -> None:
+    text = """\
+base_model: tiny
+datasets:
+  - path: text.jsonl
+    type: completion
+    split: train[:50%]
+chat_template: chatml
+sequence_len: 2048
+learning_rate: 1e-5
+optimizer: adamw_bnb_8bit
+wandb_project: mine
+deepspeed:
+"""
+    assert imported(text, folder, "axolotl.yml") == f"""\
+# axolotl.yml, a file of axolotl's, in offmate's words.
+model: {folder}/tiny  # base_model in the file
+# datasets in the file
+dataset:
+- path: {folder}/text.jsonl
+  split: train[:50%]
+  type: text
+chat_template: chatml
+max_length: 2048  # sequence_len in the file
+per_device_train_batch_size: 1  # what axolotl does where nothing is said
+learning_rate: 1.0e-05
+lr_scheduler_type: cosine  # what axolotl does where nothing is said
+warmup_steps: 0.03  # what axolotl does where nothing is said
+num_train_epochs: 1.0  # what axolotl does where nothing is said
+optim: adamw_torch  # optimizer in the file
+bf16: auto  # what axolotl does where nothing is said
+long_rows: split  # what axolotl does where nothing is said
+
+# not used: wandb_project (nothing is reported to other programs; metrics.jsonl has all figures)
+# not used: optimizer: adamw_bnb_8bit (AdamW's states are fp32 here, in host memory; those would be rounded)
+# {folder}/tiny has no weights: the model starts from random ones under seed 42.
+"""
+
+
+def test_offmates_own_file_stays_what_it_is(folder: Path) -> None:
+    text = "model: tiny\ndataset: text.jsonl\nmax_steps: 3\n"
+    lines = imported(text, folder, "job.yaml").splitlines()
+    assert lines[:4] == [
+        "# job.yaml, in offmate's words.", f"model: {folder}/tiny", f"dataset: {folder}/text.jsonl", "max_steps: 3",
+    ]  # fmt: skip
