@@ -16,8 +16,8 @@ from planner.keys.fate import DECIDES, KERNELS, PICTURES, QUANTIZED, REPORTS, RE
 from planner.machine.memory import computes_bf16
 
 _MORE = {"tokenizer": ("tokenizer_name_or_path",), "num_train_epochs": ("epochs",)}
-_PARTS = ("dataset_config", "dataset_train_split", "dataset_text_field")
-"""Of TRL's one dataset: read by `planner.job.foreign_data`."""
+_PARTS = ("dataset_config", "dataset_train_split", "dataset_text_field", "cosine_min_lr_ratio")
+"""Read by `planner.job.foreign_data`, of TRL's one dataset, and by `planner.job.schedules`."""
 ALIASES: dict[str, tuple[str, ...]] = {
     key: tuple(name for name in (*other_names().get(key, ()), *_MORE.get(key, ())) if name not in _PARTS)
     for key in (*other_names(), *_MORE)

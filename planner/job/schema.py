@@ -51,13 +51,14 @@ from planner.job.paths import (
     local_tokenizer,
     resolve,
 )
+from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
 
 NOT_PLANNED = frozenset({
     "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "long_rows", "learning_rate",
-    "lr_scheduler_type", "warmup_steps", "num_train_epochs", "max_steps", "seed", "optim", "weight_decay",
-    "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to", "eval_dataset",
-    "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
+    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "num_train_epochs", "max_steps", "seed", "optim",
+    "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
+    "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
     "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""
@@ -88,10 +89,10 @@ class Job(BaseModel):
     gradient_accumulation_steps: Count = 1
     train_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = None
     learning_rate: Positive = 5e-5
-    lr_scheduler_type: Annotated[
-        Literal["linear", "cosine", "constant", "constant_with_warmup"],
-        Field(description="linear, cosine, constant or constant_with_warmup"),
-    ] = "linear"
+    lr_scheduler_type: Annotated[Schedule, Field(description=f"one of {', '.join(SCHEDULES)}")] = "linear"
+    lr_scheduler_kwargs: Annotated[
+        dict[str, int | float | str] | None, Field(description="a mapping of the schedule's own keys, or null")
+    ] = None
     warmup_steps: Annotated[
         int | float, Field(ge=0, le=MOST, description="a whole number of steps, or a share of all steps below 1")
     ] = 0
@@ -201,6 +202,7 @@ class Job(BaseModel):
             values |= {"tokenizer": _NOTHING, "dataset": (_NOTHING,)}
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source) + check_lora(values, names, source)
+        mistakes += [] if only_planned else check_schedule(values, names, source)
         mistakes += check_batch(values, names, source)
         mistakes += [] if only_planned or mistakes else check_weights(values, names, source)
         broken = {mistake.key for mistake in mistakes}

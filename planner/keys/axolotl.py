@@ -58,6 +58,7 @@ AXOLOTL: Table = table(
         "num_train_epochs": "num_epochs",
         "optim": "optimizer",
         "lr_scheduler_type": "lr_scheduler",
+        "lr_scheduler_kwargs": "lr_scheduler_kwargs cosine_min_lr_ratio",
         "warmup_steps": "warmup_ratio",
         "method": "adapter",
         "lora_target_modules": "lora_target_linear",
@@ -171,7 +172,7 @@ AXOLOTL: Table = table(
         OPTIMIZER: "optim_args optim_target_modules torchdistx_path dion_lr adam_beta3 adam_epsilon2",
         ITS_RATE: "embedding_lr embedding_lr_scale lr_groups",
         SHAPE: """
-            lr_scheduler_kwargs cosine_min_lr_ratio cosine_constant_lr_ratio lr_quadratic_warmup lr_div_factor
+            cosine_constant_lr_ratio lr_quadratic_warmup lr_div_factor
             jagged_restart_steps
         """,
         "noise on embeddings": "neftune_noise_alpha noisy_embedding_alpha",

@@ -18,14 +18,15 @@ from planner.keys.fate import (
     REPORTS,
     SAVES,
     SAYS_NOTHING,
-    SHAPE,
     UPLOADS,
     table,
 )
 
 TRANSFORMERS = table(
     same="""
-        output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate lr_scheduler_type warmup_steps
+        output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate
+        lr_scheduler_type lr_scheduler_kwargs
+        warmup_steps
         optim weight_decay adam_beta1 adam_beta2 adam_epsilon gradient_accumulation_steps max_grad_norm bf16
         gradient_checkpointing report_to run_name eval_strategy eval_steps per_device_eval_batch_size eval_on_start
         save_steps save_total_limit seed
@@ -77,7 +78,6 @@ TRANSFORMERS = table(
     """,
     not_there={
         FP16: "fp16 fp16_backend fp16_opt_level half_precision_backend",
-        SHAPE: "lr_scheduler_kwargs",
         OPTIMIZER: "optim_args optim_target_modules adafactor",
         "label smoothing": "label_smoothing_factor",
         "noise on embeddings": "neftune_noise_alpha",

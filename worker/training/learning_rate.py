@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from functools import cache
 
+import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
 
 from planner.job.schema import Job
 from worker.runtime.step_values import AdamW
@@ -20,22 +25,27 @@ def warmup_steps(job: Job, total_steps: int) -> int:
 
 
 def learning_rate(job: Job, step: int, total_steps: int) -> float:
-    """The rate of step `step` (from 0), bit for bit that of `transformers.get_scheduler`.
+    """The rate of step `step` (from 0): that of `transformers.get_scheduler`.
 
     As there, `constant` has no warm-up, and the first step of a warm-up has rate 0.
     """
-    warmup = warmup_steps(job, total_steps)
-    if job.lr_scheduler_type == "constant":
-        return job.learning_rate
-    if step < warmup:
-        return job.learning_rate * (float(step) / float(max(1, warmup)))
-    if job.lr_scheduler_type == "constant_with_warmup":
-        return job.learning_rate
-    rest = float(max(1, total_steps - warmup))
-    if job.lr_scheduler_type == "linear":
-        return job.learning_rate * max(0.0, float(total_steps - step) / rest)
-    progress = float(step - warmup) / rest
-    return job.learning_rate * max(0.0, 0.5 * (1.0 + math.cos(math.pi * 0.5 * 2.0 * progress)))
+    kwargs = tuple(sorted((job.lr_scheduler_kwargs or {}).items()))
+    share = _shares(
+        job.lr_scheduler_type, job.learning_rate, warmup_steps(job, total_steps), total_steps, kwargs
+    )  # fmt: skip
+    return job.learning_rate * share(step)
+
+
+@cache
+def _shares(
+    schedule: str, highest: float, warmup: int, total_steps: int, kwargs: tuple[tuple[str, int | float | str], ...]
+) -> Callable[[int], float]:
+    """Step -> its share of the highest rate, by transformers' own function."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=highest)
+    scheduler = get_scheduler(schedule, optimizer, warmup, total_steps, dict(kwargs))
+    assert isinstance(scheduler, LambdaLR)
+    share: Callable[[int], float] = scheduler.lr_lambdas[0]
+    return share
 
 
 def decay_names(model: nn.Module) -> frozenset[str]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import Trainer, get_scheduler
 
+from planner.job.schedules import SCHEDULES
 from planner.job.schema import Job
 from tests.support.texts import make_job, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import make_model
@@ -19,16 +20,27 @@ def job(tmp_path: Path, **keys: object) -> Job:
     return make_job(tiny_llama_folder(tmp_path / "m"), write_jsonl(tmp_path / "d.jsonl", [{"text": "a"}]), **keys)
 
 
-@pytest.mark.parametrize("kind", ["linear", "cosine", "constant", "constant_with_warmup"])
+OWN: dict[str, dict[str, object]] = {
+    "cosine_with_restarts": {"num_cycles": 3}, "polynomial": {"lr_end": 1e-6, "power": 2.0},
+    "inverse_sqrt": {"timescale": 5}, "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "cosine_warmup_with_min_lr": {"min_lr": 1e-6, "warmup_lr_rate": 0.2},
+    "warmup_stable_decay": {"num_decay_steps": 6, "decay_type": "1-sqrt"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
 @pytest.mark.parametrize("warmup", [0, 1, 7, 0.1, 40])
 @pytest.mark.parametrize("rate", [5e-5, 3.3e-4])
 def test_every_step_has_the_rate_of_transformers_to_the_bit(
     tmp_path: Path, kind: str, warmup: float, rate: float
 ) -> None:
-    our_job = job(tmp_path, lr_scheduler_type=kind, warmup_steps=warmup, learning_rate=rate)
+    own = OWN.get(kind)
+    our_job = job(
+        tmp_path, lr_scheduler_type=kind, warmup_steps=warmup, learning_rate=rate, lr_scheduler_kwargs=own
+    )  # fmt: skip
     total = 23
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
-    scheduler = get_scheduler(kind, optimizer, warmup_steps(our_job, total), total)
+    scheduler = get_scheduler(kind, optimizer, warmup_steps(our_job, total), total, own)
     for step in range(total):
         assert learning_rate(our_job, step, total) == scheduler.get_last_lr()[0], step
         optimizer.step()
