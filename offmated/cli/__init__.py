@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -106,6 +107,15 @@ def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: 
 def import_file(file: Path) -> None:
     """Print FILE, of axolotl, LLaMA-Factory or TRL, in offmate's words, with a comment on each key."""
     click.echo(imported(read_text(file), file.absolute().parent, file.name), nl=False)
+
+
+@main.command()
+@FILE
+@click.option("--rows", type=click.IntRange(min=0), default=3, show_default=True, help="How many rows to show.")
+def preview(file: Path, rows: int) -> None:
+    """Show what the job in FILE would train on: rows with what is learned, what is cut, tokens and steps."""
+    color = ["--color"] if sys.stdout.isatty() else []
+    sys.exit(subprocess.call([sys.executable, "-P", "-m", "worker.preview", str(file), f"--rows={rows}", *color]))
 
 
 main.add_command(plan)

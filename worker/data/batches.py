@@ -18,6 +18,7 @@ import math
 import tempfile
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,15 @@ from worker.data.seeds import epoch_seed, split_seed
 log = logging.getLogger(__name__)
 
 _SHOWN = 1500  # characters of the sample in the log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRow:
+    """A row as text: its pieces and whether each is learned, and how many tokens are, of how many."""
+
+    pieces: tuple[tuple[str, bool], ...]
+    tokens: int
+    learned: int
 
 
 class Batches:
@@ -121,15 +131,38 @@ class Batches:
         """Tokens that a step's loss is the mean over: labels to be predicted from the token before."""
         return sum(map(num_items, batches))
 
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch."""
+        return len(self._rows)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an epoch, learned or not, without padding."""
+        return int(self._rows.lengths.sum())
+
+    @property
+    def learned(self) -> int:
+        """Tokens of an epoch that are learned."""
+        pieces = self._rows.layout.pieces
+        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._rows.corpus.trained, dtype=np.int64)))
+        return int((before[pieces[:, 0] + pieces[:, 1]] - before[pieces[:, 0]]).sum())
+
+    def shown(self, place: int) -> ShownRow:
+        """The row at `place` in the order of training."""
+        number = self._row(place)
+        found: list[tuple[str, bool]] = []
+        count = 0
+        for ids, trained in self._rows.pieces(number):
+            borders = np.flatnonzero(np.diff(trained)) + 1
+            count += int(trained.sum())
+            for run, learned in zip(np.split(ids, borders), np.split(trained, borders), strict=True):
+                found.append((str(self._tokenizer.decode(run.tolist())), bool(learned[0])))
+        return ShownRow(pieces=tuple(found), tokens=int(self._rows.lengths[number]), learned=count)
+
     def sample(self) -> str:
         """The first row of step 0 as text, learned tokens between ⟦ and ⟧, the middle cut out where it is long."""
-        parts = []
-        for ids, trained in self._rows.pieces(self._row(0)):
-            borders = np.flatnonzero(np.diff(trained)) + 1
-            for run, learned in zip(np.split(ids, borders), np.split(trained, borders), strict=True):
-                text = str(self._tokenizer.decode(run.tolist()))
-                parts.append(f"⟦{text}⟧" if learned[0] else text)
-        text = "".join(parts)
+        text = "".join(f"⟦{piece}⟧" if learned else piece for piece, learned in self.shown(0).pieces)
         return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 
     def _numbers(self, step: int) -> NDArray[np.int64]:

@@ -1,0 +1,47 @@
+"""What a job would train on, as people see it before they submit it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import Exit
+from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
+from worker.preview import main
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    tiny_llama_folder(tmp_path / "model", chat_template=CHATML)
+    byte_tokenizer(chat_template=CHATML).save_pretrained(tmp_path / "model")
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": talk}] * 4)
+    file = tmp_path / "job.yaml"
+    file.write_text("model: model\ndataset: data.jsonl\nmax_length: 512\ntrain_batch_size: 2\nnum_train_epochs: 3\n")
+    return file
+
+
+def test_rows_are_shown_with_what_is_learned_and_all_is_counted(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(job), "--rows=1"]) == Exit.DONE
+    row = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n⟦yes<|im_end|>⟧\n"
+    tokens = len(byte_tokenizer(chat_template=CHATML)(row.replace("⟦", "").replace("⟧", ""))["input_ids"])
+    learned = len(byte_tokenizer(chat_template=CHATML)("yes<|im_end|>")["input_ids"])
+    assert capsys.readouterr().out == (
+        f"row 1: {tokens} tokens, {learned} of them learned\n{row}\n\n"
+        f"4 rows, {4 * tokens} tokens, {4 * learned} of them learned ({learned / tokens:.0%})\n"
+        "2.0 steps an epoch of 2 rows, 6 in all\n"
+        f"{12 * tokens} tokens in all, max_length 512\n"
+    )
+
+
+def test_what_is_learned_is_green_on_a_terminal(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(job), "--rows=1", "--color"]) == Exit.DONE
+    assert "assistant\n\033[32myes<|im_end|>\033[0m\n" in capsys.readouterr().out
+
+
+def test_what_the_trainer_would_refuse_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(job.parent / "data.jsonl", [{"messages": [{"role": "user", "content": 3}]}])
+    assert main([str(job)]) == Exit.USAGE
+    assert "[broken-record]" in capsys.readouterr().err

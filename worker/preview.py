@@ -1,0 +1,76 @@
+"""What a job would train on: `python -m worker.preview JOB [--rows N] [--color]`; JOB is a job file.
+
+Reads and tokenizes all of the data, as the trainer will, and prints rows as text with what is learned marked, what is
+cut and left out, and how many tokens and steps there are. Exit codes are those of `planner.errors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.errors import Exit
+from planner.job.data_check import check_data
+from planner.job.schema import Job
+from planner.run.ending import exit_code_of
+from planner.run.plain_streams import speak_plainly
+from planner.units import printable
+
+if TYPE_CHECKING:
+    from worker.data.batches import Batches
+
+_GREEN, _PLAIN = "\033[32m", "\033[0m"
+_SHOWN = 4000  # characters of a row
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m worker.preview")
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--rows", type=int, default=3)
+    parser.add_argument("--color", action="store_true")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    return exit_code_of(lambda: _preview(options.job, options.rows, options.color), None)
+
+
+def _preview(file: Path, rows: int, color: bool) -> Exit:
+    job = Job.load(file)
+    check_data(job)
+    if not job.is_split and job.train_batch_size is not None:
+        job = job.with_slices(job.train_batch_size)  # which does not change what a step trains on
+    from transformers.utils import logging as transformers_logging
+
+    from worker.data.batches import Batches
+    from worker.training.model import load_tokenizer
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    batches = Batches(job, load_tokenizer(job))
+    for line in said(batches, job, rows=rows, color=color):
+        print(line)
+    return Exit.DONE
+
+
+def said(batches: Batches, job: Job, *, rows: int, color: bool) -> Iterator[str]:
+    """The lines of the preview: the first `rows` rows that are trained on, and the figures of all."""
+    begin, end = (_GREEN, _PLAIN) if color else ("⟦", "⟧")
+    for place in range(min(rows, batches.rows)):
+        row = batches.shown(place)
+        yield f"row {place + 1}: {row.tokens} tokens, {row.learned} of them learned"
+        pieces = [(printable(piece), learned) for piece, learned in row.pieces]
+        text = "".join(f"{begin}{piece}{end}" if learned else piece for piece, learned in pieces)
+        yield text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}{end} … {text[-_SHOWN // 2 :]}"
+        yield ""
+    tokens, learned = batches.tokens, batches.learned
+    yield f"{batches.rows} rows, {tokens} tokens, {learned} of them learned ({learned / tokens:.0%})"
+    yield f"{batches.steps_per_epoch:.1f} steps an epoch of {batches.rows_per_step} rows, {batches.total_steps} in all"
+    yield f"{round(tokens * batches.total_steps / batches.steps_per_epoch)} tokens in all, max_length {job.max_length}"
+
+
+if __name__ == "__main__":
+    speak_plainly()
+    sys.exit(main(sys.argv[1:]))
