@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +34,7 @@ from planner.units import format_bytes, format_seconds, parse_bytes
 from worker.data.padding import IGNORED, num_items
 from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
+from worker.lent_model import ModelGuard, check_model, keep_weights_in, lend
 from worker.storage.checkpoint import Checkpoints, Origin
 from worker.torch_adamw import TorchAdamW
 
@@ -71,7 +71,7 @@ def prepare(
     Raises UserError for what cannot be trained, and where no plan fits.
     """
     batches = _listed(batch)
-    _check_model(model)
+    check_model(model)
     _check_sample(batches, "prepare()")
     if compile not in ("auto", "off"):
         raise UserError(
@@ -80,10 +80,7 @@ def prepare(
         )  # fmt: skip
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with contextlib.ExitStack() as undo:
-        _switch_cache_off(model, undo)
-        _train(model, undo)
-        undo.callback(_move_buffers, model, torch.device("cpu"))
-        _move_buffers(model, place)
+        lend(model, place, undo)
         undo.callback(take_turns(model, _largest(batches), place))
         adamw = TorchAdamW(optimizer, model)
         analysis = analyse_model(model, _largest(batches), device=place)
@@ -109,7 +106,9 @@ def prepare(
         engine = Engine(
             model, plan=plan, chain=chain, optimizer=adamw.settings(), max_grad_norm=max_grad_norm, device=place
         )
-        return LoopEngine(engine, model, plan, _largest(batches), adamw, seed=seed, undo=undo.pop_all())
+        keep_weights_in(model, undo)
+        guard = ModelGuard(model, map(model.get_submodule, analysis.names.all))
+        return LoopEngine(engine, model, plan, _largest(batches), adamw, guard, seed=seed, undo=undo.pop_all())
 
 
 class LoopEngine:
@@ -120,14 +119,14 @@ class LoopEngine:
     """
 
     def __init__(
-        self, engine: Engine, model: nn.Module, plan: Plan, sample: Batch, adamw: TorchAdamW, *, seed: int,
-        undo: contextlib.ExitStack,
+        self, engine: Engine, model: nn.Module, plan: Plan, sample: Batch, adamw: TorchAdamW, guard: ModelGuard, *,
+        seed: int, undo: contextlib.ExitStack,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.grad_norm: Tensor | None = None
         self.peak_bytes: int | None = None
         self._engine, self._model, self._sample, self._adamw = engine, model, sample, adamw
-        self._seed, self._undo = seed, undo
+        self._guard, self._seed, self._undo = guard, seed, undo
 
     @property
     def steps_done(self) -> int:
@@ -146,10 +145,9 @@ class LoopEngine:
         self._check(batches)
         seeds = [micro_batch_seed(self._seed, self.steps_done, k) for k in range(len(batches))]
         several = {"num_items_in_batch": torch.tensor(sum(map(self._num_items, batches)))} if len(batches) > 1 else {}
-        result = self._engine.step(
-            batches, seeds=seeds, learning_rate=self._adamw.learning_rates(), optimizer=self._adamw.settings(),
-            **several,
-        )  # fmt: skip
+        rates, settings = self._adamw.learning_rates(), self._adamw.settings()
+        with self._using(steps=True):
+            result = self._engine.step(batches, seeds=seeds, learning_rate=rates, optimizer=settings, **several)
         self._adamw.saw_step()
         self.grad_norm, self.peak_bytes = result.grad_norm, result.peak_bytes
         return result.losses[0] if len(batches) == 1 else torch.stack(result.losses).sum()
@@ -161,12 +159,14 @@ class LoopEngine:
         batches = _listed(batch)
         _check_sample(batches, "evaluate()")
         if len(batches) == 1:
-            return self._engine.evaluate(batches).losses[0]
+            with self._using(steps=False):
+                return self._engine.evaluate(batches).losses[0]
         counts = [self._num_items(b) for b in batches]
         if not any(counts):
             raise _unfit("none has a label to predict", "give evaluate() labels other than -100")
         # The mean over no token is NaN: what says nothing is left out.
-        losses = torch.stack(self._engine.evaluate([b for b, n in zip(batches, counts, strict=True) if n]).losses)
+        with self._using(steps=False):
+            losses = torch.stack(self._engine.evaluate([b for b, n in zip(batches, counts, strict=True) if n]).losses)
         weights = torch.tensor([n for n in counts if n], device=losses.device)
         return (losses * weights).sum() / weights.sum()
 
@@ -187,7 +187,17 @@ class LoopEngine:
                 "There is nothing to write on from.", code="empty-prompt", exit_code=Exit.USAGE, numbers=(number,),
                 hint="give generate() lists of at least one token; bos_token_id starts from nothing",
             )  # fmt: skip
-        return self._engine.generate(prompts, new_tokens=new_tokens, pad=pad)
+        with self._using(steps=False):
+            return self._engine.generate(prompts, new_tokens=new_tokens, pad=pad)
+
+    @contextlib.contextmanager
+    def _using(self, *, steps: bool) -> Iterator[None]:
+        """Inside, the engine runs the model, which must be as the engine has left it."""
+        self._guard.check(steps=steps)
+        try:
+            yield
+        finally:
+            self._guard.settle()
 
     def _num_items(self, batch: Batch) -> int:
         """Tokens that the loss is the mean over: an encoder-decoder predicts the first label, too."""
@@ -228,6 +238,7 @@ class LoopEngine:
             raise UserError(f"There is no checkpoint in {path}.", code="no-checkpoint", exit_code=Exit.USAGE)
         self._engine.load_state(last.tensors(), step=last.step)
         self._adamw.forget()
+        self._guard.settle()
 
     def restore(self) -> nn.Module:
         """The model as it was, plain, on the CPU, in the mode it had, with its trained weights. Ends the engine. After
@@ -271,51 +282,6 @@ def _check_sample(batches: Sequence[Batch], receiver: str) -> None:
 
 def _is_encoder_decoder(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-
-
-def _check_model(model: nn.Module) -> None:
-    elsewhere = next((f"{name} is on {p.device}" for name, p in model.named_parameters() if p.device.type != "cpu"), "")
-    if elsewhere:
-        raise UserError(
-            "The model's weights are not in host memory.", code="model-not-usable", exit_code=Exit.USAGE,
-            numbers=(elsewhere,), hint="load it on the CPU; what the plan wants on the GPU is brought there",
-        )  # fmt: skip
-    kept = torch.float32, torch.bfloat16
-    if other := next(((n, p) for n, p in model.named_parameters() if p.requires_grad and p.dtype not in kept), None):
-        raise UserError(
-            "The model's weights are neither fp32 nor bf16.", code="model-not-usable", exit_code=Exit.USAGE,
-            numbers=(f"{other[0]} is {str(other[1].dtype).removeprefix('torch.')}",),
-            hint="model.to(torch.bfloat16), or model.float()",
-        )  # fmt: skip
-    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        raise UserError(
-            "The model has gradient checkpointing switched on.", code="model-not-usable", exit_code=Exit.USAGE,
-            hint="model.gradient_checkpointing_disable(); the planner decides what is recomputed",
-        )  # fmt: skip
-
-
-def _switch_cache_off(model: nn.Module, undo: contextlib.ExitStack) -> None:
-    """The model's cache of keys and values, which is for generation."""
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "use_cache"):
-        undo.callback(setattr, config, "use_cache", config.use_cache)
-        config.use_cache = False
-
-
-def _train(model: nn.Module, undo: contextlib.ExitStack) -> None:
-    """Training mode, for now in every module."""
-    for module in model.modules():
-        undo.callback(setattr, module, "training", module.training)
-    model.train()
-
-
-def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    """What code of the model looks at must be where it will be."""
-    moved: dict[Tensor, Tensor] = {}  # modules may share one
-    for module in model.modules():
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            moved[buffer] = moved[buffer] if buffer in moved else buffer.to(device)
-            setattr(module, name, moved[buffer])
 
 
 def _compiles(device: torch.device, *, measure: bool) -> bool:

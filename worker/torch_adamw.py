@@ -51,6 +51,8 @@ class TorchAdamW:
             raise _unusable(
                 "its state was replaced, but the engine has the moments", "load() brings back what save() kept"
             )
+        if optimizer._optimizer_step_pre_hooks:
+            raise _unusable("it has a hook before its step, which would see no gradients", "remove it")
         groups = optimizer.param_groups
         if [list(map(id, group["params"])) for group in groups] != [list(map(id, own)) for own in self._members]:
             raise _unusable(

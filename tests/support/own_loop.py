@@ -46,9 +46,10 @@ def engine_of(model: nn.Module, optimizer: torch.optim.AdamW, batch: object, **s
 def plain_loop(
     model: nn.Module, steps: Sequence[Sequence[dict[str, Tensor]]], *,
     make_optimizer: Callable[[nn.Module], torch.optim.AdamW] = optimizer_of, make_schedule: Scheduler = schedule_of,
-    clip: float | None = 0.5,
+    clip: float | None = 0.5, first: int = 0,
 ) -> list[Tensor]:  # fmt: skip
-    """What one would write without offmate; the losses. Weights narrower than fp32 have fp32 masters."""
+    """What one would write without offmate; the losses. Weights narrower than fp32 have fp32 masters. `first`: the
+    number of the first of `steps`."""
     weights = list(model.parameters())
     masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in weights]
     optimizer = make_optimizer(model)
@@ -56,7 +57,7 @@ def plain_loop(
     for group in optimizer.param_groups:
         group["params"] = [twin[p] for p in group["params"]]
     schedule, out = make_schedule(optimizer), []
-    for number, batches in enumerate(steps):
+    for number, batches in enumerate(steps, start=first):
         items = sum((b["labels"][:, 1:] != -100).sum() for b in batches)
         rest = {} if len(batches) == 1 else {"num_items_in_batch": items}
         losses = []

@@ -58,7 +58,7 @@ class Engine:
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
         self._groups = _listed(optimizer)
-        self._model, self._plan = model.train(), plan
+        self._model, self._plan = model, plan
         self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
         self._weights = Weights(model, self._program, chain, self._machine)
@@ -82,7 +82,7 @@ class Engine:
             model, plan=plan, chain=chain, blocks=self._blocks, weights=self._weights, actions=self._actions,
             machine=self._machine,
         )  # fmt: skip
-        self.torn = False
+        self.torn = self._stepping = False
         self._open()
 
     def _open(self) -> None:
@@ -139,7 +139,7 @@ class Engine:
         machine.reset_peak()
         with machine.computing():
             given = {name: self._given(value) for name, value in model_kwargs.items()}
-        self.torn = True  # until all of the step is done
+        self.torn = self._stepping = True  # torn until all of the step is done
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
                 self._cursor.begin(values)
@@ -153,6 +153,7 @@ class Engine:
             self._take_back()
             raise
         finally:
+            self._stepping = False
             machine.set_random_state(before)
         self._weights.check_closed()
         self.steps_done += 1
@@ -195,6 +196,11 @@ class Engine:
 
     def _enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
         """Stands in for the forward of the block's module."""
+        if not (self._stepping or self._forward_only.running):
+            raise UserError(
+                "The model was called while an engine has its weights.", code="weights-in-engine", exit_code=Exit.USAGE,
+                hint="call the engine: step, evaluate, generate; or restore() the model before",
+            )  # fmt: skip
         runs = self._forward_only if self._forward_only.running else self._rounds
         return runs.enter(block, *args, **kwargs)
 

@@ -41,9 +41,13 @@ class Weights:
         self._on_host = frozenset(_host_items(program))
         self._overwritten = overwritten(chain, program.ops)
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
-        for name, parameter in self._parameters.items():
-            self._take(name, parameter)
-        self._move_buffers(lambda buffer: machine.place(buffer))
+        try:
+            for name, parameter in self._parameters.items():
+                self._take(name, parameter)
+            self._move_buffers(lambda buffer: machine.place(buffer))
+        except BaseException:  # no memory is left, perhaps
+            self.give_back()
+            raise
 
     def _move_buffers(self, move: Callable[[Tensor], Tensor]) -> None:
         moved: dict[int, Tensor] = {}  # modules may share one
@@ -153,7 +157,9 @@ class Weights:
     def give_back(self) -> None:
         """Put the weights into the model's parameters, on the host; frees everything else."""
         for name, parameter in self._parameters.items():
-            parameter.data = self._current(f"w:{name}")[0].detach().to("cpu", copy=True)
+            copies = self.device.items if (item := f"w:{name}") in self._resident else self.host.items
+            if item in copies:  # else it was not taken
+                parameter.data = copies[item][0].detach().to("cpu", copy=True)
             parameter.grad = None
             for items in (self.host.items, self.device.items):
                 for kind in "wgs":

@@ -1,0 +1,195 @@
+"""A user's model while an engine has it: what it must be, how it is put back, and what may not change meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import Exit, UserError
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+Facts = dict[tuple[str, str], object]
+"""(name of a module or parameter, what about it) -> value."""
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise UserError "model-not-usable" for what the engine cannot train, and where plain PyTorch would do something
+    at a step that the engine does not."""
+    elsewhere = next((f"{name} is on {p.device}" for name, p in model.named_parameters() if p.device.type != "cpu"), "")
+    if elsewhere:
+        raise UserError(
+            "The model's weights are not in host memory.", code="model-not-usable", exit_code=Exit.USAGE,
+            numbers=(elsewhere,), hint="load it on the CPU; what the plan wants on the GPU is brought there",
+        )  # fmt: skip
+    kept = torch.float32, torch.bfloat16
+    if other := next(((n, p) for n, p in model.named_parameters() if p.requires_grad and p.dtype not in kept), None):
+        raise UserError(
+            "The model's weights are neither fp32 nor bf16.", code="model-not-usable", exit_code=Exit.USAGE,
+            numbers=(f"{other[0]} is {str(other[1].dtype).removeprefix('torch.')}",),
+            hint="model.to(torch.bfloat16), or model.float()",
+        )  # fmt: skip
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise UserError(
+            "The model has gradient checkpointing switched on.", code="model-not-usable", exit_code=Exit.USAGE,
+            hint="model.gradient_checkpointing_disable(); the planner decides what is recomputed",
+        )  # fmt: skip
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            raise _unusable(f"{name} has a gradient", "optimizer.zero_grad(): a step begins without gradients")
+        if _gradient_hooks(parameter):
+            raise _unusable(
+                f"{name} has a hook on its gradient", "remove it: gradients can be clipped by max_grad_norm"
+            )
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise _unusable(f"{name or 'the model'} has a backward hook", "remove it, or do in forward what it does")
+
+
+def lend(model: nn.Module, device: torch.device, undo: contextlib.ExitStack) -> None:
+    """Have the model as it trains, buffers on `device`; `undo` puts it back."""
+    _switch_cache_off(model, undo)
+    _train(model, undo)
+    undo.callback(_move_buffers, model, torch.device("cpu"))
+    _move_buffers(model, device)
+
+
+def _switch_cache_off(model: nn.Module, undo: contextlib.ExitStack) -> None:
+    """The model's cache of keys and values, which is for generation."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "use_cache"):
+        undo.callback(setattr, config, "use_cache", config.use_cache)
+        config.use_cache = False
+
+
+def _train(model: nn.Module, undo: contextlib.ExitStack) -> None:
+    """Training mode for now. In a model that is in it, modules that are not stay as they are."""
+    for module in model.modules():
+        undo.callback(setattr, module, "training", module.training)
+    if not model.training:
+        model.train()
+
+
+def keep_weights_in(model: nn.Module, undo: contextlib.ExitStack) -> None:
+    """For now the model's parameters are NaN: what would save them, or write over them, is refused."""
+
+    def refuse(*_: object) -> None:
+        raise UserError(
+            "The model's weights are in the engine, not in the model.", code="weights-in-engine", exit_code=Exit.USAGE,
+            hint="engine.save() and load() keep and take all that training needs; restore() gives the model back",
+        )  # fmt: skip
+
+    modules: Any = model.modules()  # torch has no types for these two
+    for module in modules:
+        undo.callback(module.register_state_dict_pre_hook(refuse).remove)
+        undo.callback(module.register_load_state_dict_pre_hook(refuse).remove)
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """What code of the model looks at must be where it will be."""
+    moved: dict[Tensor, Tensor] = {}  # modules may share one
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            moved[buffer] = moved[buffer] if buffer in moved else buffer.to(device)
+            setattr(module, name, moved[buffer])
+
+
+class ModelGuard:
+    """Compares a model with what the engine has left: its parts, parameters, hooks, modes, and the plain values (a
+    rate of dropout, the kind of attention) that the code of its blocks was made for."""
+
+    def __init__(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
+        """`blocks`: those modules of `model` that run as code that was made before. Begins with `settle`."""
+        self._model = model
+        self._inside = {id(part) for block in blocks for part in block.modules()}
+        self._facts: Facts = {}
+        self.settle()
+
+    def settle(self) -> None:
+        """The model is as the engine has left it. Its modes the engine leaves as they were."""
+        kept = {key: value for key, value in self._facts.items() if key[1] == "training"}
+        self._facts = {**self._look(), **kept}
+        self._alive = [*self._model.modules(), *self._model.parameters()]  # facts have their ids
+
+    def check(self, *, steps: bool) -> None:
+        """Raise UserError "model-changed" where the model was changed since. `steps`: it is to be trained, for which
+        its modes count, too."""
+        now = self._look()
+        for key in (*self._facts, *now):
+            before, after = (facts.get(key) for facts in (self._facts, now))
+            if (before,) != (after,) and (steps or key[1] != "training"):  # in tuples a NaN equals itself
+                raise _changed(key[0] or "the model", key[1], before, after)
+
+    def _look(self) -> Facts:
+        facts: Facts = {}
+        modules = list(self._model.named_modules())
+        for name, module in modules:  # first of all: what is no longer there has no facts of its own
+            facts[name, "parts"] = tuple((key, id(part)) for key, part in module._modules.items())
+            facts[name, "parameters"] = tuple((key, id(parameter)) for key, parameter in module._parameters.items())
+        for name, parameter in self._model.named_parameters():
+            facts[name, "requires_grad"] = parameter.requires_grad
+            facts[name, "gradient"] = parameter.grad is not None
+            facts[name, "hook on its gradient"] = _gradient_hooks(parameter)
+            facts[name, "dtype"] = parameter.dtype
+            facts[name, "value"] = parameter.data_ptr(), parameter._version, tuple(parameter.shape)
+        for name, module in modules:
+            facts.update({(name, what): value for what, value in self._module_facts(module)})
+        return facts
+
+    def _module_facts(self, module: nn.Module) -> Iterator[tuple[str, object]]:
+        yield "training", module.training
+        yield "hooks", tuple(tuple(getattr(module, table)) for table in _HOOKS)
+        yield "forward", (id(module.__dict__.get("forward")),)
+        yield "buffers", tuple((key, _layout(buffer)) for key, buffer in module._buffers.items())
+        if id(module) in self._inside:
+            yield from _plain_values(module)
+        if "config" in module.__dict__:
+            values = _plain_values(module.config)  # of which save_pretrained writes one anew
+            yield from ((f"config.{key}", value) for key, value in values if key != "dtype")
+
+
+def _plain_values(owner: object) -> Iterator[tuple[str, object]]:
+    for key, value in getattr(owner, "__dict__", {}).items():
+        if isinstance(value, _PLAIN) and key != "training":
+            yield key, value
+
+
+def _layout(buffer: Tensor | None) -> object:
+    """Not its values: blocks are given their buffers as they are."""
+    return None if buffer is None else (tuple(buffer.shape), buffer.dtype, buffer.device)
+
+
+def _gradient_hooks(parameter: nn.Parameter) -> tuple[int, ...]:
+    return *(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())
+
+
+_AGAIN = "restore() the model, change it, and prepare() it again with a fresh optimizer"
+
+
+def _changed(name: str, what: str, before: object, after: object) -> UserError:
+    hints = {
+        "training": "model.train(), with modules that are to stay in evaluation mode as they were at prepare(); "
+        "evaluate() needs no model.eval()",
+        "gradient": "optimizer.zero_grad(); what a step adds up is the engine's",
+        "hooks": "register hooks before prepare()",
+    }
+    shown = isinstance(before, _PLAIN) and isinstance(after, _PLAIN)
+    number = f"{name}: {what} is {after}, was {before}" if shown else f"{name} has another {what}"
+    if what == "gradient":
+        number = f"{name} has a gradient"
+    return UserError(
+        "The model was changed after prepare().", code="model-changed", exit_code=Exit.USAGE, numbers=(number,),
+        hint=hints.get(what, _AGAIN),
+    )  # fmt: skip
+
+
+def _unusable(number: str, hint: str) -> UserError:
+    return UserError(
+        "The model cannot be trained as it is.", code="model-not-usable", exit_code=Exit.USAGE, numbers=(number,),
+        hint=hint,
+    )  # fmt: skip
