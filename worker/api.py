@@ -91,6 +91,7 @@ def prepare(
                 numbers=(f"{len(batches)} micro-batches, and its loss does not use num_items_in_batch",),
                 hint="prepare it with one, larger, batch",
             )  # fmt: skip
+        analysis.check_slices(len(batches))
         if analysis.inexact:
             log.info("model: results equal plain PyTorch's within rounding, because %s", "; ".join(analysis.inexact))
         dtype, clip = next(model.parameters()).dtype, max_grad_norm is not None

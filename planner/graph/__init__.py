@@ -7,7 +7,7 @@ from planner.graph.block_code import Pair, make_pairs
 from planner.graph.call import BlockCall, refuse_autocast, run_slice
 from planner.graph.chunks import ChunkedHead, check_chunked, chunk_rows, loss_only
 from planner.graph.detect import BlockNames, find_blocks
-from planner.graph.eager import EagerPair
+from planner.graph.eager import EagerPair, depends_on_data
 from planner.graph.inductor import CannotCompileError, CompiledPair, why_not_compilable
 from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint, trace_block
@@ -35,6 +35,7 @@ __all__ = [
     "Sink",
     "check_chunked",
     "chunk_rows",
+    "depends_on_data",
     "find_blocks",
     "flatten_call",
     "label",

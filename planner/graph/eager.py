@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from planner.cpu.meter import Meter
 from planner.errors import UserError, first_line
 from planner.graph.codegen import rng_of
+from planner.graph.decisions import Decisions, Number, Site, others
 from planner.graph.fake import FakeMode
 from planner.graph.flat import Flat
 from planner.graph.interface import BlockCode, Sink
@@ -30,8 +31,10 @@ class EagerPair(BlockCode):
 
     recipe = EAGER
     reason = ""
+    changes_buffers = False  # as far as was seen
     output_bytes = forward_peak = 0
     _work: tuple[Sequence[Work], Sequence[Work]] = (), ()
+    _bytes: tuple[int, int, int] = 0, 0, 0  # of a run: the forward's peak, the results', the backward's peak
 
     def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str) -> None:
         """`module` called with these arguments, which may be fake. Its weights come with every call, so they may be
@@ -73,7 +76,17 @@ class EagerPair(BlockCode):
             self.result = self._flat.result
             self.output_values = [self._fakes.like(t) for t in made]
             self.tangent_values = [t for t in self.output_values if t.requires_grad]
+        elif not self._as_before(made):
+            raise depends_on_data(self.name, "it returns tensors of other kinds, shapes or gradients than before")
         return [*(t.detach() for t in made), *buffers], states
+
+    def _as_before(self, made: Sequence[Tensor]) -> bool:
+        """Whether a result is nested as the first one was, its tensors with a gradient in the same places."""
+        now = self._flat.result
+        if now.spec != self.result.spec or now.differentiable != self.result.differentiable:
+            return False
+        pairs = [(a, b) for a, b in zip(made, self.output_values, strict=True) if a.requires_grad]
+        return all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
 
     def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[Tensor | None]:
         count, n_weights = len(self._trained), self.n_params + self.n_buffers
@@ -154,7 +167,9 @@ class EagerPair(BlockCode):
         `reason`: why the block cannot be traced, a sentence. Raises UserError "block-not-usable".
 
         What code that looks at data needs may depend on the data. A mixture of experts needs most where all rows choose
-        the same experts, so rows that are all alike are one of the runs, and the most of any run counts.
+        the same experts, so rows that are all alike are one of the runs, and the most of any run counts. Where code
+        takes a way by a number (`if x.sum() > 0`), it is made to take the others, too, and what each needs more is
+        added. Raises UserError "block-depends-on-data" where ways have no end, or give other results.
         """
         pair = cls(module, args, kwargs, name=name)
         pair.reason = reason
@@ -169,44 +184,102 @@ class EagerPair(BlockCode):
             torch.manual_seed(0)
             try:
                 weights = [_real(t, pair._device) for t in given[: pair.n_params + pair.n_buffers]]
-                for alike in (False, True):
+                for alike in (True, False):
                     inputs = [_real(t, pair._device, alike=alike) for t in given[len(weights) :]]
-                    pair._measure([*weights, *inputs])
+                    taken = pair._measure([*weights, *inputs], {})
+                    pair._take(pair._bytes)
+                pair._take_other_ways([*weights, *inputs], taken)
+            except UserError:
+                raise
             except Exception as error:  # the block's own code failed; that is the cause to name
                 raise UserError(
                     f"Block {name} can neither be traced nor run as it is: {type(error).__name__}: {first_line(error)}",
                     code="block-not-usable", numbers=(reason,),
                     hint="if the model has another implementation of this part, choose it in its config",
                 ) from error  # fmt: skip
+        sums = sum(
+            t.numel() * t.element_size() for t, trained in zip(given[: pair.n_params], pair._trained, strict=False)
+            if trained
+        )  # fmt: skip
+        later = pair.backward_peak[False]
+        pair.backward_peak = {False: later, True: later + sums if pair.tangent_values else 0}
         return pair
 
-    def _measure(self, values: Sequence[Tensor]) -> None:
-        meter = Meter(self._device.type)
+    def _take(self, needed: tuple[int, int, int]) -> None:
+        """Have at least these bytes: the forward's peak, the results', the backward's peak."""
+        forward, output, backward = needed
+        self.forward_peak, self.output_bytes = max(self.forward_peak, forward), max(self.output_bytes, output)
+        self.backward_peak = {**self.backward_peak, False: max(self.backward_peak[False], backward)}
+
+    def _take_other_ways(self, values: Sequence[Tensor], taken: Decisions) -> None:
+        """Run once more for each number that the code looked at, with another one there, and for those that it then
+        looks at; add what a way needs more than the one from which it goes off."""
+        todo, known = [(dict[Site, Number](), taken, self._bytes)], set(taken.times)
+        while todo:
+            forced, before, base = todo.pop()
+            for site, number in before.first.items():
+                if site in forced or (forced and site not in before.first.keys() - taken.first.keys()):
+                    continue
+                for other in others(number):
+                    way = {**forced, site: other}
+                    try:
+                        after = self._measure(values, way)
+                    except UserError:
+                        raise
+                    except Exception:  # it says that such a number cannot be: a check, perhaps
+                        continue
+                    if after.times[site] != before.times[site]:
+                        raise depends_on_data(self.name, f"{site[0]}, line {site[1]}, decides how often it is run")
+                    more = [before.times[site] * max(0, a - b) for a, b in zip(self._bytes, base, strict=True)]
+                    forward, output, backward = more
+                    self.forward_peak, self.output_bytes = self.forward_peak + forward, self.output_bytes + output
+                    self.backward_peak = {**self.backward_peak, False: self.backward_peak[False] + backward}
+                    if new := after.times.keys() - known:
+                        known |= new
+                        todo.append((way, after, self._bytes))
+
+    def _measure(self, values: Sequence[Tensor], forced: Mapping[Site, Number]) -> Decisions:
+        """Run forward and backward, with the numbers of `forced` leaving first at their sites. What they need is in
+        `_bytes`."""
+        torch.manual_seed(0)  # ways differ by nothing else
+        meter, decisions = Meter(self._device.type), Decisions(forced)
         with contextlib.ExitStack() as stack:
             stack.enter_context(meter.watch())
             with meter.host():
+                values = list(values)
+                values[self._buffers] = [buffer.clone() for buffer in values[self._buffers]]
                 for tensor in values:
                     meter.add(tensor)
             meter.mark()
-            with Counting() as forward:
+            with Counting() as forward, decisions:
                 results, states = self.forward(list(values))
-            self.forward_peak = max(self.forward_peak, meter.mark())
-            self.output_bytes = max(self.output_bytes, meter.now - self.saved_bytes)
+            peak = meter.mark()
+            output = meter.now - self.saved_bytes
             buffers = results[self.n_outputs :]
             results.clear()
+            self.changes_buffers |= not all(map(torch.equal, buffers, values[self._buffers]))
+            self._bytes = peak, output, 0
             if not self.tangent_values:  # frozen up to here, or evaluation
-                return
+                return decisions
             with meter.host():
                 tangents = [random_data(t, self._device) for t in self.tangent_values]
             meter.mark()
-            with Counting() as backward:
+            with Counting() as backward, Decisions(forced):
                 read = (values[i] for i in self.backward_primals)
                 grads = self.backward([*buffers, *read, *tangents], states, _forget)
-            self._work = forward.work, backward.work
-            later = max(self.backward_peak[False], meter.mark() - self.saved_bytes)
+            self._work = self._work if forced else (forward.work, backward.work)
+            self._bytes = peak, output, meter.mark() - self.saved_bytes
             del grads
-        sums = sum(t.nbytes for t, trained in zip(values[: self.n_params], self._trained, strict=False) if trained)
-        self.backward_peak = {False: later, True: later + sums}
+        return decisions
+
+
+def depends_on_data(name: str, number: str) -> UserError:
+    """The error for a block of which nobody can say what it needs."""
+    return UserError(
+        f"What block {name} needs depends on its data in a way that cannot be bounded.",
+        code="block-depends-on-data", numbers=(number,),
+        hint="have its code do without numbers of tensors (x.item(), if x.sum() > 0): torch.where can choose, too",
+    )  # fmt: skip
 
 
 def _real(tensor: Tensor, device: torch.device, *, alike: bool = False) -> Tensor:

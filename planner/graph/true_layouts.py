@@ -65,9 +65,18 @@ def _batch_norm(usual: Usual, args: Arguments, kwargs: Named) -> Any:
     return (torch.empty_like(made[0], memory_format=suggest_memory_format(made[0])), *made[1:])
 
 
+def _convolution_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """On the CPU the weight's gradient comes with the bias's, asked for or not."""
+    made, weight, wanted = usual(), args[2], args[10]
+    if weight.device.type == "cpu" and wanted[2] and not wanted[1]:
+        return made[0], torch.empty_like(weight), made[2]
+    return made
+
+
 _KNOWN: dict[Any, Callable[[Usual, Arguments, Named], Any]] = {
     _aten.bincount.default: _bincount,
     _aten.native_dropout_backward.default: _native_dropout_backward,
+    _aten.convolution_backward.default: _convolution_backward,
     _aten.col2im.default: _col2im,
     _aten.copy.default: _copy,
     _aten.native_batch_norm.default: _batch_norm,

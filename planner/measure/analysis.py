@@ -114,6 +114,30 @@ class Analysis:
         codes = {name: next(iter(self.pairs[kind].values())) for name, kind in found}
         return {name: code.reason for name, code in codes.items() if isinstance(code, EagerPair)}
 
+    @property
+    def mixes_slices(self) -> str | None:
+        """A block that changes a buffer which is another block's too, if there is one: with several micro-batches each
+        block runs all of them before the next one does, so the changes come in another order than in plain PyTorch."""
+        of_block = [
+            {id(buffer) for buffer in self.model.get_submodule(name).buffers()} for name in self.names.all
+        ]  # fmt: skip
+        users = Counter(buffer for buffers in of_block for buffer in buffers)
+        for name, kind, buffers in zip(self.names.all, self.names.kinds, of_block, strict=True):
+            code = next(iter(self.pairs[kind].values()))
+            if isinstance(code, EagerPair) and code.changes_buffers and any(users[buffer] > 1 for buffer in buffers):
+                return name
+        return None
+
+    def check_slices(self, slices: int) -> None:
+        """Raise UserError "buffer-shared" where a step of so many micro-batches would compute something else."""
+        if slices > 1 and (name := self.mixes_slices):
+            raise UserError(
+                f"Block {name} changes a buffer that another block, or itself again, changes in the same forward.",
+                code="buffer-shared", exit_code=Exit.USAGE,
+                numbers=(f"{slices} micro-batches, whose changes would come in another order than in plain PyTorch",),
+                hint="train with one, larger, batch a step",
+            )  # fmt: skip
+
     def _block(self, index: int, times: Times) -> Block:
         kind, frame = self.names.kinds[index], self.frame
         pairs = self.pairs[kind]
@@ -175,6 +199,7 @@ def analyse(job: Job, device: torch.device) -> Analysis:
             ),
             hint="use gradient_accumulation_steps: 1, with a larger per_device_train_batch_size",
         )  # fmt: skip
+    analysis.check_slices(job.gradient_accumulation_steps)
     return analysis
 
 

@@ -16,6 +16,7 @@ from planner.graph import (
     CompiledPair,
     EagerPair,
     Pair,
+    depends_on_data,
     flatten_call,
     label,
     run_slice,
@@ -23,6 +24,7 @@ from planner.graph import (
 )
 from planner.graph.call import Given
 from planner.schedule.plan import Direction, Plan
+from planner.units import format_bytes, format_bytes_down
 from worker.engine.block_calls import Call, ChunkedCall, ModelBlock
 from worker.engine.device_items import Device
 from worker.engine.gradients import Gradients
@@ -46,6 +48,8 @@ class Rounds:
     ) -> None:  # fmt: skip
         self._model, self._slices, self._head = model, plan.slices, len(blocks) - 1
         self._gradients, self._device, self._machine = gradients, device, machine
+        # Allocators round up, for which a twentieth is left.
+        self._most_bytes = max(plan.gpu_budget_bytes, plan.gpu_peak_bytes * 21 // 20)
         self._labels = {stage.name: str(stage) for stage in plan.stages}  # of turns, in profiles
         # So that a block without a differentiable argument has a node in the frame's graph.
         self._anchor = torch.zeros((), device=machine.device, requires_grad=True)
@@ -87,7 +91,9 @@ class Rounds:
             raise RuntimeError(f"slice {k} ended without a forward of block {block}")
         direction = Direction.HEAD if block == self._head else Direction.BACKWARD
         with label(self._labels[f"{direction}{block}"]):
-            call.pass_on(call.backward(self._gradients), self.calls.get((block - 1, k)))
+            grads = call.backward(self._gradients)
+            self._check_bytes(call.block)
+            call.pass_on(grads, self.calls.get((block - 1, k)))
         call.clear()
 
     def enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +112,17 @@ class Rounds:
             call = Call(block, turn.slice, self.codes[key], tensors, self._given_to[turn.slice], self._device)
         self.calls[block.index, turn.slice] = call
         with label(self._labels[turn.op.stage]):
-            return call.enter(tensors, self._anchor)
+            result = call.enter(tensors, self._anchor)
+        self._check_bytes(block)
+        return result
+
+    def _check_bytes(self, block: ModelBlock) -> None:
+        """Raise UserError "block-depends-on-data" where own code has needed more than the plan has room for."""
+        peak = self._machine.peak_bytes() if block.recipe == EAGER else None
+        if peak is not None and peak > self._most_bytes > 0:
+            raise depends_on_data(
+                block.name, f"{format_bytes(peak)} were needed, the plan has {format_bytes_down(self._most_bytes)}"
+            )
 
     def make_code(self, block: ModelBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockCode:
         """The code of `block` for calls like this one."""

@@ -1,0 +1,66 @@
+"""Numbers that leave tensors, by which code chooses a way; and what the other ways are."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Site = tuple[str, int, int]
+"""Where a number leaves a tensor: a file, a line in it, a column."""
+
+Number = bool | int | float | complex
+
+_TORCH = str(Path(torch.__file__).parent)
+_FAR = 1e30  # beyond what code compares with
+
+
+class Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the numbers that leave tensors inside, as `bool(x)`, `float(x)` and `x.item()` have them.
+
+    times   site -> how many numbers have left there
+    first   site -> the first of them
+    """
+
+    def __init__(self, forced: Mapping[Site, Number]) -> None:
+        """`forced`: what is to leave first at a site, whatever the tensor says."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.times, self.first = Counter[Site](), dict[Site, Number]()
+        self._forced = forced
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not torch.ops.aten._local_scalar_dense.default:
+            return result
+        site = _site()
+        self.times[site] += 1
+        if self.times[site] > 1:
+            return result
+        return self.first.setdefault(site, self._forced.get(site, result))
+
+
+def _site() -> Site:
+    """Where code that is not torch's asked."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    # The interpreter puts other instructions in an instruction's place; where they come from in the text stays.
+    line, _, column, _ = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    return frame.f_code.co_filename, line or 0, column or 0
+
+
+def others(number: Number) -> Iterator[Number]:
+    """What might have left instead, and taken code another way: the other truth, fractions far on both sides. Whole
+    numbers count and point; no other one need make sense."""
+    if isinstance(number, bool):
+        yield not number
+    elif isinstance(number, float):
+        yield from (-_FAR, 0.0, _FAR)
