@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from planner.errors import UserError
+from planner.errors import Exit, UserError
 from planner.graph.eager import EagerPair
 from planner.graph.opaque import record_with_opaque_layers
 from planner.graph.record import ModuleCall, Record, not_found, storage_of
@@ -43,8 +43,9 @@ def find_blocks(
 
     Embedding and head are what `get_input_embeddings` and `get_output_embeddings` give. The layers are the largest
     non-leaf modules of one class beside each other that do at least half of the work. In an encoder-decoder the
-    decoder's embedding and layers follow the encoder's. Raises UserError "blocks-not-found".
+    decoder's embedding and layers follow the encoder's. Raises UserError "blocks-not-found", "layers-dropped".
     """
+    _refuse_dropped_layers(model)
     device = device or next(iter(batch.values())).device
     root, record, codes = record_with_opaque_layers(model, batch, device)
     names = {id(module): name for name, module in model.named_modules()}
@@ -74,8 +75,22 @@ def find_blocks(
     )
 
 
+def _refuse_dropped_layers(model: nn.Module) -> None:
+    """LayerDrop (1909.11556), as transformers has it: a forward leaves layers out at random."""
+    for name, module in model.named_modules():
+        rate = getattr(module, "layerdrop", 0)
+        if isinstance(rate, float) and rate > 0:
+            raise UserError(
+                f"{type(model).__name__} leaves out layers at random, and a plan is for all of them.",
+                code="layers-dropped", exit_code=Exit.USAGE,
+                numbers=(f"{name + '.' if name else ''}layerdrop is {rate}",),
+                hint='set layerdrop to 0 in its config.json ("encoder_layerdrop", "decoder_layerdrop")',
+            )  # fmt: skip
+
+
 def repeated_layers(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[nn.Module]:
     """The layers of `model` as they run when it is called with `batch`: one that runs again is there again."""
+    _refuse_dropped_layers(model)
     root, record, _ = record_with_opaque_layers(model, batch, device)
     head = _own_module(model, "get_output_embeddings")
     taken = {id(module) for module in (*_embeddings(root, model, head), head)}

@@ -135,3 +135,23 @@ def test_a_count_without_data_is_as_long_as_the_model_says():
     assert (counts.shape, counts.dtype) == ((8,), torch.int64)
     with pytest.raises(RuntimeError, match="bincount"):
         torch.bincount(fake)
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        (transformers.OPTConfig(hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, layerdrop=0.1), "model.decoder."),
+        (transformers.XGLMConfig(d_model=32, ffn_dim=64, attention_heads=4, layerdrop=0.1), "model."),
+    ],
+    ids=["opt", "xglm"],
+)
+def test_a_model_that_drops_layers_is_refused_before_any_step(config, place):
+    for key in ("num_hidden_layers", "num_layers"):
+        if hasattr(config, key):
+            setattr(config, key, 3)
+    config.vocab_size, config.num_attention_heads = VOCABULARY, 4
+    model = transformers.AutoModelForCausalLM.from_config(config).train()
+    with pytest.raises(UserError, match=r"leaves out layers at random(?s:.*)layerdrop is 0\.1") as told:
+        find_blocks(model, batch_of())
+    assert told.value.code == "layers-dropped"
+    assert told.value.numbers == (f"{place}layerdrop is 0.1",)
