@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import engines
-from tests.support.cuda.session import (
-    pytest_collection_modifyitems,
-    pytest_runtest_setup,
-    pytest_runtest_teardown,
-    the_device,
-)
+from tests.support import engines, slow
+from tests.support.cuda import session
+from tests.support.cuda.session import pytest_runtest_setup, pytest_runtest_teardown, the_device
 
-__all__ = ["pytest_collection_modifyitems", "pytest_runtest_setup", "pytest_runtest_teardown"]
+__all__ = ["pytest_runtest_setup", "pytest_runtest_teardown"]
+
+
+def pytest_collection_modifyitems(config, items):
+    """Slow tests and those of the emulated device are known by now, whatever is chosen by a mark."""
+    slow.mark(items)
+    session.pytest_collection_modifyitems(config, items)
 
 
 @pytest.fixture
