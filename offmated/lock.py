@@ -6,7 +6,7 @@ import fcntl
 import os
 
 from offmated.paths import Paths
-from planner.errors import UserError
+from planner.errors import Exit, UserError
 from planner.run.processes import Process
 
 
@@ -53,6 +53,7 @@ def _take(paths: Paths) -> int:
             numbers=(f"process {holder.pid if holder else 'unknown'}, state folder {paths.state}",),
             hint="offmate status, or offmate down to end it",
             code="already-running",
+            exit_code=Exit.USAGE,
         ) from None
     text = f"{Process.current()}\n".encode()
     os.pwrite(descriptor, text, 0)

@@ -141,7 +141,7 @@ class Paths:
             for folder in (self.runtime, self.broker, self.runs, self.backups):
                 if folder.is_dir():
                     folder.chmod(0o700)
-            for file in (self.log, self.log_before, self.lock, *self.state.glob(f"{self.database.name}*")):
+            for file in (self.log, self.log_before, self.lock, self.token, *self.state.glob(f"{self.database.name}*")):
                 if file.is_file():
                     file.chmod(0o600)
         except OSError as error:

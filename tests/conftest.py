@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.support import engines, slow
@@ -13,6 +15,9 @@ def pytest_collection_modifyitems(config, items):
     """Slow tests and those of the emulated device are known by now, whatever is chosen by a mark."""
     slow.mark(items)
     session.pytest_collection_modifyitems(config, items)
+
+for name in [name for name in os.environ if name.startswith("OFFMATE_")]:
+    del os.environ[name]  # a person's own daemon, or that of another machine, is not for tests
 
 
 @pytest.fixture

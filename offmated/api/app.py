@@ -205,8 +205,8 @@ def _start_of_tail(path: Path, tail: int) -> int:
     size = path.stat().st_size if path.exists() else 0
     if size <= tail:
         return 0
-    piece = _read(path, size - tail)
-    return size - tail + piece.find(b"\n") + 1
+    start = size - tail - 1  # a line may begin just there
+    return start + _read(path, start).find(b"\n") + 1
 
 
 async def _log(run: RunFolder, job_id: int, use: Services, follow: bool, position: int) -> AsyncIterator[bytes]:

@@ -8,6 +8,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+from starlette.exceptions import HTTPException
+
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
 
@@ -20,16 +22,26 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-_one_at_a_time = threading.Lock()  # a process each: who asks often waits
+_one_at_a_time = threading.Lock()  # a process each, and who waits for it has a thread
 
 
 def draw(run: RunFolder, job_id: int, title: str) -> bytes:
-    """The page. Raises UserError where there is no plan yet, or none that can be drawn."""
+    """The page. Raises UserError where there is no plan yet, or none that can be drawn, and
+    HTTPException 503 while another is being drawn."""
     if not run.plan.exists():
         raise UserError(
             f"Job {job_id} has no plan yet.", code="no-plan", hint=f"offmate show {job_id}", exit_code=Exit.FAILED
         )
-    with _one_at_a_time, tempfile.TemporaryDirectory(prefix="offmate-") as folder:
+    if not _one_at_a_time.acquire(blocking=False):
+        raise HTTPException(503, "another plan is being drawn", headers={"Retry-After": "1"})
+    try:
+        return _drawn(run, job_id, title)
+    finally:
+        _one_at_a_time.release()
+
+
+def _drawn(run: RunFolder, job_id: int, title: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="offmate-") as folder:
         page = Path(folder) / "plan.html"
         drawing = ["picture", str(run.plan), f"--title={title}", f"--html={page}"]
         command = [sys.executable, "-P", "-m", "planner", *drawing]

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
+import re
 import secrets
+import time
 from pathlib import Path
 
-from starlette.datastructures import Headers
-from starlette.requests import cookie_parser
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offmated.api.refusals import refused
 from planner.errors import Exit, UserError
 
-COOKIE = "offmate-token"
 SCHEME = "bearer "
+TICKET_S = 60
+"""So long a link may be opened."""
+_LINKED = re.compile(r"/jobs/[0-9]{1,10}/plan\.html")
+_TOKEN = re.compile(r"[!-~]{20,}")
 
 
 def read_token(file: Path) -> str:
-    """The token in `file`, which is made, for this user alone, where there is none."""
+    """The token in `file`, which is made, for this user alone, where there is none. Raises UserError `bad-token` for
+    one that could be guessed, OSError."""
     try:
-        return file.read_text("ascii").strip()
+        token = file.read_bytes().strip().decode("ascii", "replace")
     except FileNotFoundError:
-        token = secrets.token_urlsafe(32)
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as out:
-            out.write(token)
-        draft.replace(file)
+        token = ""
+    if _TOKEN.fullmatch(token):
         return token
+    if token:
+        raise UserError(
+            "The token for the API could be guessed, or cannot be sent.", numbers=(str(file),), code="bad-token",
+            hint="delete the file: another is made at the daemon's start", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    token = secrets.token_urlsafe(32)
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as out:
+        out.write(token)
+        out.flush()
+        os.fsync(out.fileno())
+    draft.replace(file)
+    return token
 
 
 class Guarded:
-    """The application for those who show the token: as `Authorization: Bearer …`, or, to look only, as the cookie that
-    the page sets for its links. A cookie alone changes nothing: other pages can have a browser send it."""
+    """The application for those who send the token as `Authorization: Bearer …`. Never as a cookie: a browser sends
+    these to every port of a host, and for every page that asks.
+
+    Links have no header. `POST /ticket?path=/jobs/3/plan.html` gives the holder of the token an address that shows that
+    plan to whoever opens it within a minute, and nothing else.
+    """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -41,25 +63,46 @@ class Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or refuse it with 401."""
-        if scope["type"] != "http" or self._open(scope) or self._shown(scope):
+        if scope["type"] != "http" or _is_open(scope) or self._has_ticket(scope):
             await self._app(scope, receive, send)
-            return
-        error = UserError(
-            "This needs the daemon's token.", code="no-token", exit_code=Exit.USAGE,
-            hint="offmate page gives an address that has it",
-        )  # fmt: skip
-        await refused(401, error, headers={"www-authenticate": "Bearer"})(scope, receive, send)
+        elif not self._is_shown(scope):
+            error = UserError(
+                "This needs the daemon's token.", code="no-token", exit_code=Exit.USAGE,
+                hint="offmate page gives an address that has it",
+            )  # fmt: skip
+            await refused(401, error, headers={"www-authenticate": "Bearer"})(scope, receive, send)
+        elif scope["path"] == "/ticket" and scope["method"] == "POST":
+            await self._give_ticket(scope)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
-    def _open(self, scope: Scope) -> bool:
+    def _give_ticket(self, scope: Scope) -> JSONResponse:
+        path = QueryParams(scope["query_string"]).get("path", "")
+        if not _LINKED.fullmatch(path):
+            return refused(422, UserError("There is no link to that.", code="bad-request", exit_code=Exit.USAGE))
+        until = str(int(time.time()) + TICKET_S)
+        return JSONResponse({"url": f"{path}?until={until}&ticket={self._ticket(path, until)}"})
+
+    def _has_ticket(self, scope: Scope) -> bool:
         path: str = scope["path"]
-        return scope["method"] in ("GET", "HEAD") and (path in ("/", "/healthz") or path.startswith("/page/"))
+        if scope["method"] != "GET" or not _LINKED.fullmatch(path):
+            return False
+        query = QueryParams(scope["query_string"])
+        until, shown = query.get("until", ""), query.get("ticket", "")
+        if not re.fullmatch("[0-9]{1,12}", until) or int(until) < time.time():
+            return False
+        return hmac.compare_digest(shown.encode("utf-8", "replace"), self._ticket(path, until).encode())
 
-    def _shown(self, scope: Scope) -> bool:
-        headers = Headers(scope=scope)
-        said = headers.get("authorization", "")
-        if said[: len(SCHEME)].lower() == SCHEME:
-            return self._is(said[len(SCHEME) :].strip())
-        return scope["method"] in ("GET", "HEAD") and self._is(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
+    def _ticket(self, path: str, until: str) -> str:
+        return hmac.new(self._token, f"{path} until {until}".encode(), hashlib.sha256).hexdigest()
 
-    def _is(self, shown: str) -> bool:
-        return secrets.compare_digest(shown.encode("utf-8", "replace"), self._token)
+    def _is_shown(self, scope: Scope) -> bool:
+        said = Headers(scope=scope).get("authorization", "")
+        token = said[len(SCHEME) :].strip(" ").encode("utf-8", "replace")
+        return said[: len(SCHEME)].lower() == SCHEME and hmac.compare_digest(token, self._token)
+
+
+def _is_open(scope: Scope) -> bool:
+    """What is nobody's secret: the page before it knows anything, and that the daemon answers."""
+    path: str = scope["path"]
+    return scope["method"] in ("GET", "HEAD") and (path in ("/", "/healthz") or path.startswith("/page/"))

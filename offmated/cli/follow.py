@@ -100,7 +100,7 @@ def _without_daemon(client: Client, job_id: int, error: UserError, following: bo
     """The run folder of a job whose daemon does not answer, and where it is. Raises `error` where it says something
     else, or where there is no such folder."""
     run = RunFolder(client.paths.run_folder(job_id))
-    if error.code not in ("daemon-not-running", "daemon-silent") or not run.path.is_dir():
+    if error.code not in ("daemon-not-running", "daemon-silent") or client.remote is not None or not run.path.is_dir():
         raise error
     if not following:
         click.echo(f"{error.what} This is what {run.path} has.", err=True)

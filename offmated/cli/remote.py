@@ -26,12 +26,15 @@ class Remote:
         named = environment.get(HOST, "").strip()
         if not named:
             return None
-        parts = urlsplit(named if "//" in named else f"http://{named}")
         try:
-            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port and not parts.path.strip("/")
+            parts = urlsplit(named if "//" in named else f"http://{named}")
+            usable = (
+                parts.scheme in ("http", "https") and parts.hostname and parts.port and parts.username is None
+                and not (parts.path.strip("/") or parts.query or parts.fragment)
+            )  # fmt: skip
         except ValueError:
             usable = False
-        if not usable or parts.username is not None:
+        if not usable:
             raise UserError(
                 "The daemon's address is none.", numbers=(f"{HOST}={named}",), code="bad-host", exit_code=Exit.USAGE,
                 hint="a host and a port: http://127.0.0.1:8477",
@@ -39,15 +42,15 @@ class Remote:
         token = environment.get(TOKEN, "").strip()
         if not (token and token.isascii() and token.isprintable()):
             raise UserError(
-                f"{HOST} is set, and {TOKEN} is not.", numbers=(f"{HOST}={named}",), code="bad-host",
+                f"{HOST} is set, and {TOKEN} is not a token.", numbers=(f"{HOST}={named}",), code="bad-host",
                 hint="the token is in the file api-token in the state folder of that machine", exit_code=Exit.USAGE,
             )  # fmt: skip
         return cls(f"{parts.scheme}://{parts.netloc}", token)
 
     def unanswered(self, *why: str) -> UserError:
-        """Nobody answers there."""
+        """Nobody answers there, which says nothing about jobs: a tunnel may have ended."""
         return UserError(
-            "The daemon does not answer.", numbers=(self.url, *why), code="daemon-not-running",
+            "The daemon does not answer.", numbers=(self.url, *why), code="daemon-silent",
             hint="does it listen there? `listen` in its config.toml, or a tunnel: ssh -L",
             exit_code=Exit.DAEMON_NOT_RUNNING,
         )  # fmt: skip

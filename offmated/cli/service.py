@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from offmated.cli.remote import only_here
+from offmated.config import KEYS
 from offmated.lock import lock_holder
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
@@ -22,7 +23,7 @@ PATIENCE_S = 180
 
 #: What a login's shell may have set and jobs need; a password or a token stays where it is, in a file.
 HANDED_ON = ("PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE",
-             "XDG_CACHE_HOME", "OFFMATE_REDIS_URL", "OFFMATE_DATABASE_URL")  # fmt: skip
+             "XDG_CACHE_HOME", *KEYS.values())  # fmt: skip
 
 UNIT = """\
 # Written by `offmate service install`; `offmate service uninstall` removes it.
@@ -41,6 +42,8 @@ UMask=0077
 # SIGTERM is for the daemon alone: it has its jobs save, and asks for the time that takes.
 KillMode=mixed
 TimeoutStopSec=120
+# An upgrade copies the database first, however large it is.
+TimeoutStartSec=infinity
 WatchdogSec=120
 Restart=on-failure
 RestartSec=5
@@ -65,7 +68,8 @@ def install() -> None:
     only_here("service")
     paths = Paths.from_environment()
     systemctl = _systemctl()
-    if (holder := lock_holder(paths)) is not None:
+    holder = lock_holder(paths)
+    if holder is not None and not _is_active(systemctl):
         raise UserError(
             "A daemon runs already; the service cannot start beside it.", numbers=(f"process {holder.pid}",),
             hint="offmate down, then again", code="already-running", exit_code=Exit.USAGE,
@@ -80,9 +84,13 @@ def install() -> None:
     draft.replace(file)
     try:
         _run(systemctl, "daemon-reload")
-        _run(systemctl, "enable", "--now", NAME)
+        _run(systemctl, "enable", NAME)
+        _run(systemctl, "restart", NAME, patience_s=None)  # one of before first saves its jobs
     except UserError:
+        for words in (("disable", "--now", NAME), ("reset-failed", NAME)):
+            _ask(systemctl, *words)
         file.unlink() if before is None else file.write_bytes(before)
+        _ask(systemctl, "daemon-reload")
         raise
     click.echo(f"The daemon runs, and will after each login ({file}).")
     if not (Path("/var/lib/systemd/linger") / getpass.getuser()).exists():
@@ -92,6 +100,7 @@ def install() -> None:
 @service.command()
 def uninstall() -> None:
     """End the service and remove its unit. Jobs stay: a running one saves a checkpoint first."""
+    only_here("service")
     file, systemctl = unit_file(), _systemctl()
     if not file.exists():
         raise UserError(
@@ -134,18 +143,25 @@ def _systemctl() -> str:
     return found
 
 
+def _is_active(systemctl: str) -> bool:
+    return _ask(systemctl, "is-active", "--quiet", NAME) is None
+
+
 def _run(systemctl: str, *words: str, patience_s: float | None = PATIENCE_S) -> None:
+    if (why := _ask(systemctl, *words, patience_s=patience_s)) is not None:
+        log = Paths.from_environment().log
+        raise UserError(
+            "systemd did not take the service.", numbers=(f"systemctl --user {' '.join(words)}", *why.splitlines()[:5]),
+            hint=f"{log} has what the daemon said, if it started", code="systemd-failed",
+        )  # fmt: skip
+
+
+def _ask(systemctl: str, *words: str, patience_s: float | None = PATIENCE_S) -> str | None:
+    """Why systemd did not do it; None when it did."""
     try:
         done = subprocess.run(
             [systemctl, "--user", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience_s
         )
     except subprocess.TimeoutExpired:
-        why = f"no answer within {PATIENCE_S} s"
-    else:
-        if done.returncode == 0:
-            return
-        why = done.stderr.strip() or f"exit code {done.returncode}"
-    raise UserError(
-        "systemd did not take the service.", numbers=(f"systemctl --user {' '.join(words)}", *why.splitlines()[:5]),
-        hint=f"journalctl --user -u {NAME} says more", code="systemd-failed",
-    )  # fmt: skip
+        return f"no answer within {PATIENCE_S} s"
+    return None if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"

@@ -5,25 +5,30 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
 def awake(why: str) -> Iterator[None]:
-    """Sleep by idleness or by a closed lid is held off in the body, where systemd's logind takes such a wish; elsewhere
-    nothing happens. It ends with this process, however that ends: who holds it waits for the end of a pipe."""
+    """Sleep is held off in the body, where systemd's logind takes such a wish; elsewhere nothing happens. It ends with
+    this process, however that ends: who holds it waits for the end of a pipe.
+
+    Idleness and sleep are asked for one by one: logind lets everybody hold off the first, and the second only those
+    who sit at the machine.
+    """
     command = shutil.which("systemd-inhibit")
-    if command is None:
-        yield
-        return
-    what = ["--what=sleep:idle:handle-lid-switch", "--who=offmate", f"--why={why}", "--mode=block", "cat"]
-    holder = subprocess.Popen(
-        [command, *what], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    holders = []
+    for what in ("idle", "sleep") if command is not None else ():
+        words = [str(command), f"--what={what}", "--who=offmate", f"--why={why}", "--mode=block", "cat"]
+        with suppress(OSError):  # no job fails for that
+            holders.append(
+                subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
     try:
         yield
     finally:
-        assert holder.stdin is not None
-        holder.stdin.close()
-        holder.kill()  # a bus that hangs would keep it
-        holder.wait()
+        for holder in holders:
+            assert holder.stdin is not None
+            holder.stdin.close()
+            holder.kill()  # a bus that hangs would keep it
+            holder.wait()

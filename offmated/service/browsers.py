@@ -20,7 +20,8 @@ class Browsers:
     def __init__(self, app: ASGIApp, listen: str | None, token: Path) -> None:
         self._app = app
         self._address = TcpAddress.parse(listen) if listen is not None else None
-        self._token = token
+        self._file = token
+        self._token = ""
         self._server: Server | None = None
         self._lock = threading.Lock()  # the page is asked for in a thread of the API
 
@@ -38,7 +39,7 @@ class Browsers:
             host = ipaddress.ip_address(self._address.host)
             if host.is_unspecified:
                 host = ipaddress.ip_address("127.0.0.1" if host.version == 4 else "::1")
-            return f"http://{TcpAddress(str(host), self._address.port)}/#{read_token(self._token)}"
+            return f"http://{TcpAddress(str(host), self._address.port)}/#{self._token}"
 
     def close(self) -> None:
         """Listen no longer."""
@@ -50,5 +51,6 @@ class Browsers:
         if self._address is None:
             return
         if self._server is None:
-            self._server = Server(Guarded(self._app, read_token(self._token)), self._address)
+            self._token = read_token(self._file)  # once: what the file says later is for the next start
+            self._server = Server(Guarded(self._app, self._token), self._address)
         self._server.keep()

@@ -210,7 +210,7 @@ class Daemon:
         """Keep the API's socket. Jobs do not need it: without it everything else goes on."""
         with self._errors.of("listening", Exception):
             self._api.keep()
-        with self._errors.of(f"listening on {self._config.listen}", OSError):
+        with self._errors.of(f"listening on {self._config.listen}", Exception):
             self._browsers.keep()
 
     def _keep_lock(self) -> None:

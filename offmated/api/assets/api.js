@@ -10,8 +10,6 @@ export function takeToken() {
     localStorage.setItem(KEY, given);
     history.replaceState(null, "", location.pathname);
   }
-  const token = localStorage.getItem(KEY);
-  if (token) document.cookie = `${KEY}=${token}; path=/; SameSite=Strict`; // for links, which have no header
 }
 
 async function send(method, path, body) {
@@ -31,5 +29,6 @@ export const finished = () => json("/jobs?limit=20&state=done&state=failed&state
 export const job = (id) => json(`/jobs/${id}`);
 export const events = (id, position) => json(`/jobs/${id}/events?position=${position}`);
 export const log = async (id) => (await send("GET", `/jobs/${id}/logs?tail=65536`)).text();
+export const planLink = async (id) => (await (await send("POST", `/ticket?path=/jobs/${id}/plan.html`)).json()).url;
 export const cancel = (id) => send("POST", `/jobs/${id}/cancel`);
 export const retry = (id) => send("POST", `/jobs/${id}/retry`, {});

@@ -14,6 +14,7 @@ const charts = {
 };
 const read = new Map(); // job -> {curves, position}: what its events said so far
 let chosen = null; // by a person; else the job that runs, or the last one
+let shown = null; // the job that is on the page
 let timer = 0;
 
 function element(name, text = "", kind = "") {
@@ -121,6 +122,7 @@ function cards(job, curves) {
 }
 
 function showJob(job, curves) {
+  shown = job.id;
   find("#job").hidden = false;
   find("#title").textContent = title(job);
   const chip = element("span", state(job), state(job));
@@ -136,7 +138,6 @@ function showJob(job, curves) {
   charts.loss.show(curves.loss());
   charts.pace.show(curves.pace());
   find("#plan").hidden = !job.plan;
-  find("#plan").href = `/jobs/${job.id}/plan.html`;
   find("#cancel").hidden = OVER.has(job.state);
   find("#retry").hidden = !["failed", "cancelled"].includes(job.state);
   find("#samples").hidden = curves.samples.length === 0;
@@ -207,7 +208,7 @@ function ask(heading, text, word) {
 }
 
 async function act(heading, text, word, doing) {
-  const id = Number(find("#title").textContent.split(" ")[0]);
+  const id = shown;
   if (!(await ask(`${heading} job ${id}?`, text, word))) return;
   try {
     await doing(id);
@@ -217,12 +218,26 @@ async function act(heading, text, word, doing) {
   await again();
 }
 
+async function openPlan() {
+  const tab = window.open("", "_blank"); // now, as an answer comes too late for a browser to see a person's wish in it
+  if (!tab) return;
+  tab.opener = null;
+  try {
+    tab.location = await api.planLink(shown);
+  } catch (error) {
+    tab.close();
+    await ask("It cannot be shown", error.message, "OK");
+  }
+}
+
+find("#plan").onclick = openPlan;
 find("#cancel").onclick = () => act("Cancel", "It ends without a new checkpoint; those it has stay, and Retry goes on from the last.",
   "Cancel it", api.cancel);
 find("#retry").onclick = () => act("Retry", "It goes on from its last checkpoint, or from the start where it has none.", "Retry it", api.retry);
 find("#log").ontoggle = () => { again(); };
 document.addEventListener("visibilitychange", () => { if (!document.hidden) again(); });
 
+addEventListener("hashchange", () => { api.takeToken(); again(); });
 api.takeToken();
 const named = location.hash.match(/^#job-(\d+)$/);
 if (named) chosen = Number(named[1]);

@@ -110,6 +110,14 @@ def test_it_asks_this_daemon_only_and_never_shows_the_token_in_an_address(page: 
     assert not [url for url in page.requests[1:] if token in url]
 
 
+def test_the_plan_opens_in_a_tab_of_its_own(page: Browser, shared: House) -> None:
+    with page.page.context.expect_page() as opened:
+        page.page.click("#plan")
+    opened.value.wait_for_url("**/plan.html?until=*")
+    assert shared.paths.token.read_text() not in opened.value.url
+    opened.value.close()
+
+
 def test_a_browser_without_the_token_is_told_what_to_type(started: Browser, shared: House) -> None:
     address = shared.client.page_url().split("#")[0]
     context = started.page.context.browser
@@ -120,6 +128,9 @@ def test_a_browser_without_the_token_is_told_what_to_type(started: Browser, shar
         page.wait_for_selector("#trouble:not([hidden])")
         assert "offmate page gives an address" in page.inner_text("#trouble")
         assert not page.is_visible("main")
+        page.goto(shared.client.page_url())  # in the same tab: only what is behind the "#" changes
+        page.wait_for_selector("main:not([hidden])")
+        assert "#" not in page.url
 
 
 @pytest.mark.parametrize("dark", [False, True])

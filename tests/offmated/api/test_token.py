@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import httpx
 import pytest
 
 from offmated.api.addresses import TcpAddress
-from offmated.api.token import COOKIE, read_token
+from offmated.api.token import TICKET_S, Guarded, read_token
 from offmated.config import Config
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
@@ -54,14 +55,60 @@ def test_with_the_token_it_is_the_api(shared: House, place: tuple[str, str]) -> 
         assert (refused.status_code, refused.json()["code"]) == (422, "job-ended")
 
 
-def test_a_cookie_only_looks(shared: House, place: tuple[str, str]) -> None:
-    """Any page can have the browser of somebody who has the cookie send a form here."""
+def test_a_ticket_opens_one_plan_for_a_minute(
+    shared: House, place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     address, token = place
-    with httpx.Client(base_url=address, cookies={COOKIE: token}) as client:
-        assert client.get("/health").status_code == 200
-        assert client.post("/shutdown").status_code == 401
-    with httpx.Client(base_url=address, cookies={COOKIE: f"{token}x"}) as client:
-        assert client.get("/health").status_code == 401
+    number = shared.submit()
+    shared.wait_for(number, "done")
+    with httpx.Client(base_url=address) as stranger:
+        assert stranger.post(f"/ticket?path=/jobs/{number}/plan.html").status_code == 401
+        owner = {"Authorization": f"Bearer {token}"}
+        for path in ("/jobs", "/shutdown", f"/jobs/{number}/plan.html/../../..", "//box/jobs/1/plan.html", ""):
+            assert stranger.post("/ticket", params={"path": path}, headers=owner).status_code == 422
+        link = stranger.post(f"/ticket?path=/jobs/{number}/plan.html", headers=owner).json()["url"]
+        assert token not in link
+        assert stranger.get(link).status_code != 401
+        assert stranger.get(link.replace(f"/jobs/{number}/", f"/jobs/{number + 1}/")).status_code == 401
+        assert stranger.get(link[:-1] + ("0" if link[-1] != "0" else "1")).status_code == 401
+        assert stranger.get(link.replace("/plan.html", "")).status_code == 401
+        assert stranger.post(link).status_code == 401
+    guard = Guarded(no_app, token)
+    scope = {"method": "GET", "path": f"/jobs/{number}/plan.html", "query_string": link.split("?")[1].encode()}
+    assert guard._has_ticket(scope)
+    later = time.time() + TICKET_S + 1
+    monkeypatch.setattr("time.time", lambda: later)
+    assert not guard._has_ticket(scope)
+
+
+async def no_app(scope: object, receive: object, send: object) -> None:
+    raise AssertionError("nobody is let through")
+
+
+@pytest.mark.parametrize("text", [b"short", b"with a space in the middle of it", "zwölfundzwanzigzeichenlang".encode()])
+def test_a_token_that_is_none_lets_nobody_in(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(text)
+    with pytest.raises(UserError) as caught:
+        read_token(tmp_path / "token")
+    assert (caught.value.code, text.decode() in str(caught.value)) == ("bad-token", False)
+
+
+def test_an_empty_token_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "token").touch()
+    made = read_token(tmp_path / "token")
+    assert len(made) >= 40 and read_token(tmp_path / "token") == made
+
+
+def test_a_daemon_whose_token_is_none_goes_on_without_tcp() -> None:
+    with house() as built:
+        built.down()
+        built.paths.config.write_text('listen = "127.0.0.1:0"\n')
+        built.paths.token.write_bytes("\xff zwölf".encode("latin-1"))
+        built.up()
+        built.wait_for(built.submit(), "done")
+        with pytest.raises(UserError) as caught:
+            built.client.page_url()
+        assert caught.value.code == "bad-token"
 
 
 def test_the_token_is_this_users_alone_and_stays(shared: House, place: tuple[str, str]) -> None:

@@ -59,7 +59,7 @@ def test_a_job_is_handed_in_followed_and_asked_for_from_elsewhere(there: House, 
 
 
 def test_what_is_for_this_machine_is_not_done_to_the_other(there: House, here: Path) -> None:
-    for words in (("up",), ("down",), ("service", "install")):
+    for words in (("up",), ("down",), ("service", "install"), ("service", "uninstall")):
         assert code(offmate(*words)) == (Exit.USAGE, "not-remote")
     assert there.client.running()
     assert offmate("page").output.strip() == there.client.page_url()
@@ -71,14 +71,20 @@ def test_the_wrong_token_and_an_address_where_nobody_is_are_said(
     monkeypatch.setenv("OFFMATE_TOKEN", "another")
     assert code(offmate("status")) == (Exit.USAGE, "no-token")
     monkeypatch.setenv("OFFMATE_HOST", "http://127.0.0.1:9")
-    assert code(offmate("status")) == (Exit.DAEMON_NOT_RUNNING, "daemon-not-running")
+    (here / "state" / "runs" / "1").mkdir(parents=True)
+    (here / "state" / "runs" / "1" / "log.txt").write_text("a job of this machine")
+    for words in (("status",), ("logs", "1"), ("metrics", "1")):
+        answer = offmate(*words)
+        assert code(answer) == (Exit.DAEMON_NOT_RUNNING, "daemon-silent")
+        assert "of this machine" not in answer.output
 
 
 @pytest.mark.parametrize(
     ("host", "token"),
     [
         ("box", "secret"), ("http://box:port", "secret"), ("ftp://box:1", "secret"), ("http://box:1/jobs", "secret"),
-        ("http://me@box:1", "secret"), ("box:8477", ""), ("box:8477", "zwölf"), ("box:8477", "a\nb"),
+        ("http://me@box:1", "secret"), ("box:8477", ""),
+        ("box:8477", "zwölf"), ("box:8477", "a\nb"), ("http://[::1", "secret"),
     ],
 )  # fmt: skip
 def test_what_is_no_address_or_no_token_is_said(host: str, token: str) -> None:

@@ -53,7 +53,9 @@ def test_the_service_is_written_for_this_user_alone_started_and_removed(home: Pa
     code, said = offmate("service", "install")
     assert code == 0, said
     assert stat.S_IMODE(unit_file().stat().st_mode) == 0o600
-    assert asked(home) == ["--user daemon-reload", "--user enable --now offmate.service"]
+    assert asked(home) == [
+        "--user daemon-reload", "--user enable offmate.service", "--user restart offmate.service"
+    ]  # fmt: skip
     assert offmate("service", "install")[0] == 0, "again, as after an upgrade"
     code, said = offmate("service", "uninstall")
     assert code == 0, said
@@ -68,6 +70,9 @@ def test_what_systemd_refuses_leaves_what_was_there(home: Path) -> None:
     code, said = offmate("service", "install")
     assert code == 1 and "not this one" in said and "[systemd-failed]" in said
     assert list(unit_file().parent.iterdir()) == []
+    assert asked(home)[-3:] == [
+        "--user disable --now offmate.service", "--user reset-failed offmate.service", "--user daemon-reload"
+    ]  # fmt: skip
     unit_file().write_text("mine\n")
     assert offmate("service", "install")[0] == 1
     assert unit_file().read_text() == "mine\n"
@@ -77,9 +82,12 @@ def test_the_service_is_not_started_beside_a_daemon(home: Path) -> None:
     paths = Paths.from_environment()
     paths.create()
     paths.lock.write_text(str(Process.current()))
+    (home / "refuse").write_text("is-active\n")
     code, said = offmate("service", "install")
     assert (code, "[already-running]" in said) == (2, True)
     assert not unit_file().exists()
+    (home / "refuse").unlink()
+    assert offmate("service", "install")[0] == 0, "the daemon is the service's own: it starts again"
 
 
 def test_without_systemd_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

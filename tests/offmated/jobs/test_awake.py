@@ -17,40 +17,39 @@ from tests.support.daemons import ROOT, until
 
 @pytest.fixture
 def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file in which a `systemd-inhibit` writes its process and its words; then it runs what it was given, as the
-    real one does where there is a logind."""
-    script = tmp_path / "systemd-inhibit"
-    file = tmp_path / "held"
-    script.write_text(f'#!/bin/sh\necho "$$ $*" > {file}.new; mv {file}.new {file}\nexec cat\n')
+    """The folder in which each `systemd-inhibit` leaves its words, in a file called as its process; then it runs what
+    it was given, as the real one does where there is a logind."""
+    folder, script = tmp_path / "held", tmp_path / "systemd-inhibit"
+    folder.mkdir()
+    script.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/$$; mv {tmp_path}/$$ {folder}\nexec cat\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return file
+    return folder
 
 
-def holder(held: Path) -> Process:
-    until(held.exists, "somebody holds sleep off")
-    process = Process.of(int(held.read_text().split()[0]))
-    assert process is not None
-    return process
+def holders(held: Path) -> list[Process]:
+    until(lambda: len(list(held.iterdir())) == 2, "idleness and sleep are held off")
+    return [process for file in held.iterdir() if (process := Process.of(int(file.name))) is not None]
 
 
 def test_sleep_is_held_off_in_the_body_and_no_longer(held: Path) -> None:
     with pytest.raises(ZeroDivisionError), awake("job 3 trains"):
-        process = holder(held)
-        assert held.read_text().split(maxsplit=1)[1] == (
-            "--what=sleep:idle:handle-lid-switch --who=offmate --why=job 3 trains --mode=block cat\n"
-        )
+        found = holders(held)
+        assert sorted(file.read_text() for file in held.iterdir()) == [
+            f"--what={what} --who=offmate --why=job 3 trains --mode=block cat\n" for what in ("idle", "sleep")
+        ]
+        assert len(found) == 2
         raise ZeroDivisionError
-    assert not process.alive()
+    assert not any(process.alive() for process in found)
 
 
 def test_who_is_killed_holds_nothing(held: Path) -> None:
     code = "import time\nfrom offmated.jobs.awake import awake\nwith awake('x'): time.sleep(1000)"
     worker = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
-    process = holder(held)
+    found = holders(held)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
-    until(lambda: not process.alive(), "sleep is free again")
+    until(lambda: not any(process.alive() for process in found), "sleep is free again")
 
 
 def test_where_nobody_can_be_asked_the_body_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
