@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Header, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from sqlalchemy.exc import SQLAlchemyError
 
 from offmated.api import monitoring, plan_page
@@ -19,18 +19,22 @@ from offmated.api.limits import Limits
 from offmated.api.page import add_page
 from offmated.api.refusals import add_handlers
 from offmated.api.views import job_view
-from offmated.jobs.listing import Page, newest, one, queue
+from offmated.jobs import listing, queue
+from offmated.jobs.listing import Page, newest, one
 from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.submission import retry, submit
 from offmated.jobs.table import KEY_LENGTH
+from offmated.jobs.turns import Turn
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
+from planner.units import printable
 
 Json = dict[str, Any]
 
 PAGE, MOST_IN_A_PAGE = 100, 200
+MOST_PRIORITY = 1000
 LOG_POLL_S = 0.2
 LOG_PIECE_BYTES = 64 * 1024
 
@@ -56,6 +60,32 @@ class Submission(BaseModel):
     yaml: str
     folder: str
     name: str = "job.yaml"
+    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
+    after: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
+    begin_at: Annotated[float, Field(ge=0, le=2**40)] | None = None
+    label: Annotated[str, Field(min_length=1, max_length=KEY_LENGTH)] | None = None
+    held: bool = False
+
+    def turn(self) -> Turn:
+        """When it is to have its turn."""
+        return Turn(
+            priority=self.priority, after=self.after, begin_at=self.begin_at, held=self.held,
+            label=printable(self.label) if self.label is not None else None,
+        )  # fmt: skip
+
+
+class Move(BaseModel):
+    """Where in the queue a job is to come: one of the three."""
+
+    to: Literal["first", "last"] | None = None
+    before: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
+    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Move:
+        if sum(value is not None for value in (self.to, self.before, self.priority)) != 1:
+            raise ValueError("say one of to, before and priority")
+        return self
 
 
 class Again(BaseModel):
@@ -77,6 +107,7 @@ JobId = Annotated[int, InPath(ge=1, le=LARGEST_ID)]
 InAPage = Annotated[int, Query(ge=1, le=MOST_IN_A_PAGE)]
 Number = Annotated[int, Query(ge=1, le=LARGEST_ID)]
 Tail = Annotated[int | None, Query(ge=0, le=2**20)]
+Label = Annotated[str | None, Query(max_length=KEY_LENGTH)]
 Key = Annotated[str | None, Header(min_length=1, max_length=KEY_LENGTH)]
 
 
@@ -99,6 +130,9 @@ def make_app(services: Services) -> FastAPI:
     app.get("/jobs/{job_id}/events")(show_events)
     app.post("/jobs/{job_id}/cancel")(cancel_job)
     app.post("/jobs/{job_id}/retry")(retry_job)
+    app.post("/jobs/{job_id}/move")(move_job)
+    app.post("/jobs/{job_id}/{change}")(change_job)
+    app.post("/machine/{change}")(change_machine)
     app.post("/page")(open_page)
     app.post("/shutdown", status_code=202)(shut_down)
     add_page(app)
@@ -123,23 +157,23 @@ def metrics(use: Use) -> PlainTextResponse:
 def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
     """Take a job in. 422 with the error's fields when it cannot be run as written. Under a key that a job was taken in
     under before, as when its answer was lost, the answer is that job."""
-    row, _ = submit(use.store, use.paths, body.yaml, Path(body.folder), body.name, idempotency_key)
+    row, _ = submit(use.store, use.paths, body.yaml, Path(body.folder), body.name, idempotency_key, body.turn())
     use.wake()
     return show_job(row.id, use)
 
 
 def list_jobs(
     use: Use, limit: InAPage = PAGE, before: Number | None = None,
-    state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
+    state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None, label: Label = None,
 ) -> Json:  # fmt: skip
-    """Jobs in these states (none given: all), the newest first: {"jobs", "next", "total"}. `next` is for `before`, to
-    have the page after this one; null when there is none."""
-    return _page(newest(use.store, state or (), before=before, limit=limit))
+    """Jobs in these states (none given: all) and of this label, the newest first: {"jobs", "next", "total"}. `next` is
+    for `before`, to have the page after this one; null when there is none."""
+    return _page(newest(use.store, state or (), before=before, label=label, limit=limit))
 
 
-def list_queue(use: Use, limit: InAPage = PAGE, place: Number = 1) -> Json:
+def list_queue(use: Use, limit: InAPage = PAGE, place: Number = 1, label: Label = None) -> Json:
     """The jobs that are not over, in the order of their places, from `place` on, as `GET /jobs` answers."""
-    return _page(queue(use.store, place=place, limit=limit))
+    return _page(listing.queue(use.store, place=place, label=label, limit=limit))
 
 
 def _page(page: Page) -> Json:
@@ -184,6 +218,33 @@ def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
     )  # fmt: skip
     use.wake()
     return show_job(job_id, use)
+
+
+def move_job(job_id: JobId, body: Move, use: Use) -> Json:
+    """Give a job that waits another place in the queue."""
+    if body.before is not None:
+        queue.move_before(use.store, job_id, body.before)
+    elif body.priority is not None:
+        queue.set_priority(use.store, job_id, body.priority)
+    else:
+        (queue.move_first if body.to == "first" else queue.move_last)(use.store, job_id)
+    return show_job(job_id, use)
+
+
+def change_job(job_id: JobId, change: Literal["hold", "release", "pause", "resume"], use: Use) -> Json:
+    """Keep a job from its turn, or give it back."""
+    {"hold": queue.hold, "release": queue.release, "pause": queue.pause, "resume": queue.resume}[change](
+        use.store, job_id
+    )
+    use.wake()
+    return show_job(job_id, use)
+
+
+def change_machine(change: Literal["pause", "resume"], use: Use) -> Json:
+    """Have no job work, or jobs work again: {"paused"}. Those who work save a checkpoint and end soon after."""
+    (queue.pause_all if change == "pause" else queue.resume_all)(use.store)
+    use.wake()
+    return {"paused": change == "pause"}
 
 
 def show_events(job_id: JobId, use: Use, position: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Json:

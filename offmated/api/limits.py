@@ -41,7 +41,7 @@ class Limits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        writes = scope["method"] == "POST" and scope["path"].startswith("/jobs")
+        writes = scope["method"] == "POST" and scope["path"].startswith(("/jobs", "/machine"))
         turns = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(WRITERS))
         try:
             if writes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from offmated.jobs.listing import Listed
-from offmated.jobs.states import FINAL, TAKEN_FROM, JobState, StopReason
+from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
 from planner.run.folder import RunFolder
@@ -32,6 +33,7 @@ _PLAN_FIELDS = (
 _ROW_FIELDS = (
     "id", "name", "state", "stop_reason", "priority", "run_dir", "created_at", "started_at", "ended_at", "attempts",
     "history", "crashes", "last_checkpoint_step", "exit_code", "error", "notes",
+    "label", "hold", "after_id", "begin_at",
 )  # fmt: skip
 
 
@@ -189,16 +191,34 @@ def _reason(job: Listed) -> str:
         return str(row.error["what"]) if row.error else ""
     if _is_left_alone(row):
         return "its process has ended; it goes on once the database has taken that"
-    if row.stop_reason is not None and row.state in TAKEN_FROM:
-        return "is being cancelled" if row.stop_reason is StopReason.CANCEL else "saves a checkpoint to stop"
     if row.state in TAKEN_FROM:
-        return _again(row)
+        return _STOPS[row.stop_reason] if row.stop_reason is not None else _again(row)
+    return "; ".join(filter(None, (_waits(job), _again(row))))
+
+
+_STOPS = {
+    StopReason.CANCEL: "is being cancelled", StopReason.SHUTDOWN: "saves a checkpoint to stop",
+    StopReason.PAUSE: "saves a checkpoint to pause",
+}  # fmt: skip
+
+
+def _waits(job: Listed) -> str:
+    """What a job waits for: first what only a person ends, then what ends by itself."""
+    row = job.row
+    if job.paused:
+        return "the machine is paused: offmate resume"
+    if row.hold is not None:
+        return f"paused: offmate resume {row.id}" if row.hold is Hold.PAUSED else f"held: offmate release {row.id}"
+    if row.state is JobState.WAITING and job.after is not None:
+        if job.after in FINAL:
+            return f"job {row.after_id} is {job.after}: offmate retry {row.after_id}, or offmate release {row.id}"
+        return f"begins after job {row.after_id}, which is {job.after}"
+    if row.state is JobState.WAITING and row.begin_at is not None and row.begin_at > time.time():
+        return f"begins at {time.strftime('%Y-%m-%d %H:%M', time.localtime(row.begin_at))}"
     worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
     if job.ahead:
-        place = f"waits for the {worker}, {job.ahead + len(job.busy)} before it"
-    else:
-        place = f"waits for job {job.busy[0]}" if job.busy else f"goes to the {worker} next"
-    return "; ".join(filter(None, (place, _again(row))))
+        return f"waits for the {worker}, {job.ahead + len(job.busy)} before it"
+    return f"waits for job {job.busy[0]}" if job.busy else f"goes to the {worker} next"
 
 
 def _again(row: JobRow) -> str:

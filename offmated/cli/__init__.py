@@ -12,10 +12,11 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
-from offmated.cli import job_list, job_view
+from offmated.cli import job_list, job_view, queue
 from offmated.cli.certify import certify
 from offmated.cli.client import Client, other_version
 from offmated.cli.follow import events, follow, log
@@ -93,12 +94,13 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: boo
 @main.command()
 @FILE
 @budget_options
+@queue.turn_options
 @json_option
-def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: bool) -> None:
+def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: bool, **turn: Any) -> None:
     """Put the job in FILE into the queue."""
     text, folder = read_job(file, gpu_budget, cpu_budget)
     client = Client(Paths.from_environment())
-    job = client.submit(text, str(folder), file.name)
+    job = client.submit(text, str(folder), file.name, queue.turn(turn))
     print_json(job) if as_json else console().print(job_view.submitted(job))
 
 
@@ -124,10 +126,11 @@ main.add_command(certify)
 
 @main.command()
 @click.option("--all", "everything", is_flag=True, help="List every job there is.")
+@click.option("--label", help="Only those with this label.")
 @json_option
-def status(everything: bool, as_json: bool) -> None:
+def status(everything: bool, label: str | None, as_json: bool) -> None:
     """List the last jobs that are over, and those that are not."""
-    found = job_list.listing(Client(Paths.from_environment()), everything)
+    found = job_list.listing(Client(Paths.from_environment()), everything, label)
     print_json(found.jobs) if as_json else console().print(job_list.view(found))
 
 
@@ -193,6 +196,10 @@ def retry(
     sizes = {name: parse_bytes(size) for name, size in budgets.items() if size is not None}
     job = client.retry(job_id, allow_changed_data=allow_changed_data, **sizes)
     print_json(job) if as_json else click.echo(job_view.retried(job))
+
+
+for command in (queue.pause, queue.resume, queue.hold, queue.release, queue.move, queue.wait):
+    main.add_command(command)
 
 
 @main.command()

@@ -6,7 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 import httpx
 
@@ -18,6 +18,17 @@ from planner.errors import Exit, UserError
 from planner.run.processes import Process
 
 Json = dict[str, Any]
+
+
+class Turn(TypedDict, total=False):
+    """When a job is to have its turn, as in `offmated.jobs.turns.Turn`."""
+
+    priority: int
+    after: int
+    begin_at: float
+    label: str
+    held: bool
+
 
 KEY_HEADER = "Idempotency-Key"
 PATIENCE_S = 30.0
@@ -67,10 +78,10 @@ class Client:
                 raise
             return None
 
-    def submit(self, yaml_text: str, folder: str, name: str = "job.yaml") -> Json:
+    def submit(self, yaml_text: str, folder: str, name: str = "job.yaml", turn: Turn | None = None) -> Json:
         """Hand in a job; relative paths in it are below `folder`, errors call its file `name`. Returns the job as
         `job()` does, with "notes"."""
-        body = {"yaml": yaml_text, "folder": folder, "name": name}
+        body = {"yaml": yaml_text, "folder": folder, "name": name, **(turn or {})}
         try:
             answer: Json = self._send("POST", "/jobs", body, key=uuid.uuid4().hex).json()
         except UnicodeEncodeError:
@@ -80,21 +91,21 @@ class Client:
             ) from None  # fmt: skip
         return answer
 
-    def page(self, *states: str, limit: int) -> Json:
+    def page(self, *states: str, limit: int, label: str | None = None) -> Json:
         """The newest jobs in these states (none given: all): {"jobs", "next", "total"}, newest first."""
-        return self._list("/jobs", {"limit": limit, "state": list(states)})
+        return self._list("/jobs", {"limit": limit, "state": list(states), **_given(label=label)})
 
-    def jobs(self, *states: str) -> Iterator[Json]:
+    def jobs(self, *states: str, label: str | None = None) -> Iterator[Json]:
         """All jobs in these states (none given: all), the newest first, asked for page by page."""
-        return self._pages("/jobs", "before", {"state": list(states)})
+        return self._pages("/jobs", "before", {"state": list(states), **_given(label=label)})
 
-    def queue(self) -> Iterator[Json]:
+    def queue(self, label: str | None = None) -> Iterator[Json]:
         """The jobs that are not over, in the order of their places, asked for page by page."""
-        return self._pages("/queue", "place", {})
+        return self._pages("/queue", "place", _given(label=label))
 
-    def queue_page(self, limit: int) -> Json:
+    def queue_page(self, limit: int, label: str | None = None) -> Json:
         """The first of the jobs that are not over, as `page()`."""
-        return self._list("/queue", {"limit": limit})
+        return self._list("/queue", {"limit": limit, **_given(label=label)})
 
     def job(self, job_id: int) -> Json:
         """The row, `reason`, `progress`, `plan`, `predicted` and `measured`. UserError `no-such-job` (exit 4)."""
@@ -110,6 +121,19 @@ class Client:
         there now. UserError `not-to-retry` when it is neither."""
         changes: Json = {**budgets, "allow_changed_data": True} if allow_changed_data else {**budgets}
         return self._object("POST", f"/jobs/{job_id}/retry", changes)
+
+    def change(self, job_id: int, change: str) -> Json:
+        """Hold, release, pause or resume a job. UserError `job-ended` when it is over, `job-begun`, `not-held`,
+        `not-paused` where there is nothing to change."""
+        return self._object("POST", f"/jobs/{job_id}/{change}")
+
+    def change_machine(self, change: str) -> Json:
+        """Pause or resume all that works: {"paused"}."""
+        return self._object("POST", f"/machine/{change}")
+
+    def move(self, job_id: int, **where: str | int) -> Json:
+        """Give a job that waits another place: `to` "first" or "last", `before` another job, or a `priority`."""
+        return self._object("POST", f"/jobs/{job_id}/move", where)
 
     def plan(self, job_id: int) -> Json | None:
         """plan.json without its chain; None before there is one."""
@@ -210,6 +234,10 @@ class Client:
             code="daemon-not-running",
             exit_code=Exit.DAEMON_NOT_RUNNING,
         )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _silent(error: httpx.TransportError) -> bool:

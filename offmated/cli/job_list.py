@@ -26,11 +26,11 @@ class Listing:
     behind: int = 0
 
 
-def listing(client: Client, everything: bool) -> Listing:
-    """The last jobs that are over and the first of the queue; or all."""
+def listing(client: Client, everything: bool, label: str | None = None) -> Listing:
+    """The last jobs that are over and the first of the queue; or all. With a `label` those that have it."""
     if everything:
-        return Listing(jobs=[*list(client.jobs(*FINAL))[::-1], *client.queue()])
-    over, queue = client.page(*FINAL, limit=LAST), client.queue_page(FIRST)
+        return Listing(jobs=[*list(client.jobs(*FINAL, label=label))[::-1], *client.queue(label)])
+    over, queue = client.page(*FINAL, limit=LAST, label=label), client.queue_page(FIRST, label)
     return Listing(
         jobs=over["jobs"][::-1] + queue["jobs"],
         before=over["total"] - len(over["jobs"]), behind=queue["total"] - len(queue["jobs"]),

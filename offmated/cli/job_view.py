@@ -38,6 +38,11 @@ def submitted(job: Json) -> RenderableType:
     return Group(Text(f"Job {number} ({job['name']}) is submitted, place {job['place']} in the queue."), pairs(rows))
 
 
+def changed(job: Json) -> str:
+    """After a change of the job's turn."""
+    return f"Job {job['id']} is {job['state']}, place {job['place']}: {job['reason'] or 'it runs'}."
+
+
 def cancelled(job: Json) -> str:
     """After `cancel`."""
     over = job["state"] == JobState.CANCELLED
@@ -65,10 +70,14 @@ def jobs(rows: list[Json]) -> RenderableType:
     if not rows:
         return Text("No jobs.  offmate submit job.yaml")
     lines = [
-        (str(job["id"]), job["name"], coloured(job["state"]), progress(job), remaining(job), job["reason"])
+        (str(job["id"]), _named(job), coloured(job["state"]), progress(job), remaining(job), job["reason"])
         for job in rows
     ]
     return table(("ID", "NAME", "STATE", "PROGRESS", "LEFT", "REASON"), lines)
+
+
+def _named(job: Json) -> str:
+    return f"{job['name']} [{job['label']}]" if job["label"] else f"{job['name']}"
 
 
 def progress(job: Json) -> str:
@@ -102,6 +111,8 @@ def job(found: Json, plan: Json | None) -> RenderableType:
         ("job", f"{found['id']} ({found['name']})"),
         ("state", coloured(found["state"])),
         ("reason", found["reason"]),
+        ("label", found["label"] or ""),
+        ("priority", str(found["priority"] or "")),
         ("progress", progress(found)),
         ("left", remaining(found)),
         ("submitted", moment(found["created_at"])),

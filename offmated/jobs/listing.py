@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Subquery, func, select
+from sqlalchemy import ColumnElement, Subquery, and_, case, func, select, true
 from sqlalchemy.orm import Session
 
+from offmated.jobs.queue import paused_since
 from offmated.jobs.states import FINAL, TAKEN_FROM, JobState
 from offmated.jobs.store import Store, no_such_job
-from offmated.jobs.table import JobRow, queue_order
+from offmated.jobs.table import JobRow
+from offmated.jobs.turns import has_turn, queue_order
 
 _ACTIVE = tuple(state for state in JobState if state not in FINAL)
 _PHASE = {state: phase for phase, due in TAKEN_FROM.items() for state in (phase, due)}
@@ -23,12 +25,15 @@ class Listed:
 
     `place` is among the jobs that are not over, from 1, what is worked on before what waits; None when it is over.
     `ahead` counts the jobs due for the same worker before it, `busy` are the numbers of those the worker works on.
+    `after` is the state of the job it comes after, None where it need not wait for it. `paused`: the whole machine is.
     """
 
     row: JobRow
     place: int | None = None
     ahead: int = 0
     busy: tuple[int, ...] = ()
+    after: JobState | None = None
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +54,11 @@ def one(store: Store, job_id: int) -> Listed:
         return _listed(session, [row])[0]
 
 
-def newest(store: Store, states: Sequence[JobState] = (), *, before: int | None = None, limit: int) -> Page:
-    """Jobs in these states (none given: all) with numbers below `before`, the newest first."""
-    wanted = JobRow.state.in_(states or tuple(JobState))
+def newest(
+    store: Store, states: Sequence[JobState] = (), *, before: int | None = None, label: str | None = None, limit: int
+) -> Page:
+    """Jobs in these states (none given: all) and of this label with numbers below `before`, the newest first."""
+    wanted = and_(JobRow.state.in_(states or tuple(JobState)), _labelled(label))
     query = select(JobRow).where(wanted).order_by(JobRow.id.desc()).limit(limit + 1)
     with store.looking() as session:
         total = _count(session, wanted)
@@ -60,19 +67,20 @@ def newest(store: Store, states: Sequence[JobState] = (), *, before: int | None 
     return Page(jobs=jobs, following=jobs[-1].row.id if len(rows) > limit else None, total=total)
 
 
-def queue(store: Store, *, place: int = 1, limit: int) -> Page:
-    """Jobs that are not over from this place on, in the order of their places."""
+def queue(store: Store, *, place: int = 1, label: str | None = None, limit: int) -> Page:
+    """Jobs that are not over, of this label, from this place on, in the order of their places."""
     places = _places()
-    following = place + limit
     with store.looking() as session:
-        total = _count(session, JobRow.state.in_(_ACTIVE))
-        wanted = select(places.c.id).where(places.c.place.between(place, following - 1))
+        total = _count(session, and_(JobRow.state.in_(_ACTIVE), _labelled(label)))
+        query = select(places.c.id).join(JobRow, JobRow.id == places.c.id).where(places.c.place >= place)
+        wanted = query.where(_labelled(label)).order_by(places.c.place).limit(limit + 1)
         rows = session.scalars(select(JobRow).where(JobRow.id.in_(wanted))).all()
-        jobs = _listed(session, rows)
-    return Page(
-        jobs=tuple(sorted(jobs, key=lambda job: job.place or 0)),
-        following=following if following <= total else None, total=total,
-    )  # fmt: skip
+        jobs = sorted(_listed(session, rows), key=lambda job: job.place or 0)
+    return Page(jobs=tuple(jobs[:limit]), following=jobs[limit].place if len(jobs) > limit else None, total=total)
+
+
+def _labelled(label: str | None) -> ColumnElement[bool]:
+    return JobRow.label == label if label is not None else true()
 
 
 def working(store: Store) -> tuple[Listed, ...]:
@@ -90,14 +98,15 @@ def count_by_state(store: Store) -> dict[JobState, int]:
 
 
 def _places() -> Subquery:
-    """Of each job that is not over its place, and its number among those in its state. The database counts them by an
-    index: nobody reads their rows."""
+    """Of each job that is not over its place, and its number among those in its state that have a turn, or have none.
+    The database counts them by an index: nobody reads their rows."""
     order = queue_order()
+    due = case(*((JobRow.state == before, has_turn(phase)) for phase, before in TAKEN_FROM.items()), else_=true())
     return (
         select(
             JobRow.id,
             func.row_number().over(order_by=(JobRow.state.in_(tuple(TAKEN_FROM)).desc(), *order)).label("place"),
-            func.row_number().over(partition_by=JobRow.state, order_by=order).label("number"),
+            func.row_number().over(partition_by=(JobRow.state, due), order_by=order).label("number"),
         )
         .where(JobRow.state.in_(_ACTIVE))
         .subquery()
@@ -111,11 +120,19 @@ def _listed(session: Session, rows: Sequence[JobRow]) -> tuple[Listed, ...]:
     found = {number: (place, among - 1) for number, place, among in session.execute(wanted)}
     taken = session.execute(select(JobRow.state, JobRow.id).where(JobRow.state.in_(tuple(TAKEN_FROM)))).all()
     busy = {phase: tuple(number for state, number in taken if state is phase) for phase in TAKEN_FROM}
+    paused = paused_since(session) is not None
+    named = [row.after_id for row in rows if row.after_id is not None and row.state not in FINAL]
+    others = session.execute(select(JobRow.id, JobRow.state).where(JobRow.id.in_(named)))
+    after = {other.id: other.state for other in others}
     listed = []
     for row in rows:
         place, ahead = found.get(row.id, (None, 0))
         working = busy[_PHASE[row.state]] if row.state in _PHASE else ()
-        listed.append(Listed(row=row, place=place, ahead=ahead, busy=working))
+        before = after.get(row.after_id) if row.after_id is not None else None
+        listed.append(Listed(
+            row=row, place=place, ahead=ahead, busy=working, paused=paused,
+            after=None if before is JobState.DONE else before,
+        ))  # fmt: skip
     return tuple(listed)
 
 

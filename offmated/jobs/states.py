@@ -1,5 +1,5 @@
-"""The states of a job and the ways between them: one table. `offmated/jobs/store.py` has the one function that writes
-them.
+"""The states of a job and the events that take it from one to another: one table. `offmated/jobs/store.py` has the one
+function that writes states.
 
 submitted ─> planning ─> waiting ─> running ─> done
      ^─────────┘            ^─────────┘          (back: stopped, or its process died; it goes on later)
@@ -33,33 +33,58 @@ class JobState(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why the daemon stops a job. CANCEL: for good, without a checkpoint. SHUTDOWN: with one, to go on later."""
+    """Why the daemon stops a job. CANCEL: for good, without a checkpoint. SHUTDOWN, PAUSE: with one, to go on later."""
 
     CANCEL = "cancel"
     SHUTDOWN = "shutdown"
+    PAUSE = "pause"
 
 
-NEXT: dict[JobState, frozenset[JobState]] = {
-    JobState.SUBMITTED: frozenset({JobState.PLANNING, JobState.FAILED, JobState.CANCELLED}),
-    JobState.PLANNING: frozenset({JobState.WAITING, JobState.SUBMITTED, JobState.FAILED, JobState.CANCELLED}),
-    JobState.WAITING: frozenset({JobState.RUNNING, JobState.FAILED, JobState.CANCELLED}),
-    JobState.RUNNING: frozenset({JobState.DONE, JobState.WAITING, JobState.FAILED, JobState.CANCELLED}),
-    JobState.DONE: frozenset(),
-    JobState.FAILED: frozenset({JobState.SUBMITTED, JobState.WAITING}),
-    JobState.CANCELLED: frozenset({JobState.SUBMITTED, JobState.WAITING}),
+class Hold(StrEnum):
+    """Why a job that is not over has no turn until a person says so. HELD: it waited; PAUSED: it had begun."""
+
+    HELD = "held"
+    PAUSED = "paused"
+
+
+class Event(StrEnum):
+    """What happens to a job. TAKE: its worker begins; FINISH: the worker's process has done its work; RETURN: it ended
+    before, and the job goes on later; PLAN and TRAIN: a person has it tried again, by the planner or on the GPU."""
+
+    TAKE = "take"
+    FINISH = "finish"
+    RETURN = "return"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    PLAN = "plan"
+    TRAIN = "train"
+
+
+_AT_ANY_TIME = {Event.FAIL: JobState.FAILED, Event.CANCEL: JobState.CANCELLED}
+_BY_A_PERSON = {Event.PLAN: JobState.SUBMITTED, Event.TRAIN: JobState.WAITING}
+
+TRANSITIONS: dict[JobState, dict[Event, JobState]] = {
+    JobState.SUBMITTED: {Event.TAKE: JobState.PLANNING, **_AT_ANY_TIME},
+    JobState.PLANNING: {Event.FINISH: JobState.WAITING, Event.RETURN: JobState.SUBMITTED, **_AT_ANY_TIME},
+    JobState.WAITING: {Event.TAKE: JobState.RUNNING, **_AT_ANY_TIME},
+    JobState.RUNNING: {Event.FINISH: JobState.DONE, Event.RETURN: JobState.WAITING, **_AT_ANY_TIME},
+    JobState.DONE: {},
+    JobState.FAILED: _BY_A_PERSON,
+    JobState.CANCELLED: _BY_A_PERSON,
 }
+"""State -> event -> new state. What is not here does not happen; all that follows is read from it."""
 
-FINAL = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
+NEXT = {state: frozenset(events.values()) for state, events in TRANSITIONS.items()}
+
+FINAL = frozenset(state for state, events in TRANSITIONS.items() if Event.CANCEL not in events)
 """A job stays in these until a person asks for more."""
 
-AGAIN = frozenset(state for state in FINAL if NEXT[state])
-TAKEN_FROM = {JobState.PLANNING: JobState.SUBMITTED, JobState.RUNNING: JobState.WAITING}
+AGAIN = frozenset(state for state, events in TRANSITIONS.items() if Event.TRAIN in events)
+TAKEN_FROM = {events[Event.TAKE]: state for state, events in TRANSITIONS.items() if Event.TAKE in events}
 """A state in which a process works on the job -> the state in which the job is due for it."""
 
 _STOPPED = (Exit.STOPPED, -signal.SIGTERM, -signal.SIGKILL, None)
 """How a process ends that the daemon stops: it says so, or the second SIGTERM, or its worker's end, ends it."""
-
-_FINISHED = {JobState.PLANNING: JobState.WAITING, JobState.RUNNING: JobState.DONE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,19 +120,20 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
     What is finished stays finished, even when a stop came late. A person's error is final; a death is not, before
     `CRASH_LIMIT` of them.
     """
-    code = ending.exit_code
-    since = 0 if ending.progressed else crashes
+    code, since = ending.exit_code, 0 if ending.progressed else crashes
+    event, error = Event.RETURN, None
     if code == Exit.DONE and not (phase is JobState.PLANNING and stop is StopReason.CANCEL):
-        return Verdict(state=_FINISHED[phase], crashes=0)
-    if stop is StopReason.CANCEL:
-        return Verdict(state=JobState.CANCELLED, crashes=since)
-    if code is not None and code > 0 and code != Exit.STOPPED:
-        return Verdict(state=JobState.FAILED, crashes=since, error=ending.error or _unexplained(ending))
-    if stop is None and not ending.blameless and not (code == Exit.STOPPED and ending.progressed):
-        since += 1
-    if since >= CRASH_LIMIT:
-        return Verdict(state=JobState.FAILED, crashes=since, error=_crashed(ending, since))
-    return Verdict(state=TAKEN_FROM[phase], crashes=since)
+        event, since = Event.FINISH, 0
+    elif stop is StopReason.CANCEL:
+        event = Event.CANCEL
+    elif code is not None and code > 0 and code != Exit.STOPPED:
+        event, error = Event.FAIL, ending.error or _unexplained(ending)
+    else:
+        if stop is None and not ending.blameless and not (code == Exit.STOPPED and ending.progressed):
+            since += 1
+        if since >= CRASH_LIMIT:
+            event, error = Event.FAIL, _crashed(ending, since)
+    return Verdict(state=TRANSITIONS[phase][event], crashes=since, error=error)
 
 
 def account(stop: StopReason | None, ending: Ending) -> str:
@@ -117,8 +143,8 @@ def account(stop: StopReason | None, ending: Ending) -> str:
         return f"{who} is done"
     if stop is StopReason.CANCEL:
         return "cancelled"
-    if stop is StopReason.SHUTDOWN and code in _STOPPED:
-        return "stopped with the daemon"
+    if stop is not None and code in _STOPPED:
+        return "stopped with the daemon" if stop is StopReason.SHUTDOWN else "paused"
     if code is None:
         return "went down with the daemon or the machine" if ending.blameless else "went down with its worker"
     if code < 0:

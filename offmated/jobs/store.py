@@ -10,14 +10,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, select, update
+from sqlalchemy import ColumnElement, CursorResult, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from offmated.config import Config
 from offmated.jobs.database import PATIENCE_S, WORKERS_PATIENCE_S, open_engine, reading
-from offmated.jobs.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, JobState, StopReason, account, judge
-from offmated.jobs.table import JobRow, queue_order
+from offmated.jobs.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, Hold, JobState, StopReason, account, judge
+from offmated.jobs.table import JobRow
+from offmated.jobs.turns import AT_ONCE, Turn, has_turn, queue_order
 from offmated.paths import Paths
 from planner.errors import Exit, UserError, first_line
 from planner.run.folder import RunFolder
@@ -51,17 +52,22 @@ class Store:
         return cls(Config.load(Paths.from_environment()).database_url, patience_s=WORKERS_PATIENCE_S)
 
     def add(
-        self, name: str, prepare: Callable[[int], Path], priority: int = 0, *, key: str | None = None,
+        self, name: str, prepare: Callable[[int], Path], turn: Turn = AT_ONCE, *, key: str | None = None,
         notes: Sequence[str] = (), output_dir: str | None = None,
     ) -> JobRow:  # fmt: skip
         """A new job. `prepare` gets its number and makes its run folder; what it raises leaves no row behind. `key`,
-        `notes` (as they are after `prepare`) and `output_dir` as in `JobRow`. Raises UserError `output-taken`, and
-        `KeyTaken` when there is a job of this `key`."""
-        with self._writing() as session:
+        `notes` (as they are after `prepare`) and `output_dir` as in `JobRow`. Raises UserError `output-taken`,
+        `no-such-job` for one to come after, and `KeyTaken` when there is a job of this `key`."""
+        with self.writing() as session:
             _check_free(session, output_dir)
+            if turn.after is not None and session.get(JobRow, turn.after) is None:
+                raise no_such_job(turn.after)
+            last = session.scalar(select(func.max(JobRow.position))) or 0
             row = JobRow(
-                name=name, state=JobState.SUBMITTED, priority=priority, run_dir="", created_at=time.time(),
+                name=name, state=JobState.SUBMITTED, priority=turn.priority, run_dir="", created_at=time.time(),
                 attempts=0, history=[], crashes=0, submission_key=key, notes=[], output_dir=output_dir,
+                position=last + 1, label=turn.label, hold=Hold.HELD if turn.held else None, after_id=turn.after,
+                begin_at=turn.begin_at,
             )  # fmt: skip
             session.add(row)
             try:
@@ -100,9 +106,11 @@ class Store:
 
     def due(self, phase: JobState, at_most: int) -> Sequence[JobRow]:
         """Jobs due for `phase` (PLANNING or RUNNING), the next one first."""
-        query = select(JobRow).where(JobRow.state == TAKEN_FROM[phase]).order_by(*queue_order())
+        # Found by an index alone; then the few are read.
+        first = select(JobRow.id).where(JobRow.state == TAKEN_FROM[phase], has_turn(phase)).order_by(*queue_order())
+        query = select(JobRow).where(JobRow.id.in_(first.limit(at_most))).order_by(*queue_order())
         with self.looking() as session:
-            return session.scalars(query.limit(at_most)).all()
+            return session.scalars(query).all()
 
     def take(self, job_id: int, phase: JobState, owner: Process) -> JobRow | None:
         """Begin `phase` of a job that is due for it, as `owner`. None when it is not due: someone was faster. One whose
@@ -117,7 +125,7 @@ class Store:
             log.exception("job %d cannot be begun", job_id)
             self.give_up(row, error)
             return None
-        if not self._write(job_id, TAKEN_FROM[phase], phase, row, begun):
+        if not self._write(job_id, TAKEN_FROM[phase], phase, row, begun, has_turn(phase)):
             return None
         return self.job(job_id)
 
@@ -200,7 +208,7 @@ class Store:
             if row.state in TAKEN_FROM:
                 if self._write(job_id, row.state, row.state, row, {"stop_reason": reason}):
                     return row.state
-            elif reason is StopReason.SHUTDOWN:
+            elif reason is not StopReason.CANCEL:
                 return row.state
             else:
                 values = {"stop_reason": reason, "ended_at": _now(row.created_at, row.started_at)}
@@ -213,6 +221,7 @@ class Store:
         row = self.job(job_id)
         back: dict[str, Any] = {
             "stop_reason": None, "ended_at": None, "crashes": 0, "exit_code": None, "error": None, "result": None,
+            "hold": None,
         }  # fmt: skip
         if row.state not in AGAIN or not self._write(job_id, row.state, due, row, back):
             row = self.job(job_id)
@@ -222,26 +231,30 @@ class Store:
             )  # fmt: skip
         return self.job(job_id)
 
-    def _write(self, job_id: int, state: JobState, new: JobState, seen: JobRow | None, values: dict[str, Any]) -> bool:
+    def _write(
+        self, job_id: int, state: JobState, new: JobState, seen: JobRow | None, values: dict[str, Any],
+        *more: ColumnElement[bool],
+    ) -> bool:  # fmt: skip
         """Compare and set: write `new` and `values` if the job is in `state` (with the owner, the stop reason and the
-        attempts of `seen`, if given). False, and nothing written, if it is not. Raises ValueError for a way that does
-        not exist."""
+        attempts of `seen`, if given), and `more` holds. False, and nothing written, if not. Raises ValueError for a way
+        that does not exist."""
         if new is not state and new not in NEXT[state]:
             raise ValueError(f"a job does not go from {state} to {new}")
-        change = update(JobRow).where(JobRow.id == job_id, JobRow.state == state)
+        change = update(JobRow).where(JobRow.id == job_id, JobRow.state == state, *more)
+        change = change.execution_options(synchronize_session=False)
         if seen is not None:
             change = change.where(
                 JobRow.owner.is_not_distinct_from(seen.owner),
                 JobRow.stop_reason.is_not_distinct_from(seen.stop_reason),
                 JobRow.attempts == seen.attempts,
             )
-        with self._writing() as session:
+        with self.writing() as session:
             if state in FINAL and new not in FINAL and seen is not None:  # another may have come to its place meanwhile
                 _check_free(session, seen.output_dir)
             return cast(CursorResult[Any], session.execute(change.values(state=new, **values))).rowcount == 1
 
     @contextmanager
-    def _writing(self) -> Iterator[Session]:
+    def writing(self) -> Iterator[Session]:
         """A transaction that writes. Threads of this process have one after the other: among those that wait for the
         file itself SQLite lets in whoever asks at the right moment, and some never. Raises TimeoutError."""
         if not self._turn.acquire(timeout=self._patience_s):

@@ -15,6 +15,7 @@ from pathlib import Path
 from offmated.jobs.states import AGAIN, JobState
 from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
+from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.data_check import check_data
@@ -30,8 +31,9 @@ _ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and ea
 
 
 def submit(
-    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str = "job.yaml", key: str | None = None
-) -> tuple[JobRow, tuple[str, ...]]:
+    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str = "job.yaml", key: str | None = None,
+    turn: Turn = AT_ONCE,
+) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
     """Check the job, make its run folder and its row; returns the row and the notes to the user. Where a job was taken
     in under `key` before, it is that one.
 
@@ -40,7 +42,7 @@ def submit(
     """
     if (row := _submitted(store, key, yaml_text)) is None:
         try:
-            return _take_in(store, paths, yaml_text, folder, file_name, key)
+            return _take_in(store, paths, yaml_text, folder, file_name, key, turn)
         except (KeyTaken, UserError):
             if (row := _submitted(store, key, yaml_text)) is None:  # the same submission, sent twice, was faster
                 raise
@@ -61,7 +63,7 @@ def _submitted(store: Store, key: str | None, yaml_text: str) -> JobRow | None:
 
 
 def _take_in(
-    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str, key: str | None
+    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str, key: str | None, turn: Turn
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
     job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
     output_dir = _check_output(job, store)
@@ -88,7 +90,7 @@ def _take_in(
         _write(run.resolved, job.resolved_yaml())
         _write(run.frozen, json.dumps(freeze(job)))
         _flush(draft)
-        row = store.add(name, make_folder, key=key, notes=told, output_dir=output_dir)
+        row = store.add(name, make_folder, turn, key=key, notes=told, output_dir=output_dir)
         made.clear()
         for entry in unseen:
             RunFolder(Path(row.run_dir)).say(

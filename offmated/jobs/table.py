@@ -6,10 +6,10 @@ from collections.abc import Callable
 from enum import Enum as PythonEnum
 from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, Dialect, Enum, Float, Index, Integer, String, Text, TypeDecorator
+from sqlalchemy import JSON, Dialect, Enum, Float, Index, Integer, String, Text, TypeDecorator
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from offmated.jobs.states import JobState, StopReason
+from offmated.jobs.states import Hold, JobState, StopReason
 
 
 def _values(kind: type[PythonEnum]) -> list[str]:
@@ -82,11 +82,14 @@ class JobRow(Base):
     what a client calls its submission, so that it can hand it in again when it got no answer; `notes` are what it was
     told. `output_dir` is the real path of the model's folder, where the job names one. A history that is damaged is
     empty, and goes on from there.
+
+    In the queue a higher `priority` comes first, then a lower `position`. A job has no turn while it has a `hold`; none
+    on the GPU before `begin_at`, and before the job `after_id` is done. `label` is a word of the user's.
     """
 
     __tablename__ = "jobs"
     __table_args__ = (
-        Index("ix_jobs_queue", "state", "priority", "id"),
+        Index("ix_jobs_queue", "state", "priority", "position", "hold", "begin_at", "after_id"),
         {"sqlite_autoincrement": True},  # a number once given is never given again
     )
 
@@ -112,11 +115,20 @@ class JobRow(Base):
     submission_key: Mapped[str | None] = mapped_column(String(KEY_LENGTH), index=True, unique=True)
     notes: Mapped[list[str]] = mapped_column(_Told(_is_list, ()), default=list)
     output_dir: Mapped[str | None] = mapped_column(Text, index=True)
+    position: Mapped[int] = mapped_column(Integer, index=True)
+    label: Mapped[str | None] = mapped_column(String(KEY_LENGTH), index=True)
+    hold: Mapped[Hold | None] = mapped_column(Enum(Hold, native_enum=False, length=16, values_callable=_values))
+    after_id: Mapped[int | None] = mapped_column(Integer)
+    begin_at: Mapped[float | None] = mapped_column(Float)
 
 
-def queue_order() -> tuple[ColumnElement[Any], ...]:
-    """The order in which jobs have their turn."""
-    return JobRow.priority.desc(), JobRow.id.asc()
+class WishRow(Base):
+    """What a person wants of the whole machine, and since when: "pause" that no job works."""
+
+    __tablename__ = "wishes"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    since: Mapped[float | None] = mapped_column(Float)
 
 
 metadata = Base.metadata

@@ -142,6 +142,7 @@ class Daemon:
         self._keep([*self._servers, *self._workers.values()])
         for what, do in (
             ("taking jobs back", self._dispatcher.adopt),
+            ("pausing jobs", self._dispatcher.keep_paused),
             ("passing stops on", self._dispatcher.pass_on_stops),
             ("handing jobs out", self._dispatcher.hand_out),
         ):

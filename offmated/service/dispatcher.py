@@ -15,7 +15,8 @@ from pathlib import Path
 import redis
 from sqlalchemy.exc import OperationalError
 
-from offmated.jobs.states import JobState
+from offmated.jobs.queue import is_paused
+from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
@@ -77,8 +78,19 @@ class Dispatcher:
                 with self._errors.of(f"stopping job {row.id}", Exception):
                     Process.parse(row.owner).send(signal.SIGTERM)
 
+    def keep_paused(self) -> None:
+        """Have a job that runs and is paused, or whose whole machine is, save and end: also one that was on its way to
+        a worker just then."""
+        rows = self._store.jobs(JobState.RUNNING)
+        paused = bool(rows) and is_paused(self._store)
+        for row in rows:
+            if (paused or row.hold is not None) and row.stop_reason is None:
+                self._store.stop(row.id, StopReason.PAUSE)
+
     def hand_out(self) -> None:
         """Send each idle worker the job that is due next."""
+        if is_paused(self._store):
+            return
         for name, phase in QUEUES.items():
             if not self._store.jobs(phase):
                 with self._errors.of(f"sending to the {name} worker", redis.RedisError):

@@ -14,6 +14,7 @@ from offmated.config import Config
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.states import JobState
 from offmated.jobs.store import Store
+from offmated.jobs.turns import Turn
 from offmated.paths import Paths
 from offmated.service.broker import Broker
 from offmated.service.dispatcher import Dispatcher
@@ -40,7 +41,7 @@ class Desk:
             path.mkdir()
             return path
 
-        return self.store.add("job", folder, priority).id
+        return self.store.add("job", folder, Turn(priority=priority)).id
 
     def planned(self, priority: int = 0) -> int:
         number = self.add(priority)

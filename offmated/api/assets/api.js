@@ -31,4 +31,5 @@ export const events = (id, position) => json(`/jobs/${id}/events?position=${posi
 export const log = async (id) => (await send("GET", `/jobs/${id}/logs?tail=65536`)).text();
 export const planLink = async (id) => (await (await send("POST", `/ticket?path=/jobs/${id}/plan.html`)).json()).url;
 export const cancel = (id) => send("POST", `/jobs/${id}/cancel`);
+export const change = (what) => (id) => send("POST", `/jobs/${id}/${what}`);
 export const retry = (id) => send("POST", `/jobs/${id}/retry`, {});

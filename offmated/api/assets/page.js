@@ -24,7 +24,8 @@ function element(name, text = "", kind = "") {
   return made;
 }
 
-const state = (job) => (job.stop_reason && !OVER.has(job.state) ? "stopping" : job.state);
+const WORKED_ON = new Set(["planning", "running"]);
+const state = (job) => (job.stop_reason && WORKED_ON.has(job.state) ? "stopping" : job.state);
 const title = (job) => `${job.id} · ${job.name}`;
 
 function share(job) {
@@ -138,6 +139,8 @@ function showJob(job, curves) {
   charts.loss.show(curves.loss());
   charts.pace.show(curves.pace());
   find("#plan").hidden = !job.plan;
+  find("#pause").hidden = OVER.has(job.state) || Boolean(job.hold);
+  find("#resume").hidden = OVER.has(job.state) || !job.hold;
   find("#cancel").hidden = OVER.has(job.state);
   find("#retry").hidden = !["failed", "cancelled"].includes(job.state);
   find("#samples").hidden = curves.samples.length === 0;
@@ -231,6 +234,10 @@ async function openPlan() {
 }
 
 find("#plan").onclick = openPlan;
+find("#pause").onclick = () => act("Pause", "It saves a checkpoint, leaves the GPU and waits until it is resumed.", "Pause it",
+  api.change("pause"));
+find("#resume").onclick = () => act("Resume", "It has its turn again, and goes on from its checkpoint.", "Resume it",
+  api.change("resume"));
 find("#cancel").onclick = () => act("Cancel", "It ends without a new checkpoint; those it has stay, and Retry goes on from the last.",
   "Cancel it", api.cancel);
 find("#retry").onclick = () => act("Retry", "It goes on from its last checkpoint, or from the start where it has none.", "Retry it", api.retry);

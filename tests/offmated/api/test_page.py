@@ -104,6 +104,20 @@ def test_what_changes_something_is_asked_first(page: Browser, shared: House) -> 
     until(lambda: shared.job(4)["state"] in ("submitted", "planning", "waiting"), "it is tried again")
 
 
+def test_a_job_is_paused_and_resumed(page: Browser, shared: House) -> None:
+    page.page.click("#queue button >> text=bold")
+    page.page.wait_for_selector("#title >> text=4 · ")
+    page.page.click("#pause")
+    assert text(page, "#ask h2") == "Pause job 4?"
+    page.page.click("#ask .yes")
+    page.page.wait_for_selector("#resume:not([hidden])")
+    assert shared.job(4)["hold"] == "held"
+    page.page.click("#resume")
+    page.page.click("#ask .yes")
+    page.page.wait_for_selector("#pause:not([hidden])")
+    assert shared.job(4)["hold"] is None
+
+
 def test_it_asks_this_daemon_only_and_never_shows_the_token_in_an_address(page: Browser, shared: House) -> None:
     address, token = shared.client.page_url().split("#")
     assert all(url.startswith((address, "data:")) for url in page.requests)

@@ -36,7 +36,7 @@ DOCUMENT = {"plan": to_json(PLAN), "rows": 4, "length": 256, "measured": True, "
 JOB: dict[str, Any] = {
     "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
     "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"], "history": [],
-    "last_checkpoint_step": None,
+    "last_checkpoint_step": None, "label": None, "priority": 0,
     "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eval_loss": 2.4567, "eta_s": 80.0},
     "plan": {"step_s": 0.5},
     "predicted": {"step_s": 0.5, "gpu_peak_bytes": 90 * 2**20},

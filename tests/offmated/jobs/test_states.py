@@ -12,7 +12,9 @@ from offmated.jobs.states import (
     FINAL,
     NEXT,
     TAKEN_FROM,
+    TRANSITIONS,
     Ending,
+    Event,
     JobState,
     StopReason,
     account,
@@ -25,6 +27,13 @@ PLANNING, RUNNING = JobState.PLANNING, JobState.RUNNING
 
 def test_the_table_covers_every_state() -> None:
     assert set(NEXT) == set(JobState)
+
+
+def test_every_event_happens_somewhere_and_what_an_event_means_is_read_from_the_table() -> None:
+    assert set(Event) == {event for events in TRANSITIONS.values() for event in events}
+    assert {JobState.PLANNING: JobState.SUBMITTED, JobState.RUNNING: JobState.WAITING} == TAKEN_FROM
+    assert all(TRANSITIONS[phase][Event.RETURN] is due for phase, due in TAKEN_FROM.items())
+    assert TRANSITIONS[JobState.RUNNING][Event.FINISH] is JobState.DONE
 
 
 def test_done_failed_and_cancelled_are_final() -> None:
@@ -45,6 +54,8 @@ def test_a_failed_and_a_cancelled_job_may_be_tried_again_and_a_done_one_not() ->
         (StopReason.CANCEL, -15, "cancelled"),
         (StopReason.CANCEL, 75, "cancelled"),
         (StopReason.SHUTDOWN, 75, "stopped with the daemon"),
+        (StopReason.PAUSE, 75, "paused"),
+        (StopReason.PAUSE, -15, "paused"),
         (StopReason.SHUTDOWN, -15, "stopped with the daemon"),
         (StopReason.SHUTDOWN, -9, "stopped with the daemon"),
         (StopReason.SHUTDOWN, None, "stopped with the daemon"),

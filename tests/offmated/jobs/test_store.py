@@ -21,6 +21,7 @@ from offmated.jobs.database import PATIENCE_S, open_engine
 from offmated.jobs.migrate import scripts_folder, upgrade
 from offmated.jobs.states import FINAL, NEXT, JobState, StopReason
 from offmated.jobs.store import Store
+from offmated.jobs.turns import Turn
 from offmated.paths import Paths
 from planner.cache import tables
 from planner.errors import Exit, UserError
@@ -52,7 +53,7 @@ def add(store: Store, paths: Paths, name: str = "job", priority: int = 0) -> int
         path.mkdir()
         return path
 
-    return store.add(name, folder, priority).id
+    return store.add(name, folder, Turn(priority=priority)).id
 
 
 def waiting(store: Store, paths: Paths) -> int:

@@ -1,0 +1,160 @@
+"""What people do to the queue: `hold`, `release`, `pause`, `resume`, `move`, `wait`, and when a job is to begin."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, cast
+
+import click
+
+from offmated.cli import job_view
+from offmated.cli.client import Client, Turn
+from offmated.cli.output import JobNumber, console, json_option, print_json
+from offmated.jobs.states import FINAL
+from offmated.paths import Paths
+from planner.errors import Exit
+from planner.units import printable
+
+P = ParamSpec("P")
+POLL_S = 0.5
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+ID = click.argument("job_id", metavar="ID", type=JobNumber())
+PRIORITY = click.IntRange(-1000, 1000)
+
+
+class Moment(click.ParamType[float]):
+    """A time to come: 23:00, "2026-12-24 18:00", +2h30m. In seconds since 1970."""
+
+    name = "time"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """`value` as a moment; a clock's time is the next one."""
+        if isinstance(value, float):
+            return value
+        try:
+            return moment_of(value, datetime.now())
+        except ValueError:
+            self.fail(f'{printable(value)!r} is no time: write 23:00, "2026-12-24 18:00" or +2h30m', param, ctx)
+
+
+def moment_of(text: str, now: datetime) -> float:
+    """Seconds since 1970 of a time as `Moment` takes it; `now` is on the wall's clock, as all that is written. Raises
+    ValueError."""
+    if text.startswith("+"):
+        parts = re.fullmatch(r"((\d+[smhd])+)", text[1:])
+        if parts is None:
+            raise ValueError(text)
+        return now.timestamp() + sum(int(n) * SECONDS[unit] for n, unit in re.findall(r"(\d+)([smhd])", text))
+    if re.fullmatch(r"\d{1,2}:\d{2}", text):
+        at = datetime.combine(now.date(), datetime.strptime(text, "%H:%M").time())
+        return (at if at > now else at + timedelta(days=1)).timestamp()
+    return datetime.fromisoformat(text).timestamp()
+
+
+def turn_options(command: Callable[P, None]) -> Callable[P, None]:
+    """The options that say when a job is to have its turn."""
+
+    @click.option("--priority", type=PRIORITY, help="Before all of a lower one; 0 where not given.")
+    @click.option("--after", type=JobNumber(), metavar="ID", help="Once this job is done.")
+    @click.option("--begin", type=Moment(), help='Not before 23:00, "2026-12-24 18:00" or +2h30m.')
+    @click.option("--label", help="A word to find it by.")
+    @click.option("--hold", "held", is_flag=True, help="Wait for offmate release.")
+    @functools.wraps(command)
+    def with_turn(*args: P.args, **kwargs: P.kwargs) -> None:
+        command(*args, **kwargs)
+
+    return with_turn
+
+
+def turn(options: dict[str, Any]) -> Turn:
+    """What `turn_options` were given."""
+    given = {("begin_at" if name == "begin" else name): value for name, value in options.items()}
+    return cast(Turn, {name: value for name, value in given.items() if value is not None})
+
+
+@click.command()
+@ID
+@json_option
+def hold(job_id: int, as_json: bool) -> None:
+    """Keep a waiting job from its turn."""
+    _changed(Client(Paths.from_environment()).change(job_id, "hold"), as_json)
+
+
+@click.command()
+@ID
+@json_option
+def release(job_id: int, as_json: bool) -> None:
+    """Let a job wait for nothing but its turn: no hold, no time, no other job."""
+    _changed(Client(Paths.from_environment()).change(job_id, "release"), as_json)
+
+
+@click.command()
+@click.argument("job_id", metavar="[ID]", type=JobNumber(), required=False)
+@json_option
+def pause(job_id: int | None, as_json: bool) -> None:
+    """Have a job save a checkpoint, free the GPU and wait for `resume`; without ID the whole machine."""
+    _paused(job_id, "pause", as_json)
+
+
+@click.command()
+@click.argument("job_id", metavar="[ID]", type=JobNumber(), required=False)
+@json_option
+def resume(job_id: int | None, as_json: bool) -> None:
+    """Let a paused job go on from its checkpoint; without ID the whole machine."""
+    _paused(job_id, "resume", as_json)
+
+
+@click.command()
+@ID
+@click.option("--first", "where", flag_value="first", help="Before all that wait.")
+@click.option("--last", "where", flag_value="last", help="Behind all that wait.")
+@click.option("--before", type=JobNumber(), metavar="ID", help="Before this job, with its priority.")
+@click.option("--priority", type=PRIORITY, help="Before all of a lower one.")
+@json_option
+def move(job_id: int, where: str | None, before: int | None, priority: int | None, as_json: bool) -> None:
+    """Give a waiting job another place in the queue."""
+    asked = {"to": where, "before": before, "priority": priority}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if len(given) != 1:
+        raise click.UsageError("say one of --first, --last, --before ID and --priority NUMBER")
+    _changed(Client(Paths.from_environment()).move(job_id, **given), as_json)
+
+
+@click.command()
+@click.argument("job_ids", metavar="[ID]...", type=JobNumber(), nargs=-1)
+@click.option("--label", help="The jobs with this label that are not over now.")
+@json_option
+def wait(job_ids: tuple[int, ...], label: str | None, as_json: bool) -> None:
+    """Wait until jobs are over; without ID all that are not. Exits with the exit code of the first that did not end
+    well."""
+    client = Client(Paths.from_environment())
+    numbers = list(job_ids) or [job["id"] for job in client.queue(label)]
+    ended = []
+    for number in numbers:
+        while (job := client.job(number))["state"] not in FINAL:
+            time.sleep(POLL_S)
+        ended.append(job)
+        if not as_json:
+            console().print(job_view.ended(job))
+    if as_json:
+        print_json(ended)
+    sys.exit(next((code for job in ended if (code := job_view.exit_code(job))), Exit.DONE))
+
+
+def _paused(job_id: int | None, change: str, as_json: bool) -> None:
+    client = Client(Paths.from_environment())
+    if job_id is not None:
+        _changed(client.change(job_id, change), as_json)
+        return
+    answer = client.change_machine(change)
+    stopped = "No job works until offmate resume; a running one saves a checkpoint first."
+    print_json(answer) if as_json else click.echo(stopped if answer["paused"] else "Jobs have their turns again.")
+
+
+def _changed(job: dict[str, Any], as_json: bool) -> None:
+    print_json(job) if as_json else click.echo(job_view.changed(job))

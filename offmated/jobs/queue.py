@@ -1,0 +1,161 @@
+"""What people do to the queue: hold and release, pause and resume, move. None of it changes a job's state: that is for
+the store's one writer, once the process that works on the job has ended."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from offmated.jobs.states import FINAL, TAKEN_FROM, Hold
+from offmated.jobs.store import Store, no_such_job
+from offmated.jobs.table import JobRow, WishRow
+from offmated.jobs.turns import queue_order
+from planner.errors import Exit, UserError
+
+_PAUSE = "pause"
+_IDLE = tuple(TAKEN_FROM.values())
+
+
+def hold(store: Store, job_id: int) -> None:
+    """Keep a job that waits from having its turn. Raises UserError `job-ended`, `job-begun`."""
+    with store.writing() as session:
+        row = _living(session, job_id)
+        if row.state in TAKEN_FROM:
+            raise _begun(row, f"offmate pause {job_id} has it save a checkpoint and wait")
+        if row.hold is None:
+            _set(session, row, hold=Hold.HELD)
+
+
+def release(store: Store, job_id: int) -> None:
+    """Have a job wait for nothing but its turn: no person, no time, no other job. Raises UserError `job-ended`, and
+    `not-held` where it does already."""
+    with store.writing() as session:
+        row = _living(session, job_id)
+        if (row.hold, row.begin_at, row.after_id) == (None, None, None):
+            raise UserError(
+                f"Job {job_id} is not held: it waits for nothing but its turn.", code="not-held", exit_code=Exit.USAGE,
+                hint=f"offmate move {job_id} --first",
+            )  # fmt: skip
+        _set(session, row, hold=None, begin_at=None, after_id=None)
+
+
+def pause(store: Store, job_id: int) -> None:
+    """Have a job leave the GPU with a checkpoint and wait until it is resumed; one that waits is held. Raises UserError
+    `job-ended`."""
+    with store.writing() as session:
+        row = _living(session, job_id)
+        if row.hold is None:  # the dispatcher has its process end
+            _set(session, row, hold=Hold.PAUSED if row.attempts else Hold.HELD)
+
+
+def resume(store: Store, job_id: int) -> None:
+    """Take a pause back, or a hold. Raises UserError `job-ended`, and `not-paused` where there is none."""
+    with store.writing() as session:
+        row = _living(session, job_id)
+        if row.hold is None:
+            raise UserError(
+                f"Job {job_id} is not paused.", code="not-paused", exit_code=Exit.USAGE, hint=f"offmate show {job_id}"
+            )
+        _set(session, row, hold=None)
+
+
+def pause_all(store: Store) -> None:
+    """Have no job work until `resume_all`: those that do save a checkpoint first."""
+    with store.writing() as session:
+        if paused_since(session) is None:
+            session.merge(WishRow(name=_PAUSE, since=time.time()))
+
+
+def resume_all(store: Store) -> None:
+    """Have jobs work again."""
+    with store.writing() as session:
+        if (wish := session.get(WishRow, _PAUSE)) is not None:
+            session.delete(wish)
+
+
+def paused_since(session: Session) -> float | None:
+    """Since when no job is to work; None while they may."""
+    return session.scalar(select(WishRow.since).where(WishRow.name == _PAUSE))
+
+
+def is_paused(store: Store) -> bool:
+    """Whether no job is to work."""
+    with store.looking() as session:
+        return paused_since(session) is not None
+
+
+def move_before(store: Store, job_id: int, other_id: int) -> None:
+    """Give a job that waits the place before another one that does, with its priority. Raises UserError `job-ended`,
+    `job-begun`."""
+    with store.writing() as session:
+        row, other = _waiting(session, job_id), _waiting(session, other_id)
+        if row.id != other.id:
+            _put_before(session, row, other)
+
+
+def move_first(store: Store, job_id: int) -> None:
+    """Give a job that waits the first place of those that do. Raises UserError `job-ended`, `job-begun`."""
+    with store.writing() as session:
+        row = _waiting(session, job_id)
+        first = session.scalars(_in_order().limit(1)).one()
+        if row.id != first.id:
+            _put_before(session, row, first)
+
+
+def move_last(store: Store, job_id: int) -> None:
+    """Give a job that waits the last place of those that do. Raises UserError `job-ended`, `job-begun`."""
+    with store.writing() as session:
+        row = _waiting(session, job_id)
+        waiting = session.scalars(select(JobRow.priority).where(JobRow.state.in_(_IDLE)).order_by(JobRow.priority))
+        last = session.scalars(select(JobRow.position).order_by(JobRow.position.desc()).limit(1)).one()
+        _set(session, row, priority=min(waiting), position=last + 1)
+
+
+def set_priority(store: Store, job_id: int, priority: int) -> None:
+    """Let a job that waits come before all of a lower priority. Raises UserError `job-ended`, `job-begun`."""
+    with store.writing() as session:
+        _set(session, _waiting(session, job_id), priority=priority)
+
+
+def _in_order() -> Any:
+    return select(JobRow).where(JobRow.state.in_(_IDLE)).order_by(*queue_order())
+
+
+def _put_before(session: Session, row: JobRow, other: JobRow) -> None:
+    """All from the other one's position on make room; positions of different priorities are not compared."""
+    place = other.position
+    room = update(JobRow).where(JobRow.position >= place).values(position=JobRow.position + 1)
+    session.execute(room.execution_options(synchronize_session=False))
+    _set(session, row, priority=other.priority, position=place)
+
+
+def _living(session: Session, job_id: int) -> JobRow:
+    row = session.get(JobRow, job_id)
+    if row is None:
+        raise no_such_job(job_id)
+    if row.state in FINAL:
+        raise UserError(
+            f"Job {job_id} is over: {row.state}.", hint=f"offmate show {job_id}", code="job-ended", exit_code=Exit.USAGE
+        )
+    return row
+
+
+def _waiting(session: Session, job_id: int) -> JobRow:
+    row = _living(session, job_id)
+    if row.state in TAKEN_FROM:
+        raise _begun(row, "its place matters again when it waits")
+    return row
+
+
+def _begun(row: JobRow, hint: str) -> UserError:
+    return UserError(
+        f"Job {row.id} does not wait: it is {row.state}.", code="job-begun", hint=hint, exit_code=Exit.USAGE
+    )
+
+
+def _set(session: Session, row: JobRow, **values: Any) -> None:
+    change = update(JobRow).where(JobRow.id == row.id).values(**values)
+    session.execute(change.execution_options(synchronize_session=False))

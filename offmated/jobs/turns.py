@@ -1,0 +1,48 @@
+"""When a job has its turn: what its submission says of it, the order of the queue, and what keeps a job from being due.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy.orm import aliased
+
+from offmated.jobs.states import JobState
+from offmated.jobs.table import JobRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What a submission says of its turn; as the columns of `JobRow`. `begin_at`: seconds since 1970."""
+
+    priority: int = 0
+    after: int | None = None
+    begin_at: float | None = None
+    label: str | None = None
+    held: bool = False
+
+
+AT_ONCE = Turn()
+"""Of a submission that says nothing."""
+
+
+def queue_order() -> tuple[ColumnElement[Any], ...]:
+    """The order in which jobs have their turn."""
+    return JobRow.priority.desc(), JobRow.position.asc(), JobRow.id.asc()
+
+
+def has_turn(phase: JobState) -> ColumnElement[bool]:
+    """Whether nothing keeps a job, which is in the state before `phase`, from being handed out now. Plans are made as
+    soon as they can be: of times and of other jobs they do not depend."""
+    if phase is JobState.PLANNING:
+        return JobRow.hold.is_(None)
+    other = aliased(JobRow)
+    unfinished = select(other.id).where(other.id == JobRow.after_id, other.state != JobState.DONE).exists()
+    return and_(
+        JobRow.hold.is_(None),
+        or_(JobRow.begin_at.is_(None), JobRow.begin_at <= time.time()),
+        or_(JobRow.after_id.is_(None), ~unfinished),
+    )

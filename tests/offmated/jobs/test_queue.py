@@ -1,0 +1,259 @@
+"""What people do to the queue, in a real database: which job has its turn next, and what each says it waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from offmated.api.views import job_view
+from offmated.jobs import listing, queue
+from offmated.jobs.migrate import upgrade
+from offmated.jobs.states import FINAL, Hold, JobState, StopReason
+from offmated.jobs.store import Store
+from offmated.jobs.turns import AT_ONCE, Turn
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from planner.run.processes import Process
+
+ME = Process.current()
+
+
+class Line:
+    """A store, and the names of jobs in the order in which they have their turns on the GPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = Paths(state=folder / "state", runtime=Path("/tmp/unused-by-these-tests"))
+        self.paths.runs.mkdir(parents=True)
+        self.store = Store(f"sqlite:///{self.paths.database}")
+        upgrade(self.store.engine, self.paths)
+
+    def add(self, turn: Turn = AT_ONCE) -> int:
+        """A job that is due for the planner."""
+
+        def folder(number: int) -> Path:
+            self.paths.run_folder(number).mkdir()
+            return self.paths.run_folder(number)
+
+        return self.store.add("job", folder, turn).id
+
+    def planned(self, turn: Turn = AT_ONCE) -> int:
+        """A job that waits for the GPU."""
+        number = self.add(turn)
+        row = self.store.take(number, JobState.PLANNING, ME)
+        assert row is not None
+        self.store.end(row, 0)
+        return number
+
+    def run(self, number: int, exit_code: int | None = None) -> None:
+        """Begin a job; with an exit code end it, too."""
+        row = self.store.take(number, JobState.RUNNING, ME)
+        assert row is not None
+        if exit_code is not None:
+            self.store.end(row, exit_code)
+
+    def due(self) -> list[int]:
+        """Who has the GPU next, in order."""
+        return [row.id for row in self.store.due(JobState.RUNNING, 99)]
+
+    def reason(self, number: int) -> str:
+        """Why a job waits."""
+        return str(job_view(listing.one(self.store, number))["reason"])
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Line:
+    return Line(tmp_path)
+
+
+def test_jobs_have_their_turns_by_priority_and_then_as_they_came(line: Line) -> None:
+    numbers = [line.planned(Turn(priority=priority)) for priority in (0, 5, -1, 5)]
+    assert line.due() == [numbers[1], numbers[3], numbers[0], numbers[2]]
+    queue.set_priority(line.store, numbers[2], 9)
+    assert line.due()[0] == numbers[2]
+
+
+@pytest.mark.parametrize(
+    ("move", "order"),
+    [
+        (lambda store: queue.move_first(store, 4), [4, 1, 2, 3, 5]),
+        (lambda store: queue.move_first(store, 1), [1, 2, 3, 4, 5]),
+        (lambda store: queue.move_last(store, 2), [1, 3, 4, 5, 2]),
+        (lambda store: queue.move_before(store, 5, 2), [1, 5, 2, 3, 4]),
+        (lambda store: queue.move_before(store, 2, 5), [1, 3, 4, 2, 5]),
+        (lambda store: queue.move_before(store, 2, 2), [1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_job_is_moved_and_the_others_keep_their_order(
+    line: Line, move: Callable[[Store], None], order: list[int]
+) -> None:
+    for _ in range(5):
+        line.planned()
+    move(line.store)
+    assert line.due() == order
+    assert [job.row.id for job in listing.queue(line.store, limit=9).jobs] == order
+    assert line.planned() == 6
+    assert line.due() == [*order, 6], "who comes later comes last"
+
+
+def test_many_moves_in_a_row_are_what_a_list_would_do(line: Line) -> None:
+    order = [line.planned(Turn(priority=number // 3)) for number in range(9)]
+    order.sort(key=lambda number: (-((number - 1) // 3), number))
+    for step in range(40):
+        number, other = order[(7 * step + 3) % 9], order[(5 * step) % 9]
+        if number == other:
+            continue
+        queue.move_before(line.store, number, other)
+        order.remove(number)
+        order.insert(order.index(other), number)
+        assert line.due() == order
+
+
+def test_a_job_moved_before_another_has_its_priority(line: Line) -> None:
+    low, high = line.planned(), line.planned(Turn(priority=3))
+    queue.move_before(line.store, low, high)
+    assert line.due() == [low, high]
+    assert line.store.job(low).priority == 3
+
+
+def test_what_is_held_has_no_turn_by_planner_or_gpu_until_it_is_released(line: Line) -> None:
+    held, waiting, other = line.add(Turn(held=True)), line.planned(), line.planned()
+    assert line.store.due(JobState.PLANNING, 9) == []
+    assert line.store.take(held, JobState.PLANNING, ME) is None, "nor where a message for it was on its way"
+    queue.hold(line.store, waiting)
+    queue.hold(line.store, waiting)
+    assert line.due() == [other]
+    assert line.store.take(waiting, JobState.RUNNING, ME) is None
+    assert line.reason(waiting) == f"held: offmate release {waiting}"
+    assert line.reason(other) == "goes to the GPU next", "who is held is not before anybody"
+    for number in (held, waiting):
+        queue.release(line.store, number)
+    assert line.due() == [waiting, other]
+    assert [row.id for row in line.store.due(JobState.PLANNING, 9)] == [held]
+
+
+def test_a_job_comes_after_another_that_is_done(line: Line) -> None:
+    first = line.planned()
+    second = line.planned(Turn(after=first, priority=9))
+    assert line.due() == [first]
+    assert line.reason(second) == f"begins after job {first}, which is waiting"
+    line.run(first)
+    assert line.reason(second) == f"begins after job {first}, which is running"
+    row = line.store.job(first)
+    line.store.end(row, 0)
+    assert line.due() == [second]
+    assert line.reason(second) == "goes to the GPU next"
+
+
+@pytest.mark.parametrize(("code", "state"), [(1, "failed"), (None, "cancelled")])
+def test_a_job_after_one_that_did_not_end_well_says_what_to_do(line: Line, code: int | None, state: str) -> None:
+    first = line.planned()
+    second = line.planned(Turn(after=first))
+    line.run(first, code) if code is not None else line.store.stop(first, StopReason.CANCEL)
+    assert line.due() == []
+    assert line.reason(second) == f"job {first} is {state}: offmate retry {first}, or offmate release {second}"
+    queue.release(line.store, second)
+    assert line.due() == [second]
+
+
+def test_a_job_cannot_come_after_one_that_is_not_there(line: Line) -> None:
+    with pytest.raises(UserError) as caught:
+        line.add(Turn(after=7))
+    assert (caught.value.code, caught.value.exit_code) == ("no-such-job", Exit.NO_SUCH_JOB)
+    assert line.store.jobs() == []
+
+
+def test_a_job_begins_when_its_time_has_come(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = time.mktime((2026, 12, 24, 18, 0, 0, 0, 0, -1))
+    monkeypatch.setattr(time, "time", lambda: at - 60)
+    number = line.planned(Turn(begin_at=at))
+    assert line.due() == []
+    assert line.store.take(number, JobState.RUNNING, ME) is None
+    assert line.reason(number) == "begins at 2026-12-24 18:00"
+    monkeypatch.setattr(time, "time", lambda: at)
+    assert line.due() == [number]
+    assert line.reason(number) == "goes to the GPU next"
+
+
+def test_a_running_job_that_is_paused_waits_with_its_hold_and_goes_on_when_resumed(line: Line) -> None:
+    number = line.planned()
+    line.run(number)
+    queue.pause(line.store, number)
+    line.store.stop(number, StopReason.PAUSE)
+    assert line.reason(number) == "saves a checkpoint to pause"
+    row = line.store.job(number)
+    assert line.store.end(row, 75) is JobState.WAITING
+    assert (line.store.job(number).history[-1]["ending"], line.store.job(number).crashes) == ("paused", 0)
+    assert line.due() == []
+    assert line.reason(number).startswith(f"paused: offmate resume {number}; attempt 2")
+    queue.resume(line.store, number)
+    assert line.due() == [number]
+
+
+def test_a_pause_is_no_cancel_and_does_not_soften_one(line: Line) -> None:
+    number = line.planned()
+    line.run(number)
+    line.store.stop(number, StopReason.CANCEL)
+    line.store.stop(number, StopReason.PAUSE)
+    assert line.store.end(line.store.job(number), -15) is JobState.CANCELLED
+
+
+def test_a_job_that_finishes_as_it_is_paused_is_done(line: Line) -> None:
+    number = line.planned()
+    line.run(number)
+    queue.pause(line.store, number)
+    line.store.stop(number, StopReason.PAUSE)
+    assert line.store.end(line.store.job(number), 0) is JobState.DONE
+    assert line.reason(number) == ""
+
+
+def test_a_job_that_waits_is_held_by_a_pause_and_a_retry_takes_every_hold_back(line: Line) -> None:
+    number = line.planned()
+    queue.pause(line.store, number)
+    assert line.store.job(number).hold is Hold.HELD
+    line.store.stop(number, StopReason.CANCEL)
+    line.store.retry(number, JobState.WAITING)
+    assert line.due() == [number]
+
+
+def test_a_paused_machine_says_so_and_forgets_nothing(line: Line) -> None:
+    number = line.planned()
+    for _ in range(2):
+        queue.pause_all(line.store)
+        assert queue.is_paused(line.store)
+    assert line.reason(number) == "the machine is paused: offmate resume"
+    for _ in range(2):
+        queue.resume_all(line.store)
+        assert not queue.is_paused(line.store)
+    assert line.reason(number) == "goes to the GPU next"
+
+
+@pytest.mark.parametrize("change", [queue.hold, queue.release, queue.pause, queue.resume, queue.move_first])
+def test_a_job_that_is_over_or_not_there_has_no_turn_to_change(
+    line: Line, change: Callable[[Store, int], None]
+) -> None:
+    number = line.add()
+    line.store.stop(number, StopReason.CANCEL)
+    with pytest.raises(UserError) as caught:
+        change(line.store, number)
+    assert (caught.value.code, caught.value.exit_code) == ("job-ended", Exit.USAGE)
+    with pytest.raises(UserError) as caught:
+        change(line.store, number + 1)
+    assert caught.value.code == "no-such-job"
+    assert line.store.job(number).state in FINAL
+
+
+def test_what_cannot_be_changed_is_said_with_what_can(line: Line) -> None:
+    number, running = line.planned(), line.planned()
+    line.run(running)
+    for change, at, code, hint in (
+        (queue.hold, running, "job-begun", f"offmate pause {running} has it save a checkpoint and wait"),
+        (queue.move_last, running, "job-begun", "its place matters again when it waits"),
+        (queue.release, number, "not-held", f"offmate move {number} --first"),
+        (queue.resume, number, "not-paused", f"offmate show {number}"),
+    ):
+        with pytest.raises(UserError) as caught:
+            change(line.store, at)
+        assert (caught.value.code, caught.value.hint, caught.value.exit_code) == (code, hint, Exit.USAGE)

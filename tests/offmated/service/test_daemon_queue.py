@@ -1,0 +1,157 @@
+"""The queue's commands against a real daemon with real processes; only planner and trainer are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from offmated.cli.client import Json
+from planner.errors import Exit
+from tests.support.daemons import HELD_AT, House, house, until
+
+COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[House]:
+    with house() as built:
+        yield built
+
+
+def offmate(house: House, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words], cwd=house.home, env={**os.environ, **house.environment}, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+
+
+def said(house: House, *words: str) -> str:
+    done = offmate(house, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def submitted(house: House, name: str, *options: str, steps: int = 3) -> int:
+    text = f"model: ./model\ndataset: text.jsonl\nmax_steps: {steps}\nrun_name: {name}\nsave_steps: 1000\n"
+    (house.home / "job.yaml").write_text(text)
+    number: int = json.loads(said(house, "submit", "job.yaml", "--json", *options))["id"]
+    return number
+
+
+def started(house: House, *numbers: int) -> list[int]:
+    """The jobs in the order in which they were started."""
+    jobs = [house.job(number) for number in numbers]
+    return [job["id"] for job in sorted(jobs, key=lambda job: job["started_at"])]
+
+
+def paused(house: House, number: int) -> Json:
+    """The job, once its trainer has ended and it waits."""
+    until(lambda: house.living_trainers(number) == [], "the trainer has ended")
+    return house.wait_for(number, "waiting")
+
+
+def test_a_paused_job_frees_the_gpu_and_goes_on_from_its_checkpoint(home: House) -> None:
+    number = submitted(home, "held", steps=60)
+    home.wait_until_held(number)
+    assert "running" in said(home, "pause", str(number))
+    job = paused(home, number)
+    assert (job["hold"], job["last_checkpoint_step"], job["crashes"]) == ("paused", HELD_AT, 0)
+    assert job["history"][-1]["ending"] == "paused"
+    next_one = submitted(home, "next")
+    assert home.wait_for(next_one, "done", "failed")["state"] == "done", "others have the GPU meanwhile"
+    assert f"paused: offmate resume {number}" in said(home, "status")
+    home.release(number)
+    assert f"Job {number} is waiting" in said(home, "resume", str(number))
+    job = home.wait_for(number, "done", "failed")
+    assert (job["state"], job["attempts"], job["hold"]) == ("done", 2, None)
+    assert [event["step"] for event in home.events(number) if event["event"] == "start"] == [0, HELD_AT]
+
+
+def test_a_paused_job_stays_so_when_the_daemon_is_killed_and_starts_again() -> None:
+    with house() as own:
+        number = submitted(own, "held", steps=60)
+        own.wait_until_held(number)
+        said(own, "pause", str(number))
+        assert own.daemon is not None
+        own.daemon.kill()
+        own.daemon.wait()
+        own.release(number)
+        own.up()
+        paused(own, number)
+        other = submitted(own, "other")
+        own.wait_for(other, "done")
+        assert own.job(number)["state"] == "waiting"
+        said(own, "resume", str(number))
+        assert own.wait_for(number, "done", "failed")["state"] == "done"
+
+
+def test_a_paused_machine_works_on_nothing_and_goes_on_when_resumed(home: House) -> None:
+    number = submitted(home, "held", steps=60)
+    home.wait_until_held(number)
+    assert said(home, "pause").startswith("No job works until offmate resume")
+    try:
+        paused(home, number)
+        other = submitted(home, "other")
+        assert home.job(other)["reason"] == "the machine is paused: offmate resume"
+        home.release(number)
+    finally:
+        said(home, "resume")
+    for one in (number, other):
+        assert home.wait_for(one, "done", "failed")["state"] == "done"
+    assert (home.job(number)["attempts"], home.job(number)["crashes"]) == (2, 0)
+
+
+def test_jobs_have_their_turns_as_they_were_submitted_moved_and_held(home: House) -> None:
+    first = submitted(home, "held", steps=30)
+    home.wait_until_held(first)
+    plain, urgent = submitted(home, "plain"), submitted(home, "b", "--priority", "5")
+    held = submitted(home, "c", "--hold")
+    behind = submitted(home, "d", "--after", str(plain), "--priority", "9")
+    last = submitted(home, "e", "--label", "night")
+    for number in (plain, urgent, behind, last):
+        home.wait_for(number, "waiting")
+    assert f"place 2: waits for job {first}" in said(home, "move", str(last), "--first")
+    (line,) = said(home, "status", "--label", "night").splitlines()[1:]
+    assert line.split()[1:3] == ["e", "[night]"]
+    reasons = {job["id"]: job["reason"] for job in home.client.queue()}
+    assert reasons[held] == f"held: offmate release {held}"
+    assert reasons[behind] == f"begins after job {plain}, which is waiting"
+    home.release(first)
+    for number in (plain, urgent, behind, last):
+        home.wait_for(number, "done")
+    assert started(home, plain, urgent, behind, last) == [last, urgent, plain, behind]
+    assert home.job(held)["state"] == "submitted"
+    said(home, "release", str(held))
+    assert home.wait_for(held, "done", "failed")["state"] == "done"
+
+
+def test_wait_ends_with_the_jobs_and_says_how(home: House) -> None:
+    right, wrong = submitted(home, "right", "--label", "both"), submitted(home, "wrong", "--label", "both")
+    done = offmate(home, "wait", str(right), str(wrong))
+    assert done.returncode == Exit.FAILED
+    assert f"Job {right} is done" in done.stdout
+    assert f"Job {wrong} has failed." in done.stdout
+    assert offmate(home, "wait", str(right)).returncode == 0
+    assert offmate(home, "wait", "--label", "both").returncode == 0, "none is left"
+    assert offmate(home, "wait", "99999").returncode == Exit.NO_SUCH_JOB
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("move", "1"), Exit.USAGE), (("move", "1", "--first", "--priority", "3"), Exit.USAGE),
+        (("hold", "99999"), Exit.NO_SUCH_JOB), (("pause", "x"), Exit.USAGE), (("resume", "1"), Exit.USAGE),
+        (("submit", "job.yaml", "--begin", "soon"), Exit.USAGE), (("submit", "job.yaml", "--after", "9999"), 4),
+        (("submit", "job.yaml", "--priority", "1001"), Exit.USAGE),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said_without_a_traceback(home: House, words: tuple[str, ...], code: int) -> None:
+    submitted(home, "there")
+    done = offmate(home, *words)
+    assert done.returncode == code, done.stderr
+    assert done.stderr and "Traceback" not in done.stderr
