@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ DEFAULTS: dict[str, object] = {
     "lora_r": 16, "lora_alpha": 32.0, "lora_dropout": 0.05, "lora_target_modules": ALL_LINEAR,
 }  # fmt: skip
 """TRL's."""
+KINDS = ("use_rslora", "use_dora")
+"""Other kinds of LoRA."""
+_PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
 
 
 def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
@@ -21,7 +25,8 @@ def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) ->
     the defaults into `values` for `method: lora`; else takes out keys that are switched off."""
     if values.get("method") != "lora":
         given = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
-        for key in DEFAULTS:
+        given += [key for key in KINDS if values.get(key) is True]
+        for key in (*DEFAULTS, *KINDS):
             values.pop(key, None)
         return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given]
     targets = values.get("lora_target_modules")
@@ -30,6 +35,8 @@ def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) ->
         if values.get(key) is None:
             values[key] = default
     mistakes = []
+    if isinstance(values["lora_target_modules"], str) and (wrong := _broken(values["lora_target_modules"])):
+        mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", wrong))
     if values["lora_target_modules"] == ():
         text = f"it is {shown(targets)}; it must be {ALL_LINEAR}, or a list of modules' names"
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", text))
@@ -44,6 +51,15 @@ def check_weights(values: dict[str, Any], names: dict[str, str], source: Source)
     return []
 
 
+def _broken(pattern: str) -> str | None:
+    """What is wrong with a pattern of names."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"it is {shown(pattern)}, and that is no pattern: {error}"
+    return None
+
+
 def has_no_weights(model: str) -> bool:
     """Whether `model` is a local folder with a config and no weights."""
     folder = Path(model)
@@ -54,6 +70,8 @@ def _targets(value: object) -> object:
     """The modules as peft has them: of axolotl's `lora_target_linear: true`, of LLaMA-Factory's "all" and "a,b"."""
     if value in (True, "all", ALL_LINEAR):
         return ALL_LINEAR
+    if isinstance(value, str) and _PATTERN.search(value):
+        return value  # peft's way: the whole name of a module is to match it
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return tuple(value) if isinstance(value, list) else value

@@ -119,9 +119,10 @@ class Job(BaseModel):
     lora_alpha: Annotated[Positive | None, Field(description="a number above 0")] = None
     lora_dropout: Annotated[Beta | None, Field(description="a number from 0 up to, not including, 1")] = None
     lora_target_modules: Annotated[
-        tuple[Text, ...] | Literal["all-linear"] | None,
-        Field(description="all-linear, or a list of modules' names"),
+        tuple[Text, ...] | Text | None, Field(description="all-linear, a list of modules' names, or a pattern of names")
     ] = None
+    use_rslora: Switch = False
+    use_dora: Switch = False
     bf16: Switch = False
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
     exact: Switch = True

@@ -65,6 +65,8 @@ AXOLOTL: Table = table(
         "val_size": "val_set_size",
         "eval_strategy": "evaluation_strategy",
         "long_rows": "excess_length_strategy",
+        "use_rslora": "peft_use_rslora",
+        "use_dora": "peft_use_dora",
         "gpu_budget": "gpu_memory_limit",
         "bf16": "bfloat16 float32",
         "attn_implementation": "eager_attention",
@@ -164,7 +166,7 @@ AXOLOTL: Table = table(
         "going on from adapters that are there": "lora_model_dir",
         "training whole modules beside LoRA's adapters": "lora_modules_to_save",
         OTHER_LORA: """
-            peft_use_dora peft_use_rslora peft_layers_to_transform peft_layers_pattern peft_layer_replication
+            peft_layers_to_transform peft_layers_pattern peft_layer_replication
             peft_init_lora_weights peft_trainable_token_indices peft_ensure_weight_tying peft lora_target_parameters
             loraplus_lr_ratio
         """,

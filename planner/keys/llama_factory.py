@@ -33,7 +33,10 @@ from planner.keys.transformers import TRANSFORMERS
 
 _INSTEAD = TRANSFORMERS.keys() - {"generation_max_length", "generation_num_beams"}
 LLAMA_FACTORY: Table = {key: fate for key, fate in TRANSFORMERS.items() if key in _INSTEAD} | table(
-    same="dataset eval_dataset val_size packing max_samples lora_alpha lora_dropout stage dataset_dir",
+    same="""
+        dataset eval_dataset val_size packing max_samples lora_alpha
+        lora_dropout use_rslora use_dora stage dataset_dir
+    """,
     honoured={
         "model": "model_name_or_path",
         "chat_template": "template",
@@ -106,7 +109,7 @@ LLAMA_FACTORY: Table = {key: fate for key, fate in TRANSFORMERS.items() if key i
         QUANTIZED: "quantization_bit",
         "fp8 training": "fp8",
         "training whole modules beside LoRA's adapters": "additional_target",
-        OTHER_LORA: "use_rslora use_dora loraplus_lr_ratio pissa_init create_new_adapter",
+        OTHER_LORA: "loraplus_lr_ratio pissa_init create_new_adapter",
         SOME_WEIGHTS: "use_llama_pro freeze_language_model",
         OPTIMIZER: "use_galore use_apollo use_badam use_adam_mini use_muon",
         LOSS: "use_dft_loss use_asft_loss use_eaft_loss",

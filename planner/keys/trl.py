@@ -19,7 +19,10 @@ from planner.keys.fate import (
 from planner.keys.transformers import TRANSFORMERS
 
 TRL: Table = TRANSFORMERS | table(
-    same="attn_implementation lora_r lora_alpha lora_dropout lora_target_modules max_length packing",
+    same="""
+        use_rslora use_dora attn_implementation lora_r
+        lora_alpha lora_dropout lora_target_modules max_length packing
+    """,
     honoured={
         "model": "model_name_or_path",
         "dataset": "dataset_name datasets dataset_config dataset_train_split dataset_text_field",
@@ -48,7 +51,7 @@ TRL: Table = TRANSFORMERS | table(
         "cutting long rows at their beginning": "truncation_mode",
         LOSS: "loss_type",
         REVISION: "model_revision",
-        OTHER_LORA: "lora_target_parameters use_rslora use_dora lora_task_type",
+        OTHER_LORA: "lora_target_parameters lora_task_type",
         "training whole modules beside LoRA's adapters": "lora_modules_to_save",
         QUANTIZED: "load_in_8bit load_in_4bit",
         TOKENS: "add_special_tokens",

@@ -16,7 +16,8 @@ VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosi
           "lora_r": "0", "lora_target_modules": "null", "tokenizer": "tiny", "optim": "adamw_torch",
           "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl",
           "eval_dataset": "text.jsonl", "val_size": "0.1", "eval_strategy": "no",
-          "per_device_eval_batch_size": "2", "train_batch_size": "4"}  # fmt: skip
+          "per_device_eval_batch_size": "2", "train_batch_size": "4",
+          "use_rslora": "false", "use_dora": "false"}  # fmt: skip
 
 
 SPELLED_OTHERWISE = {

@@ -34,6 +34,7 @@ def test_lora_has_the_defaults_of_trl_and_other_methods_have_none(lora_folder: P
     [
         ("lora_target_modules: [q_proj, v_proj]", ("q_proj", "v_proj")),
         ("lora_target: q_proj, v_proj", ("q_proj", "v_proj")),
+        ("lora_target_modules: '.*self_attn\\.(q|v)_proj'", r".*self_attn\.(q|v)_proj"),
         ("lora_target: all", "all-linear"),
         ("lora_target_linear: true", "all-linear"),
         ("lora_target_modules: null", "all-linear"),
@@ -53,8 +54,9 @@ def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: 
         ("lora_dropout: 1", "it must be a number from 0 up to, not including, 1"),
         ("lora_alpha: 0", "it must be a number above 0"),
         ("lora_target_modules: []", "it is []; it must be all-linear, or a list of modules' names"),
-        ("lora_target_modules: 3", "it is 3; it must be all-linear, or a list of modules' names"),
-        ("lora_target_modules: [1]", "it must be all-linear, or a list of modules' names"),
+        ("lora_target_modules: '(q'", 'it is "(q", and that is no pattern'),
+        ("lora_target_modules: 3", "it is 3; it must be all-linear, a list of modules' names, or"),
+        ("lora_target_modules: [1]", "it must be all-linear, a list of modules' names, or"),
     ],
 )
 def test_a_wrong_key_of_lora_is_refused(line: str, words: str, lora_folder: Path) -> None:

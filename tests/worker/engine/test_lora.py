@@ -102,7 +102,7 @@ def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
     targets = job.lora_target_modules if isinstance(job.lora_target_modules, str) else list(job.lora_target_modules)
     config = LoraConfig(
         r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, target_modules=targets,
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM", use_rslora=job.use_rslora, use_dora=job.use_dora,
     )  # fmt: skip
     model = get_peft_model(base, config).train()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -127,8 +127,10 @@ def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
         ("llama", {"gradient_accumulation_steps": 1}),
         ("llama", {"bf16": True}),
         ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"]}),
+        ("llama", {"use_rslora": True, "lora_target_modules": r".*layers\.[01]\..*(q|v)_proj"}),
+        ("llama", {"use_dora": True, "lora_dropout": 0.0}),
     ],
-    ids=["llama", "llama-bf16-2-slices", "gpt2-2-slices"],
+    ids=["llama", "llama-bf16-2-slices", "gpt2-2-slices", "llama-rslora-by-pattern", "llama-dora"],
 )
 def test_lora_under_a_plan_equals_plain_peft_in_every_bit(tmp_path: Path, name: str, keys: dict[str, object]) -> None:
     job = lora_job(tmp_path, name, **keys)
