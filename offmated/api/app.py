@@ -21,9 +21,10 @@ from offmated.api.refusals import add_handlers
 from offmated.api.views import job_view
 from offmated.jobs import listing, queue
 from offmated.jobs.listing import Page, newest, one
+from offmated.jobs.retry import retry
 from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.jobs.submission import retry, submit
+from offmated.jobs.submission import submit
 from offmated.jobs.table import KEY_LENGTH
 from offmated.jobs.turns import Turn
 from offmated.paths import Paths

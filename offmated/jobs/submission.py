@@ -6,20 +6,18 @@ import json
 import os
 import re
 import shutil
-import threading
 import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from offmated.jobs.states import AGAIN, JobState
 from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.data_check import check_data
-from planner.job.frozen import check_frozen, freeze
+from planner.job.frozen import freeze
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
 from planner.machine.memory import check_budgets_here
@@ -27,7 +25,6 @@ from planner.run.folder import RunFolder
 
 NAME_LENGTH = 255
 _DRAFT = ".new-"
-_ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and each writes what it looked at before
 
 
 def submit(
@@ -66,7 +63,7 @@ def _take_in(
     store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str, key: str | None, turn: Turn
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
     job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
-    output_dir = _check_output(job, store)
+    output_dir = check_output(job, store)
     check_budgets_here(job.gpu_budget, job.cpu_budget)
     unseen = check_data(job)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
@@ -111,50 +108,7 @@ def sweep_drafts(paths: Paths) -> None:
             shutil.rmtree(draft)
 
 
-def retry(
-    store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None,
-    allow_changed_data: bool = False,
-) -> JobRow:  # fmt: skip
-    """Have a failed or cancelled job tried again, from its last checkpoint if it has one; budgets in bytes, None for
-    those it has. With a checkpoint it goes on under the plan it was made under, else the job is planned anew.
-    `allow_changed_data`: data that were not read yet are those that are there now.
-
-    Raises UserError when the job is neither, or cannot be run any more as it was written.
-    """
-    budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
-    with _ONE_AT_A_TIME:
-        row = store.job(job_id)
-        again = row.state in AGAIN
-        run = RunFolder(Path(row.run_dir))
-        return store.retry(job_id, _make_ready(store, run, budgets, allow_changed_data) if again else row.state)
-
-
-def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], allow_changed_data: bool) -> JobState:
-    """Check the job of a run folder once more, and write what another try changes; returns what it is due for."""
-    before = job = Job.from_resolved(run.resolved)
-    _check_output(job, store, run)
-    goes_on = run.last_checkpoint_step() is not None
-    if not run.is_tokenized:
-        if allow_changed_data:
-            run.write_frozen(freeze(job))
-        check_frozen(job, run.read_frozen())
-    if not goes_on:
-        check_data(job)
-        if job.train_batch_size is not None:  # the planner may have split it, for the budgets of then
-            asked = Job.from_resolved(run.submitted)
-            keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
-            job = job.model_copy(update={key: getattr(asked, key) for key in keys})
-    if budgets:
-        check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))
-        job = job.model_copy(update=budgets)
-    if job != before:
-        run.plan.unlink(missing_ok=True)  # or a later retry, without budgets, would find it and go on under it
-        run.write_resolved(job.resolved_yaml())
-    plan = run.read_plan()
-    return JobState.WAITING if goes_on and plan is not None and plan["measured"] else JobState.SUBMITTED
-
-
-def _check_output(job: Job, store: Store, run: RunFolder | None = None) -> str | None:
+def check_output(job: Job, store: Store, run: RunFolder | None = None) -> str | None:
     """Raise UserError when the model cannot go where the job says, now, and not after days of training; `run`: that of
     a job that was there before. Returns the real path."""
     if job.output_dir is None:

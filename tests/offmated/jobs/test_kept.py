@@ -22,9 +22,9 @@ from offmated.cli import job_view as words
 from offmated.jobs import table
 from offmated.jobs.listing import newest
 from offmated.jobs.migrate import scripts_folder, upgrade
+from offmated.jobs.retry import retry
 from offmated.jobs.states import FINAL, TAKEN_FROM, JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.jobs.submission import retry
 from offmated.paths import Paths
 from planner.cache import tables
 from planner.errors import UserError

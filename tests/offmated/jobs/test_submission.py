@@ -12,9 +12,10 @@ from alembic.config import Config as AlembicConfig
 
 from offmated.jobs import submission
 from offmated.jobs.migrate import scripts_folder, upgrade
+from offmated.jobs.retry import retry
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.jobs.submission import retry, submit, sweep_drafts
+from offmated.jobs.submission import submit, sweep_drafts
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.schema import Job

@@ -1,0 +1,61 @@
+"""Another try for a job that has failed or was cancelled."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from offmated.jobs.states import AGAIN, JobState
+from offmated.jobs.store import Store
+from offmated.jobs.submission import check_output
+from offmated.jobs.table import JobRow
+from planner.job.data_check import check_data
+from planner.job.frozen import check_frozen, freeze
+from planner.job.schema import Job
+from planner.machine.memory import check_budgets_here
+from planner.run.folder import RunFolder
+
+_ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and each writes what it looked at before
+
+
+def retry(
+    store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None,
+    allow_changed_data: bool = False,
+) -> JobRow:  # fmt: skip
+    """Have a failed or cancelled job tried again, from its last checkpoint if it has one; budgets in bytes, None for
+    those it has. With a checkpoint it goes on under the plan it was made under, else the job is planned anew.
+    `allow_changed_data`: data that were not read yet are those that are there now.
+
+    Raises UserError when the job is neither, or cannot be run any more as it was written.
+    """
+    budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
+    with _ONE_AT_A_TIME:
+        row = store.job(job_id)
+        again = row.state in AGAIN
+        run = RunFolder(Path(row.run_dir))
+        return store.retry(job_id, _make_ready(store, run, budgets, allow_changed_data) if again else row.state)
+
+
+def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], allow_changed_data: bool) -> JobState:
+    """Check the job of a run folder once more, and write what another try changes; returns what it is due for."""
+    before = job = Job.from_resolved(run.resolved)
+    check_output(job, store, run)
+    goes_on = run.last_checkpoint_step() is not None
+    if not run.is_tokenized:
+        if allow_changed_data:
+            run.write_frozen(freeze(job))
+        check_frozen(job, run.read_frozen())
+    if not goes_on:
+        check_data(job)
+        if job.train_batch_size is not None:  # the planner may have split it, for the budgets of then
+            asked = Job.from_resolved(run.submitted)
+            keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
+            job = job.model_copy(update={key: getattr(asked, key) for key in keys})
+    if budgets:
+        check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))
+        job = job.model_copy(update=budgets)
+    if job != before:
+        run.plan.unlink(missing_ok=True)  # or a later retry, without budgets, would find it and go on under it
+        run.write_resolved(job.resolved_yaml())
+    plan = run.read_plan()
+    return JobState.WAITING if goes_on and plan is not None and plan["measured"] else JobState.SUBMITTED
