@@ -46,12 +46,6 @@ def linear(width, out=1, *, bias=True):
     return nn.Linear(width, out * width, bias=bias)
 
 
-def half_frozen(module):
-    """All but its bias."""
-    module.weight.requires_grad_(False)
-    return module
-
-
 def image(x):
     """As an image of one channel."""
     return x[:, None]
@@ -215,10 +209,6 @@ TRACED = {
     "convolution": Operation(
         lambda m, x: x + m.c(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2),
         lambda d: {"c": nn.Conv1d(d, d, 3, padding=2)},
-    ),
-    "convolution, half frozen": Operation(
-        lambda m, x: x + m.c(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2),
-        lambda d: {"c": half_frozen(nn.Conv1d(d, d, 3, padding=2))},
     ),
     "convolution per feature": Operation(
         lambda m, x: x + m.c(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2),

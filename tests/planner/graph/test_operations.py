@@ -88,10 +88,17 @@ def test_an_operation_under_autocast_has_the_bits_of_plain_pytorch_and_the_bytes
     assert ("eager" in codes) == (name in OWN_CODE or name in ("twice", "rnn"))  # one cast of a weight for two uses
 
 
-def check(name, *, turned=False, autocast=False):
-    """Runs the block as it is and by its codes, which are returned."""
+@pytest.mark.parametrize("name", ["mlp", "convolution", "convolution per feature", "layer norm", "group norm"])
+def test_an_operation_whose_weights_are_frozen_but_not_its_biases_has_the_bytes_that_are_said(name):
+    check(name, frozen="weight")
+
+
+def check(name, *, turned=False, autocast=False, frozen=None):
+    """Runs the block as it is and by its codes, which are returned. `frozen`: no weight of that name is trained."""
     torch.manual_seed(0)
     block, x = Block(name, turned=turned), torch.randn(2, 4, 8, requires_grad=True)
+    for weight, p in block.part.named_parameters():
+        p.requires_grad_(p.requires_grad and weight.rpartition(".")[2] != frozen)
     codes, buffers = codes_of(block, x, autocast=autocast), [b.clone() for b in block.buffers()]
 
     def anew():
