@@ -162,7 +162,13 @@ def frame_alone(
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the model's own code failed; that is the cause to name
-        raise not_profiled(f"{type(error).__name__}: {first_line(error)}") from error
+        cause = f"{type(error).__name__}: {first_line(error)}"
+        if "backward through the graph a second time" in cause:
+            cause = (
+                "what is made of a block's result is read by the next block and by the model's code after it, whose "
+                "gradients cannot be added up in plain PyTorch's order"
+            )
+        raise not_profiled(cause) from error
     finally:
         for module, forward in zip(modules, own, strict=True):
             del module.forward

@@ -21,6 +21,8 @@ from planner.measure.times import Times
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from tests.support.engine_plans import adamw, mixed_plan, resident_plan
+from tests.support.fuzz.case import case_of
+from tests.support.fuzz.model import batches_of, model_of
 from tests.support.tiny_models import NAMES, batch_of, config_of, make_model
 from worker.engine.engine import Engine
 
@@ -301,3 +303,11 @@ def test_the_rehearsal_runs_the_frame_and_the_head_and_no_other_block(name, chun
     assert {n: g.shape for n, g in gradients.items()} == {n: p.shape for n, p in head.named_parameters()}
     for n, p in model.named_parameters():
         assert id(p) == before[n][0] and torch.equal(p, before[n][1]) and p.grad is None
+
+
+@pytest.mark.parametrize("features", [{"residual"}, {"residual", "factor"}])
+def test_a_residual_around_layers_is_refused_with_its_reason(features):
+    case = replace(case_of(0), patterns=((),), features=frozenset(features), frozen="", layers=3)
+    with pytest.raises(UserError, match="read by the next block and by the model's code after it") as told:
+        analyse_model(model_of(case), batches_of(case, 0)[0], device=CPU)
+    assert told.value.code == "frame-not-traceable"
