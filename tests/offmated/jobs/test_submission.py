@@ -10,7 +10,7 @@ import pytest
 from alembic import command
 from alembic.config import Config as AlembicConfig
 
-from offmated.jobs import submission
+from offmated.jobs import retry as again
 from offmated.jobs.migrate import scripts_folder, upgrade
 from offmated.jobs.retry import retry
 from offmated.jobs.states import JobState, StopReason
@@ -246,7 +246,7 @@ def test_of_two_retries_at_once_one_counts_and_its_budget(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number, run = a_cancelled_job(store, paths)
-    check = submission.check_data
+    check = again.check_data
     taken: list[int] = []
 
     def attempt(budget: int) -> None:
@@ -259,12 +259,12 @@ def test_of_two_retries_at_once_one_counts_and_its_budget(
     second = threading.Thread(target=attempt, args=(2**26,))
 
     def check_while_another_comes(job: Job) -> tuple[str, ...]:
-        monkeypatch.setattr(submission, "check_data", check)
+        monkeypatch.setattr(again, "check_data", check)
         second.start()
         second.join(0.5)  # it ends within that, were it not held up
         return check(job)
 
-    monkeypatch.setattr(submission, "check_data", check_while_another_comes)
+    monkeypatch.setattr(again, "check_data", check_while_another_comes)
     attempt(2**25)
     second.join(10)
     assert taken == [Job.from_resolved(run.resolved).gpu_budget]
