@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from planner.arrange.pack import can_arrange
 from planner.errors import Exit, UserError
 from planner.graph import take_turns
 from planner.job.room import STATE_BYTES_PER_PARAMETER
@@ -35,6 +36,7 @@ from worker.data.padding import IGNORED, num_items
 from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
 from worker.lent_model import ModelGuard, check_model, keep_weights_in, lend
+from worker.runtime.arena import take_over
 from worker.storage.checkpoint import Checkpoints, Origin
 from worker.torch_adamw import TorchAdamW
 
@@ -79,11 +81,12 @@ def prepare(
             hint='prepare(..., compile="auto")',
         )  # fmt: skip
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    arranged = place.type == "cuda" and compile == "off" and can_arrange() and take_over() is not None
     with contextlib.ExitStack() as undo:
         lend(model, place, undo)
         undo.callback(take_turns(model, _largest(batches), place))
         adamw = TorchAdamW(optimizer, model)
-        analysis = analyse_model(model, _largest(batches), device=place)
+        analysis = analyse_model(model, _largest(batches), device=place, arranged=arranged)
         if len(batches) > 1 and not analysis.sums_slices:
             raise UserError(
                 f"{type(model).__name__} takes the mean over each micro-batch by itself.", code="loss-per-slice",

@@ -35,6 +35,11 @@ class _Span(ctypes.Structure):
     _fields_ = [(n, ctypes.c_int64) for n in ("bytes", "start", "end", "group", "low", "high", "before")]
 
 
+def can_arrange() -> bool:
+    """Whether places can be found that are worth it, and taken: both wants a C compiler."""
+    return _library() is not None
+
+
 def with_places(plan: Plan, chain: Chain) -> Plan:
     """The plan with a place for each of its tensors, and the peak that this makes of it. As it is where the chain does
     not say what its turns allocate."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from planner.arrange.pack import can_arrange
 from planner.cache import store as kept
 from planner.cache.store import Cache, CachedPlan, Question
 from planner.codec import Json, from_json, to_json
@@ -24,7 +25,7 @@ from planner.measure.target import find_target
 from planner.measure.times import Times
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.search.make_plan import make_plan
+from planner.search.make_plan import make_plan, without_loss
 from planner.search.problem import Problem
 from planner.whatif.batch_size import WANTED, Candidate, ranked
 from planner.whatif.ways_to_fit import ways_to_fit
@@ -131,7 +132,9 @@ class _Planning:
         if (note := beyond_positions(job)) is not None:
             log.warning("model: %s", note)
         self.machine = self.target.machine
-        self.analysis: Analysis = analyse(job, self.target.device)
+        # On a GPU tensors get places, also where a plan is an estimate for it; the host's memory has no need of them.
+        arranged = device.type == "cuda" and can_arrange()
+        self.analysis: Analysis = analyse(job, self.target.device, arranged=arranged)
         several = job.gradient_accumulation_steps > 1
         self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)
         self.distinct_tokens = distinct_tokens if self.asks_for_data else ()
@@ -152,9 +155,11 @@ class _Planning:
         except UserError as error:
             if error.exit_code is not Exit.DOES_NOT_FIT:
                 raise
+            chain = self.analysis.chain(self.estimate, self.distinct_tokens)
+            budget_bytes = self.job.gpu_budget or self.machine.gpu_bytes
             problem = Problem(
-                chain=self.analysis.chain(self.estimate, self.distinct_tokens), hardware=self.machine,
-                gpu_budget_bytes=self.job.gpu_budget or self.machine.gpu_bytes,
+                chain=replace(chain, lifetimes=(), frame_lifetimes=()), hardware=self.machine,
+                gpu_budget_bytes=without_loss(budget_bytes) if chain.lifetimes else budget_bytes,
                 cpu_budget_bytes=self.job.cpu_budget or self.machine.cpu_bytes,
                 slices=self.job.gradient_accumulation_steps, clip=self.job.max_grad_norm is not None,
             )  # fmt: skip

@@ -83,10 +83,10 @@ class BlockCode(ABC):
         working = max(0, self.forward_peak - sum(outputs) - self.saved_bytes)
         forward = [f"+{j}:{size}" for j, size in enumerate(outputs)]
         kept, own = len(outputs), len(outputs) + 1
-        forward += ([f"+{kept}:{self.saved_bytes}"] if self.saved_bytes else []) + [f"+{own}:{working}", f"-{own}"]
+        forward += ([f"+{kept}:{self.saved_bytes}"] if self.saved_bytes else []) + [f"~{own}:{working}", f"-{own}"]
         forward += [f"={','.join(map(str, range(len(outputs))))}", f"^{kept}" if self.saved_bytes else "^"]
         working = max(0, self.backward_peak[False] - sum(made))
-        backward = [f"+{own + 1 + j}:{size}" for j, size in enumerate(made) if size] + [f"+{own}:{working}"]
+        backward = [f"+{own + 1 + j}:{size}" for j, size in enumerate(made) if size] + [f"~{own}:{working}"]
         backward += [f"?{k}:{size}" for k, size in enumerate(self._gradient_bytes()) if size]
         backward += [f"-{kept}"] if self.saved_bytes else []
         backward += [f"-t{j}" for j in range(len(self.tangent_values))]

@@ -4,6 +4,7 @@
     backward   "-t0 +3:4096 !1:3 -1 -3 =t0,-"
 
 `+3:4096`   storage 3, of 4096 bytes, comes into being
+`~3:4096`   as many bytes at most, in any number of tensors
 `-3`        the code has no more use for it
 `!1:3`      storage 3 is the gradient of the block's parameter 1, and may become the sum itself
 `?1:512`    the gradient of parameter 1 is not that: its sum takes 512 bytes of its own

@@ -30,6 +30,7 @@ from planner.machine.hardware import Hardware
 from planner.measure.choose_compiled import with_compiled
 from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
 from planner.measure.frame_lifetimes import block_lifetimes, frame_lifetimes
+from planner.measure.gpu_card import workspace_bytes
 from planner.measure.head_time import rehearsal
 from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.isolation import watching_isolation
@@ -183,12 +184,13 @@ class Analysis:
         )
 
 
-def analyse(job: Job, device: torch.device) -> Analysis:
-    """The analysis of a job's model under slices of its largest shape, without memory for weights. Raises UserError."""
+def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analysis:
+    """The analysis of a job's model under slices of its largest shape, without memory for weights; `arranged` as in
+    `analyse_model`. Raises UserError."""
     model = skeleton_model(job, device)
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight.shape[-1])
     with watching_isolation(model) if job.packing is True else nullcontext():
-        analysis = analyse_model(model, sample_batch(job), device=device, chunk_rows=rows)
+        analysis = analyse_model(model, sample_batch(job), device=device, chunk_rows=rows, arranged=arranged)
     if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
         raise UserError(
             f"{job.model} takes the mean over each micro-batch by itself.", code="loss-per-slice",
@@ -256,7 +258,7 @@ def analyse_model(
         ),
         pairs=pairs,
         frame=frame,
-        resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES,
+        resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES + workspace_bytes(device),
         slice_tokens=batch["input_ids"].numel(),
         sums_slices=watch.seen,
         model=model,

@@ -3,6 +3,8 @@ of the card from a job that runs, and what is free then says nothing about what 
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from dataclasses import replace
 
@@ -18,6 +20,7 @@ _MEMORY_BYTES_PER_S = 300e9
 _LINK_BYTES_PER_S = 12e9
 _HOST_BYTES_PER_S = 20e9
 _UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes weight and moments
+_WORKSPACE_BYTES, _WORKSPACE_BYTES_SM90 = 8320 * 2**10, 32 * 2**20
 
 
 def ask_card() -> Card:
@@ -27,6 +30,17 @@ def ask_card() -> Card:
     except (OSError, subprocess.SubprocessError, ValueError):  # no such tool: properties need no context either
         properties = torch.cuda.get_device_properties(0)
         return Card(name=properties.name, memory_bytes=properties.total_memory)
+
+
+def workspace_bytes(device: torch.device) -> int:
+    """What matrix products keep on the device from the first one on: cuBLAS's workspace, as PyTorch allocates it
+    (`getChosenWorkspaceSize` in its CublasHandlePool.cpp); 0 where the device is the CPU."""
+    if device.type != "cuda":
+        return 0
+    given = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if given:
+        return sum(int(size) * int(count) for size, count in given) * 2**10
+    return _WORKSPACE_BYTES if torch.cuda.get_device_capability(device)[0] < 9 else _WORKSPACE_BYTES_SM90
 
 
 def estimate_card(card: Card, dtype: torch.dtype) -> Hardware:

@@ -21,10 +21,12 @@ _INDEX_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Tensor `number` comes into being with `bytes`; with 0 bytes it goes."""
+    """Tensor `number` comes into being with `bytes`; with 0 bytes it goes. `most`: with fewer, perhaps, or as several
+    that have no more together."""
 
     number: int
     bytes: int
+    most: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,12 @@ class _Host:
         yield from self.events
         self.events.clear()
 
-    def _new(self, size: int) -> int:
+    def _new(self, size: int, *, most: bool = False) -> int:
         number = self.count
         self.count += 1
         self.sizes[number], self.holders[number] = size, 1
         if size:
-            self.events.append(Event(number, size))
+            self.events.append(Event(number, size, most))
         return number
 
     def _release(self, number: int) -> None:
@@ -188,8 +190,8 @@ class _Host:
         saved: Sequence[str] = ()
         for kind, what, of in _events(its.forward):
             match kind:
-                case "+":
-                    names[what] = self._new(int(of))
+                case "+" | "~":
+                    names[what] = self._new(int(of), most=kind == "~")
                 case "-":
                     self._release(names.pop(what))
                 case "=":
@@ -224,8 +226,8 @@ class _Host:
                 names[f"t{j}"] = frame.pop(name[:-1]) if owned else self._hold(frame[name])
         for kind, what, of in _events(call.lifetimes.backward):
             match kind:
-                case "+":
-                    names[what] = self._new(int(of))
+                case "+" | "~":
+                    names[what] = self._new(int(of), most=kind == "~")
                 case "-":
                     self._release(names.pop(what))
                 case "!":
@@ -257,16 +259,16 @@ class _Host:
 
     def _put_aside(self, name: str, k: int, rows: Rows) -> bool:
         """The head's rows wait for the embedding's. False: they begin the sum."""
-        self.aside[name, k] = put = [self._new(rows.counts[k] * _INDEX_BYTES)]
+        self.aside[name, k] = put = [self._new(rows.counts[k] * _INDEX_BYTES, most=True)]
         if f"g:{name}" not in self.items:
             return False
-        put.append(self._new(rows.counts[k] * rows.row_bytes))
+        put.append(self._new(rows.counts[k] * rows.row_bytes, most=True))
         self._release(self._new(rows.masking_bytes(k)))
         return True
 
     def _take_up(self, name: str, k: int, rows: Rows) -> None:
         for start in range(0, rows.counts[k], ROWS_AT_ONCE):
-            self._release(self._new(min(ROWS_AT_ONCE, rows.counts[k] - start) * rows.row_bytes))
+            self._release(self._new(min(ROWS_AT_ONCE, rows.counts[k] - start) * rows.row_bytes, most=True))
         self._release_all(self.aside.pop((name, k)))
 
     def _frame_sum(self, name: str, frame: dict[str, int], made: str) -> None:

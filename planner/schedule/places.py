@@ -23,8 +23,8 @@ GRAIN_BYTES = 512
 SMALL_BYTES = 2**20
 """Tensors of up to this size are not placed."""
 
-_PAGE_BYTES = 2**21
-_LOOSE_GAPS = 4  # what has no place loses a quarter between its blocks
+PAGE_BYTES = 2**21
+_LOOSE_GAPS = 4  # what has no place loses a quarter between its blocks, and two that are just not large enough
 
 
 class Misplaced(ValueError):
@@ -44,19 +44,21 @@ class Span:
     low: int = 0
     high: int = 0
     before: int = 0
+    most: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a tensor of `bytes` lies: `offset` bytes from the beginning."""
+    """Where a tensor of `bytes` lies: `offset` bytes from the beginning. `most`: one of as many at most, or several."""
 
     bytes: int
     offset: int
+    most: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """`placed_bytes` for tensors that have a place, `loose_bytes` for those that have none.
+    """`placed_bytes` for tensors that have a place, `loose_bytes` for those that have none: of `small_bytes` at most.
 
     `standing`: item -> places of what is on the device when a step begins; `steps`: operation -> places of what it
     allocates, in order, under `key_of`.
@@ -64,6 +66,7 @@ class Arrangement:
 
     placed_bytes: int
     loose_bytes: int
+    small_bytes: int
     standing: Mapping[str, tuple[Place, ...]]
     steps: Mapping[str, tuple[Place, ...]]
 
@@ -99,6 +102,7 @@ class _Birth:
     number: int
     key: str
     item: str = ""
+    most: bool = False
 
 
 class Spans:
@@ -128,8 +132,9 @@ class Spans:
         self._end()
         stays = (events for item, events in found.standing.items() if item not in self._left)
         self.below_bytes = sum(grains(e.bytes) for events in stays for e in _large(events))
-        loose = self._most_loose + self._most_loose // _LOOSE_GAPS + grains(found.others_bytes)
-        self.loose_bytes = -(-loose // _PAGE_BYTES) * _PAGE_BYTES
+        gaps = self._most_loose // _LOOSE_GAPS + min(2 * SMALL_BYTES, self._most_loose)
+        loose = self._most_loose + gaps + grains(found.others_bytes)
+        self.loose_bytes = -(-loose // PAGE_BYTES) * PAGE_BYTES
 
     def _read(self, op: Op, events: Sequence[Event], group: int) -> None:
         """The spans that begin or end with one operation."""
@@ -139,7 +144,7 @@ class Spans:
         item = op.subject if op.kind is OpKind.ALLOC else ""
         for event in events:
             if event.bytes:
-                self._born(event.number, _Birth(event.bytes, base + count, count, key, item))
+                self._born(event.number, _Birth(event.bytes, base + count, count, key, item, event.most))
                 if event.bytes > SMALL_BYTES:
                     mine.add(event.number)
                     count += 1
@@ -164,7 +169,7 @@ class Spans:
 
     def _span(self, birth: _Birth, end: int) -> None:
         self._where[birth.key][birth.number] = len(self.spans)
-        self.spans.append(Span(grains(birth.bytes), birth.clock, end))
+        self.spans.append(Span(grains(birth.bytes), birth.clock, end, most=birth.most))
 
     def _share(self, birth: _Birth, group: int, high: int, end: int) -> None:
         """A turn's own tensor: another slice's lies in the same place."""
@@ -172,7 +177,7 @@ class Spans:
         size = grains(birth.bytes)
         if at is None or (self.spans[at].bytes, self.spans[at].high) != (size, high):
             at = self._shared[group, birth.number] = len(self.spans)
-            self.spans.append(Span(size, birth.clock, end, group, birth.number, high))
+            self.spans.append(Span(size, birth.clock, end, group, birth.number, high, most=birth.most))
         self.spans[at].end = end
         self._where[birth.key][birth.number] = at
 
@@ -221,13 +226,16 @@ class Spans:
                 below += sum(sizes)
             standing[item] = tuple(Place(bytes=size, offset=at) for size, at in zip(sizes, starts, strict=True))
         steps = {
-            key: tuple(Place(bytes=self.spans[i].bytes, offset=above + offsets[i]) for i in spans)
+            key: tuple(
+                Place(bytes=self.spans[i].bytes, offset=above + offsets[i], most=self.spans[i].most) for i in spans
+            )
             for key, spans in self._where.items()
             if spans
         }
         top = max((offset + span.bytes for offset, span in zip(offsets, self.spans, strict=True)), default=0)
         return Arrangement(
-            placed_bytes=above + top, loose_bytes=self.loose_bytes, standing=standing, steps=steps
+            placed_bytes=above + top, loose_bytes=self.loose_bytes, small_bytes=SMALL_BYTES, standing=standing,
+            steps=steps,
         )  # fmt: skip
 
     def prove(self, found: Arrangement) -> None:

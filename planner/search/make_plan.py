@@ -71,7 +71,7 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     """The fastest plan found whose tensors have places within the budget. How much is lost between them is known when
     there is a plan: where it is more than was left for it, the next one gets so much less to use."""
     budget_bytes = step.budgets.gpu_bytes
-    use_bytes = budget_bytes - budget_bytes // _LOST
+    use_bytes = without_loss(budget_bytes)
     for share in _TRIES:
         plan = _fastest(_within(step, use_bytes), share * time_limit_s, gap)
         if plan is None:
@@ -87,6 +87,11 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     plan = with_places(proven(draft, setting), step.chain)
     bound_s = min(map(bound_of, in_rounds(step)))
     return replace(plan, solver_gap=1.0, bound_s=bound_s) if plan.gpu_peak_bytes <= budget_bytes else None
+
+
+def without_loss(budget_bytes: int) -> int:
+    """What tensors can have of a budget, nearly always, when they have places."""
+    return budget_bytes - budget_bytes // _LOST
 
 
 def _within(step: Setting, gpu_bytes: int) -> Setting:

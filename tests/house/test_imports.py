@@ -42,8 +42,8 @@ MAY_IMPORT = {
         "planner.machine",
     ),
     "planner.commands": (
-        "planner.whatif", "planner.search", "planner.draft", "planner.measure", "planner.cache", "planner.picture",
-        "planner.reports", "planner.job", "planner.schedule", "planner.machine",
+        "planner.whatif", "planner.search", "planner.arrange", "planner.draft", "planner.measure", "planner.cache",
+        "planner.picture", "planner.reports", "planner.job", "planner.schedule", "planner.machine",
     ),
     "worker": (),
     "worker.runtime": ("planner.schedule", "planner.cpu"),

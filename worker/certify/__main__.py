@@ -50,11 +50,14 @@ def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
     from planner.cache.store import Cache
     from planner.measure.target import device_of
     from worker.certify.certificate import certify
+    from worker.runtime.arena import take_over
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = device_of(options.device)
     if device.type == "cuda":  # elsewhere every kernel is deterministic, and training does not ask for it
         torch.use_deterministic_algorithms(True, warn_only=True)
+        if job.exact:  # else layers may be compiled, whose memory is measured by PyTorch's own allocator
+            take_over()
     certificate = certify(
         job, steps=options.steps, layers=options.layers, device=device, folder=options.folder,
         cache=Cache(options.database) if options.database else None,

@@ -61,7 +61,8 @@ class Engine:
         self._model, self._plan = model, plan
         self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
-        self._weights = Weights(model, self._program, chain, self._machine)
+        self._memory = self._machine.memory(self._program, chain, plan.offsets)
+        self._weights = Weights(model, self._program, chain, self._machine, self._memory)
         self._device = self._weights.device
         self._blocks = model_blocks(model, chain, plan)
         for block in self._blocks:
@@ -89,7 +90,7 @@ class Engine:
         self._closed = self._warm = False
         self._cap()
         self._interpreter: Interpreter = self._machine.interpreter(self._program, self._actions.perform)
-        self._cursor = Cursor(self._program, self._interpreter)
+        self._cursor = Cursor(self._program, self._interpreter, self._memory.expect)
         self._rounds.open(self._cursor)
 
     def _cap(self) -> None:
@@ -140,6 +141,7 @@ class Engine:
         with machine.computing():
             given = {name: self._given(value) for name, value in model_kwargs.items()}
         self.torn = self._stepping = True  # torn until all of the step is done
+        self._memory.lengths([batch["input_ids"].numel() for batch in batches])
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
                 self._cursor.begin(values)
@@ -235,7 +237,8 @@ class Engine:
     def _tear(self) -> None:
         """After an error: end the threads, free what the step held."""
         self.torn = True
-        self.close()
+        self._memory.expect(None)
+        self._end()
         self._rounds.clear()
         self._machine.synchronize()  # copies may still be using what is freed now
         self._gradients.clear()
@@ -307,6 +310,10 @@ class Engine:
 
     def close(self) -> None:
         """End the threads. What is pending is left undone."""
+        self._end()
+        self._memory.close()
+
+    def _end(self) -> None:
         self._closed = True
         self._machine.uncap()
         self._rounds.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, Queue, overwritten
 from worker.engine.device_items import Device
 from worker.engine.host_items import STATE_PARTS, Host, new_states
+from worker.runtime.arena import Memory
 from worker.runtime.machine import Machine
 
 
@@ -23,11 +24,13 @@ class Weights:
     left_out   weight -> in how many steps no gradient reached it: AdamW counts no step for it then
     """
 
-    def __init__(self, model: nn.Module, program: Program, chain: Chain, machine: Machine) -> None:
+    def __init__(
+        self, model: nn.Module, program: Program, chain: Chain, machine: Machine, memory: Memory
+    ) -> None:  # fmt: skip
         self.host = Host(machine)
         self.device = Device(self.host, machine.device)
         self.left_out: dict[str, int] = {}
-        self._machine, self._model = machine, model
+        self._machine, self._memory, self._model = machine, memory, model
         self._parameters = dict(model.named_parameters())
         still = {t.name for t in chain.tensors() if not t.trainable}
         self._still = [p for name, p in self._parameters.items() if name in still and p.requires_grad]
@@ -44,6 +47,7 @@ class Weights:
         try:
             for name, parameter in self._parameters.items():
                 self._take(name, parameter)
+            memory.expect(None)
             self._move_buffers(lambda buffer: machine.place(buffer))
         except BaseException:  # no memory is left, perhaps
             self.give_back()
@@ -64,9 +68,9 @@ class Weights:
         if kinds := [kind for kind in "wgs" if f"{kind}:{name}" in self._on_host]:
             self.host.hold(name, kinds, weight, overwritten=name in self._overwritten)
         if f"w:{name}" in self._resident:
-            self.device.items[f"w:{name}"] = [machine.place(weight)]
+            self._place(f"w:{name}", [weight])
         if f"s:{name}" in self._resident:
-            self.device.items[f"s:{name}"] = [machine.place(t) for t in new_states(weight)]
+            self._place(f"s:{name}", new_states(weight))
         if name in self.frame:
             parameter.data = self.device.items[f"w:{name}"][0]
         else:
@@ -74,6 +78,10 @@ class Weights:
             value = math.nan if weight.is_floating_point() else 0
             one = torch.full((), value, dtype=weight.dtype, device=machine.device)
             parameter.data = one.expand(weight.shape)
+
+    def _place(self, item: str, tensors: Sequence[Tensor]) -> None:
+        self._memory.expect_item(item)
+        self.device.items[item] = [self._machine.place(tensor) for tensor in tensors]
 
     def check_closed(self) -> None:
         """A step leaves on the device what it found there."""
@@ -96,8 +104,10 @@ class Weights:
         """Have on the device what is there between steps, and only that."""
         self.drop_transient()
         for item in self._resident - self.device.items.keys():
+            self._memory.expect_item(item)
             self.device.allocate(item)
             self.device.fetch(item)
+        self._memory.expect(None)
 
     @torch.no_grad()
     def take_back(self) -> None:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from planner.cpu.adamw import cpu_kernel
 from planner.cpu.meter import Meter
+from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, Program
+from worker.runtime.arena import Memory, NoPlaces
 from worker.runtime.interpreter import Perform
 from worker.runtime.machine import RandomState
 from worker.runtime.queues import QueueInterpreter
@@ -32,6 +34,10 @@ class CpuMachine:
     def interpreter(self, program: Program, perform: Perform) -> CpuInterpreter:
         """Queues for `program`."""
         return CpuInterpreter(program, perform)
+
+    def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:
+        """The host's memory has room everywhere."""
+        return NoPlaces()
 
     def computing(self) -> AbstractContextManager[object]:
         """Entered by every thread for the time it computes on the device."""

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import torch
 
-from planner.schedule.compile import Op, OpKind, Program
+from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.plan import Direction
+from worker.runtime.arena import is_out_of_memory
 from worker.runtime.step_values import StepValues
 
 Perform = Callable[[Op, StepValues], None]
@@ -60,8 +61,11 @@ class Cursor:
     """The place in the program: the turn that is to come or is computing. Everything between two turns is issued when
     the first one's slice has done with it, the frame's operations after its block included."""
 
-    def __init__(self, program: Program, interpreter: Interpreter) -> None:
-        self._interpreter = interpreter
+    def __init__(
+        self, program: Program, interpreter: Interpreter, expect: Callable[[Op | None], None] = lambda op: None
+    ) -> None:
+        """`expect` is told which operation computes or allocates from now on; None: none."""
+        self._interpreter, self._expect = interpreter, expect
         self._legs = tuple(_legs(program))
         self._at = 0
         self._values: StepValues | None = None
@@ -133,11 +137,14 @@ class Cursor:
                 for op in self._legs[self._at][0]:
                     values = self._previous if op.carried else self._values
                     if values is not None:
+                        if op.queue is Queue.COMPUTE:
+                            self._expect(op)
                         self._interpreter.issue(op, values)
                     self._issued += 1
             self._interpreter.flush()
-        except torch.OutOfMemoryError:  # an allocation's: nothing of it is done
-            self._unsure = False
+            self._expect(self.turn.op if self.turn else None)
+        except RuntimeError as error:
+            self._unsure = not is_out_of_memory(error)  # an allocation's: nothing of it is done
             raise
         self._unsure = False
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from planner.schedule.chain import Chain
 from planner.schedule.compile import Program
+from worker.runtime.arena import Memory
 
 if TYPE_CHECKING:  # what is made of a machine is not needed to make one
     from worker.runtime.interpreter import Interpreter, Perform
@@ -24,6 +26,10 @@ class Machine(Protocol):
 
     def interpreter(self, program: Program, perform: Perform) -> Interpreter:
         """Queues for `program`, each of whose operations but RUN is done by `perform`."""
+
+    def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:
+        """Take the device's memory for a program whose tensors lie at `offsets`, if they lie anywhere. Before anything
+        of the program's is there. Raises torch.OutOfMemoryError."""
 
     def computing(self) -> AbstractContextManager[object]:
         """Entered by every thread for the time it computes on the device."""

@@ -30,6 +30,7 @@ from planner.schedule.verify import verify
 from planner.units import format_bytes, format_seconds
 from worker.data.batches import Batches
 from worker.engine.engine import Engine
+from worker.runtime.arena import take_over
 from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.storage.model_folder import Output
 from worker.storage.trained import TrainedWeights, room_kept, weights_room
@@ -51,6 +52,8 @@ def run_job(folder: RunFolder, stop: StopRequest) -> bool:
 
     Raises UserError.
     """
+    if torch.cuda.is_available():
+        take_over()
     try:
         return _Run(folder).train(stop)
     except torch.OutOfMemoryError as error:

@@ -15,6 +15,7 @@ from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.places import GRAIN_BYTES, Span, Spans
 from planner.schedule.verify import InvalidProgram, verify
 from planner.search.make_plan import least_budget, make_plan
+from tests.support.arena_alone import Replay, replay
 from tests.support.random_plans import random_plan
 from tests.support.shapes import llama_chain, machine
 
@@ -93,7 +94,9 @@ def test_the_library_begins_with_what_is_done_without_a_compiler(monkeypatch: py
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_random_plan_gets_places_that_verify_proves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_random_plan_gets_places_that_verify_proves_and_in_which_it_runs(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(packing, "EFFORT", 2 * 10**7)
     chain = llama_chain("0.3B", layers=3)
     plan = with_places(random_plan(chain, random.Random(seed)), chain)
@@ -102,6 +105,8 @@ def test_a_random_plan_gets_places_that_verify_proves(seed: int, monkeypatch: py
     assert plan.gpu_peak_bytes <= 1.12 * gpu_peak_bytes(program, chain)
     with pytest.raises(InvalidProgram, match="the peak is"):
         verify(program, chain, gpu_budget_bytes=plan.gpu_peak_bytes - 1, offsets=plan.offsets)
+    found = replay(replace(plan, gpu_budget_bytes=plan.gpu_peak_bytes), chain, steps=2)
+    assert found == Replay(reserved_bytes=plan.gpu_peak_bytes, calls=0, strays=0)
 
 
 def test_a_tensor_moved_onto_another_is_noticed() -> None:

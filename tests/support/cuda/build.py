@@ -49,7 +49,7 @@ def load() -> ctypes.CDLL:
             part = built.with_suffix(".part")
             subprocess.run([*command, "-o", str(part)], check=True)
             part.replace(built)
-    return ctypes.CDLL(str(built))
+    return ctypes.CDLL(str(built), mode=ctypes.RTLD_GLOBAL)  # as PyTorch loads CUDA's runtime
 
 
 def _torch() -> Path:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests import ROOT
 from tests.support.cuda.memory import MIB, Allocator, Arena, Block
+from tests.support.cuda.plugged import Driver, Plugged
 from tests.support.cuda.streams import Marker, Queues, Stream
 
 CUDA = torch.device("cuda", 0)
@@ -58,9 +59,13 @@ class Device:
     sync_debug     torch.cuda.set_sync_debug_mode's
     waits          each time that the host waited, or might have; clear it to begin anew
     seed, offset   the random generator's state
+    initialized    as PyTorch sees it: its allocator can be changed before
+    plugged        the allocator that somebody has put in the place of PyTorch's; `driver` is what it gets memory from
     """
 
-    def __init__(self, *, total_bytes: int = 1024 * MIB, address_bytes: int = 2**35) -> None:
+    def __init__(
+        self, guard: ctypes.CDLL, *, total_bytes: int = 1024 * MIB, address_bytes: int = 2**35
+    ) -> None:  # fmt: skip
         self.total_bytes, self.dry, self.poison, self.sync_debug = total_bytes, False, True, "default"
         self.registers, self.fraction = True, 1.0
         self.waits: list[HostWait] = []
@@ -68,12 +73,17 @@ class Device:
         self.queues = Queues(self.host_waits)
         self.arena = Arena(address_bytes)
         self.allocator = Allocator(
-            self.arena, free_bytes=lambda: self.free_bytes, done=self._done, finish=self._finish, freed=self._fill,
+            self.arena, free_bytes=lambda: self.free_bytes, done=self._done, finish=self._finish,
+            freed=lambda block: self._fill(block.address, block.size, block.stream),
             mapped=self._fill_now,
         )  # fmt: skip
+        self.driver = Driver(
+            self.arena, guard, free_bytes=lambda: self.free_bytes, finish=self._finish, mapped=self._fill_now
+        )  # fmt: skip
+        self.initialized, self.plugged = True, None
         self.host = HostMemory()
         self._blocks: dict[int, Block] = {}  # in use, by address
-        self._dead: deque[Block] = deque()  # no tensor uses them
+        self._dead: deque[Callable[[], None]] = deque()  # what frees memory that no tensor uses
 
     def rest(self) -> None:
         """As new, but for memory that is in use."""
@@ -81,6 +91,7 @@ class Device:
         self.queues.rest()
         self.dry, self.poison, self.registers, self.sync_debug = False, True, True, "default"
         self.fraction, self.allocator.cap_bytes = 1.0, None
+        self.initialized, self.plugged = True, None
         self.allocator.release()
         self.allocator.reset_peaks()
         self.waits.clear()
@@ -117,7 +128,7 @@ class Device:
     @property
     def free_bytes(self) -> int:
         """What the driver has left."""
-        return self.total_bytes - RUNTIME_BYTES - self.allocator.reserved.now
+        return self.total_bytes - RUNTIME_BYTES - self.allocator.reserved.now - self.driver.used_bytes
 
     def storage(self, nbytes: int) -> Tensor:
         """New memory, a plain tensor of bytes. It is free when no tensor uses it."""
@@ -125,24 +136,40 @@ class Device:
             return torch.empty(0, dtype=torch.uint8)
         with self.queues.lock:
             self.reap()
-            block = self.allocator.allocate(nbytes, self.queues.current)
-            self._blocks[block.address] = block
-            self._fill(block)
-        return lent(block.address, nbytes, functools.partial(self._dead.append, block))
+            stream = self.queues.current
+            if self.plugged is not None:
+                address = self.plugged.allocate(nbytes, stream.number)
+                free = functools.partial(self._free_by, self.plugged, address, nbytes, stream)
+            else:
+                block = self.allocator.allocate(nbytes, stream)
+                self._blocks[block.address] = block
+                address, free = block.address, functools.partial(self._free, block)
+            self._fill(address, nbytes, stream)
+        return lent(address, nbytes, functools.partial(self._dead.append, free))
+
+    def _free(self, block: Block) -> None:
+        del self._blocks[block.address]
+        self.allocator.free(block)
+
+    def _free_by(self, plugged: Plugged, address: int, nbytes: int, stream: Stream) -> None:
+        self._fill(address, nbytes, stream)
+        plugged.free(address, nbytes, stream.number)
 
     def reap(self) -> None:
-        """Free the blocks that no tensor uses."""
+        """Free the memory that no tensor uses."""
         while self._dead:
             with self.queues.lock:
                 if self._dead:
-                    block = self._dead.popleft()
-                    del self._blocks[block.address]
-                    self.allocator.free(block)
+                    self._dead.popleft()()
 
     def record_stream(self, tensor: Tensor, stream: Stream) -> None:
         """Let the tensor's block not be used again before `stream` has done what it was given before it was freed."""
-        block = self._blocks[tensor.untyped_storage().data_ptr()]
-        if stream is not block.stream:
+        address = tensor.untyped_storage().data_ptr()
+        block = self._blocks.get(address)
+        if block is None:
+            assert self.plugged is not None
+            self.plugged.record(address, stream.number)
+        elif stream is not block.stream:
             block.users = (*block.users, stream)
 
     def draw(self, numbers: int) -> int:
@@ -168,11 +195,11 @@ class Device:
         if self.poison and not self.dry:
             ctypes.memset(address, 0xFF, size)
 
-    def _fill(self, block: Block) -> None:
-        """Poison, in the order of the block's stream: each floating point number of bytes 0xFF is NaN."""
+    def _fill(self, address: int, size: int, stream: object) -> None:
+        """Poison, in the stream's order: each floating point number of bytes 0xFF is NaN."""
         if self.poison and not self.dry:
-            assert isinstance(block.stream, Stream)
-            self.queues.add(block.stream, functools.partial(ctypes.memset, block.address, 0xFF, block.size))
+            assert isinstance(stream, Stream)
+            self.queues.add(stream, functools.partial(ctypes.memset, address, 0xFF, size))
 
 
 class HostMemory:

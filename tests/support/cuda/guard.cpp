@@ -1,7 +1,11 @@
 // What a PyTorch without CUDA lacks for tensors on `cuda:0`: a guard of the device (one device, one stream as far as
-// autograd knows), and hooks that say that there is one.
+// autograd knows), and hooks that say that there is one. And of CUDA's runtime what an allocator asks for, and a call of
+// an allocator that somebody has brought as PyTorch calls it: from C++, where it may throw.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <cstdio>
+#include <exception>
 
 namespace {
 using namespace c10;
@@ -50,4 +54,28 @@ REGISTER_CUDA_HOOKS(CUDAHooks)
 extern "C" void put_device_there() {
   static const Guard* guard = new Guard();
   c10::impl::registerDeviceGuard(c10::DeviceType::CUDA, guard);
+}
+
+namespace {
+int (*malloc_of_device)(void**, size_t);
+int (*free_of_device)(void*);
+int (*synchronize_device)();
+}  // namespace
+
+extern "C" {
+void put_driver_there(int (*malloc)(void**, size_t), int (*free)(void*), int (*synchronize)()) {
+  malloc_of_device = malloc, free_of_device = free, synchronize_device = synchronize;
+}
+int cudaMalloc(void** pointer, size_t size) { return malloc_of_device(pointer, size); }
+int cudaFree(void* pointer) { return free_of_device(pointer); }
+int cudaDeviceSynchronize() { return synchronize_device(); }
+
+void* allocate_by(void* (*allocate)(ssize_t, int, void*), ssize_t size, void* stream, char* text, size_t room) {
+  try {
+    return allocate(size, 0, stream);
+  } catch (const std::exception& error) {
+    snprintf(text, room, "%s", error.what());
+    return nullptr;
+  }
+}
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from planner.graph import fake
 from tests.support.cuda import build, copies, tensors
 from tests.support.cuda.device import CUDA, Device
+from tests.support.cuda.plugged import Plugged
 from tests.support.cuda.streams import Event, Stream
 from tests.support.cuda.tensors import CPU_GENERATOR, DeviceTensor, fake_of, new, plain_of, put
 
@@ -27,13 +30,16 @@ PROPERTIES = SimpleNamespace(
 def install() -> Device:
     """Have a device in this process from now on, and give it. It cannot be taken out again."""
     assert _library is None
-    build.load().put_device_there()
-    device = tensors.device = Device()
+    guard = build.load()
+    guard.put_device_there()
+    device = tensors.device = Device(guard)
     assert copies.SPECIAL  # it tells tensors.py of what it has
     _install_factories()
     _install_tensor_methods(device)
     _install_generator(device)
     _install_module(device)
+    _install_allocators(device, guard)
+    fake.FAKE_TYPES = (*fake.FAKE_TYPES, DeviceTensor)  # real tensors beside fake ones count, as on a real device
     torch._C._set_multithreading_enabled(False)  # autograd has no thread for this device
     return device
 
@@ -183,21 +189,28 @@ def _install_module(device: Device) -> None:
         if code:
             raise RuntimeError(f"CUDA error {code}")
 
+    def own_allocator() -> None:
+        device.reap()
+        if device.plugged is not None:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
     def reaped(found: Callable[[], int]) -> Callable[..., int]:
         def ask(_: Any = None) -> int:
-            device.reap()
+            own_allocator()
             return found()
 
         return ask
 
     def reset_peaks(_: Any = None) -> None:
-        device.reap()
+        own_allocator()
         allocator.reset_peaks()
 
     def empty_cache() -> None:
         device.reap()
         with queues.lock:
             allocator.release()
+            if device.plugged is not None:
+                device.plugged.empty()
 
     @contextlib.contextmanager
     def on(stream: Stream | None) -> Iterator[None]:
@@ -205,12 +218,13 @@ def _install_module(device: Device) -> None:
             yield
 
     def set_fraction(fraction: float, _: Any = None) -> None:
+        own_allocator()
         device.fraction = fraction
         allocator.cap_bytes = int(fraction * device.total_bytes)
 
     for name, value in {
         "_lazy_init": lambda: None, "_is_in_bad_fork": lambda: False, "is_available": lambda: True,
-        "is_initialized": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
+        "is_initialized": lambda: device.initialized, "device_count": lambda: 1, "current_device": lambda: 0,
         "set_device": lambda device: None, "device": lambda device: contextlib.nullcontext(),
         "get_device_name": lambda device=None: PROPERTIES.name,
         "get_device_properties": lambda _=None: SimpleNamespace(**vars(PROPERTIES), total_memory=device.total_bytes),
@@ -229,3 +243,16 @@ def _install_module(device: Device) -> None:
         "set_per_process_memory_fraction": set_fraction,
     }.items():  # fmt: skip
         setattr(torch.cuda, name, value)
+
+
+def _install_allocators(device: Device, guard: ctypes.CDLL) -> None:
+    def change(allocator: Plugged) -> None:
+        if device.initialized:
+            raise RuntimeError("Can't swap an already initialized allocator")
+        device.plugged, device.initialized = allocator, True
+
+    for name, value in {
+        "_cuda_customAllocator": lambda allocate, free: Plugged(guard, allocate, free),
+        "_cuda_changeCurrentAllocator": change,
+    }.items():
+        setattr(torch._C, name, value)

@@ -1,0 +1,160 @@
+"""The allocator in C by itself: over a driver that counts, and fed with what a plan's steps allocate."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.cpu import build
+from planner.schedule.allocations import allocations
+from planner.schedule.chain import Chain
+from planner.schedule.compile import OpKind, compile_program
+from planner.schedule.places import Place, Spans, key_of
+from planner.schedule.plan import Plan
+from worker.runtime.arena import SOURCE, Counts, _as_c
+
+MIB = 2**20
+SMALL = MIB
+
+
+class Stub:
+    """A driver of some bytes, and the allocator over it. Errors are written down: through ctypes none may be thrown."""
+
+    def __init__(self, driver_bytes: int, *, checked: bool = True) -> None:
+        """`checked`: no two tensors share memory, which takes long to look at."""
+        self._checked = checked
+        self.left, self.waits, self.errors = driver_bytes, 0, list[str]()
+        self.segments: dict[int, int] = {}
+        self.top = 1 << 40
+        self.live: dict[int, int] = {}
+        library = self.library = build.load(SOURCE)
+        address = ctypes.c_void_p
+        self._called = (
+            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(address), ctypes.c_size_t)(self._malloc),
+            ctypes.CFUNCTYPE(ctypes.c_int, address)(self._free),
+            ctypes.CFUNCTYPE(ctypes.c_int)(self._wait),
+            ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda text: self.errors.append(text.decode())),
+        )
+        library.arena_driver(*self._called)
+        library.arena_allocate.restype = address
+        library.arena_allocate.argtypes = [ctypes.c_int64, ctypes.c_int, address]
+        library.arena_free.argtypes = [address, ctypes.c_int64, ctypes.c_int, address]
+        library.arena_record.argtypes = [address, address]
+        library.arena_open.argtypes = [ctypes.c_int64] * 3
+        library.arena_limit.argtypes = [ctypes.c_int64]
+        library.arena_expect.argtypes = [address, *[ctypes.c_int64] * 3]
+        library.arena_count.restype = ctypes.c_int64
+        library.arena_limit(2**62)
+        library.arena_reset_peaks()
+        self._places = _as_c(())
+
+    def _malloc(self, target: ctypes._Pointer[ctypes.c_void_p], size: int) -> int:
+        if size > self.left:
+            return 2
+        self.left -= size
+        self.segments[self.top] = size
+        target[0] = ctypes.c_void_p(self.top)
+        self.top += size + 64 * MIB
+        return 0
+
+    def _free(self, address: int) -> int:
+        self.left += self.segments.pop(address)
+        return 0
+
+    def _wait(self) -> int:
+        self.waits += 1
+        return 0
+
+    def open(self, placed: int, loose: int, small: int = SMALL) -> int:
+        """The arena's address."""
+        before = set(self.segments)
+        assert self.library.arena_open(placed, loose, small)
+        (base,) = set(self.segments) - before
+        return base
+
+    def expect(self, *places: tuple[int, int], part: int = 1, whole: int = 1) -> None:
+        """(bytes, offset) of what comes."""
+        self.expect_places([Place(bytes=size, offset=offset) for size, offset in places], part=part, whole=whole)
+
+    def expect_places(self, places: Sequence[Place], *, part: int = 1, whole: int = 1) -> None:
+        self._places = _as_c(places)
+        self.library.arena_expect(self._places, len(places), part, whole)
+
+    def expect_nothing(self) -> None:
+        self.library.arena_expect(None, 0, 1, 1)
+
+    def get(self, size: int, stream: int = 0) -> int | None:
+        found: int | None = self.library.arena_allocate(size, 0, stream)
+        if found is not None:
+            end = found + -(-size // 512) * 512
+            self.live[found] = end - found
+            assert not self._checked or all(
+                end <= at or at + have <= found for at, have in self.live.items() if at != found
+            ), "on another tensor"
+            assert any(at <= found and end <= at + have for at, have in self.segments.items())
+        return found
+
+    def free(self, *addresses: int | None) -> None:
+        for address in addresses:
+            if address is not None:
+                self.library.arena_free(address, self.live.pop(address), 0, 0)
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(*(int(self.library.arena_count(which)) for which in range(7)))
+
+    def close(self) -> None:
+        """Nothing is left."""
+        self.library.arena_close()
+        self.free(*self.live)
+        self.library.arena_empty()
+        assert not self.segments and self.counts.allocated == self.counts.reserved == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What became of a plan's allocations: the most that was taken from the driver, how often the driver was asked
+    after the first step, how many tensors did not find their places."""
+
+    reserved_bytes: int
+    calls: int
+    strays: int
+
+
+def replay(plan: Plan, chain: Chain, *, steps: int = 3, checked: bool = False) -> Replay:
+    """What the steps of a plan with places allocate, given to the allocator in the host's order, under the budget."""
+    stub = Stub(2**50, checked=checked)
+    found = Spans(compile_program(plan, chain), chain).arrangement(plan.offsets)
+    its = allocations(compile_program(plan, chain), chain)
+    stub.open(found.placed_bytes, found.loose_bytes, found.small_bytes)
+    stub.library.arena_limit(plan.gpu_budget_bytes)
+    there: dict[str, list[int | None]] = {}
+    stub.get(its.others_bytes)
+    for item, events in its.standing.items():
+        stub.expect_places(found.standing.get(item, ()))
+        there[item] = [stub.get(event.bytes) for event in events]
+    calls = 0
+    for step in range(steps):
+        names: dict[int, int | None] = {}
+        for item, events in its.standing.items():
+            names |= zip((event.number for event in events), there[item], strict=True)
+        for op, events in its.steps:
+            stub.expect_places(found.steps.get(key_of(op, plan.rounds), ()))
+            new = []
+            for event in events:
+                if event.bytes:
+                    names[event.number] = stub.get(event.bytes)
+                    new.append(names[event.number])
+                else:
+                    stub.free(names.pop(event.number))
+            if op.kind is OpKind.ALLOC and op.subject in there:
+                there[op.subject] = new
+        stub.expect_nothing()
+        if step == 0:
+            calls = stub.counts.mallocs + stub.counts.frees
+    counts = stub.counts
+    stub.close()
+    return Replay(
+        reserved_bytes=counts.most_reserved, calls=counts.mallocs + counts.frees - calls, strays=counts.strays
+    )

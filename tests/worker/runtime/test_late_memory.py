@@ -1,0 +1,193 @@
+"""A plan with places runs in the memory that it says, on the emulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from planner.measure.machine_rates import estimate_hardware
+from planner.schedule.plan import Plan
+from planner.search.make_plan import least_budget, make_plan
+from tests.support.arena import arena_on, placed, placed_chain
+from tests.support.cuda.device import Device
+from tests.support.cuda.streams import Mood
+from tests.support.engine_plans import adamw, chain_of
+from tests.support.engines import data, learning_rate
+from tests.support.late_engines import CUDA, PLANS, Case, expected, train
+from tests.support.plain_engine import PlainEngine
+from tests.support.tiny_models import batch_of, make_model
+from worker.engine.engine import Engine
+from worker.runtime.arena import Arena
+
+pytestmark = [pytest.mark.emulated, pytest.mark.slow]
+
+CASES = [
+    Case("llama", "mixed", slices=2, clip=0.5),
+    Case("llama", "mixed", torch.bfloat16, slices=2),
+    Case("llama", "mixed", slices=2, rounds=2),
+    Case("llama", "ahead", torch.bfloat16, slices=2, clip=0.5),
+    Case("llama", "streaming", slices=2),
+    Case("gpt2", "mixed", slices=3),
+    Case("llama", "offload-all", slices=2),
+    Case("llama", "recompute", slices=2),
+]
+
+
+@pytest.fixture(autouse=True)
+def _tiny_models_have_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.schedule.places.SMALL_BYTES", 2048)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")  # the device has no such library
+
+
+def plan_of(case: Case) -> Plan:
+    chain = placed_chain(case.model, case.dtype)
+    rounds = {"rounds": case.rounds} if case.rounds > 1 else {}
+    return placed(PLANS[case.plan](chain, slices=case.slices, clip=case.clip is not None, **rounds), chain)
+
+
+@pytest.fixture
+def engine_in(device: Device) -> Iterator[Callable[[Case, Plan], tuple[Engine, Arena]]]:
+    """engine_in(case, plan): an engine whose memory is the arena's, which is the allocator until the test ends."""
+    with arena_on(device) as arena:
+        made: list[Engine] = []
+
+        def make(case: Case, plan: Plan) -> tuple[Engine, Arena]:
+            model, chain = make_model(case.model, case.dtype), placed_chain(case.model, case.dtype)
+            made.append(
+                Engine(
+                    model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=case.clip, device=CUDA
+                )
+            )  # fmt: skip
+            return made[-1], arena
+
+        yield make
+        for engine in made:
+            engine.close()
+
+
+class Calm:
+    """The driver is not called from now on, and what there is from it is the plan's."""
+
+    def __init__(self, device: Device, arena: Arena, plan: Plan) -> None:
+        self._device, self._arena, self._plan = device, arena, plan
+        self._calls = device.driver.mallocs, device.driver.frees
+
+    def check(self) -> None:
+        counts = self._arena.counts()
+        assert counts.most_reserved <= self._plan.gpu_peak_bytes == self._plan.gpu_budget_bytes
+        assert counts.strays == 0
+        assert (self._device.driver.mallocs, self._device.driver.frees) == self._calls
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_runs_in_the_memory_of_its_places_and_takes_no_other(
+    device: Device, case: Case, request: pytest.FixtureRequest
+) -> None:
+    wanted, plan = expected(case, 4), plan_of(case)
+    engine, arena = request.getfixturevalue("engine_in")(case, plan)
+    device.queues.set_mood(Mood.drawn(3))
+    found = []
+    for step, tensor in enumerate(train(engine, case, 4)):
+        found.append(tensor)
+        if step == 0:
+            calm = Calm(device, arena, plan)
+    calm.check()
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def of_lengths(step: int, lengths: tuple[int, ...]) -> tuple[list[dict[str, Tensor]], dict[str, object]]:
+    """A step's data, a slice of each of these lengths."""
+    batches = [batch_of(10 * step + k, length=length) for k, length in enumerate(lengths)]
+    count = sum(int((b["labels"][:, 1:] != -100).sum()) for b in batches)
+    return batches, {"seeds": [1000 * step + k for k in range(len(lengths))], "num_items_in_batch": count}
+
+
+LENGTHS = [(64, 64), (16, 64), (64, 32), (32, 16), (64, 64), (16, 16)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_shorter_slices_find_room_also_where_their_code_keeps_other_tensors(
+    device: Device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.schedule.places.SMALL_BYTES", 8192)
+    monkeypatch.setattr("planner.schedule.places.PAGE_BYTES", 2**16)
+
+    def make() -> nn.Module:
+        return make_model("llama", dtype, width=128, dropout=0.0)
+
+    chain = chain_of(make(), batch_of(length=64), device=CUDA, arranged=True)
+    plan = placed(PLANS["mixed"](chain, slices=2, clip=True), chain)
+    plan = replace(plan, gpu_budget_bytes=0)  # no cap: what strays lies beside the arena
+    model, plain_model = make(), make().to(CUDA)
+    settings = {"optimizer": adamw(model), "max_grad_norm": 0.5, "device": CUDA}
+    plain, wanted = PlainEngine(plain_model, **settings), []
+    for step, lengths in enumerate(LENGTHS):
+        batches, rest = of_lengths(step, lengths)
+        wanted.append(torch.stack(plain.step(batches, learning_rate=learning_rate(step), **rest).losses).cpu())
+    with arena_on(device) as arena:
+        engine = Engine(model, plan=plan, chain=chain, **settings)
+        device.queues.set_mood(Mood.drawn(5))
+        try:
+            for step, lengths in enumerate(LENGTHS):
+                batches, rest = of_lengths(step, lengths)
+                result = engine.step(batches, learning_rate=learning_rate(step), **rest)
+                assert torch.equal(torch.stack(result.losses).cpu(), wanted[step]), step
+            counts = arena.counts()
+            assert counts.most_reserved <= plan.gpu_peak_bytes or counts.strays
+        finally:
+            engine.close()
+
+
+def test_evaluations_texts_checkpoints_and_errors_between_steps_need_no_more(
+    device: Device, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    case = Case("llama", "mixed", slices=2, clip=0.5)
+    plan = plan_of(case)
+    wanted = expected(case, 4)
+    engine, arena = request.getfixturevalue("engine_in")(case, plan)
+    device.queues.set_mood(Mood.drawn(6))
+    batches = [batch_of(k, length=8, padded=k == 1) for k in range(3)]
+    found, said = [], []
+    for step, tensor in enumerate(train(engine, case, 4)):
+        found.append(tensor)
+        if step == 0:
+            calm = Calm(device, arena, plan)
+        if step >= 3:
+            continue
+        said.append([float(loss) for loss in engine.evaluate(batches).losses])
+        said.append(engine.generate([[5, 6, 7], [9]], new_tokens=3, pad=2))
+        saved = [(name, {k: t.clone() for k, t in parts.items()}) for name, parts in engine.state()]
+        engine.load_state(saved, step=engine.steps_done)
+        with pytest.raises(ValueError, match="made to fail"), monkeypatch.context() as patch:
+            patch.setattr("worker.engine.block_calls.Call.forward", _fail)
+            given, rest = data(step + 1, 2)
+            engine.step(given, learning_rate=1.0, **rest)
+    calm.check()
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def _fail(*_: object) -> None:
+    raise ValueError("made to fail")
+
+
+@pytest.mark.parametrize(("slices", "clip"), [(1, None), (2, 0.5)])
+def test_a_plan_at_the_least_possible_budget_runs_under_its_cap(
+    device: Device, slices: int, clip: float | None, request: pytest.FixtureRequest
+) -> None:
+    case = Case("llama", "keep", slices=slices, clip=clip)
+    chain = placed_chain("llama", torch.float32)
+    machine = replace(estimate_hardware(CUDA), min_transfer_bytes=0, cpu_bytes=2**30)
+    asked = {"cpu_budget_bytes": 2**30, "slices": slices, "clip": clip is not None}
+    least = least_budget(chain, machine, **asked).gpu_bytes
+    plan = make_plan(chain, machine, gpu_budget_bytes=least, time_limit_s=5, **asked)
+    assert plan.offsets
+    wanted = expected(case)
+    engine, arena = request.getfixturevalue("engine_in")(case, plan)
+    device.queues.set_mood(Mood.drawn(6 - slices))
+    found = list(train(engine, case))
+    assert arena.counts().most_reserved <= plan.gpu_peak_bytes <= plan.gpu_budget_bytes == least
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

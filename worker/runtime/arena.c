@@ -1,0 +1,404 @@
+/* The device's memory in one piece: an allocator for PyTorch that puts each tensor where the plan has a place for it.
+ *
+ * The engine says before each operation which places its allocations have. A place is advice: it is taken where it is
+ * free. So no two tensors ever share memory, whatever comes; where all comes as planned, none needs another place.
+ *
+ * What has no place lies in the loose part of the arena; or beside it, in segments of its own, as far as the limit lets
+ * more be taken from the driver; or wherever a gap is. Memory belongs to the default stream: what is freed may be used
+ * again by what that stream is given from then on. Other streams get memory that is nobody else's.
+ */
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GRAIN 512
+#define PAGE ((int64_t)2 << 20)
+
+typedef struct {
+    int64_t bytes, offset, most; /* most: of one tensor with fewer bytes, or of several */
+} Place;
+
+typedef struct {
+    int64_t start, bytes;
+    int waits; /* another stream uses it */
+} Used;
+
+typedef struct Segment {
+    struct Segment *next;
+    char *base;
+    int64_t bytes;
+    Used *used; /* the lowest first */
+    int32_t count, room;
+    int own; /* nothing else is put there: one tensor of another stream, or an arena that was closed */
+} Segment;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int (*driver_malloc)(void **, size_t);
+static int (*driver_free)(void *);
+static int (*driver_wait)(void);
+static void (*raise_error)(const char *);
+
+static Segment *segments, *arena;
+static int64_t placed, small, limit = INT64_MAX;
+static int64_t reserved, allocated, most_allocated, most_reserved, mallocs, frees, strays;
+
+static const Place *places;
+static int64_t place_count, part, whole = 1;
+static uint8_t *taken;
+static int64_t taken_room, last; /* last: the place that was taken */
+static int told; /* an operation has said what comes */
+
+static int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
+
+/* ---- segments */
+
+static Segment *new_segment(int64_t bytes) {
+    void *base = NULL;
+    Segment *made;
+    if (bytes > limit - reserved || !(made = calloc(1, sizeof(Segment))))
+        return NULL;
+    mallocs++;
+    if (driver_malloc(&base, (size_t)bytes)) {
+        free(made);
+        return NULL;
+    }
+    made->base = base, made->bytes = bytes, made->next = segments, segments = made;
+    reserved += bytes;
+    most_reserved = reserved > most_reserved ? reserved : most_reserved;
+    return made;
+}
+
+static void drop(Segment *gone) {
+    for (Segment **at = &segments; *at; at = &(*at)->next)
+        if (*at == gone) {
+            *at = gone->next;
+            break;
+        }
+    frees++;
+    driver_free(gone->base);
+    reserved -= gone->bytes;
+    free(gone->used);
+    free(gone);
+}
+
+/* Give back the segments in which nothing is; whether there were any. */
+static int drop_empty(void) {
+    int found = 0;
+    for (Segment *s = segments, *next; s; s = next) {
+        next = s->next;
+        if (s != arena && !s->count)
+            drop(s), found = 1;
+    }
+    return found;
+}
+
+/* The number of the first tensor that ends above `start`. */
+static int32_t above(const Segment *s, int64_t start) {
+    int32_t low = 0, high = s->count;
+    while (low < high) {
+        int32_t middle = (low + high) / 2;
+        if (s->used[middle].start + s->used[middle].bytes <= start)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void *put(Segment *s, int64_t start, int64_t bytes) {
+    int32_t at = above(s, start);
+    if (s->count == s->room) {
+        int32_t room = s->room ? 2 * s->room : 64;
+        Used *more = realloc(s->used, (size_t)room * sizeof(Used));
+        if (!more)
+            return NULL;
+        s->used = more, s->room = room;
+    }
+    memmove(s->used + at + 1, s->used + at, (size_t)(s->count - at) * sizeof(Used));
+    s->used[at] = (Used){start, bytes, 0};
+    s->count++;
+    allocated += bytes;
+    most_allocated = allocated > most_allocated ? allocated : most_allocated;
+    return s->base + start;
+}
+
+/* ---- gaps */
+
+/* Where from `start` on the first place ends that this operation still wants; 0: nobody wants what is there. */
+static int64_t wanted(int64_t start, int64_t bytes) {
+    for (int64_t i = 0; i < place_count; i++) {
+        const Place *p = &places[i];
+        if (!taken[i] && p->offset < start + bytes && start < p->offset + p->bytes)
+            return p->offset + p->bytes;
+    }
+    return 0;
+}
+
+/* The smallest gap of `s` between `from` and `to` that has room, or -1; `polite`: the lowest that nobody wants. */
+static int64_t gap(const Segment *s, int64_t from, int64_t to, int64_t bytes, int polite) {
+    int64_t best = -1, best_size = INT64_MAX, floor = from;
+    for (int32_t i = above(s, from); i <= s->count; i++) {
+        int64_t end = i < s->count && s->used[i].start < to ? s->used[i].start : to, start = floor;
+        for (int64_t after; polite && start + bytes <= end && (after = wanted(start, bytes)); start = after)
+            ;
+        if (start + bytes <= end && end - floor < best_size) {
+            best = start, best_size = end - floor;
+            if (polite)
+                break;
+        }
+        if (end == to)
+            break;
+        floor = s->used[i].start + s->used[i].bytes;
+    }
+    return best;
+}
+
+static void *in_arena(int64_t from, int64_t to, int64_t bytes, int polite) {
+    int64_t start = arena ? gap(arena, from, to, bytes, polite) : -1;
+    return start < 0 ? NULL : put(arena, start, bytes);
+}
+
+static void *in_loose(int64_t bytes) { return arena ? in_arena(placed, arena->bytes, bytes, 0) : NULL; }
+
+/* In the smallest gap beside the arena. */
+static void *beside(int64_t bytes) {
+    Segment *best = NULL;
+    int64_t at = -1, least = INT64_MAX;
+    for (Segment *s = segments; s; s = s->next) {
+        int64_t start = s == arena || s->own ? -1 : gap(s, 0, s->bytes, bytes, 0);
+        if (start >= 0 && s->bytes < least)
+            best = s, at = start, least = s->bytes;
+    }
+    return best ? put(best, at, bytes) : NULL;
+}
+
+static void *newly(int64_t bytes) {
+    int64_t shared = bytes <= ((int64_t)1 << 20) ? PAGE : bytes < 5 * PAGE ? 10 * PAGE : up(bytes, PAGE);
+    Segment *made = new_segment(shared);
+    made = made ? made : new_segment(up(bytes, PAGE));
+    made = made ? made : new_segment(bytes);
+    return made ? put(made, 0, bytes) : NULL;
+}
+
+/* ---- places */
+
+/* Whether a tensor of `size` bytes is one of `planned` in a slice with `some` of `all` tokens. */
+static int alike(int64_t size, int64_t planned, int64_t some, int64_t all) {
+    int64_t most = planned * some / all, least = (planned - GRAIN + 1) * some / all;
+    return size == up(most, GRAIN) || size == up(least, GRAIN);
+}
+
+/* Whether a tensor of `size` bytes may be the one that place i is for. Of a shorter slice all that goes with its tokens
+ * is smaller; scores go with the square. */
+static int fits(int64_t i, int64_t size, int square) {
+    int64_t planned = places[i].bytes;
+    if (taken[i] || places[i].most || planned < size)
+        return 0;
+    if (part == whole)
+        return planned == size;
+    return square ? alike(size, planned, part * part, whole * whole)
+                  : planned == size || alike(size, planned, part, whole);
+}
+
+/* The place for a tensor of this size that comes now, or -1: the first of its size that is left, for kernels allocate
+ * what no plan knows. The code of shorter slices may do without a tensor: there what comes after the last one is looked
+ * at first. */
+static int64_t place_for(int64_t bytes) {
+    if (bytes <= small * part / whole) /* it was not planned */
+        return -1;
+    for (int square = 0; square < 1 + (part < whole); square++) {
+        for (int64_t i = part < whole ? last + 1 : 0; i < place_count; i++)
+            if (fits(i, bytes, square))
+                return i;
+        for (int64_t i = 0; i <= last && i < place_count; i++)
+            if (fits(i, bytes, square))
+                return i;
+    }
+    return -1;
+}
+
+static void *within(int64_t i, int64_t bytes) {
+    return in_arena(places[i].offset, places[i].offset + places[i].bytes, bytes, 0);
+}
+
+/* At its place, if there is room; `fit` becomes whether it has one. */
+static void *in_place(int64_t bytes, int *fit) {
+    int64_t i = arena ? place_for(bytes) : -1;
+    if (i < 0)
+        return NULL;
+    taken[i] = 1, *fit = 1, last = i;
+    return within(i, bytes);
+}
+
+/* Where there may be several; and of a shorter slice, whose code may be another one, in what its tensors leave. */
+static void *in_common(int64_t bytes) {
+    void *found = NULL;
+    for (int64_t i = 0; arena && i < place_count && !found; i++)
+        if (places[i].most)
+            found = within(i, bytes);
+    for (int64_t i = place_count - 1; arena && part < whole && bytes > small * part / whole && i >= 0 && !found; i--)
+        if (taken[i])
+            found = within(i, bytes);
+    return found;
+}
+
+static void *find(int64_t bytes) {
+    int fit = 0;
+    void *found = in_place(bytes, &fit);
+    if (found || (bytes <= small && (found = in_loose(bytes))))
+        return found;
+    if ((!fit || part < whole) && (found = in_common(bytes)))
+        return found;
+    strays += told && (fit || bytes > small);
+    if (!told && bytes > small && (found = in_arena(0, placed, bytes, 1)))
+        return found;
+    if (!fit && (found = in_loose(bytes)))
+        return found;
+    if ((found = beside(bytes)) || (found = newly(bytes))) /* there it is in nobody's way */
+        return found;
+    if (arena && ((found = in_arena(0, arena->bytes, bytes, 1)) || (found = in_arena(0, arena->bytes, bytes, 0))))
+        return found;
+    return drop_empty() ? newly(bytes) : NULL;
+}
+
+/* ---- what the host calls */
+
+void arena_driver(void *malloc_, void *free_, void *wait, void *raise_) {
+    driver_malloc = (int (*)(void **, size_t))malloc_;
+    driver_free = (int (*)(void *))free_;
+    driver_wait = (int (*)(void))wait;
+    raise_error = (void (*)(const char *))raise_;
+}
+
+/* Take the arena from the driver; 0 where that has not so much, or where there is one in which something lies. */
+int arena_open(int64_t placed_bytes, int64_t loose_bytes, int64_t small_bytes) {
+    pthread_mutex_lock(&lock);
+    int open = 0;
+    if (!arena || !arena->count) {
+        arena = NULL; /* one that nobody uses is not needed */
+        drop_empty();
+        arena = new_segment(placed_bytes + loose_bytes);
+        open = arena != NULL;
+        placed = placed_bytes, small = small_bytes, strays = 0;
+    }
+    places = NULL, place_count = 0, told = 0;
+    pthread_mutex_unlock(&lock);
+    return open;
+}
+
+/* It goes back to the driver when nothing is in it. */
+void arena_close(void) {
+    pthread_mutex_lock(&lock);
+    if (arena)
+        arena->own = 1;
+    arena = NULL, places = NULL, place_count = 0, told = 0;
+    drop_empty();
+    pthread_mutex_unlock(&lock);
+}
+
+/* What comes next has these places, in this order; they stay where they are until others are given. `part_` of
+ * `whole_` tokens of a planned slice come. NULL: what comes is in no plan. */
+void arena_expect(const Place *its, int64_t count, int64_t part_, int64_t whole_) {
+    pthread_mutex_lock(&lock);
+    if (count > taken_room) {
+        free(taken);
+        taken = malloc((size_t)count);
+        taken_room = taken ? count : 0;
+    }
+    told = its != NULL, places = its, place_count = its && taken_room >= count ? count : 0;
+    part = part_, whole = whole_, last = -1;
+    if (place_count)
+        memset(taken, 0, (size_t)count);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Let no more be taken from the driver than that. */
+void arena_limit(int64_t bytes) { limit = bytes; }
+
+void arena_empty(void) {
+    pthread_mutex_lock(&lock);
+    drop_empty();
+    pthread_mutex_unlock(&lock);
+}
+
+void arena_reset_peaks(void) {
+    pthread_mutex_lock(&lock);
+    most_allocated = allocated, most_reserved = reserved;
+    pthread_mutex_unlock(&lock);
+}
+
+/* allocated, the most of it; reserved, the most of it; calls of the driver; what has not found its place */
+int64_t arena_count(int which) {
+    int64_t counts[] = {allocated, most_allocated, reserved, most_reserved, mallocs, frees, strays};
+    return counts[which];
+}
+
+/* ---- what PyTorch calls */
+
+void *arena_allocate(int64_t size, int device, void *stream) {
+    (void)device;
+    if (size <= 0)
+        return NULL;
+    int64_t bytes = up(size, GRAIN);
+    void *found;
+    pthread_mutex_lock(&lock);
+    if (stream) {
+        Segment *made = new_segment(up(bytes, PAGE));
+        if (!made && drop_empty())
+            made = new_segment(up(bytes, PAGE));
+        found = made ? put(made, 0, bytes) : NULL;
+        if (made)
+            made->own = 1;
+    } else {
+        found = find(bytes);
+    }
+    char text[200];
+    snprintf(text, sizeof text,
+             "CUDA out of memory. Tried to allocate %.2f MiB: %.1f MiB allocated, %.1f MiB reserved, at most %.1f MiB",
+             (double)size / (1 << 20), (double)allocated / (1 << 20), (double)reserved / (1 << 20),
+             (double)limit / (1 << 20));
+    pthread_mutex_unlock(&lock);
+    if (!found)
+        raise_error(text);
+    return found;
+}
+
+static Used *find_used(void *pointer, Segment **in) {
+    for (Segment *s = segments; s; s = s->next)
+        if ((char *)pointer >= s->base && (char *)pointer < s->base + s->bytes) {
+            int32_t at = above(s, (char *)pointer - s->base);
+            *in = s;
+            return at < s->count && s->used[at].start == (char *)pointer - s->base ? &s->used[at] : NULL;
+        }
+    return NULL;
+}
+
+void arena_free(void *pointer, int64_t size, int device, void *stream) {
+    (void)size, (void)device, (void)stream;
+    Segment *s = NULL;
+    pthread_mutex_lock(&lock);
+    Used *gone = pointer ? find_used(pointer, &s) : NULL;
+    if (gone) {
+        if (gone->waits)
+            driver_wait();
+        allocated -= gone->bytes;
+        memmove(gone, gone + 1, (size_t)(s->used + s->count - gone - 1) * sizeof(Used));
+        s->count--;
+        if (s->own && !s->count)
+            drop(s);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* Another stream uses it: whoever frees it waits for the device first. */
+void arena_record(void *pointer, void *stream) {
+    Segment *s = NULL;
+    pthread_mutex_lock(&lock);
+    Used *its = find_used(pointer, &s);
+    if (its && (stream || s->own)) /* the default stream alone uses its own memory */
+        its->waits = 1;
+    pthread_mutex_unlock(&lock);
+}
