@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from planner.errors import UserError
+from planner.errors import Room, UserError
 from planner.units import format_bytes
 
 
@@ -38,4 +38,5 @@ def check_space(folder: Path, needed_bytes: int, what: str) -> None:
             f"The disk has no room for {what}.", code="disk-full",
             numbers=(f"needed {format_bytes(needed_bytes)}, free {format_bytes(free)} at {folder}",),
             hint="free some space, or lower save_total_limit; the job goes on from its last checkpoint",
+            needs=Room(str(folder), needed_bytes),
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -54,21 +55,38 @@ def disk_full(error: BaseException, what: str = "what the job writes") -> UserEr
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """So many free bytes on the disk of `folder`."""
+
+    folder: str
+    bytes: int
+
+    @classmethod
+    def of(cls, fields: object) -> Room | None:
+        """What `UserError.to_json` wrote; None for anything else."""
+        if isinstance(fields, dict) and isinstance(fields.get("folder"), str) and isinstance(fields.get("bytes"), int):
+            return cls(fields["folder"], fields["bytes"])
+        return None
+
+
 class UserError(Exception):
-    """An error a person can act on.
+    """An error a person can act on. `needs`: the free space without which it comes again, where that is known.
 
     `str()` gives the full text as printed: the sentence, its numbers one per line, the hint, the code. What would steer
     a terminal is taken out: names and texts of data may stand in it.
     """
 
     def __init__(
-        self, what: str, *, code: str, numbers: tuple[str, ...] = (), hint: str = "", exit_code: Exit = Exit.FAILED
-    ) -> None:
+        self, what: str, *, code: str, numbers: tuple[str, ...] = (), hint: str = "", exit_code: Exit = Exit.FAILED,
+        needs: Room | None = None,
+    ) -> None:  # fmt: skip
         self.what = printable(what)
         self.code = code
         self.numbers = tuple(map(printable, numbers))
         self.hint = printable(hint)
         self.exit_code = exit_code
+        self.needs = needs
         lines = [self.what, *(f"  {number}" for number in self.numbers)]
         lines.append(f"  hint: {self.hint}   [{code}]" if hint else f"  [{code}]")
         super().__init__("\n".join(lines))
@@ -81,6 +99,7 @@ class UserError(Exception):
             "hint": self.hint,
             "code": self.code,
             "exit_code": int(self.exit_code),
+            **({"needs": {"folder": self.needs.folder, "bytes": self.needs.bytes}} if self.needs is not None else {}),
         }
 
     @classmethod
@@ -92,4 +111,5 @@ class UserError(Exception):
             numbers=tuple(fields["numbers"]),
             hint=fields["hint"],
             exit_code=Exit(fields["exit_code"]),
+            needs=Room.of(fields.get("needs")),
         )

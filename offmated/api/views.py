@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from offmated.jobs.listing import Listed
+from offmated.jobs.room import missing_bytes
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.step_times import StepTimes, step_times
+from planner.units import format_bytes
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
@@ -207,6 +209,8 @@ def _waits(job: Listed) -> str:
     row = job.row
     if job.paused:
         return "the machine is paused: offmate resume"
+    if row.hold is Hold.NO_ROOM:
+        return _room(row)
     if row.hold is not None:
         return f"paused: offmate resume {row.id}" if row.hold is Hold.PAUSED else f"held: offmate release {row.id}"
     if row.state is JobState.WAITING and job.after is not None:
@@ -219,6 +223,18 @@ def _waits(job: Listed) -> str:
     if job.ahead:
         return f"waits for the {worker}, {job.ahead + len(job.busy)} before it"
     return f"waits for job {job.busy[0]}" if job.busy else f"goes to the {worker} next"
+
+
+def _room(row: JobRow) -> str:
+    """What is missing on a job's disk."""
+    error = row.error or {}
+    try:
+        missing = missing_bytes(error)
+    except OSError as broken:
+        return f"no room: {broken}"
+    if not missing:
+        return "there is room again: it goes on"
+    return f"no room: {format_bytes(missing)} missing at {error['needs']['folder']}; goes on by itself"
 
 
 def _again(row: JobRow) -> str:

@@ -4,11 +4,13 @@ the store's one writer, once the process that works on the job has ended."""
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from offmated.jobs.room import missing_bytes
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow, WishRow
@@ -60,6 +62,22 @@ def resume(store: Store, job_id: int) -> None:
                 f"Job {job_id} is not paused.", code="not-paused", exit_code=Exit.USAGE, hint=f"offmate show {job_id}"
             )
         _set(session, row, hold=None)
+
+
+def go_on_where_there_is_room(store: Store) -> list[int]:
+    """Give jobs their turns back whose disks have the room they need; returns their numbers."""
+    with store.looking() as session:
+        held = session.scalars(select(JobRow).where(JobRow.hold == Hold.NO_ROOM, JobRow.state.in_(_IDLE))).all()
+    found = []
+    for row in held:
+        with suppress(OSError):  # a disk that does not answer has no room
+            if missing_bytes(row.error):
+                continue
+            with store.writing() as session:
+                mine = JobRow.id == row.id, JobRow.hold == Hold.NO_ROOM
+                session.execute(update(JobRow).where(*mine).values(hold=None))
+            found.append(row.id)
+    return found
 
 
 def pause_all(store: Store) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from planner.errors import Exit, disk_full
 
 LARGEST_ID = 2**31 - 1  # what `jobs.id` holds in every database
+DISK_FULL = "disk-full"
 CRASH_LIMIT = 3  # deaths of a job's process without a new checkpoint, after which it has failed
 
 
@@ -41,10 +42,12 @@ class StopReason(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a job that is not over has no turn until a person says so. HELD: it waited; PAUSED: it had begun."""
+    """Why a job that is not over has no turn. HELD, PAUSED: until a person says so; it waited, or had begun. NO_ROOM:
+    until its disk has what it needs."""
 
     HELD = "held"
     PAUSED = "paused"
+    NO_ROOM = "no-room"
 
 
 class Event(StrEnum):
@@ -107,33 +110,36 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What becomes of the job: `crashes` is the new count, `error` why it failed."""
+    """What becomes of the job: `crashes` is the new count, `error` why it failed, or has no room (`hold`)."""
 
     state: JobState
     crashes: int
     error: dict[str, Any] | None = None
+    hold: Hold | None = None
 
 
 def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending) -> Verdict:
     """What becomes of a job whose process ended in `phase` (PLANNING or RUNNING), with `crashes` behind it.
 
     What is finished stays finished, even when a stop came late. A person's error is final; a death is not, before
-    `CRASH_LIMIT` of them.
+    `CRASH_LIMIT` of them, and a full disk never is: the job waits for room.
     """
     code, since = ending.exit_code, 0 if ending.progressed else crashes
-    event, error = Event.RETURN, None
+    event, error, held = Event.RETURN, None, None
     if code == Exit.DONE and not (phase is JobState.PLANNING and stop is StopReason.CANCEL):
         event, since = Event.FINISH, 0
     elif stop is StopReason.CANCEL:
         event = Event.CANCEL
     elif code is not None and code > 0 and code != Exit.STOPPED:
         event, error = Event.FAIL, ending.error or _unexplained(ending)
+        if error["code"] == DISK_FULL:
+            event, held = Event.RETURN, Hold.NO_ROOM
     else:
         if stop is None and not ending.blameless and not (code == Exit.STOPPED and ending.progressed):
             since += 1
         if since >= CRASH_LIMIT:
             event, error = Event.FAIL, _crashed(ending, since)
-    return Verdict(state=TRANSITIONS[phase][event], crashes=since, error=error)
+    return Verdict(state=TRANSITIONS[phase][event], crashes=since, error=error, hold=held)
 
 
 def account(stop: StopReason | None, ending: Ending) -> str:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from offmated.config import Config
 from offmated.jobs.database import PATIENCE_S, WORKERS_PATIENCE_S, open_engine, reading
+from offmated.jobs.room import needing
 from offmated.jobs.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, Hold, JobState, StopReason, account, judge
 from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE, Turn, has_turn, queue_order
@@ -118,7 +119,7 @@ class Store:
         row = self.job(job_id)
         if row.state is not TAKEN_FROM[phase]:
             return None
-        begun: dict[str, Any] = {"owner": str(owner), "stop_reason": None, "exit_code": None}
+        begun: dict[str, Any] = {"owner": str(owner), "stop_reason": None, "exit_code": None, "error": None}
         try:
             begun |= _begun(row) if phase is JobState.RUNNING else {}
         except (TypeError, ValueError) as error:
@@ -155,6 +156,9 @@ class Store:
                 "owner": None, "crashes": verdict.crashes, "error": verdict.error, "exit_code": exit_code,
                 "last_checkpoint_step": step,
             }  # fmt: skip
+            if verdict.hold is not None:
+                assert verdict.error is not None
+                values |= {"hold": now.hold or verdict.hold, "error": needing(verdict.error, folder)}
             ended_at, result = _now(now.created_at, now.started_at), None
             if now.state is JobState.RUNNING:
                 attempt = now.history[-1]

@@ -78,10 +78,10 @@ class JobRow(Base):
     "started_at", "from_step", "metrics_from", "ended_at", "ending", "reached_step", "checkpoint_step"}: the checkpoint
     it went on from, the byte of metrics.jsonl where its events begin, in words how it ended, the last step it did, and
     the newest checkpoint then (null where there is none). `crashes` counts deaths since the last new checkpoint.
-    `error` has the fields of `UserError`; `result` is the trainer's last "end" event. `submission_key` is
-    what a client calls its submission, so that it can hand it in again when it got no answer; `notes` are what it was
-    told. `output_dir` is the real path of the model's folder, where the job names one. A history that is damaged is
-    empty, and goes on from there.
+    `error` has the fields of `UserError`, also while a job waits for room; `result` is the trainer's last "end" event.
+    `submission_key` is what a client calls its submission, so that it can hand it in again when it got no answer;
+    `notes` are what it was told. `output_dir` is the real path of the model's folder, where the job names one. A
+    history that is damaged is empty, and goes on from there.
 
     In the queue a higher `priority` comes first, then a lower `position`. A job has no turn while it has a `hold`; none
     on the GPU before `begin_at`, and before the job `after_id` is done. `label` is a word of the user's.

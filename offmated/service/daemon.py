@@ -144,6 +144,7 @@ class Daemon:
             ("taking jobs back", self._dispatcher.adopt),
             ("pausing jobs", self._dispatcher.keep_paused),
             ("passing stops on", self._dispatcher.pass_on_stops),
+            ("looking for room", self._dispatcher.look_for_room),
             ("handing jobs out", self._dispatcher.hand_out),
         ):
             with self._errors.of(what, Exception):

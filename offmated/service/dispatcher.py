@@ -15,7 +15,7 @@ from pathlib import Path
 import redis
 from sqlalchemy.exc import OperationalError
 
-from offmated.jobs.queue import is_paused
+from offmated.jobs.queue import go_on_where_there_is_room, is_paused
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
@@ -27,6 +27,7 @@ from planner.run.watch import end_leftover
 
 log = logging.getLogger(__name__)
 
+ROOM_EVERY_S = 5.0
 LOST_AFTER_S = 5.0  # a message that has left its queue has become a taken job by then, or is lost
 GIVEN_UP_AFTER_S = 60.0  # what the system refuses may pass; a job whose folder stays closed has failed
 
@@ -41,6 +42,7 @@ class Dispatcher:
         self._errors = RepeatedErrors()
         self._sent: dict[str, tuple[tuple[int, int, int], float]] = {}
         self._silent_since: float | None = None
+        self._room_due = 0.0
         self._since: dict[int, float] = {}  # jobs that cannot be taken back, and since when
 
     def adopt(self, *, blameless: bool = False) -> None:
@@ -86,6 +88,13 @@ class Dispatcher:
         for row in rows:
             if (paused or row.hold is not None) and row.stop_reason is None:
                 self._store.stop(row.id, StopReason.PAUSE)
+
+    def look_for_room(self) -> None:
+        """Have jobs go on that waited for room on their disks, where it is there now."""
+        if time.monotonic() >= self._room_due:
+            self._room_due = time.monotonic() + ROOM_EVERY_S
+            for number in go_on_where_there_is_room(self._store):
+                log.info("there is room for job %d: it goes on", number)
 
     def hand_out(self) -> None:
         """Send each idle worker the job that is due next."""

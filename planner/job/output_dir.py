@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.disk import sync, sync_tree
-from planner.errors import Exit, UserError, is_disk_full
+from planner.errors import Exit, Room, UserError, is_disk_full
 from planner.units import format_bytes
 
 MARK = "offmate.json"
@@ -84,6 +84,7 @@ class Place:
                 f"The disk of the output folder {self.folder} has no room for the trained model.", code="disk-full",
                 numbers=(f"needed {format_bytes(needed_bytes)}, free {format_bytes(free)}",),
                 hint="free some space there, or give another output_dir",
+                needs=Room(str(self.folder), needed_bytes),
             )  # fmt: skip
 
     def begin(self) -> Path:

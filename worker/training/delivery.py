@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from planner.errors import UserError, first_line, is_disk_full
+from planner.errors import Room, UserError, first_line, is_disk_full
 from planner.job.output_dir import Place
 from planner.run.folder import RunFolder
 from worker.storage.checkpoint import Checkpoint
@@ -64,6 +64,7 @@ class Delivery:
         self, error: Exception, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase
     ) -> UserError:  # fmt: skip
         """The error for people; the model stays in the run folder."""
+        needs = Room(str(self.place.folder), sum(file.stat().st_size for file in found.path.iterdir()))
         if isinstance(error, UserError):
             code, reasons = error.code, (error.what, *error.numbers)
         else:
@@ -81,4 +82,5 @@ class Delivery:
             f"The job is trained, and its model could not go to {self.place.folder}.", code=code,
             numbers=(*reasons, kept),
             hint=f"mend that, then offmate retry {self.run.path.name}: nothing is trained again",
+            needs=needs if code == "disk-full" else None,
         )  # fmt: skip

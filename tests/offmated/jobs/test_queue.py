@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,11 @@ from offmated.jobs.states import FINAL, Hold, JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
+from planner.disk import check_space
 from planner.errors import Exit, UserError
+from planner.run.folder import RunFolder
 from planner.run.processes import Process
+from tests.support.disks import small_disk
 
 ME = Process.current()
 
@@ -257,3 +261,39 @@ def test_what_cannot_be_changed_is_said_with_what_can(line: Line) -> None:
         with pytest.raises(UserError) as caught:
             change(line.store, at)
         assert (caught.value.code, caught.value.hint, caught.value.exit_code) == (code, hint, Exit.USAGE)
+
+
+def test_a_job_without_room_says_what_is_missing_and_goes_on_once_it_is_there(line: Line) -> None:
+    number = line.planned()
+    with small_disk(2**20) as disk:
+        ballast = disk / "somebody's"
+        ballast.write_bytes(bytes(3 * 2**18))
+        line.run(number)
+        run = RunFolder(line.paths.run_folder(number))
+        with pytest.raises(UserError) as caught:
+            check_space(disk, 2**19, "the checkpoint of step 3")
+        run.write_error(caught.value)
+        row = line.store.job(number)
+        assert line.store.end(row, 1) is JobState.WAITING
+        assert line.due() == queue.go_on_where_there_is_room(line.store) == []
+        assert line.reason(number).startswith(f"no room: 256.0 KiB missing at {disk}; goes on by itself")
+        ballast.unlink()
+        assert line.reason(number).startswith("there is room again: it goes on")
+        assert queue.go_on_where_there_is_room(line.store) == [number]
+    assert line.due() == [number]
+    line.run(number, 0)
+    assert (line.store.job(number).state, line.store.job(number).error) == (JobState.DONE, None)
+
+
+def test_a_full_disk_that_nobody_measured_asks_for_more_each_time(line: Line) -> None:
+    asked = []
+    number = line.planned()
+    for _ in range(2):
+        line.run(number, Exit.NO_ROOM_TO_SAY)
+        error = line.store.job(number).error
+        assert error is not None
+        assert error["needs"]["folder"] == str(line.paths.run_folder(number))
+        asked.append(error["needs"]["bytes"] - shutil.disk_usage(line.paths.runs).free)
+        assert queue.go_on_where_there_is_room(line.store) == []
+        queue.resume(line.store, number)
+    assert min(asked) > 0

@@ -15,6 +15,7 @@ from offmated.jobs.states import (
     TRANSITIONS,
     Ending,
     Event,
+    Hold,
     JobState,
     StopReason,
     account,
@@ -102,7 +103,7 @@ def test_every_verdict_is_a_way_of_the_table(
 ) -> None:
     verdict = judge(phase, stop, 2, trainer(exit_code=code, progressed=progressed))
     assert verdict.state in NEXT[phase]
-    assert (verdict.error is not None) == (verdict.state is JobState.FAILED)
+    assert (verdict.error is not None) == (verdict.state is JobState.FAILED or verdict.hold is not None)
 
 
 def test_a_run_that_ends_well_is_done_and_a_plan_waits_for_the_gpu() -> None:
@@ -145,9 +146,18 @@ def test_a_failure_without_words_shows_the_end_of_the_log() -> None:
 
 def test_a_process_that_could_not_write_its_error_down_had_a_full_disk() -> None:
     verdict = judge(RUNNING, None, 0, trainer(exit_code=74))
-    assert verdict.state is JobState.FAILED
     assert verdict.error is not None
     assert (verdict.error["code"], verdict.error["exit_code"]) == ("disk-full", 1)
+
+
+@pytest.mark.parametrize("phase", [PLANNING, RUNNING])
+def test_a_full_disk_sends_the_job_back_to_wait_for_room_and_is_nobodys_fault(phase: JobState) -> None:
+    error = {"what": "The disk has no room.", "code": "disk-full"}
+    for ending in (trainer(exit_code=1, error=error), trainer(exit_code=74)):
+        verdict = judge(phase, None, 2, ending)
+        assert (verdict.state, verdict.hold, verdict.crashes) == (TAKEN_FROM[phase], Hold.NO_ROOM, 2)
+        assert judge(phase, StopReason.CANCEL, 2, ending).state is JobState.CANCELLED
+    assert judge(phase, None, 2, trainer(exit_code=1)).hold is None
 
 
 def test_a_death_sends_the_job_back_until_the_limit() -> None:

@@ -13,6 +13,7 @@ import pytest
 from offmated.cli.client import Json
 from planner.errors import Exit
 from tests.support.daemons import HELD_AT, House, house, until
+from tests.support.disks import small_disk
 
 COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
 
@@ -104,6 +105,22 @@ def test_a_paused_machine_works_on_nothing_and_goes_on_when_resumed(home: House)
     for one in (number, other):
         assert home.wait_for(one, "done", "failed")["state"] == "done"
     assert (home.job(number)["attempts"], home.job(number)["crashes"]) == (2, 0)
+
+
+def test_a_job_without_room_waits_leaves_the_gpu_to_others_and_goes_on_by_itself(home: House) -> None:
+    with small_disk(2**20) as disk:
+        ballast = disk / "somebody's"
+        ballast.write_bytes(bytes(3 * 2**18))
+        number = submitted(home, "needy", "--hold", steps=HELD_AT + 5)
+        (home.paths.run_folder(number) / "disk").write_text(str(disk))
+        said(home, "release", str(number))
+        until(lambda: home.job(number)["hold"] == "no-room", "it has no room")
+        assert "no room: 256.0 KiB missing" in said(home, "status")
+        other = submitted(home, "other")
+        assert home.wait_for(other, "done", "failed")["state"] == "done"
+        ballast.unlink()
+        job = home.wait_for(number, "done", "failed")
+    assert (job["state"], job["crashes"], job["error"]) == ("done", 0, None)
 
 
 def test_jobs_have_their_turns_as_they_were_submitted_moved_and_held(home: House) -> None:

@@ -17,6 +17,10 @@ from pathlib import Path
 
 import yaml
 
+from planner.disk import check_space
+from planner.errors import UserError
+from planner.run.folder import RunFolder
+
 STEP_S = 0.02
 HELD_AT = 20
 
@@ -65,6 +69,12 @@ for step in range(first + 1, total + 1):
         os.kill(os.getpid(), signal.SIGKILL)
     while job["run_name"] == "held" and step == HELD_AT and not signals and not go.exists():
         time.sleep(STEP_S)
+    if (disk := folder / "disk").exists() and step == HELD_AT:  # one whose room a checkpoint would need
+        try:
+            check_space(Path(disk.read_text()), 2**19, "the checkpoint")
+        except UserError as error:
+            RunFolder(folder).write_error(error)
+            sys.exit(error.exit_code)
     if len(signals) > 1:
         end("stopped", step)
         sys.exit(75)
