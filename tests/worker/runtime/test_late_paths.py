@@ -240,7 +240,7 @@ def test_a_loop_of_ones_own_gives_the_numbers_of_the_same_loop_in_plain_pytorch(
     schedule = make_schedule(optimizer)
     device.queues.set_mood(Mood.drawn(slices))
     engine = prepare(
-        model, steps[0], optimizer=optimizer, device="cuda", measure=False, gpu_budget="20MB", max_grad_norm=0.5, seed=7
+        model, steps[0], optimizer=optimizer, device="cuda", measure=False, gpu_budget="28MB", max_grad_norm=0.5, seed=7
     )
     found = []
     for number, batches in enumerate(steps):
