@@ -35,9 +35,9 @@ from torch import Tensor
 
 from benchmarks.spread import Spread
 from benchmarks.step_overhead import LAYERS, LENGTH, ROWS, make_model
+from planner.candidate.candidate import assemble
+from planner.candidate.setting import Budgets, Setting
 from planner.cpu.meter import Meter
-from planner.draft.draft import assemble
-from planner.draft.setting import Budgets, Setting
 from planner.greedy.streaming import profile, resident
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse_model, measure_times
@@ -103,8 +103,8 @@ def resident_plan(chain: Chain, hardware: Hardware, options: Sequence[str] | Non
     """Everything on the device, with these options; None: the quickest."""
     free = Budgets(gpu_bytes=HOST, cpu_bytes=HOST)
     setting = Setting(chain=chain, hardware=hardware, budgets=free, slices=slices, clip=False)
-    draft = resident(setting, options or profile(setting, "fast"), "resident")
-    plan = assemble(chain, draft, slices=slices, clip=False)
+    candidate = resident(setting, options or profile(setting, "fast"), "resident")
+    plan = assemble(chain, candidate, slices=slices, clip=False)
     verify(compile_program(plan, chain), chain)
     return plan
 

@@ -12,8 +12,17 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home, backward_stage, movable
-from planner.draft.setting import Setting
+from planner.candidate.candidate import (
+    Absence,
+    Candidate,
+    Side,
+    TensorSchedule,
+    assemble,
+    at_home,
+    backward_stage,
+    movable,
+)
+from planner.candidate.setting import Setting
 from planner.greedy.streaming import resident
 from planner.schedule.chain import Tensor
 from planner.schedule.compile import OpKind, order_program
@@ -30,7 +39,7 @@ class Choice:
 
 
 @dataclass(slots=True)
-class _Leg:
+class _Window:
     """One choice on its way: last read at stage `start`, next one at `end`, in stages that go on counting past T."""
 
     choice: Choice
@@ -121,34 +130,37 @@ class _Search:
         moved = size if both else 2 * size  # one copy to the host serves both absences
         return sum(min(excess[s], size) for s in self.covered(choice)) / moved
 
-    def legs(self, chosen: list[Choice]) -> list[_Leg]:
-        """Algorithm 2: the legs with their stages."""
+    def windows(self, chosen: list[Choice]) -> list[_Window]:
+        """Algorithm 2: the windows with their stages."""
         room = [self.setting.budgets.gpu_bytes - peak for peak in self.peak]
-        legs = [_Leg(choice, *self.gap(choice)) for choice in chosen]
-        for leg in legs:
-            for s in self.covered(leg.choice):
-                room[s] += self.bytes[leg.choice.block]
-        self._send(legs, room)
-        self._fetch(legs, room)
-        return legs
+        windows = [_Window(choice, *self.gap(choice)) for choice in chosen]
+        for window in windows:
+            for s in self.covered(window.choice):
+                room[s] += self.bytes[window.choice.block]
+        self._send(windows, room)
+        self._fetch(windows, room)
+        return windows
 
-    def _send(self, legs: list[_Leg], room: list[int]) -> None:
+    def _send(self, windows: list[_Window], room: list[int]) -> None:
         """First in, first out from the head's backward on; a weight stays until it has been sent, if there is room."""
         head, ends = self._ends()
-        after_backward = {leg.choice.block for leg in legs if not leg.choice.after_forward}
+        after_backward = {window.choice.block for window in windows if not window.choice.after_forward}
         free_s = 0.0
-        for leg in sorted(legs, key=lambda leg: (leg.start - head) % self.stages):
-            leg.evict = leg.start
-            if leg.choice.after_forward and leg.choice.block in after_backward:
+        for window in sorted(windows, key=lambda window: (window.start - head) % self.stages):
+            window.evict = window.start
+            if window.choice.after_forward and window.choice.block in after_backward:
                 continue  # the copy made after backward is still right
-            leg.send = leg.start
-            free_s = max(free_s, ends[leg.start % self.stages])
-            free_s += self.bytes[leg.choice.block] / self.setting.hardware.d2h_bytes_per_s
-            while leg.evict + 1 < leg.end and room[(leg.evict + 1) % self.stages] >= self.bytes[leg.choice.block]:
-                if self._end_s(leg.evict - leg.start, leg.start, ends) >= free_s:
+            window.send = window.start
+            free_s = max(free_s, ends[window.start % self.stages])
+            free_s += self.bytes[window.choice.block] / self.setting.hardware.d2h_bytes_per_s
+            while (
+                window.evict + 1 < window.end
+                and room[(window.evict + 1) % self.stages] >= self.bytes[window.choice.block]
+            ):
+                if self._end_s(window.evict - window.start, window.start, ends) >= free_s:
                     break
-                leg.evict += 1
-                room[leg.evict % self.stages] -= self.bytes[leg.choice.block]
+                window.evict += 1
+                room[window.evict % self.stages] -= self.bytes[window.choice.block]
 
     def _ends(self) -> tuple[int, list[float]]:
         """The head's stage, and the end of each stage after it in seconds from its start, nothing waiting."""
@@ -164,46 +176,50 @@ class _Search:
         later = [self.seconds[(start + n) % self.stages] for n in range(1, ahead + 1)]
         return ends[start % self.stages] + sum(later)
 
-    def _fetch(self, legs: list[_Leg], room: list[int]) -> None:
+    def _fetch(self, windows: list[_Window], room: list[int]) -> None:
         """In the order of their use, none before the one that is used earlier, as early as there is room."""
         head = (self.stages - 1) // 2
         earliest = 0
-        for leg in sorted(legs, key=lambda leg: (leg.end - head) % self.stages or self.stages):
-            turn = self.stages * ((leg.end - head - 1) // self.stages)  # stages of the cycle that starts at the head
-            leg.prefetch = leg.end
-            floor = max(leg.evict + 1, earliest + turn)
-            while leg.prefetch > floor and room[(leg.prefetch - 1) % self.stages] >= self.bytes[leg.choice.block]:
-                leg.prefetch -= 1
-                room[leg.prefetch % self.stages] -= self.bytes[leg.choice.block]
-            earliest = leg.prefetch - turn
+        for window in sorted(windows, key=lambda window: (window.end - head) % self.stages or self.stages):
+            turn = self.stages * ((window.end - head - 1) // self.stages)  # stages of the cycle that starts at the head
+            window.prefetch = window.end
+            floor = max(window.evict + 1, earliest + turn)
+            while (
+                window.prefetch > floor and room[(window.prefetch - 1) % self.stages] >= self.bytes[window.choice.block]
+            ):
+                window.prefetch -= 1
+                room[window.prefetch % self.stages] -= self.bytes[window.choice.block]
+            earliest = window.prefetch - turn
 
-    def draft(self, legs: list[_Leg]) -> Draft:
-        """The legs as journeys; all else stays at home."""
+    def candidate(self, windows: list[_Window]) -> Candidate:
+        """The windows as schedules; all else stays at home."""
         chain, clip = self.setting.chain, self.setting.clip
-        trips: dict[int, list[Trip]] = {}
-        for leg in sorted(legs, key=lambda leg: leg.start):
-            offload = None if leg.send is None else leg.send % self.stages
-            trip = Trip(evict=leg.evict % self.stages, prefetch=leg.prefetch % self.stages, offload=offload)
-            trips.setdefault(leg.choice.block, []).append(trip)
-        journeys = {t.name: at_home(chain, t, clip) for t in chain.tensors()}
-        for block, absences in trips.items():
+        absences: dict[int, list[Absence]] = {}
+        for window in sorted(windows, key=lambda window: window.start):
+            offload = None if window.send is None else window.send % self.stages
+            absence = Absence(evict=window.evict % self.stages, prefetch=window.prefetch % self.stages, offload=offload)
+            absences.setdefault(window.choice.block, []).append(absence)
+        schedules = {t.name: at_home(chain, t, clip) for t in chain.tensors()}
+        for block, found in absences.items():
             for tensor in self.tensors[block]:
-                journeys[tensor.name] = self._journey(tensor, block, tuple(absences))
-        return Draft(options=tuple(self.options), journeys=tuple(journeys.values()), source="by profit")
+                schedules[tensor.name] = self._schedule(tensor, block, tuple(found))
+        return Candidate(options=tuple(self.options), schedules=tuple(schedules.values()), source="by profit")
 
-    def _journey(self, tensor: Tensor, block: int, trips: tuple[Trip, ...]) -> Journey:
+    def _schedule(self, tensor: Tensor, block: int, absences: tuple[Absence, ...]) -> TensorSchedule:
         if not tensor.trainable:
-            return Journey(tensor=tensor, side=Side.NOBODY, weight=tuple(_unsent(trips)))
-        return Journey(tensor=tensor, side=Side.GPU, update=backward_stage(self.setting.chain, block), weight=trips)
+            return TensorSchedule(tensor=tensor, side=Side.NOBODY, weight=tuple(_unsent(absences)))
+        return TensorSchedule(
+            tensor=tensor, side=Side.GPU, update=backward_stage(self.setting.chain, block), weight=absences
+        )
 
 
-def _unsent(trips: Sequence[Trip]) -> Iterator[Trip]:
+def _unsent(absences: Sequence[Absence]) -> Iterator[Absence]:
     """Frozen weights never change: the host's copy is always right."""
-    for trip in trips:
-        yield Trip(evict=trip.evict, prefetch=trip.prefetch)
+    for absence in absences:
+        yield Absence(evict=absence.evict, prefetch=absence.prefetch)
 
 
-def by_profit(setting: Setting, options: Sequence[str], *, spare: int) -> Draft | None:
+def by_profit(setting: Setting, options: Sequence[str], *, spare: int) -> Candidate | None:
     """The greedy plan of paper 004 with these options; None where weights alone cannot make it fit.
 
     `spare`: weights that algorithm 1 makes room for beyond what is read. The paper's formula has one, so that the next
@@ -214,4 +230,4 @@ def by_profit(setting: Setting, options: Sequence[str], *, spare: int) -> Draft 
         return None
     search = _Search(setting, options)
     chosen = search.choices(spare)
-    return None if chosen is None else search.draft(search.legs(chosen))
+    return None if chosen is None else search.candidate(search.windows(chosen))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from benchmarks import paper000
 from benchmarks.chains import GB, LLAMA3_70B, SERVER, Batch, head_s, layer_figures, llama_chain, random_chain
-from planner.draft.draft import assemble
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.candidate import assemble
+from planner.candidate.setting import Budgets, Setting
 from planner.greedy.streaming import profile, resident
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain

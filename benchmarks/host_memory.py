@@ -31,9 +31,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from examples.pydoc import prepare
+from planner.candidate.candidate import assemble
+from planner.candidate.setting import Budgets, Setting
 from planner.codec import to_json
-from planner.draft.draft import assemble
-from planner.draft.setting import Budgets, Setting
 from planner.greedy.streaming import profile, streamed
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
@@ -105,8 +105,8 @@ def plan_of(job: Job) -> tuple[Plan, Chain]:
     budgets = Budgets(gpu_bytes=_UNLIMITED, cpu_bytes=_UNLIMITED)
     slices = job.gradient_accumulation_steps
     setting = Setting(chain=chain, hardware=_MACHINE, budgets=budgets, slices=slices, clip=True)
-    draft = streamed(setting, profile(setting, "recompute"), ahead=False, source="streamed")
-    plan = assemble(chain, draft, slices=slices, clip=True)
+    candidate = streamed(setting, profile(setting, "recompute"), ahead=False, source="streamed")
+    plan = assemble(chain, candidate, slices=slices, clip=True)
     program = compile_program(plan, chain)
     verify(program, chain)
     peak = gpu_peak_bytes(program, chain)

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import chains
 from benchmarks.chains import GB, Batch, Shape, head_s, layer_figures, llama_chain
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.setting import Budgets, Setting
 from planner.errors import UserError
 from planner.ilp.instance import make_instance
 from planner.ilp.lower_bound import lower_bound_s

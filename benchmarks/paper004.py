@@ -9,8 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.by_profit import by_profit
-from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home, backward_stage, movable
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.candidate import (
+    Absence,
+    Candidate,
+    Side,
+    TensorSchedule,
+    assemble,
+    at_home,
+    backward_stage,
+    movable,
+)
+from planner.candidate.setting import Budgets, Setting
 from planner.greedy.streaming import profile
 from planner.ilp.lower_bound import lower_bound_s
 from planner.machine.hardware import Hardware
@@ -123,21 +132,23 @@ def setting(row: Row) -> Setting:
     return Setting(chain=chain(row), hardware=hardware(), budgets=budgets, slices=1, clip=False)
 
 
-def l2l(problem: Setting) -> Draft:
+def l2l(problem: Setting) -> Candidate:
     """L2L as the paper simulates it: one layer on the device, its weight fetched when its turn has come, forward and
     backward; what backward changed leaves while the next layer's weight comes."""
-    journeys = []
+    schedules = []
     last = len(problem.chain.blocks) - 1
     for index, tensors in enumerate(movable(problem.chain, problem.hardware)):
         backward = backward_stage(problem.chain, index)
         for tensor in tensors:
-            trips = [Trip(evict=index, prefetch=backward)] if index < last else []
+            absences = [Absence(evict=index, prefetch=backward)] if index < last else []
             if index:
-                trips.append(Trip(evict=backward + 1, prefetch=index, offload=backward))
-            journeys.append(Journey(tensor=tensor, side=Side.GPU, update=backward, weight=tuple(trips)))
-    moving = {journey.tensor.name for journey in journeys}
-    journeys += [at_home(problem.chain, t, False) for t in problem.chain.tensors() if t.name not in moving]
-    return Draft(options=tuple(b.options[0].name for b in problem.chain.blocks), journeys=tuple(journeys), source="L2L")
+                absences.append(Absence(evict=backward + 1, prefetch=index, offload=backward))
+            schedules.append(TensorSchedule(tensor=tensor, side=Side.GPU, update=backward, weight=tuple(absences)))
+    moving = {schedule.tensor.name for schedule in schedules}
+    schedules += [at_home(problem.chain, t, False) for t in problem.chain.tensors() if t.name not in moving]
+    return Candidate(
+        options=tuple(b.options[0].name for b in problem.chain.blocks), schedules=tuple(schedules), source="L2L"
+    )
 
 
 def inputs() -> list[tuple[str, str, str]]:
@@ -175,8 +186,8 @@ def answer(row: Row) -> Answer:
     return Answer(bound_s=bound, greedy_s=step_s(greedy, problem), l2l_s=step_s(l2l(problem), problem))
 
 
-def step_s(draft: Draft, problem: Setting) -> float:
+def step_s(candidate: Candidate, problem: Setting) -> float:
     """Seconds of a step under the simulator, of a plan that `verify` accepts within the budget."""
-    program = compile_program(assemble(problem.chain, draft, slices=1, clip=False), problem.chain)
+    program = compile_program(assemble(problem.chain, candidate, slices=1, clip=False), problem.chain)
     verify(program, problem.chain, gpu_budget_bytes=problem.budgets.gpu_bytes)
     return simulate(program, problem.chain, problem.hardware).step_s

@@ -27,9 +27,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.spread import Spread
-from planner.draft.draft import Draft, assemble
-from planner.draft.evaluate import predicted_step_s
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.candidate import Candidate, assemble
+from planner.candidate.evaluate import predicted_step_s
+from planner.candidate.setting import Budgets, Setting
 from planner.greedy.streaming import profile, resident, streamed
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
@@ -88,8 +88,8 @@ def subjects(job: Job, chain: Chain, hardware: Hardware) -> Iterator[Subject]:
             peak_bytes=gpu_peak_bytes(program, chain),
         )  # fmt: skip
 
-    def drafted(draft: Draft) -> Plan:
-        return assemble(chain, draft, slices=slices, clip=False)
+    def proposed(candidate: Candidate) -> Plan:
+        return assemble(chain, candidate, slices=slices, clip=False)
 
     def planned(budget: str, *, cpu_updates: bool) -> Plan:
         return make_plan(
@@ -97,10 +97,10 @@ def subjects(job: Job, chain: Chain, hardware: Hardware) -> Iterator[Subject]:
             cpu_updates=cpu_updates,
         )  # fmt: skip
 
-    yield subject("resident, all kept", drafted(resident(setting, profile(setting, "fast"), "resident")))
-    yield subject("resident, recomputed", drafted(resident(setting, profile(setting, "recompute"), "resident")))
+    yield subject("resident, all kept", proposed(resident(setting, profile(setting, "fast"), "resident")))
+    yield subject("resident, recomputed", proposed(resident(setting, profile(setting, "recompute"), "resident")))
     offloading = streamed(setting, profile(setting, "offload"), ahead=True, source="streamed")
-    yield subject("streamed, activations offloaded", drafted(offloading))
+    yield subject("streamed, activations offloaded", proposed(offloading))
     yield subject("planned, 97 MiB", planned("97MiB", cpu_updates=True))
     yield subject("planned, 140 MiB, no CPU updates", planned("140MiB", cpu_updates=False))
 

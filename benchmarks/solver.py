@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.cases import Case, irregular_case, llama2_case, llama3_case, random_case
 from benchmarks.yardsticks import greedy_step_s
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import build, solve_oilp
 from planner.schedule.plan import Plan

@@ -117,7 +117,8 @@ def import_file(file: Path) -> None:
 def preview(file: Path, rows: int) -> None:
     """Show what the job in FILE would train on: rows with what is learned, what is cut, tokens and steps."""
     color = ["--color"] if sys.stdout.isatty() else []
-    sys.exit(subprocess.call([sys.executable, "-P", "-m", "worker.preview", str(file), f"--rows={rows}", *color]))
+    command = [sys.executable, "-P", "-m", "worker.preview", str(file), f"--rows={rows}", *color]
+    sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
 
 
 main.add_command(plan)

@@ -26,7 +26,7 @@ from planner.reports.receipt import Asked, Receipt
 from planner.schedule.plan import Plan
 from planner.search.make_plan import GAP, round_up
 from planner.search.problem import Problem
-from planner.whatif.batch_size import WANTED, Candidate, best_first, hopeful
+from planner.whatif.batch_size import WANTED, BatchSplit, best_first, hopeful
 from planner.whatif.ways_to_fit import problem_of, ways_to_fit
 from planner.whatif.what_helps import Variations, carried_over
 
@@ -142,7 +142,7 @@ def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> 
     near = [split for split in splits if split.hope_s <= splits[0].hope_s * (1 + _NEAR)][:WANTED]
     plans = others.plans([split.problem for split in near], clock.stretched_s(_PLAN_S))
     known = {split.rows: (split, plan) for split, plan in zip(near, plans, strict=True) if plan is not None}
-    candidates = [Candidate(rows=r, slices=s.problem.slices, step_s=p.step_s) for r, (s, p) in known.items()]
+    candidates = [BatchSplit(rows=r, slices=s.problem.slices, step_s=p.step_s) for r, (s, p) in known.items()]
     rows = best_first(candidates)[0].rows if candidates else min(split.rows for split in splits)
     job = job.with_slices(rows)
     if rows in known and known[rows][0].traced:

@@ -27,7 +27,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.search.make_plan import make_plan, without_loss
 from planner.search.problem import Problem
-from planner.whatif.batch_size import WANTED, Candidate, ranked
+from planner.whatif.batch_size import WANTED, BatchSplit, ranked
 from planner.whatif.ways_to_fit import ways_to_fit
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Answer:
     solve_s: float
     key: str
     measurement: str | None
-    splits: tuple[Candidate, ...] = ()
+    splits: tuple[BatchSplit, ...] = ()
 
     def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
         """The object of plan.json."""

@@ -1,1 +1,1 @@
-"""Candidates that need no solver, among them the most frugal plan. Imports `draft`, `schedule` and `machine`."""
+"""Candidates that need no solver, among them the most frugal plan. Imports `candidate`, `schedule` and `machine`."""

@@ -1,7 +1,7 @@
 """Plans without a solver: instant answers, and the most frugal plan, which says what is the least possible budget.
 
 Profiles of options: "fast" the quickest without transfers, "recompute" the fewest bytes kept or moved, "offload" the
-most bytes on the host. Journeys: "resident" all on the device, "streamed" every weight fetched one stage ahead and
+most bytes on the host. Schedules: "resident" all on the device, "streamed" every weight fetched one stage ahead and
 released after use, its update on the CPU (L2L), "exposed" the same but fetched in the very stage: slow, and frugal.
 """
 
@@ -10,8 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from planner.draft.draft import Draft, Journey, Side, Trip, at_home, backward_stage, movable, settled
-from planner.draft.setting import Setting
+from planner.candidate.candidate import (
+    Absence,
+    Candidate,
+    Side,
+    TensorSchedule,
+    at_home,
+    backward_stage,
+    movable,
+    settled,
+)
+from planner.candidate.setting import Setting
 from planner.schedule.chain import Block, Option, Tensor
 from planner.schedule.peak_moments import kept_bytes, moments
 
@@ -38,7 +47,7 @@ def _pick(options: Sequence[Option], block: Block, name: str) -> Option:
 def streamed(
     setting: Setting, options: Sequence[str], *, ahead: bool, at_home_names: frozenset[str] = frozenset(),
     gpu_updated: frozenset[str] = frozenset(), source: str,
-) -> Draft:  # fmt: skip
+) -> Candidate:  # fmt: skip
     """Every tensor that may leave is away between its uses, but for `at_home_names`. The CPU updates them, but for
     `gpu_updated`.
 
@@ -54,21 +63,21 @@ def streamed(
     }
     staying = {t.name for tensors in settled(chain, setting.hardware) for t in tensors} - at_home_names
 
-    def journey(tensor: Tensor) -> Journey:
+    def schedule(tensor: Tensor) -> TensorSchedule:
         if tensor.name in free:
             return _stream(setting, tensor, free[tensor.name], ahead, on_gpu=tensor.name in gpu_updated)
         home = at_home(chain, tensor, clip)
-        return replace(home, states=_states_trip(home, ahead)) if tensor.name in staying else home
+        return replace(home, states=_states_absence(home, ahead)) if tensor.name in staying else home
 
-    return Draft(options=tuple(options), journeys=tuple(map(journey, chain.tensors())), source=source)
-
-
-def _states_trip(journey: Journey, ahead: bool) -> tuple[Trip, ...]:
-    assert journey.update is not None
-    return (Trip(evict=journey.update, prefetch=journey.update - ahead, offload=journey.update),)
+    return Candidate(options=tuple(options), schedules=tuple(map(schedule, chain.tensors())), source=source)
 
 
-def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu: bool = False) -> Journey:
+def _states_absence(schedule: TensorSchedule, ahead: bool) -> tuple[Absence, ...]:
+    assert schedule.update is not None
+    return (Absence(evict=schedule.update, prefetch=schedule.update - ahead, offload=schedule.update),)
+
+
+def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu: bool = False) -> TensorSchedule:
     chain, clip = setting.chain, setting.clip
     backward, stages = backward_stage(chain, block), 2 * len(chain.blocks) - 1
     lead = 1 if ahead else 0
@@ -79,36 +88,36 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
         side = Side.CPU if setting.budgets.cpu_updates and able and not on_gpu else Side.GPU
     if side is Side.GPU and clip and block > 0:  # the update waits for the norm with all its data there
         return at_home(chain, tensor, clip)
-    trips: list[Trip] = []
+    absences: list[Absence] = []
     fetch = backward - lead if setting.rounds > 1 else None
     # With the update on the device the host's copy is taken at the update, in time for both absences.
     offload = backward if side is Side.GPU else None
-    after_forward = Trip(evict=block, prefetch=backward - lead, offload=offload if block == 0 else None)
+    after_forward = Absence(evict=block, prefetch=backward - lead, offload=offload if block == 0 else None)
     if block < len(chain.blocks) - 1 and after_forward.prefetch > block + 1:
-        trips.append(after_forward)
-    after_backward = Trip(evict=backward, prefetch=max(0, block - lead), offload=offload)
+        absences.append(after_forward)
+    after_backward = Absence(evict=backward, prefetch=max(0, block - lead), offload=offload)
     if block > 0 or side is Side.CPU:
-        trips.append(after_backward)
+        absences.append(after_backward)
     if side is Side.CPU:
         update = stages - 1 if clip else min(backward + 1, stages - 1)  # once its stale weight is gone
         drop = min(backward + lead, stages - 1)
-        return Journey(
-            tensor=tensor, side=side, update=update, send=backward, drop=drop, fetch=fetch, weight=tuple(trips)
+        return TensorSchedule(
+            tensor=tensor, side=side, update=update, send=backward, drop=drop, fetch=fetch, weight=tuple(absences)
         )
     if side is Side.GPU:
-        updated = Journey(tensor=tensor, side=side, update=backward, weight=tuple(trips))
-        updated = replace(updated, states=_states_trip(updated, ahead))
+        updated = TensorSchedule(tensor=tensor, side=side, update=backward, weight=tuple(absences))
+        updated = replace(updated, states=_states_absence(updated, ahead))
         return replace(updated, send=backward, drop=backward, fetch=fetch) if setting.rounds > 1 else updated
-    return Journey(tensor=tensor, side=side, weight=tuple(trips))
+    return TensorSchedule(tensor=tensor, side=side, weight=tuple(absences))
 
 
-def resident(setting: Setting, options: Sequence[str], source: str) -> Draft:
+def resident(setting: Setting, options: Sequence[str], source: str) -> Candidate:
     """Everything on the device all the time."""
-    journeys = tuple(at_home(setting.chain, tensor, setting.clip) for tensor in setting.chain.tensors())
-    return Draft(options=tuple(options), journeys=journeys, source=source)
+    schedules = tuple(at_home(setting.chain, tensor, setting.clip) for tensor in setting.chain.tensors())
+    return Candidate(options=tuple(options), schedules=schedules, source=source)
 
 
-def candidates(setting: Setting, fits: Callable[[Draft], bool]) -> Iterator[Draft]:
+def candidates(setting: Setting, fits: Callable[[Candidate], bool]) -> Iterator[Candidate]:
     """Instant plans that fit: all resident, all streamed, and streamed with as many tensors at home as fit."""
     for name in PROFILES:
         options = profile(setting, name)
@@ -121,11 +130,13 @@ def candidates(setting: Setting, fits: Callable[[Draft], bool]) -> Iterator[Draf
             yield from _filled(setting, options, name, fits)
 
 
-def _filled(setting: Setting, options: Sequence[str], name: str, fits: Callable[[Draft], bool]) -> Iterator[Draft]:
+def _filled(
+    setting: Setting, options: Sequence[str], name: str, fits: Callable[[Candidate], bool]
+) -> Iterator[Candidate]:
     """The streamed plan with the most blocks at home that fit, counted from the head down."""
     tensors = movable(setting.chain, setting.hardware)
 
-    def plan_of(count: int) -> Draft:
+    def plan_of(count: int) -> Candidate:
         names = frozenset(t.name for block in tensors[len(tensors) - count :] for t in block)
         return streamed(setting, options, ahead=True, at_home_names=names, source=f"{count} blocks at home, {name}")
 
@@ -137,7 +148,9 @@ def _filled(setting: Setting, options: Sequence[str], name: str, fits: Callable[
         yield plan_of(low)
 
 
-def frugal(setting: Setting, peak_bytes: Callable[[Draft], int], cpu_bytes: Callable[[Draft], int]) -> Draft | None:
+def frugal(
+    setting: Setting, peak_bytes: Callable[[Candidate], int], cpu_bytes: Callable[[Candidate], int]
+) -> Candidate | None:
     """The plan with the least device memory whose host memory fits; None when the host is too small for any.
 
     Weights come in the stage that reads them. Of the options those are taken that keep the least among the ones whose
@@ -154,22 +167,22 @@ def frugal(setting: Setting, peak_bytes: Callable[[Draft], int], cpu_bytes: Call
     return min(fitting, key=peak_bytes, default=None)
 
 
-def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[Draft], int]) -> list[Draft]:
+def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[Candidate], int]) -> list[Candidate]:
     """Streamed, with the options `least` but for as few blocks without offloaded activations as make the host's memory
     suffice. Or all without, with as few tensors at home; or, as an update on the device needs no gradient on the host,
     with as few of these updates."""
     options = profile(setting, "recompute")
     order = [t for block in movable(setting.chain, setting.hardware) for t in block]
 
-    def at_home_plan(count: int) -> Draft:
+    def at_home_plan(count: int) -> Candidate:
         names = frozenset(t.name for t in order[len(order) - count :])
         return streamed(setting, options, ahead=False, at_home_names=names, source="frugal, host full")
 
-    def gpu_updated_plan(count: int) -> Draft:
+    def gpu_updated_plan(count: int) -> Candidate:
         names = frozenset(t.name for t in order[:count])  # the head last: its states would be there with its loss
         return streamed(setting, options, ahead=False, gpu_updated=names, source="frugal, host full, GPU updates")
 
-    def recomputed_plan(count: int) -> Draft:
+    def recomputed_plan(count: int) -> Candidate:
         first = len(least) - count  # these leave while there is room, before the others add up
         mixed = [*least[:first], *options[first:]]
         return streamed(setting, mixed, ahead=False, source="frugal, host full, fewer offloads")
@@ -177,12 +190,12 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[D
     # With clipping an update on the device waits for the norm there, with all its data: nothing is gained.
     ways = [(at_home_plan, len(order)), (recomputed_plan, len(least))]
     ways += [] if setting.clip else [(gpu_updated_plan, len(order))]
-    drafts = (_fewest(way, most, lambda d: cpu_bytes(d) <= setting.budgets.cpu_bytes) for way, most in ways)
-    return [draft for draft in drafts if draft is not None]
+    candidates = (_fewest(way, most, lambda d: cpu_bytes(d) <= setting.budgets.cpu_bytes) for way, most in ways)
+    return [candidate for candidate in candidates if candidate is not None]
 
 
-def _fewest(plan_of: Callable[[int], Draft], most: int, suffices: Callable[[Draft], bool]) -> Draft | None:
-    """The draft with the smallest count up to `most` that suffices; None where 0 does, or none does."""
+def _fewest(plan_of: Callable[[int], Candidate], most: int, suffices: Callable[[Candidate], bool]) -> Candidate | None:
+    """The candidate with the smallest count up to `most` that suffices; None where 0 does, or none does."""
     if suffices(plan_of(0)) or not suffices(plan_of(most)):
         return None
     low, high = 0, most  # high suffices

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.draft.draft import movable, settled
-from planner.draft.setting import Budgets, Setting
-from planner.draft.update_ahead import ahead_bytes
+from planner.candidate.candidate import movable, settled
+from planner.candidate.setting import Budgets, Setting
+from planner.candidate.update_ahead import ahead_bytes
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.peak_moments import Moment, kept_bytes, moments, standing_bytes
@@ -139,11 +139,11 @@ def make_instance(setting: Setting) -> Instance:
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
         stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
         moments=list(moments(chain, slices, clip, rounds)),
-        d2h=hardware.d2h_bytes_per_s * rate * budgets.pace.d2h,
-        h2d=hardware.h2d_bytes_per_s * rate * budgets.pace.h2d,
+        d2h=hardware.d2h_bytes_per_s * rate * budgets.rate_scale.d2h,
+        h2d=hardware.h2d_bytes_per_s * rate * budgets.rate_scale.h2d,
         host=hardware.cpu_memory_bytes_per_s * rate,
         gpu_update=hardware.gpu_update_parameters_per_s * rate,
-        cpu_update=hardware.cpu_update_parameters_per_s * rate * budgets.pace.cpu,
+        cpu_update=hardware.cpu_update_parameters_per_s * rate * budgets.rate_scale.cpu,
         launch=hardware.launch_s * slices * (2 * last + 1) / unit_s,
         shared_compute=hardware.shared_compute,
         gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,

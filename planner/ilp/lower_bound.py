@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pulp
 
-from planner.draft.setting import Setting
+from planner.candidate.setting import Setting
 from planner.ilp.columns import limits_of
 from planner.ilp.instance import Instance, Spread, make_instance
 from planner.ilp.rows import Rows, Term

@@ -71,7 +71,7 @@ def one_option_per_block(v: Columns) -> None:
 
 
 def totals_are_parts_of_blocks(v: Columns) -> None:
-    """(4.3), (4.6): a byte has one fate; states of what the CPU updates stay on the host."""
+    """(4.3), (4.6): a byte has one placement; states of what the CPU updates stay on the host."""
     p, t = v.p, v.total
     for i in range(p.blocks):
         v.rows.at_most(f"eq4_3_weights_b{i}", t["X"][i] + t["N"][i] + t["D"][i] + t["K"][i], p.weights[i])

@@ -12,7 +12,7 @@ from planner.job.dialects import AXOLOTL, Dialect
 from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown, to_user_error
 from planner.job.values import check_value, done_otherwise, merged, translated
 from planner.keys import ANY, TABLES, other_names
-from planner.keys.fate import DECIDES, KERNELS, PICTURES, QUANTIZED, REPORTS, REWARDS, Fate
+from planner.keys.meaning import DECIDES, KERNELS, PICTURES, QUANTIZED, REPORTS, REWARDS, Meaning
 from planner.machine.memory import computes_bf16
 
 _MORE = {"tokenizer": ("tokenizer_name_or_path",), "num_train_epochs": ("epochs",)}
@@ -47,15 +47,15 @@ class _Reading:
         self.unused: dict[str, list[str]] = {}
         self._quantized = False
 
-    def meaning(self, key: str) -> Fate | None:
+    def meaning(self, key: str) -> Meaning | None:
         """What becomes of a key; None for one that nobody knows."""
         table = TABLES.get(self.dialect.tool or "", {})
         if key in table:
             return table[key]
         if key in self.names:
-            return Fate(kind="honoured", text=self.names[key])
+            return Meaning(kind="honoured", text=self.names[key])
         beginning = next((why for start, why in _BEGINNINGS.items() if key.startswith(start)), None)
-        return ANY.get(key) or (Fate(kind="unused", text=beginning) if beginning else None)
+        return ANY.get(key) or (Meaning(kind="unused", text=beginning) if beginning else None)
 
     def refuse(self, key: str, text: str, *, alone: bool = False) -> None:
         """Something that is not there."""
@@ -63,29 +63,29 @@ class _Reading:
 
     def read(self, key: str, value: object) -> None:
         """Sort one key in."""
-        fate = self.meaning(key)
-        if fate is None:
+        meaning = self.meaning(key)
+        if meaning is None:
             # To look for a key that was meant takes a millisecond, and only the first mistakes are told.
             known = {*self.names, *ANY} if len(self.mistakes) < MOST_MISTAKES else ()
             self.mistakes.append(self.source.unknown(key, known))
         elif key in _SPECIAL:
             _SPECIAL[key](self, key, value)
-        elif fate.kind == "honoured":
+        elif meaning.kind == "honoured":
             if key in _METHODS and value == "qlora":
                 self._refuse_quantized(key)
-            self.found.setdefault(fate.text, []).append(key)
-        elif value in SWITCHED_OFF or value in fate.fine or value == ["none"]:
+            self.found.setdefault(meaning.text, []).append(key)
+        elif value in SWITCHED_OFF or value in meaning.fine or value == ["none"]:
             pass
-        elif fate.kind == "not there":
-            if fate.text == QUANTIZED:
+        elif meaning.kind == "not there":
+            if meaning.text == QUANTIZED:
                 self._refuse_quantized(key)
             else:
-                text = f"{fate.text} is not there yet; leave this key out"
-                self.refuse(key, text, alone=fate.text in _ALONE)
-        elif fate.kind != "part":
-            self.unused.setdefault(fate.text, []).append(key)
-        elif self.source.values.get(fate.text) in SWITCHED_OFF:
-            self.unused.setdefault(f"it says nothing without {fate.text}", []).append(key)
+                text = f"{meaning.text} is not there yet; leave this key out"
+                self.refuse(key, text, alone=meaning.text in _ALONE)
+        elif meaning.kind != "part":
+            self.unused.setdefault(meaning.text, []).append(key)
+        elif self.source.values.get(meaning.text) in SWITCHED_OFF:
+            self.unused.setdefault(f"it says nothing without {meaning.text}", []).append(key)
 
     def _refuse_quantized(self, key: str) -> None:
         """One line, whichever and how many keys ask for it."""

@@ -24,9 +24,9 @@ def imported(text: str, folder: Path, name: str) -> str:
     tool = Dialect.of(source.values).tool
     given = {CANONICAL.get(key, key): key for key in source.values if key in CANONICAL}
     for key in source.values:  # a tool's own meaning of a name comes before all others
-        fate = TABLES.get(tool or "", {}).get(key)
-        if fate is not None and fate.kind == "honoured" and fate.text in Job.model_fields:
-            given.setdefault(fate.text, key)
+        meaning = TABLES.get(tool or "", {}).get(key)
+        if meaning is not None and meaning.kind == "honoured" and meaning.text in Job.model_fields:
+            given.setdefault(meaning.text, key)
     values = job.model_dump(mode="json", exclude_defaults=False)
     lines = [f"# {name}, a file of {tool}'s, in offmate's words." if tool else f"# {name}, in offmate's words."]
     for key in Job.model_fields:

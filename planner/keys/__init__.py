@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.keys.axolotl import AXOLOTL
-from planner.keys.fate import Table
 from planner.keys.llama_factory import LLAMA_FACTORY
+from planner.keys.meaning import Table
 from planner.keys.trl import TRL
 
 TABLES: Mapping[str, Table] = {"axolotl": AXOLOTL, "LLaMA-Factory": LLAMA_FACTORY, "TRL": TRL}
@@ -21,7 +21,7 @@ def other_names() -> dict[str, tuple[str, ...]]:
     """offmate's key -> the names that it has elsewhere."""
     found: dict[str, dict[str, None]] = {}
     for table in TABLES.values():
-        for name, fate in table.items():
-            if fate.kind == "honoured" and fate.text != name:
-                found.setdefault(fate.text, {})[name] = None
+        for name, meaning in table.items():
+            if meaning.kind == "honoured" and meaning.text != name:
+                found.setdefault(meaning.text, {})[name] = None
     return {key: tuple(names) for key, names in found.items()}

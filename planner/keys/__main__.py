@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.keys import TABLES
-from planner.keys.fate import Fate
+from planner.keys.meaning import Meaning
 
 _HEAD = """\
 # Keys of other tools
@@ -25,19 +25,19 @@ def page() -> str:
     parts = [_HEAD]
     for tool, table in TABLES.items():
         parts.append(f"\n## {tool}\n\n| key | what becomes of it |\n|---|---|\n")
-        parts += [f"| `{key}` | {_words(key, fate)} |\n" for key, fate in sorted(table.items())]
+        parts += [f"| `{key}` | {_words(key, meaning)} |\n" for key, meaning in sorted(table.items())]
     return "".join(parts)
 
 
-def _words(key: str, fate: Fate) -> str:
-    fine = f" ({', '.join(f'`{value}`' for value in fate.fine)})" if fate.fine else ""
+def _words(key: str, meaning: Meaning) -> str:
+    fine = f" ({', '.join(f'`{value}`' for value in meaning.fine)})" if meaning.fine else ""
     return {
-        "honoured": "as it is here" if fate.text == key else f"is `{fate.text}`",
-        "unused": f"no effect: {fate.text}",
+        "honoured": "as it is here" if meaning.text == key else f"is `{meaning.text}`",
+        "unused": f"no effect: {meaning.text}",
         "planner": "the planner's",
-        "not there": f"not there: {fate.text}{fine}",
-        "part": f"beside `{fate.text}`",
-    }[fate.kind]
+        "not there": f"not there: {meaning.text}{fine}",
+        "part": f"beside `{meaning.text}`",
+    }[meaning.kind]
 
 
 if __name__ == "__main__":

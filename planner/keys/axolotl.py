@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.keys.fate import (
+from planner.keys.meaning import (
     ATTENTION,
     BEST,
     CHANGED_MODEL,

@@ -3,7 +3,7 @@ training arguments; those of earlier versions among them."""
 
 from __future__ import annotations
 
-from planner.keys.fate import (
+from planner.keys.meaning import (
     BEST,
     CHANGED_MODEL,
     EVALUATES,
@@ -32,7 +32,7 @@ from planner.keys.fate import (
 from planner.keys.transformers import TRANSFORMERS
 
 _INSTEAD = TRANSFORMERS.keys() - {"generation_max_length", "generation_num_beams"}
-LLAMA_FACTORY: Table = {key: fate for key, fate in TRANSFORMERS.items() if key in _INSTEAD} | table(
+LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if key in _INSTEAD} | table(
     same="""
         dataset eval_dataset val_size packing max_samples lora_alpha
         lora_dropout use_rslora use_dora stage dataset_dir

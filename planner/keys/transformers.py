@@ -3,7 +3,7 @@ have, too; those of earlier versions among them."""
 
 from __future__ import annotations
 
-from planner.keys.fate import (
+from planner.keys.meaning import (
     BEST,
     COMPILES,
     EVALUATES,

@@ -3,7 +3,7 @@ earlier versions among them."""
 
 from __future__ import annotations
 
-from planner.keys.fate import (
+from planner.keys.meaning import (
     CHANGED_MODEL,
     LOSS,
     OTHER_LORA,

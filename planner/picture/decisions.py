@@ -12,7 +12,7 @@ from planner.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trip:
+class Absence:
     """An absence of a weight or of optimizer states from the device: stage names; `next_step` when it spans a step."""
 
     leaves: str
@@ -29,8 +29,8 @@ class TensorDecision:
     bytes: int
     state_bytes: int
     gradient_bytes: int
-    weight_trips: tuple[Trip, ...]
-    state_trips: tuple[Trip, ...]
+    weight_absences: tuple[Absence, ...]
+    state_absences: tuple[Absence, ...]
     updated: str
     update_stage: str
     sent: str
@@ -90,8 +90,8 @@ class _Reader:
         saved = option.saved_bytes + (block.input_bytes if option.reads_input else 0)
         last = index == len(self.chain.blocks) - 1
 
-        def weights(trips: Sequence[int]) -> int:
-            return sum(t.bytes for t, d in zip(tensors, found, strict=True) if len(d.weight_trips) in trips)
+        def weights(absences: Sequence[int]) -> int:
+            return sum(t.bytes for t, d in zip(tensors, found, strict=True) if len(d.weight_absences) in absences)
 
         def updated(by: str) -> int:
             return sum(d.elements for d in found if d.updated == by)
@@ -112,23 +112,23 @@ class _Reader:
         on_cpu, on_gpu = self._stages("cpu_update", name), self._stages("gpu_update", name)
         return TensorDecision(
             name=name, elements=tensor.elements, bytes=tensor.bytes, state_bytes=tensor.state_bytes,
-            gradient_bytes=tensor.gradient_bytes, weight_trips=self._trips(f"w:{name}"),
-            state_trips=self._trips(f"s:{name}"), updated="cpu" if on_cpu else "gpu" if on_gpu else "",
+            gradient_bytes=tensor.gradient_bytes, weight_absences=self._absences(f"w:{name}"),
+            state_absences=self._absences(f"s:{name}"), updated="cpu" if on_cpu else "gpu" if on_gpu else "",
             update_stage=next(iter((*on_cpu, *on_gpu)), ""), sent=next(iter(self._stages("offload", f"g:{name}")), ""),
         )  # fmt: skip
 
     def _stages(self, word: str, item: str) -> list[str]:
         return [self.names[number] for number in self.moves.get((word, item), ())]
 
-    def _trips(self, item: str) -> tuple[Trip, ...]:
+    def _absences(self, item: str) -> tuple[Absence, ...]:
         """Each release with the next fetch, around the cycle if need be."""
         back = self.moves.get(("prefetch", item), [])
-        trips = []
+        absences = []
         for left in self.moves.get(("evict", item), []):
             later = [number for number in back if number > left]
             returns = later[0] if later else back[0]
-            trips.append(Trip(leaves=self.names[left], returns=self.names[returns], next_step=not later))
-        return tuple(trips)
+            absences.append(Absence(leaves=self.names[left], returns=self.names[returns], next_step=not later))
+        return tuple(absences)
 
     def _moved(self, tensors: Sequence[Tensor], kind: OpKind) -> int:
         return sum(self.copied[kind, f"{sort}:{tensor.name}"] for tensor in tensors for sort in "wgs")

@@ -1,7 +1,7 @@
 """The operations of a plan's step in one serial order that is right by itself.
 
 A step is `plan.rounds` rounds, each through all stages with `plan.slices` slices. Weights come and go in every round,
-and gradients that leave come back for the next one. What belongs to the update happens once: the update, the journeys
+and gradients that leave come back for the next one. What belongs to the update happens once: the update, the schedules
 of its states and the copies of what it changed, in the last round or, around the cycle, in the first.
 """
 

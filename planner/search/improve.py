@@ -1,19 +1,20 @@
-"""What becomes of a draft: its step played, single decisions taken anew, and its stages moved, as long as that gains.
+"""What becomes of a candidate: its step played, single decisions taken anew, and its stages moved, as long as that
+gains.
 
-The played draft is played again, in another manner: what it has moved frees room elsewhere. Where it is still far from
-what the solver hoped for, decisions change by chance that is the same every time: another journey for a tensor, another
-option for a block; the step is played anew. At last what the step hangs on moves: fetches a stage sooner, releases a
-stage later. Nothing is counted in seconds, so that a plan does not depend on how busy the machine is.
+The played candidate is played again, in another manner: what it has moved frees room elsewhere. Where it is still far
+from what the solver hoped for, decisions change by chance that is the same every time: another schedule for a tensor,
+another option for a block; the step is played anew. At last what the step hangs on moves: fetches a stage sooner,
+releases a stage later. Nothing is counted in seconds, so that a plan does not depend on how busy the machine is.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from planner.draft.absences import with_lead
-from planner.draft.draft import Draft
-from planner.draft.evaluate import Evaluation, evaluate
-from planner.draft.setting import Setting
+from planner.candidate.candidate import Candidate
+from planner.candidate.evaluate import Evaluation, evaluate
+from planner.candidate.setting import Setting
+from planner.candidate.windows import with_lead
 from planner.search.decisions import Decisions
 from planner.search.list_schedule import Manner, timed
 from planner.search.moves import Board
@@ -21,7 +22,7 @@ from planner.search.repair import tightened
 
 _FIRST = (Manner(overtake=True), Manner(ahead=0.3))
 _NEXT = tuple(Manner(ahead=ahead, overtake=overtake) for ahead in (1.0, 2.0, 0.6) for overtake in (False, True))
-_LIGHT = 3_500  # operations; decisions are tried as often as the square of how much lighter a draft is
+_LIGHT = 3_500  # operations; decisions are tried as often as the square of how much lighter a candidate is
 _TRIES = 300  # at most
 _IDLE = 8  # moves without gain
 
@@ -34,16 +35,16 @@ def improved(setting: Setting, seen: Evaluation, goal_s: float, near_s: float) -
     return _moved(setting, seen, goal_s)
 
 
-def _fitted(setting: Setting, draft: Draft) -> Evaluation | None:
-    """The draft, tightened where it has to be; None where it does not fit."""
-    seen = evaluate(setting, draft)
+def _fitted(setting: Setting, candidate: Candidate) -> Evaluation | None:
+    """The candidate, tightened where it has to be; None where it does not fit."""
+    seen = evaluate(setting, candidate)
     if not seen.fits:
-        seen = evaluate(setting, tightened(setting.chain, draft, seen.room_bytes))
+        seen = evaluate(setting, tightened(setting.chain, candidate, seen.room_bytes))
     return seen if seen.fits else None
 
 
 def _play(setting: Setting, start: Evaluation, manner: Manner) -> Evaluation | None:
-    return _fitted(setting, timed(setting, start.draft, start.plan, start.room_bytes, manner))
+    return _fitted(setting, timed(setting, start.candidate, start.plan, start.room_bytes, manner))
 
 
 def _better(best: Evaluation, found: Evaluation | None) -> Evaluation:
@@ -52,7 +53,7 @@ def _better(best: Evaluation, found: Evaluation | None) -> Evaluation:
 
 def _played(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
     """The best of a few plays, from two starts and then from the best so far."""
-    led = _fitted(setting, with_lead(setting, best.draft, 1))
+    led = _fitted(setting, with_lead(setting, best.candidate, 1))
     for start in (best, led):
         for manner in _FIRST:
             if start is not None and best.step_s > goal_s:
@@ -71,7 +72,7 @@ def _decided(setting: Setting, best: Evaluation, near_s: float) -> Evaluation:
     for _ in range(min(_TRIES, (_LIGHT // max(1, best.operations)) ** 2)):
         if best.step_s <= near_s:
             break
-        found = _fitted(setting, decisions.changed(best.draft, chance))
+        found = _fitted(setting, decisions.changed(best.candidate, chance))
         if found is not None:
             best = _better(best, found)
             best = _better(best, _play(setting, found, chance.choice((*_FIRST, Manner()))))
@@ -81,7 +82,7 @@ def _decided(setting: Setting, best: Evaluation, near_s: float) -> Evaluation:
 def _moved(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
     """The best after moving all that the step hangs on by a stage where there is room for it, over and over."""
     board = Board(setting, best)
-    best_s, draft, left = best.step_s, best.draft, _IDLE
+    best_s, candidate, left = best.step_s, best.candidate, _IDLE
     while left and best_s > goal_s:
         left -= 1
         moves = board.critical()
@@ -89,7 +90,7 @@ def _moved(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
             board.put_if_room(n, place)
         found_s = board.step_s()
         if found_s < best_s:
-            best_s, draft, left = found_s, board.drafted(), _IDLE
+            best_s, candidate, left = found_s, board.proposed(), _IDLE
         if not moves:
             break
-    return best if draft is best.draft else _better(best, evaluate(setting, draft))
+    return best if candidate is best.candidate else _better(best, evaluate(setting, candidate))

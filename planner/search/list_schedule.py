@@ -1,4 +1,4 @@
-"""When whole tensors move: a draft's step played through, every queue kept busy as long as there is memory.
+"""When whole tensors move: a candidate's step played through, every queue kept busy as long as there is memory.
 
 The solver's stages are exact about sums and blind to what happens within and across them. Here the step is played in
 time, stage by stage, by the rules of `planner.schedule.serial_order` and `planner.schedule.simulate`, and decisions are
@@ -9,7 +9,7 @@ made where they fall:
     CPU             of the gradients that have come, that of the weight needed next
     release         when the copy is done; before that the device waits only where the next stage has no room
 
-What moves at all is the draft's, and its peaks are kept free for it: what comes earlier or leaves later than there
+What moves at all is the candidate's, and its peaks are kept free for it: what comes earlier or leaves later than there
 takes of the rest of the budget. Three steps are played, the second is taken.
 """
 
@@ -19,9 +19,9 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.draft.absences import Leg, legs_of
-from planner.draft.draft import Draft, Journey, Trip
-from planner.draft.setting import Setting
+from planner.candidate.candidate import Absence, Candidate, TensorSchedule
+from planner.candidate.setting import Setting
+from planner.candidate.windows import Window, windows_of
 from planner.schedule.compile import reads
 from planner.schedule.plan import Direction, Plan
 from planner.schedule.serial_order import activation_turns
@@ -51,23 +51,23 @@ class _Clock:
     activations: dict[str, float] = field(default_factory=dict)  # item -> when its last copy is done
 
 
-def timed(setting: Setting, draft: Draft, plan: Plan, room_bytes: Sequence[int], manner: Manner) -> Draft:
-    """The draft with the stages of its copies, updates and releases chosen by playing. `plan`: what it assembles to,
-    in one round; `room_bytes`: what its stages leave free, none below zero.
+def timed(setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequence[int], manner: Manner) -> Candidate:
+    """The candidate with the stages of its copies, updates and releases chosen by playing. `plan`: what it assembles
+    to, in one round; `room_bytes`: what its stages leave free, none below zero.
     """
-    play = _Play(setting, draft, plan, room_bytes, manner)
+    play = _Play(setting, candidate, plan, room_bytes, manner)
     for number in range(_STEPS * play.stages):
         play.stage(number)
-    return play.draft()
+    return play.candidate()
 
 
 class _Play:
     """Stages count on through the steps, seconds from the first."""
 
     def __init__(
-        self, setting: Setting, draft: Draft, plan: Plan, room_bytes: Sequence[int], manner: Manner
+        self, setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequence[int], manner: Manner
     ) -> None:  # fmt: skip
-        self.setting, self.source, self.plan, self.manner = setting, draft, plan, manner
+        self.setting, self.source, self.plan, self.manner = setting, candidate, plan, manner
         self.machine, self.stages = setting.hardware, len(plan.stages)
         self.room = [*room_bytes] * (_STEPS + 2)
         self.clock = _Clock()
@@ -78,21 +78,22 @@ class _Play:
         ]
         self.gpu_update_s = self._gpu_updates()
         self.back_s = self._activations_coming()
-        self.coming: list[tuple[tuple[int, int], Leg]] = []  # away, the host's copy right or promised; by use
-        self.here: list[Leg] = []  # came, not used yet
-        self.gradients: list[tuple[tuple[int, int], Leg, Leg]] = []  # sent, not updated, with their weights; by use
-        self.stale: dict[str, Leg] = {}  # tensor -> its weight, away, its gradient not sent yet
-        self.lazy: list[Leg] = []  # copies that may wait
-        self.staying: list[Leg] = []  # leave when their copies are done
-        self.ending: list[list[Leg]] = [[] for _ in self.room]  # stage -> what has something to do at its end
-        legs = legs_of(setting, draft)
-        self.taken: list[Leg] = []
+        self.coming: list[tuple[tuple[int, int], Window]] = []  # away, the host's copy right or promised; by use
+        self.here: list[Window] = []  # came, not used yet
+        # sent, not updated, with their weights; by use
+        self.gradients: list[tuple[tuple[int, int], Window, Window]] = []
+        self.stale: dict[str, Window] = {}  # tensor -> its weight, away, its gradient not sent yet
+        self.lazy: list[Window] = []  # copies that may wait
+        self.staying: list[Window] = []  # leave when their copies are done
+        self.ending: list[list[Window]] = [[] for _ in self.room]  # stage -> what has something to do at its end
+        windows = windows_of(setting, candidate)
+        self.taken: list[Window] = []
         for step in range(-1, _STEPS):
-            moved = [leg.after(step * self.stages) for leg in legs]
+            moved = [window.after(step * self.stages) for window in windows]
             if step == 1:
                 self.taken = moved
-            for leg in moved:
-                self._begin(leg)
+            for window in moved:
+                self._begin(window)
 
     def _gpu_updates(self) -> list[float]:
         """Seconds of the device's updates at the end of each stage."""
@@ -109,32 +110,32 @@ class _Play:
             sizes[turn // self.plan.slices] += sum(size for _, size in items)
         return [size / self.machine.h2d_bytes_per_s for size in sizes]
 
-    def _begin(self, leg: Leg) -> None:
-        """What happened before the first stage went by the draft, and took no time."""
-        for stage in {leg.last, leg.last if leg.copy is None else leg.copy}:
+    def _begin(self, window: Window) -> None:
+        """What happened before the first stage went by the candidate, and took no time."""
+        for stage in {window.last, window.last if window.copy is None else window.copy}:
             if stage >= 0:
-                self.ending[stage].append(leg)
-        if leg.copy is not None and leg.copy < 0:
-            leg.sent = leg.copy
-        if leg.last >= 0:
+                self.ending[stage].append(window)
+        if window.copy is not None and window.copy < 0:
+            window.sent = window.copy
+        if window.last >= 0:
             return
-        if leg.evict >= 0:
-            leg.sent = leg.last
-            self.staying.append(leg)
-        elif leg.use >= 0 and not leg.is_gradient:
-            leg.left = leg.updated = leg.evict
-            if leg.fetch < 0:
-                leg.came = leg.fetch
-                self.here.append(leg)
+        if window.evict >= 0:
+            window.sent = window.last
+            self.staying.append(window)
+        elif window.use >= 0 and not window.is_gradient:
+            window.left = window.updated = window.evict
+            if window.fetch < 0:
+                window.came = window.fetch
+                self.here.append(window)
             else:
-                self._may_come(leg)
+                self._may_come(window)
 
     def stage(self, n: int) -> None:
         """Play stage `n`."""
         while self.coming and self.coming[0][1].use <= n:
             self._come(self.coming[0][1], n)
-        for leg in sorted((leg for leg in self.lazy if leg.evict <= n), key=lambda leg: leg.order):
-            self._send(leg, n)
+        for window in sorted((window for window in self.lazy if window.evict <= n), key=lambda window: window.order):
+            self._send(window, n)
         for entry in [entry for entry in self.gradients if entry[0][0] == n + 1]:
             self._update(entry, n)
         start_s = self.clock.now
@@ -143,7 +144,7 @@ class _Play:
         self._update_early(n, end_s)
         self._send_lazily(n, end_s)
         self.clock.now = self._run(n, self.clock)
-        self.here = [leg for leg in self.here if leg.use != n]
+        self.here = [window for window in self.here if window.use != n]
         self._end(n)
 
     def _run(self, n: int, clock: _Clock) -> float:
@@ -151,8 +152,8 @@ class _Play:
         s, slices, machine = n % self.stages, self.plan.slices, self.machine
         stage = self.plan.stages[s]
         option = self.setting.chain.blocks[stage.block].option(self.plan.options[stage.block])
-        needed = [leg for leg in self.here if leg.use == n]
-        ready = max((leg.ready_s for leg in needed if leg.item in self.reads[s]), default=0.0)
+        needed = [window for window in self.here if window.use == n]
+        ready = max((window.ready_s for window in needed if window.item in self.reads[s]), default=0.0)
         seconds = option.forward_s if stage.direction is not Direction.BACKWARD else 0.0
         seconds += option.backward_s if stage.direction is not Direction.FORWARD else 0.0
         for k in range(slices):
@@ -168,20 +169,22 @@ class _Play:
                 clock.activations[own] = clock.d2h
             for item, _ in self.free_at.get(s * slices + k, ()):
                 clock.now = max(clock.now, clock.activations[item])
-        ready = max((leg.ready_s for leg in needed), default=0.0)
+        ready = max((window.ready_s for window in needed), default=0.0)
         return max(clock.now, ready) + self.gpu_update_s[s]
 
-    def _may_come(self, leg: Leg) -> None:
-        insort(self.coming, (leg.order, leg), key=lambda entry: entry[0])
+    def _may_come(self, window: Window) -> None:
+        insort(self.coming, (window.order, window), key=lambda entry: entry[0])
 
-    def _come(self, leg: Leg, n: int) -> None:
+    def _come(self, window: Window, n: int) -> None:
         """Its copy to the device is put on the link in stage `n`."""
-        self.coming.remove((leg.order, leg))
-        self.clock.h2d = max(self.clock.h2d, self.clock.now, leg.ready_s) + leg.size / self.machine.h2d_bytes_per_s
-        leg.came, leg.ready_s = n, self.clock.h2d
-        self._take(leg.size, n, leg.fetch)
-        self._take(-leg.size, leg.fetch, n)
-        self.here.append(leg)
+        self.coming.remove((window.order, window))
+        self.clock.h2d = (
+            max(self.clock.h2d, self.clock.now, window.ready_s) + window.size / self.machine.h2d_bytes_per_s
+        )
+        window.came, window.ready_s = n, self.clock.h2d
+        self._take(window.size, n, window.fetch)
+        self._take(-window.size, window.fetch, n)
+        self.here.append(window)
 
     def _take(self, size: int, first: int, last: int) -> None:
         """`size` bytes of the room of the stages from `first` to before `last`."""
@@ -189,18 +192,18 @@ class _Play:
             self.room[n] -= size
 
     def _come_early(self, n: int, end_s: float) -> None:
-        for _, leg in list(self.coming):
+        for _, window in list(self.coming):
             start_s = max(self.clock.h2d, self.clock.now)
             if start_s >= end_s - self.back_s[n % self.stages]:
                 return
-            if leg.ready_s > start_s or leg.updated == n:
+            if window.ready_s > start_s or window.updated == n:
                 continue
-            if leg.fetch <= n or (self.room[n] >= leg.size and min(self.room[n : leg.fetch]) >= leg.size):
-                self._come(leg, n)
+            if window.fetch <= n or (self.room[n] >= window.size and min(self.room[n : window.fetch]) >= window.size):
+                self._come(window, n)
             elif not self.manner.overtake:
                 return
 
-    def _update(self, entry: tuple[tuple[int, int], Leg, Leg], n: int) -> None:
+    def _update(self, entry: tuple[tuple[int, int], Window, Window], n: int) -> None:
         """The CPU gets the update of a weight whose gradient is sent."""
         self.gradients.remove(entry)
         _, gradient, weight = entry
@@ -217,34 +220,36 @@ class _Play:
                 return
             self._update(entry, n)
 
-    def _send(self, leg: Leg, n: int) -> None:
-        if leg in self.lazy:
-            self.lazy.remove(leg)
-        self.clock.d2h = max(self.clock.d2h, self.clock.now) + leg.size / self.machine.d2h_bytes_per_s
-        leg.sent, leg.sent_s = n, self.clock.d2h
+    def _send(self, window: Window, n: int) -> None:
+        if window in self.lazy:
+            self.lazy.remove(window)
+        self.clock.d2h = max(self.clock.d2h, self.clock.now) + window.size / self.machine.d2h_bytes_per_s
+        window.sent, window.sent_s = n, self.clock.d2h
 
     def _send_lazily(self, n: int, end_s: float) -> None:
-        for leg in sorted(self.lazy, key=lambda leg: leg.order):
+        for window in sorted(self.lazy, key=lambda window: window.order):
             if max(self.clock.d2h, self.clock.now) >= end_s:
                 return
-            self._send(leg, n)
+            self._send(window, n)
 
     def _end(self, n: int) -> None:
         """The end of stage `n`: copies of what it made, and releases."""
-        ending = sorted(self.ending[n], key=lambda leg: (not leg.is_gradient, leg.order))
-        for leg in ending:
-            if leg.copy == n and leg.last > n:
-                self.lazy.append(leg)
-            elif leg.copy == n:
-                self._send(leg, n)
-        for leg in ending:
-            if leg.last == n and leg.copy is None:
-                self._leave(leg, n)
-            elif leg.last == n:
-                self.staying.append(leg)
-        for leg in ending:
-            if leg.is_gradient:
-                insort(self.gradients, (leg.order, leg, self.stale.pop(leg.item[2:])), key=lambda entry: entry[0])
+        ending = sorted(self.ending[n], key=lambda window: (not window.is_gradient, window.order))
+        for window in ending:
+            if window.copy == n and window.last > n:
+                self.lazy.append(window)
+            elif window.copy == n:
+                self._send(window, n)
+        for window in ending:
+            if window.last == n and window.copy is None:
+                self._leave(window, n)
+            elif window.last == n:
+                self.staying.append(window)
+        for window in ending:
+            if window.is_gradient:
+                insort(
+                    self.gradients, (window.order, window, self.stale.pop(window.item[2:])), key=lambda entry: entry[0]
+                )
         all_wait = self.setting.clip and (n + 1) % self.stages == 0
         for entry in [entry for entry in self.gradients if all_wait or entry[0][0] == n + 1]:  # block 0's: no gap
             self._update(entry, n)
@@ -252,48 +257,52 @@ class _Play:
 
     def _release(self, n: int) -> None:
         """What has been copied leaves; what has not stays where there is room, else the device waits."""
-        waiting = sorted((leg for leg in self.staying if leg.sent is not None), key=lambda leg: leg.sent_s)
-        stay = sum(leg.size for leg in waiting if leg.evict <= n)
-        for leg in waiting:
-            due = leg.evict <= n
-            last = (n + 1) % self.stages == 0 if leg.is_gradient else n + 1 >= leg.fetch
-            if leg.sent_s <= self.clock.now or (due and (last or stay > self.room[n + 1])):
-                self.clock.now = max(self.clock.now, leg.sent_s)
-                stay -= leg.size if due else 0
-                self.staying.remove(leg)
-                self._leave(leg, n)
+        waiting = sorted(
+            (window for window in self.staying if window.sent is not None), key=lambda window: window.sent_s
+        )
+        stay = sum(window.size for window in waiting if window.evict <= n)
+        for window in waiting:
+            due = window.evict <= n
+            last = (n + 1) % self.stages == 0 if window.is_gradient else n + 1 >= window.fetch
+            if window.sent_s <= self.clock.now or (due and (last or stay > self.room[n + 1])):
+                self.clock.now = max(self.clock.now, window.sent_s)
+                stay -= window.size if due else 0
+                self.staying.remove(window)
+                self._leave(window, n)
         self.room[n + 1] -= stay
 
-    def _leave(self, leg: Leg, n: int) -> None:
-        leg.left = n
-        self._take(-leg.size, n + 1, leg.evict + 1)
-        if leg.update_s:
-            self.stale[leg.item[2:]] = leg
-        elif not leg.is_gradient:
-            leg.ready_s = leg.sent_s
-            self._may_come(leg)
+    def _leave(self, window: Window, n: int) -> None:
+        window.left = n
+        self._take(-window.size, n + 1, window.evict + 1)
+        if window.update_s:
+            self.stale[window.item[2:]] = window
+        elif not window.is_gradient:
+            window.ready_s = window.sent_s
+            self._may_come(window)
 
-    def draft(self) -> Draft:
-        """The draft as it was played."""
-        legs: dict[str, list[Leg]] = {}
-        for leg in self.taken:
-            legs.setdefault(leg.item[2:], []).append(leg)
-        journeys = tuple(self._journey(journey, legs.get(journey.tensor.name, [])) for journey in self.source.journeys)
-        return replace(self.source, journeys=journeys)
+    def candidate(self) -> Candidate:
+        """The candidate as it was played."""
+        windows: dict[str, list[Window]] = {}
+        for window in self.taken:
+            windows.setdefault(window.item[2:], []).append(window)
+        schedules = tuple(
+            self._schedule(schedule, windows.get(schedule.tensor.name, [])) for schedule in self.source.schedules
+        )
+        return replace(self.source, schedules=schedules)
 
-    def _journey(self, journey: Journey, legs: list[Leg]) -> Journey:
-        trips: dict[str, list[Trip]] = {"w": [], "s": []}
-        for leg in legs:
-            assert leg.left is not None
-            sent = None if leg.sent is None else leg.sent % self.stages
-            if leg.is_gradient:
-                journey = replace(journey, send=sent, drop=leg.left % self.stages)
+    def _schedule(self, schedule: TensorSchedule, windows: list[Window]) -> TensorSchedule:
+        absences: dict[str, list[Absence]] = {"w": [], "s": []}
+        for window in windows:
+            assert window.left is not None
+            sent = None if window.sent is None else window.sent % self.stages
+            if window.is_gradient:
+                schedule = replace(schedule, send=sent, drop=window.left % self.stages)
                 continue
-            assert leg.came is not None
-            if leg.update_s:
-                assert leg.updated is not None
-                journey = replace(journey, update=leg.updated % self.stages)
-            if leg.came > leg.left + 1 or leg.copy is not None or leg.update_s:
-                trip = Trip(evict=leg.left % self.stages, prefetch=leg.came % self.stages, offload=sent)
-                trips[leg.item[0]].append(trip)
-        return replace(journey, weight=tuple(trips["w"]), states=tuple(trips["s"]))
+            assert window.came is not None
+            if window.update_s:
+                assert window.updated is not None
+                schedule = replace(schedule, update=window.updated % self.stages)
+            if window.came > window.left + 1 or window.copy is not None or window.update_s:
+                absence = Absence(evict=window.left % self.stages, prefetch=window.came % self.stages, offload=sent)
+                absences[window.item[0]].append(absence)
+        return replace(schedule, weight=tuple(absences["w"]), states=tuple(absences["s"]))

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from planner.arrange.pack import arranged_bytes, with_places
-from planner.draft.draft import Draft
-from planner.draft.evaluate import assembled, device_bytes, host_bytes, proven
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.candidate import Candidate
+from planner.candidate.evaluate import assembled, device_bytes, host_bytes, proven
+from planner.candidate.setting import Budgets, Setting
 from planner.errors import Exit, UserError
 from planner.greedy.streaming import frugal
 from planner.ilp.lower_bound import lower_bound_s
@@ -20,7 +20,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import order_program
 from planner.schedule.plan import Plan
 from planner.search.portfolio import Search
-from planner.search.round_fates import hoped
+from planner.search.round_placements import hoped
 from planner.units import format_bytes, format_bytes_down
 
 TIME_LIMIT_S = 900.0  # a last resort: what is found before it depends on how busy the machine is
@@ -83,8 +83,8 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     frugal_way = _most_frugal(step)
     if frugal_way is None or device_bytes(*frugal_way) > budget_bytes:
         return None
-    draft, setting = frugal_way
-    plan = with_places(proven(draft, setting), step.chain)
+    candidate, setting = frugal_way
+    plan = with_places(proven(candidate, setting), step.chain)
     bound_s = min(map(bound_of, in_rounds(step)))
     return replace(plan, solver_gap=1.0, bound_s=bound_s) if plan.gpu_peak_bytes <= budget_bytes else None
 
@@ -104,10 +104,10 @@ def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
     best: Plan | None = None
     beat_s = math.inf
-    drafts = rounds_that_fit(step)
+    candidates = rounds_that_fit(step)
     # There is a schedule of these: a proof that there is none comes from the solver's tolerances.
-    bounds_s |= {s.rounds: 0.0 for s in drafts if bounds_s[s.rounds] == math.inf}
-    promising = _most_promising(list(drafts), deadline, gap)
+    bounds_s |= {s.rounds: 0.0 for s in candidates if bounds_s[s.rounds] == math.inf}
+    promising = _most_promising(list(candidates), deadline, gap)
     for way in promising:
         setting = way.setting
         if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
@@ -115,7 +115,7 @@ def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
         search = Search(
             setting, deadline=deadline, gap=gap, beat_s=beat_s, bound_s=bounds_s[setting.rounds], solved=way.solved
         )
-        found = search.best(drafts[setting])
+        found = search.best(candidates[setting])
         if found.step_s < beat_s:
             best, beat_s = found, found.step_s * (1 - gap)
     if best is None:
@@ -152,31 +152,31 @@ def least_gpu_bytes(step: Setting, *, enough: int = 0) -> int:
     found = _most_frugal(step, enough=enough)
     if found is None:
         raise _host_too_small(step)
-    draft, setting = found
+    candidate, setting = found
     if not step.chain.lifetimes:
-        return device_bytes(draft, setting)
-    return arranged_bytes(order_program(assembled(draft, setting), step.chain), step.chain)
+        return device_bytes(candidate, setting)
+    return arranged_bytes(order_program(assembled(candidate, setting), step.chain), step.chain)
 
 
-def _most_frugal(step: Setting, *, enough: int = 0) -> tuple[Draft, Setting] | None:
-    """The draft with the fewest bytes on the device beside the host's, or one that has at most `enough`."""
-    best: tuple[int, Draft, Setting] | None = None
+def _most_frugal(step: Setting, *, enough: int = 0) -> tuple[Candidate, Setting] | None:
+    """The candidate with the fewest bytes on the device beside the host's, or one that has at most `enough`."""
+    best: tuple[int, Candidate, Setting] | None = None
     for setting in (s for small in _small_tensors(step) for s in in_rounds(small)):
-        draft = _frugal(setting)
-        size = device_bytes(draft, setting) if draft is not None else 0
-        if draft is not None and (best is None or size < best[0]):
-            best = size, draft, setting
+        candidate = _frugal(setting)
+        size = device_bytes(candidate, setting) if candidate is not None else 0
+        if candidate is not None and (best is None or size < best[0]):
+            best = size, candidate, setting
             if size <= enough - enough // _LOST * bool(step.chain.lifetimes):
                 break
     return best and best[1:]
 
 
-def rounds_that_fit(step: Setting) -> dict[Setting, Draft]:
-    """The rounds that fit the budgets, each with its most frugal draft. Tensors too small to be worth a transfer stay
-    on the device where anything fits so; else all may leave."""
+def rounds_that_fit(step: Setting) -> dict[Setting, Candidate]:
+    """The rounds that fit the budgets, each with its most frugal candidate. Tensors too small to be worth a transfer
+    stay on the device where anything fits so; else all may leave."""
     for small in _small_tensors(step):
-        drafts = {setting: _frugal(setting) for setting in in_rounds(small)}
-        found = {s: d for s, d in drafts.items() if d and device_bytes(d, s) <= step.budgets.gpu_bytes}
+        candidates = {setting: _frugal(setting) for setting in in_rounds(small)}
+        found = {s: d for s, d in candidates.items() if d and device_bytes(d, s) <= step.budgets.gpu_bytes}
         if found:
             return found
     return {}
@@ -224,7 +224,7 @@ def bound_of(s: Setting) -> float:
     return lower_bound_s(_small_tensors(s)[-1])
 
 
-def _frugal(setting: Setting) -> Draft | None:
+def _frugal(setting: Setting) -> Candidate | None:
     return frugal(setting, lambda d: device_bytes(d, setting), lambda d: host_bytes(d, setting))
 
 

@@ -1,4 +1,4 @@
-"""Where a draft's absences may be instead, and the room on the device that they need, to the byte.
+"""Where a candidate's absences may be instead, and the room on the device that they need, to the byte.
 
 An absence has up to four stages: its copy to the host is sent, it leaves the device, it comes back, and the CPU's
 update in between. In several rounds only weights move, which come and go in each.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.draft.absences import Leg, legs_of, with_trip
-from planner.draft.draft import Draft, Journey, Trip
-from planner.draft.evaluate import Evaluation
-from planner.draft.setting import Setting
-from planner.draft.stage_model import StageModel
+from planner.candidate.candidate import Absence, Candidate, TensorSchedule
+from planner.candidate.evaluate import Evaluation
+from planner.candidate.setting import Setting
+from planner.candidate.stage_model import StageModel
+from planner.candidate.windows import Window, windows_of, with_absence
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +27,30 @@ class Place:
 
 
 class Board:
-    """The absences of a draft, and where they are. `room`: bytes left on the device per stage."""
+    """The absences of a candidate, and where they are. `room`: bytes left on the device per stage."""
 
     def __init__(self, setting: Setting, seen: Evaluation) -> None:
-        draft = seen.draft
-        self.setting, self.draft = setting, draft
-        self.model = StageModel(setting, draft)
+        candidate = seen.candidate
+        self.setting, self.candidate = setting, candidate
+        self.model = StageModel(setting, candidate)
         self.stages, self.room = len(seen.plan.stages), list(seen.room_bytes)
-        self.legs = legs_of(setting, draft)
-        self.journeys = list(draft.journeys)
+        self.windows = windows_of(setting, candidate)
+        self.schedules = list(candidate.schedules)
         self._changed: dict[int, None] = {}
-        self.number = {journey.tensor.name: n for n, journey in enumerate(self.journeys)}
-        self.places = [_placed(leg, self._journey(leg), self.stages) for leg in self.legs]
-        by_item = {(leg.item, leg.is_gradient or leg.update_s > 0): n for n, leg in enumerate(self.legs)}
+        self.number = {schedule.tensor.name: n for n, schedule in enumerate(self.schedules)}
+        self.places = [_placed(window, self._schedule(window), self.stages) for window in self.windows]
+        by_item = {(window.item, window.is_gradient or window.update_s > 0): n for n, window in enumerate(self.windows)}
         #: number of a gradient's absence -> of its weight's that waits for the update, and the other way round
-        self.partner = [by_item.get((f"{'w' if leg.is_gradient else 'g'}:{leg.item[2:]}", True)) for leg in self.legs]
+        self.partner = [
+            by_item.get((f"{'w' if window.is_gradient else 'g'}:{window.item[2:]}", True)) for window in self.windows
+        ]
         self.of_item: dict[str, list[int]] = {}
-        for n, leg in enumerate(self.legs):
-            if setting.rounds == 1 or leg.item[0] == "w":  # others are not alike in all rounds
-                self.of_item.setdefault(leg.item, []).append(n)
+        for n, window in enumerate(self.windows):
+            if setting.rounds == 1 or window.item[0] == "w":  # others are not alike in all rounds
+                self.of_item.setdefault(window.item, []).append(n)
 
-    def _journey(self, leg: Leg) -> Journey:
-        return self.journeys[self.number[leg.item[2:]]]
+    def _schedule(self, window: Window) -> TensorSchedule:
+        return self.schedules[self.number[window.item[2:]]]
 
     def critical(self) -> list[tuple[int, Place]]:
         """Where what the step hangs on would have to be instead, as far as it may: a fetch that waited for the device a
@@ -64,36 +66,36 @@ class Board:
 
     def _allows(self, n: int, place: Place) -> bool:
         """Whether the absence may be there, for all that room says."""
-        leg, partner = self.legs[n], self.partner[n]
-        if leg.is_gradient:
+        window, partner = self.windows[n], self.partner[n]
+        if window.is_gradient:
             if partner is None or place.fetch != self.places[n].fetch:
                 return False  # the device's own, between rounds; and a gradient only leaves
-            return leg.last <= place.sent <= place.evict < self.stages and place.sent <= self.places[partner].update
-        if not leg.last <= place.evict < place.fetch <= leg.use:
+            return window.last <= place.sent <= place.evict < self.stages and place.sent <= self.places[partner].update
+        if not window.last <= place.evict < place.fetch <= window.use:
             return False
-        if leg.copy is None:
+        if window.copy is None:
             if place.evict != self.places[n].evict:
                 return False
-        elif not leg.copy <= place.sent <= place.evict:
+        elif not window.copy <= place.sent <= place.evict:
             return False
-        if not leg.update_s:
+        if not window.update_s:
             return True
         if self.setting.clip and place.update != self.places[n].update:
             return False  # it waits for the norm, or runs ahead of it
         assert partner is not None
         # The stale weight is gone before the host has a newer one; block 0's leaves in the very stage.
-        gone = place.evict + ((leg.last + 1) % self.stages != 0)
+        gone = place.evict + ((window.last + 1) % self.stages != 0)
         return max(gone, self.places[partner].sent) <= place.update < place.fetch
 
     def put(self, changed: Sequence[tuple[int, Place]]) -> None:
         """The absences are there from now on."""
         for n, place in changed:
-            size, old = self.legs[n].size, self.places[n]
+            size, old = self.windows[n].size, self.places[n]
             self.places[n] = place
             self._take(size, old.evict + 1, place.evict + 1)
             self._take(size, place.fetch, old.fetch)
-            number = self.number[self.legs[n].item[2:]]
-            self.journeys[number] = self._moved(self.journeys[number], self.legs[n], place)
+            number = self.number[self.windows[n].item[2:]]
+            self.schedules[number] = self._moved(self.schedules[number], self.windows[n], place)
             self._changed[number] = None
 
     def put_if_room(self, n: int, place: Place) -> None:
@@ -107,7 +109,7 @@ class Board:
 
     def step_s(self) -> float:
         """Seconds of a step."""
-        self.model.change((number, self.journeys[number]) for number in self._changed)
+        self.model.change((number, self.schedules[number]) for number in self._changed)
         self._changed.clear()
         return self.model.step_s()
 
@@ -118,27 +120,29 @@ class Board:
         for stage in range(first, last):
             self.room[stage % self.stages] -= size
 
-    def _moved(self, journey: Journey, leg: Leg, place: Place) -> Journey:
+    def _moved(self, schedule: TensorSchedule, window: Window, place: Place) -> TensorSchedule:
         T = self.stages
-        if leg.is_gradient:
-            return replace(journey, send=place.sent, drop=place.evict)
-        sent = None if leg.copy is None else place.sent % T
-        journey = with_trip(journey, leg, Trip(evict=place.evict % T, prefetch=place.fetch % T, offload=sent))
-        return replace(journey, update=place.update % T) if leg.update_s else journey
+        if window.is_gradient:
+            return replace(schedule, send=place.sent, drop=place.evict)
+        sent = None if window.copy is None else place.sent % T
+        schedule = with_absence(
+            schedule, window, Absence(evict=place.evict % T, prefetch=place.fetch % T, offload=sent)
+        )
+        return replace(schedule, update=place.update % T) if window.update_s else schedule
 
-    def drafted(self) -> Draft:
-        """The draft with the absences where they are."""
-        return replace(self.draft, journeys=tuple(self.journeys))
+    def proposed(self) -> Candidate:
+        """The candidate with the absences where they are."""
+        return replace(self.candidate, schedules=tuple(self.schedules))
 
 
-def _placed(leg: Leg, journey: Journey, stages: int) -> Place:
-    """Where the absence's journey has it."""
-    if leg.is_gradient:
-        assert journey.send is not None
-        return Place(journey.send, leg.evict, leg.use, leg.use)
-    trip = (journey.weight if leg.item[0] == "w" else journey.states)[leg.trip]
-    sent = leg.evict if trip.offload is None else leg.evict - (leg.evict - trip.offload) % stages
-    if not leg.update_s:
-        return Place(sent, leg.evict, leg.fetch, leg.evict)
-    assert journey.update is not None
-    return Place(sent, leg.evict, leg.fetch, leg.fetch - 1 - (leg.fetch - 1 - journey.update) % stages)
+def _placed(window: Window, schedule: TensorSchedule, stages: int) -> Place:
+    """Where the absence's schedule has it."""
+    if window.is_gradient:
+        assert schedule.send is not None
+        return Place(schedule.send, window.evict, window.use, window.use)
+    absence = (schedule.weight if window.item[0] == "w" else schedule.states)[window.absence]
+    sent = window.evict if absence.offload is None else window.evict - (window.evict - absence.offload) % stages
+    if not window.update_s:
+        return Place(sent, window.evict, window.fetch, window.evict)
+    assert schedule.update is not None
+    return Place(sent, window.evict, window.fetch, window.fetch - 1 - (window.fetch - 1 - schedule.update) % stages)

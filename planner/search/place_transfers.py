@@ -1,4 +1,4 @@
-"""Bytes per stage, handed out to whole tensors by earliest deadline: from the solver's flows to journeys.
+"""Bytes per stage, handed out to whole tensors by earliest deadline: from the solver's flows to schedules.
 
 The solver says how much of each kind moves in each stage, and its Hall rows promise that somebody can take it. What
 leaves the device leaves at least as early as the solver's bytes do, what comes back comes at most as early: so a plan
@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.draft.draft import Journey, Side, Trip
-from planner.draft.setting import Setting
+from planner.candidate.candidate import Absence, Side, TensorSchedule
+from planner.candidate.setting import Setting
 from planner.ilp.program import Solution
-from planner.search.fates import Fate
+from planner.search.placements import Placement
 
 _TOLERANCE = 1e-6  # of all bytes of a kind: what a solver's rounding may hide
 
@@ -80,51 +80,58 @@ class _Circle:
         return self.blocks + block
 
 
-def timed_journeys(setting: Setting, fates: Sequence[Fate], solution: Solution) -> list[Journey]:
-    """A journey for every fate, along the solution's flows."""
+def timed_schedules(setting: Setting, placements: Sequence[Placement], solution: Solution) -> list[TensorSchedule]:
+    """A schedule for every placement, along the solution's flows."""
     chain, clip, rounds = setting.chain, setting.clip, setting.rounds
     circle = _Circle(len(chain.blocks))
-    weights_sent, updates, gradients_sent, back = _after_backward(circle, fates, solution, clip)
-    states = _state_trips(circle, fates, solution, clip)
-    forward_trips = _after_forward(circle, fates, solution, weights_sent)
-    journeys = []
-    for fate in fates:
-        name, trips = fate.tensor.name, []
-        if fate.after_backward:
-            leave = circle.backward(fate.block) if fate.side is not Side.GPU else weights_sent[name]
-            if back[name] > leave + 1 or fate.side is not Side.NOBODY:
-                offload = circle.stage(leave) if fate.side is Side.GPU else None
-                trips.append(Trip(evict=circle.stage(leave), prefetch=circle.stage(back[name]), offload=offload))
-        if name in forward_trips:
-            trips.append(forward_trips[name])
-        if fate.side is Side.CPU:
+    weights_sent, updates, gradients_sent, back = _after_backward(circle, placements, solution, clip)
+    states = _state_absences(circle, placements, solution, clip)
+    forward_absences = _after_forward(circle, placements, solution, weights_sent)
+    schedules = []
+    for placement in placements:
+        name, absences = placement.tensor.name, []
+        if placement.after_backward:
+            leave = circle.backward(placement.block) if placement.side is not Side.GPU else weights_sent[name]
+            if back[name] > leave + 1 or placement.side is not Side.NOBODY:
+                offload = circle.stage(leave) if placement.side is Side.GPU else None
+                absences.append(Absence(evict=circle.stage(leave), prefetch=circle.stage(back[name]), offload=offload))
+        if name in forward_absences:
+            absences.append(forward_absences[name])
+        if placement.side is Side.CPU:
             sent = circle.stage(gradients_sent[name])
             update = circle.stage(min(updates[name], back[name] - 1))
-            journeys.append(
-                Journey(
-                    tensor=fate.tensor,
+            schedules.append(
+                TensorSchedule(
+                    tensor=placement.tensor,
                     side=Side.CPU,
                     update=update,
                     send=sent,
                     drop=sent,
-                    weight=tuple(trips),
-                    fetch=circle.stages - 2 - fate.block if rounds > 1 else None,  # a stage ahead, as the solver has it
+                    weight=tuple(absences),
+                    # a stage ahead, as the solver has it
+                    fetch=circle.stages - 2 - placement.block if rounds > 1 else None,
                 )
             )
             continue
-        last = None if fate.side is Side.NOBODY else circle.stages - 1 - (0 if clip else fate.block)
-        journeys.append(
-            Journey(tensor=fate.tensor, side=fate.side, update=last, weight=tuple(trips), states=states.get(name, ()))
+        last = None if placement.side is Side.NOBODY else circle.stages - 1 - (0 if clip else placement.block)
+        schedules.append(
+            TensorSchedule(
+                tensor=placement.tensor,
+                side=placement.side,
+                update=last,
+                weight=tuple(absences),
+                states=states.get(name, ()),
+            )
         )
-    return journeys
+    return schedules
 
 
 def _after_backward(
-    circle: _Circle, fates: Sequence[Fate], solution: Solution, clip: bool
+    circle: _Circle, placements: Sequence[Placement], solution: Solution, clip: bool
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]:
     """Positions at which weights are sent, updated, their gradients sent, and weights fetched before the forward."""
     L = circle.blocks
-    names = {f.tensor.name: f for f in fates}
+    names = {f.tensor.name: f for f in placements}
 
     def jobs(kind: Side, release: dict[str, int], deadline: dict[str, int]) -> list[Job]:
         return [
@@ -156,16 +163,16 @@ def _after_backward(
 
 
 def _after_forward(
-    circle: _Circle, fates: Sequence[Fate], solution: Solution, weights_sent: dict[str, int]
-) -> dict[str, Trip]:
+    circle: _Circle, placements: Sequence[Placement], solution: Solution, weights_sent: dict[str, int]
+) -> dict[str, Absence]:
     """The absence of each weight between its forward and its backward. Stages, not positions."""
-    leaving = [f for f in fates if f.after_forward]
+    leaving = [f for f in placements if f.after_forward]
     early = [f for f in leaving if f.send == "D"]
     late = [f for f in leaving if f.send == "K"]
     needed = {f.tensor.name: circle.stages - 1 - f.block for f in leaving}
 
-    def job(fate: Fate, release: int, deadline: int) -> Job:
-        return Job(name=fate.tensor.name, size=fate.tensor.bytes, release=release, deadline=deadline)
+    def job(placement: Placement, release: int, deadline: int) -> Job:
+        return Job(name=placement.tensor.name, size=placement.tensor.bytes, release=release, deadline=deadline)
 
     jobs = [job(f, circle.backward(f.block), circle.forward(f.block)) for f in early]
     sent = hand_out(solution.flows["send_D"], jobs, eager=True, new_last=True)
@@ -181,28 +188,28 @@ def _after_forward(
         eager=False,
     )
     return {
-        name: Trip(evict=evict[name], prefetch=fetched[name], offload=offload.get(name))
+        name: Absence(evict=evict[name], prefetch=fetched[name], offload=offload.get(name))
         for name in fetched
         if fetched[name] > evict[name] + 1 or name in offload
     }
 
 
-def _state_trips(
-    circle: _Circle, fates: Sequence[Fate], solution: Solution, clip: bool
-) -> dict[str, tuple[Trip, ...]]:  # fmt: skip
+def _state_absences(
+    circle: _Circle, placements: Sequence[Placement], solution: Solution, clip: bool
+) -> dict[str, tuple[Absence, ...]]:  # fmt: skip
     """First in, first out on a tape in order of use: the tape of what is sent, and of what is fetched, go round."""
-    tape = sorted((f for f in fates if f.states_travel), key=lambda f: (-f.block, f.tensor.name))
+    tape = sorted((f for f in placements if f.states_travel), key=lambda f: (-f.block, f.tensor.name))
     total = sum(f.tensor.state_bytes for f in tape)
     slack = _TOLERANCE * total
     T = circle.stages
     sent = _running(solution.flows["send_Y"], -solution.states_waiting_bytes)
     fetched = _running(solution.flows["fetch_Y"], solution.states_back_bytes)
-    trips: dict[str, tuple[Trip, ...]] = {}
+    absences: dict[str, tuple[Absence, ...]] = {}
     start = 0
-    for fate in tape:
-        size = fate.tensor.state_bytes
+    for placement in tape:
+        size = placement.tensor.state_bytes
         end = start + size
-        use = circle.blocks - 1 if clip else circle.backward(fate.block)
+        use = circle.blocks - 1 if clip else circle.backward(placement.block)
         mark = start if start < total - solution.states_waiting_bytes - slack else start - total
         send = next((u for u in range(T) if sent[u] > mark + slack), T - 1)
         mark = end if end > solution.states_back_bytes + slack else end + total
@@ -213,11 +220,11 @@ def _state_trips(
             away = T
         if away > kept + 1:
             stage = circle.stage(use + kept)
-            trips[fate.tensor.name] = (
-                Trip(evict=stage, prefetch=circle.stage(use + away), offload=stage),
+            absences[placement.tensor.name] = (
+                Absence(evict=stage, prefetch=circle.stage(use + away), offload=stage),
             )  # fmt: skip
         start = end
-    return trips
+    return absences
 
 
 def _running(amounts: Sequence[float], start: float) -> list[float]:

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from planner.draft.draft import Draft
-from planner.draft.evaluate import Evaluation, evaluate, fits, proven
-from planner.draft.setting import Budgets, Pace, Setting
-from planner.draft.update_ahead import ahead_of_norm
-from planner.greedy.candidates import instant
+from planner.candidate.candidate import Candidate
+from planner.candidate.evaluate import Evaluation, evaluate, fits, proven
+from planner.candidate.setting import Budgets, RateScale, Setting
+from planner.candidate.update_ahead import ahead_of_norm
+from planner.greedy.solver_free import instant
 from planner.ilp.program import Solution
 from planner.schedule.plan import Plan
 from planner.search.improve import improved
-from planner.search.round_fates import hoped, rounded_draft
+from planner.search.round_placements import hoped, rounded_candidate
 
 log = logging.getLogger(__name__)
 
-_TO_SPARE = Pace(h2d=0.94, d2h=0.94, cpu=0.94)  # the second question, as whole tensors waste some
+_TO_SPARE = RateScale(h2d=0.94, d2h=0.94, cpu=0.94)  # the second question, as whole tensors waste some
 _NEAR = 0.025  # to the solver's step, or to the bound: no other candidate is looked for
 
 
@@ -39,14 +39,14 @@ class Search:
         self.solutions: Sequence[Solution] = ()
         self.best_s = math.inf
 
-    def best(self, least: Draft) -> Plan:
+    def best(self, least: Candidate) -> Plan:
         """The fastest of all candidates; `least` fits."""
         s = self.setting
         quick = sorted((evaluate(s, d) for d in instant(s, lambda d: fits(d, s))), key=lambda seen: seen.step_s)
         # Of plans that take the same time the quick one: the frugal one moves what need not move.
         best = min((*quick[:1], evaluate(s, least)), key=lambda seen: seen.step_s)
         for seen in self._candidates(quick[:1]):
-            if seen.draft.source.startswith("o-ilp"):
+            if seen.candidate.source.startswith("o-ilp"):
                 seen = self._improved(seen, min(best.step_s, seen.step_s))
             seen = self._ahead(seen)
             best = seen if seen.step_s < best.step_s else best
@@ -54,7 +54,7 @@ class Search:
             if best.step_s <= self._reach_s(best.step_s) * (1 + _NEAR) or self._is_late():
                 break
         return replace(
-            proven(best.draft, s),
+            proven(best.candidate, s),
             lp_step_s=self.solutions[0].step_s if self.solutions else 0.0,
             solver_gap=min(1.0, max((solution.gap for solution in self.solutions), default=1.0)),
         )
@@ -65,7 +65,7 @@ class Search:
         found = min(islice(self._candidates(()), 2), key=lambda seen: seen.step_s, default=None)
         if found is None:
             return None
-        return proven(self._ahead(self._improved(found, found.step_s)).draft, self.setting)
+        return proven(self._ahead(self._improved(found, found.step_s)).candidate, self.setting)
 
     def _improved(self, seen: Evaluation, best_s: float) -> Evaluation:
         """Until hardly more than the gap is left to gain."""
@@ -91,13 +91,13 @@ class Search:
         if self.solutions and self.solutions[0].step_s >= self.beat_s:
             return
         for solution in self.solutions:
-            if solution.step_s < self.beat_s and (draft := self._rounded(solution, self.setting.budgets, "o-ilp")):
-                yield evaluate(self.setting, draft)
-        spare = replace(self.setting.budgets, pace=_TO_SPARE)
+            if solution.step_s < self.beat_s and (candidate := self._rounded(solution, self.setting.budgets, "o-ilp")):
+                yield evaluate(self.setting, candidate)
+        spare = replace(self.setting.budgets, rate_scale=_TO_SPARE)
         enough = self._is_late() or not self.solutions or self.best_s <= self._near_s()
         for solution in () if enough else self._solve(spare)[:1]:
-            if draft := self._rounded(solution, spare, "o-ilp with time to spare"):
-                yield evaluate(self.setting, draft)
+            if candidate := self._rounded(solution, spare, "o-ilp with time to spare"):
+                yield evaluate(self.setting, candidate)
         yield from quick if self._may_run_ahead() else ()
 
     def _is_late(self) -> bool:
@@ -110,16 +110,16 @@ class Search:
         return self.setting.clip and self.setting.budgets.cpu_updates
 
     def _ahead(self, seen: Evaluation) -> Evaluation:
-        """With clipping, the draft with as many updates ahead of the norm as make it fastest."""
+        """With clipping, the candidate with as many updates ahead of the norm as make it fastest."""
         s = self.setting
         if not self._may_run_ahead():
             return seen
-        ways = ahead_of_norm(s.chain, seen.draft, rounds=s.rounds, host_bytes=seen.host_bytes)
+        ways = ahead_of_norm(s.chain, seen.candidate, rounds=s.rounds, host_bytes=seen.host_bytes)
         return min([seen, *(evaluate(s, way) for way in ways)], key=lambda way: way.step_s)
 
     def _solve(self, budgets: Budgets) -> list[Solution]:
         return hoped(replace(self.setting, budgets=budgets), gap=self.gap, deadline=self.deadline)
 
-    def _rounded(self, solution: Solution, budgets: Budgets, source: str) -> Draft | None:
+    def _rounded(self, solution: Solution, budgets: Budgets, source: str) -> Candidate | None:
         setting = replace(self.setting, budgets=budgets)
-        return rounded_draft(setting, solution, gap=self.gap, deadline=self.deadline, source=source)
+        return rounded_candidate(setting, solution, gap=self.gap, deadline=self.deadline, source=source)

@@ -6,14 +6,14 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.setting import Budgets, Setting
 from planner.errors import UserError
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.search.make_plan import GAP, TIME_LIMIT_S, bound_of, in_rounds, least_gpu_bytes, make_plan, rounds_that_fit
 from planner.search.portfolio import Search
-from planner.search.round_fates import hoped
+from planner.search.round_placements import hoped
 
 _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
 

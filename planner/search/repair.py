@@ -1,4 +1,5 @@
-"""A draft made to fit: where a stage has too much on the device, what waits there unused comes later or leaves earlier.
+"""A candidate made to fit: where a stage has too much on the device, what waits there unused comes later or leaves
+earlier.
 
 Whole tensors do not fit where the solver's fractions did. Of what lies on the device without being read, that is moved
 first whose use is farthest; a tensor then comes in the very stage that reads it, or leaves in the one that makes it,
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.draft.draft import Draft, Journey, Side, Trip, backward_stage
+from planner.candidate.candidate import Absence, Candidate, Side, TensorSchedule, backward_stage
 from planner.schedule.chain import Chain
 
 
@@ -39,92 +40,95 @@ class _Stages:
             self.room[(first + n) % self.count] += size
 
 
-def tightened(chain: Chain, draft: Draft, room_bytes: Sequence[int]) -> Draft:
-    """The draft with less on the device in stages without room, as far as that goes. `room_bytes`: per stage, budget
-    less the draft's peak; below zero where it does not fit.
+def tightened(chain: Chain, candidate: Candidate, room_bytes: Sequence[int]) -> Candidate:
+    """The candidate with less on the device in stages without room, as far as that goes. `room_bytes`: per stage,
+    budget less the candidate's peak; below zero where it does not fit.
     """
     stages = _Stages(chain, room_bytes)
-    journeys = {journey.tensor.name: journey for journey in draft.journeys}
+    schedules = {schedule.tensor.name: schedule for schedule in candidate.schedules}
     for stage in range(stages.count):
         if stages.room[stage] >= 0:
             continue
         waiting = [
             (ahead, name, kind)
-            for name, journey in journeys.items()
-            for ahead, kind in _waiting(stages, journey, stage)
+            for name, schedule in schedules.items()
+            for ahead, kind in _waiting(stages, schedule, stage)
         ]
         for _, name, kind in sorted(waiting, reverse=True):
             if stages.room[stage] >= 0:
                 break
-            journeys[name] = _moved(stages, journeys[name], kind, stage)
-    return replace(draft, journeys=tuple(journeys[journey.tensor.name] for journey in draft.journeys))
+            schedules[name] = _moved(stages, schedules[name], kind, stage)
+    return replace(candidate, schedules=tuple(schedules[schedule.tensor.name] for schedule in candidate.schedules))
 
 
-def _waiting(stages: _Stages, journey: Journey, stage: int) -> list[tuple[int, str]]:
+def _waiting(stages: _Stages, schedule: TensorSchedule, stage: int) -> list[tuple[int, str]]:
     """What of this tensor lies unused on the device in `stage`: (stages to its use, "w", "s" or "g")."""
     found: list[tuple[int, str]] = []
-    if journey.drop is not None and journey.send is not None and _made(stages, journey) < stage <= journey.drop:
+    if schedule.drop is not None and schedule.send is not None and _made(stages, schedule) < stage <= schedule.drop:
         found.append((stages.count, "g"))
-    elif journey.fetch is not None and journey.fetch <= stage < _made(stages, journey):
-        found.append((_made(stages, journey) - stage, "g"))
-    for kind, trips, uses in _kinds(stages, journey):
-        if any(_later(stages, journey, trip, stage, uses) or _sooner(stages, trip, stage, uses) for trip in trips):
+    elif schedule.fetch is not None and schedule.fetch <= stage < _made(stages, schedule):
+        found.append((_made(stages, schedule) - stage, "g"))
+    for kind, absences, uses in _kinds(stages, schedule):
+        if any(
+            _later(stages, schedule, absence, stage, uses) or _sooner(stages, absence, stage, uses)
+            for absence in absences
+        ):
             found.append((stages.until(stage, uses), kind))
     return found
 
 
-def _kinds(stages: _Stages, journey: Journey) -> list[tuple[str, tuple[Trip, ...], list[int]]]:
+def _kinds(stages: _Stages, schedule: TensorSchedule) -> list[tuple[str, tuple[Absence, ...], list[int]]]:
     """Weights with the stages that read or update them, states with their update."""
-    weight_uses, updates = list(stages.uses[journey.tensor.name]), []
-    if journey.side is Side.GPU and journey.update is not None:
-        updates = [journey.update]
-    kinds = [("w", journey.weight, [*weight_uses, *updates])]
-    return [*kinds, ("s", journey.states, updates)] if journey.states else kinds
+    weight_uses, updates = list(stages.uses[schedule.tensor.name]), []
+    if schedule.side is Side.GPU and schedule.update is not None:
+        updates = [schedule.update]
+    kinds = [("w", schedule.weight, [*weight_uses, *updates])]
+    return [*kinds, ("s", schedule.states, updates)] if schedule.states else kinds
 
 
-def _made(stages: _Stages, journey: Journey) -> int:
-    return max(stages.uses[journey.tensor.name])
+def _made(stages: _Stages, schedule: TensorSchedule) -> int:
+    return max(stages.uses[schedule.tensor.name])
 
 
-def _later(stages: _Stages, journey: Journey, trip: Trip, stage: int, uses: list[int]) -> bool:
-    """The trip brings it back by `stage`, to be read after it."""
-    return (stage - trip.prefetch) % stages.count < stages.until(trip.prefetch, uses)
+def _later(stages: _Stages, schedule: TensorSchedule, absence: Absence, stage: int, uses: list[int]) -> bool:
+    """The absence brings it back by `stage`, to be read after it."""
+    return (stage - absence.prefetch) % stages.count < stages.until(absence.prefetch, uses)
 
 
-def _sooner(stages: _Stages, trip: Trip, stage: int, uses: list[int]) -> bool:
+def _sooner(stages: _Stages, absence: Absence, stage: int, uses: list[int]) -> bool:
     """It was read before `stage` and leaves at its end or after, before it is read again."""
     since = stages.since(stage, uses)
     return (
         since > 0
-        and (trip.evict - stage) % stages.count < stages.until(stage, uses)
-        and (stages.since(trip.evict, uses) == since + (trip.evict - stage) % stages.count)
+        and (absence.evict - stage) % stages.count < stages.until(stage, uses)
+        and (stages.since(absence.evict, uses) == since + (absence.evict - stage) % stages.count)
     )
 
 
-def _moved(stages: _Stages, journey: Journey, kind: str, stage: int) -> Journey:
-    tensor = journey.tensor
+def _moved(stages: _Stages, schedule: TensorSchedule, kind: str, stage: int) -> TensorSchedule:
+    tensor = schedule.tensor
     if kind == "g":
-        assert journey.send is not None and journey.drop is not None
-        if journey.fetch is not None and journey.fetch <= stage < _made(stages, journey):
-            stages.give(journey.fetch, stage + 1 - journey.fetch, tensor.gradient_bytes)
-            return replace(journey, fetch=stage + 1)
-        drop = max(_made(stages, journey), stage - 1)
-        stages.give(drop + 1, journey.drop - drop, tensor.gradient_bytes)
-        return replace(journey, send=min(journey.send, drop), drop=drop)
+        assert schedule.send is not None and schedule.drop is not None
+        if schedule.fetch is not None and schedule.fetch <= stage < _made(stages, schedule):
+            stages.give(schedule.fetch, stage + 1 - schedule.fetch, tensor.gradient_bytes)
+            return replace(schedule, fetch=stage + 1)
+        drop = max(_made(stages, schedule), stage - 1)
+        stages.give(drop + 1, schedule.drop - drop, tensor.gradient_bytes)
+        return replace(schedule, send=min(schedule.send, drop), drop=drop)
     size = tensor.bytes if kind == "w" else tensor.state_bytes
-    [(_, trips, uses)] = [found for found in _kinds(stages, journey) if found[0] == kind]
+    [(_, absences, uses)] = [found for found in _kinds(stages, schedule) if found[0] == kind]
     moved = []
-    for trip in trips:
-        if _later(stages, journey, trip, stage, uses):
-            after = (stage - trip.prefetch) % stages.count + 1
-            stages.give(trip.prefetch, after, size)
-            trip = replace(trip, prefetch=(stage + 1) % stages.count)
-        if _sooner(stages, trip, stage, uses):
+    for absence in absences:
+        if _later(stages, schedule, absence, stage, uses):
+            after = (stage - absence.prefetch) % stages.count + 1
+            stages.give(absence.prefetch, after, size)
+            absence = replace(absence, prefetch=(stage + 1) % stages.count)
+        if _sooner(stages, absence, stage, uses):
             before = (stage - 1) % stages.count
-            stages.give(stage, (trip.evict - before) % stages.count, size)
-            offload = trip.offload
+            stages.give(stage, (absence.evict - before) % stages.count, size)
+            offload = absence.offload
             if offload is not None and stages.since(offload, uses) > stages.since(before, uses):
                 offload = before
-            trip = replace(trip, evict=before, offload=offload)
-        moved.append(trip)
-    return replace(journey, weight=tuple(moved)) if kind == "w" else replace(journey, states=tuple(moved))
+            absence = replace(absence, evict=before, offload=offload)
+        moved.append(absence)
+    return replace(schedule, weight=tuple(moved)) if kind == "w" else replace(schedule, states=tuple(moved))

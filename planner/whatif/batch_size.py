@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class BatchSplit:
     """A split of a step: `slices` micro-batches of `rows` rows; `step_s` by the planner's estimate."""
 
     rows: int
@@ -74,7 +74,7 @@ def hopeful(
 def ranked(
     job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = (),
     patience_s: float = PATIENCE_S,
-) -> list[Candidate]:  # fmt: skip
+) -> list[BatchSplit]:  # fmt: skip
     """Splits of the job's `train_batch_size` that fit the budgets, the fastest first by an estimate, the largest of
     those that are equal but for the gap; empty: none fits. Once there are `WANTED`, those are missing for which the
     solver hopes for no more; and once one was found, those that `patience_s` left no time for.
@@ -82,7 +82,7 @@ def ranked(
     Raises UserError for a model that cannot be used.
     """
     deadline = time.monotonic() + patience_s
-    found: list[Candidate] = []
+    found: list[BatchSplit] = []
     for split in hopeful(job, device, hardware, distinct_tokens=distinct_tokens):
         best_s = min((c.step_s for c in found), default=math.inf)
         if (found and time.monotonic() > deadline) or (len(found) >= WANTED and split.hope_s >= best_s):
@@ -93,11 +93,11 @@ def ranked(
             if error.exit_code is not Exit.DOES_NOT_FIT:
                 raise
             continue
-        found.append(Candidate(rows=split.rows, slices=split.problem.slices, step_s=plan.step_s))
+        found.append(BatchSplit(rows=split.rows, slices=split.problem.slices, step_s=plan.step_s))
     return best_first(found)
 
 
-def best_first(found: list[Candidate]) -> list[Candidate]:
+def best_first(found: list[BatchSplit]) -> list[BatchSplit]:
     """By step; of those that are equal but for the gap the largest first."""
     best_s = min((c.step_s for c in found), default=math.inf)
     equal = [c for c in found if c.step_s <= best_s * (1 + GAP)]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.pool import AsyncResult, Pool
 
-from planner.draft.evaluate import predicted_step_s
+from planner.candidate.evaluate import predicted_step_s
 from planner.errors import UserError
 from planner.machine.presets import usable_cpu_bytes
 from planner.reports.receipt import Change, Prospect

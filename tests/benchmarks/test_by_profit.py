@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.by_profit import by_profit
-from planner.draft.draft import Draft, assemble
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.candidate import Candidate, assemble
+from planner.candidate.setting import Budgets, Setting
 from planner.greedy.streaming import profile, resident
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor
@@ -40,14 +40,14 @@ def setting(elements: list[int], gpu_bytes: int) -> Setting:
     return Setting(chain=Chain(blocks=blocks), hardware=machine, budgets=budgets, slices=1, clip=False)
 
 
-def program_of(draft: Draft, problem: Setting) -> Program:
-    plan = assemble(problem.chain, draft, slices=problem.slices, clip=problem.clip)
+def program_of(candidate: Candidate, problem: Setting) -> Program:
+    plan = assemble(problem.chain, candidate, slices=problem.slices, clip=problem.clip)
     return compile_program(plan, problem.chain)
 
 
-def away(draft: Draft | None) -> set[str]:
-    assert draft is not None
-    return {journey.tensor.name for journey in draft.journeys if journey.weight}
+def away(candidate: Candidate | None) -> set[str]:
+    assert candidate is not None
+    return {schedule.tensor.name for schedule in candidate.schedules if schedule.weight}
 
 
 def test_nothing_leaves_where_everything_fits():
@@ -69,11 +69,11 @@ def test_weights_alone_may_not_suffice():
 
 def test_one_copy_to_the_host_serves_both_absences():
     problem = setting([100] * 6, 4 * 350)
-    draft = by_profit(problem, profile(problem, "fast"), spare=0)
-    assert draft is not None
-    twice = [journey for journey in draft.journeys if len(journey.weight) == 2]
-    assert twice and all(sum(trip.offload is not None for trip in j.weight) == 1 for j in twice)
-    verify(program_of(draft, problem), problem.chain, gpu_budget_bytes=4 * 350)
+    candidate = by_profit(problem, profile(problem, "fast"), spare=0)
+    assert candidate is not None
+    twice = [schedule for schedule in candidate.schedules if len(schedule.weight) == 2]
+    assert twice and all(sum(absence.offload is not None for absence in j.weight) == 1 for j in twice)
+    verify(program_of(candidate, problem), problem.chain, gpu_budget_bytes=4 * 350)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -88,9 +88,9 @@ def test_every_plan_is_right_and_within_the_budget(chain: Chain, hardware: Hardw
     problem = Setting(
         chain=chain, hardware=hardware, budgets=Budgets(gpu_bytes=budget, cpu_bytes=10**9), slices=1, clip=False
     )
-    draft = by_profit(problem, options, spare=spare)
-    if draft is not None:
-        verify(program_of(draft, problem), chain, gpu_budget_bytes=budget)
+    candidate = by_profit(problem, options, spare=spare)
+    if candidate is not None:
+        verify(program_of(candidate, problem), chain, gpu_budget_bytes=budget)
 
 
 def test_there_is_no_such_plan_with_clipping():
@@ -102,8 +102,8 @@ def test_there_is_no_such_plan_with_clipping():
 @pytest.mark.parametrize("layers", [6, 12])
 def test_transfers_hide_behind_computation(layers):
     problem = setting([100] * layers, 4 * 500)
-    draft = by_profit(problem, profile(problem, "fast"), spare=2)
-    assert draft is not None
-    assert simulate(program_of(draft, problem), problem.chain, problem.hardware).step_s == pytest.approx(
+    candidate = by_profit(problem, profile(problem, "fast"), spare=2)
+    assert candidate is not None
+    assert simulate(program_of(candidate, problem), problem.chain, problem.hardware).step_s == pytest.approx(
         3 * (layers + 2), rel=0.02
     )

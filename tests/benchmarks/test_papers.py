@@ -8,7 +8,7 @@ from benchmarks import paper000, paper004
 from benchmarks.by_profit import by_profit
 from benchmarks.chains import GB, LLAMA2_7B, LLAMA3_70B
 from benchmarks.paper004 import Row
-from planner.draft.draft import assemble
+from planner.candidate.candidate import assemble
 from planner.greedy.streaming import profile
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
@@ -75,9 +75,9 @@ def test_l2l_waits_for_two_transfers_a_layer():
 
 def test_the_greedy_plan_of_paper_004_fits_and_comes_near_the_bound():
     problem = paper004.setting(SMALL)
-    draft = by_profit(problem, profile(problem, "fast"), spare=2)
-    assert draft is not None and any(journey.weight for journey in draft.journeys)
-    program = compile_program(assemble(problem.chain, draft, slices=1, clip=False), problem.chain)
+    candidate = by_profit(problem, profile(problem, "fast"), spare=2)
+    assert candidate is not None and any(schedule.weight for schedule in candidate.schedules)
+    program = compile_program(assemble(problem.chain, candidate, slices=1, clip=False), problem.chain)
     assert gpu_peak_bytes(program, problem.chain) <= problem.budgets.gpu_bytes
     answer = paper004.answer(SMALL)
     assert answer.bound_s <= answer.greedy_s * (1 + 1e-9) < 1.01 * answer.bound_s < answer.l2l_s

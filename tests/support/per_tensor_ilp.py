@@ -1,8 +1,8 @@
-"""The O-ILP with a binary per tensor and fate: the best step of whole tensors, as far as stages can tell.
+"""The O-ILP with a binary per tensor and placement: the best step of whole tensors, as far as stages can tell.
 
 Totals are then sums of tensors, not parts of blocks. Transfers may still be spread over stages, as in
-`planner.ilp.program`, so no choice of fates has a better step in whole stages. There are some hundred binaries for a
-short chain, too many for a long one.
+`planner.ilp.program`, so no choice of placements has a better step in whole stages. There are some hundred binaries for
+a short chain, too many for a long one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pulp
 
-from planner.draft.draft import settled
+from planner.candidate.candidate import settled
 from planner.ilp.columns import Columns, limits_of
 from planner.ilp.instance import Instance, tensor_lists
 from planner.ilp.program import Solution, build, solution_of
@@ -20,8 +20,8 @@ from planner.ilp.rows import Term
 from planner.ilp.solver import solve
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
-from planner.search.fates import Fate
-from planner.search.round_fates import fates_of
+from planner.search.placements import Placement
+from planner.search.round_placements import placements_of
 
 _KINDS = ("X", "N", "R", "E", "D", "K", "Y")
 
@@ -31,7 +31,7 @@ class Whole:
     """The solution, what each tensor does in it, and seconds of a step below which the solver found there is none."""
 
     solution: Solution
-    fates: list[Fate]
+    placements: list[Placement]
     bound_s: float
 
 
@@ -96,5 +96,5 @@ def solve_whole(p: Instance, chain: Chain, hardware: Hardware, *, time_limit_s: 
     outcome = solve(v.rows.problem, time_limit_s=time_limit_s, gap=gap)
     if not outcome.found:
         return None
-    fates = fates_of(chain, hardware, [block.taken() for block in choices])
-    return Whole(solution=solution_of(v, outcome), fates=fates, bound_s=max(0.0, outcome.bound) * p.unit_s)
+    placements = placements_of(chain, hardware, [block.taken() for block in choices])
+    return Whole(solution=solution_of(v, outcome), placements=placements, bound_s=max(0.0, outcome.bound) * p.unit_s)

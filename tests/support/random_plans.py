@@ -1,4 +1,4 @@
-"""Random plans that `verify` accepts: each tensor's journey is drawn by itself, and kept where it is right."""
+"""Random plans that `verify` accepts: each tensor's schedule is drawn by itself, and kept where it is right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home, backward_stage
+from planner.candidate.candidate import Absence, Candidate, Side, TensorSchedule, assemble, at_home, backward_stage
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import compile_program
 from planner.schedule.plan import Plan
@@ -32,7 +32,7 @@ def _random_tensor(tensor: Tensor, chance: random.Random) -> Tensor:
 
 
 def random_plan(chain: Chain, chance: random.Random, *, slices: int | None = None, clip: bool | None = None) -> Plan:
-    """Any options, one to three slices, one to three rounds, with clipping or without; journeys of all kinds.
+    """Any options, one to three slices, one to three rounds, with clipping or without; schedules of all kinds.
     `slices` of a step, and `clip`, may be given."""
     if clip is None:
         shape: dict[str, Any] = {
@@ -44,16 +44,18 @@ def random_plan(chain: Chain, chance: random.Random, *, slices: int | None = Non
         rounds = chance.choice([n for n in range(1, slices + 1) if slices % n == 0])
         shape = {"slices": slices // rounds, "rounds": rounds, "clip": clip}
     options = tuple(chance.choice(block.options).name for block in chain.blocks)
-    draft = Draft(options=options, journeys=tuple(at_home(chain, t, clip) for t in chain.tensors()), source="random")
+    candidate = Candidate(
+        options=options, schedules=tuple(at_home(chain, t, clip) for t in chain.tensors()), source="random"
+    )
     for number, tensor in enumerate(chain.tensors()):
         for _ in range(_ATTEMPTS if len(chain.users()[tensor.name]) == 1 and chance.random() < 0.8 else 0):
-            journeys = list(draft.journeys)
-            journeys[number] = _random_journey(chain, tensor, clip, chance)
-            drawn = replace(draft, journeys=tuple(journeys))
+            schedules = list(candidate.schedules)
+            schedules[number] = _random_schedule(chain, tensor, clip, chance)
+            drawn = replace(candidate, schedules=tuple(schedules))
             if _is_right(assemble(chain, drawn, **shape), chain):
-                draft = drawn
+                candidate = drawn
                 break
-    plan = assemble(chain, draft, **shape)
+    plan = assemble(chain, candidate, **shape)
     verify(compile_program(plan, chain), chain)
     return plan
 
@@ -66,7 +68,7 @@ def _is_right(plan: Plan, chain: Chain) -> bool:
     return True
 
 
-def _random_journey(chain: Chain, tensor: Tensor, clip: bool, chance: random.Random) -> Journey:
+def _random_schedule(chain: Chain, tensor: Tensor, clip: bool, chance: random.Random) -> TensorSchedule:
     """Away after forward, after backward, or both. Often wrong."""
     block = chain.users()[tensor.name][0]
     backward, last = backward_stage(chain, block), 2 * len(chain.blocks) - 2
@@ -76,16 +78,16 @@ def _random_journey(chain: Chain, tensor: Tensor, clip: bool, chance: random.Ran
     if clip and side is not Side.NOBODY:  # before the last stage a CPU update runs ahead of the norm
         update = last if side is Side.GPU else chance.choice((last, *range(backward, last)))
     out = chance.randint(update if side is Side.GPU else backward, last)
-    after = Trip(evict=out, prefetch=chance.randint(0, block), offload=out if side is Side.GPU else None)
-    trips = [after] if block or side is not Side.CPU else []
+    after = Absence(evict=out, prefetch=chance.randint(0, block), offload=out if side is Side.GPU else None)
+    absences = [after] if block or side is not Side.CPU else []
     if backward - block > 1 and chance.random() < 0.8:
         leave = chance.randint(block, backward - 2)
-        trips.insert(0, Trip(evict=leave, prefetch=chance.randint(leave + 1, backward)))
+        absences.insert(0, Absence(evict=leave, prefetch=chance.randint(leave + 1, backward)))
     if side is not Side.CPU:
-        states = Trip(evict=out, prefetch=chance.randint(0, update), offload=out) if side is Side.GPU else None
+        states = Absence(evict=out, prefetch=chance.randint(0, update), offload=out) if side is Side.GPU else None
         states_away = (states,) if states and chance.random() < 0.7 else ()
-        return Journey(tensor=tensor, side=side, update=update, weight=tuple(trips), states=states_away)
+        return TensorSchedule(tensor=tensor, side=side, update=update, weight=tuple(absences), states=states_away)
     send = chance.randint(backward, last)
-    return Journey(
-        tensor=tensor, side=side, update=update, send=send, drop=chance.randint(send, last), weight=tuple(trips)
+    return TensorSchedule(
+        tensor=tensor, side=side, update=update, send=send, drop=chance.randint(send, last), weight=tuple(absences)
     )

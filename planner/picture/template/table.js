@@ -40,20 +40,20 @@ function optionCell(block) {
     block.option));
 }
 
-function journey(trips, home) {
-  if (!trips.length) return home;
-  const text = (trip) => `leaves after ${trip.leaves}, back for ${trip.returns}${trip.next_step ? " (next step)" : ""}`;
-  return trips.map(text).join("; ");
+function schedule(absences, home) {
+  if (!absences.length) return home;
+  const text = (absence) => `leaves after ${absence.leaves}, back for ${absence.returns}${absence.next_step ? " (next step)" : ""}`;
+  return absences.map(text).join("; ");
 }
 
 function tensorRow(tensor, block) {
   const name = tensor.name.startsWith(`${block.name}.`) ? tensor.name.slice(block.name.length + 1) : tensor.name;
-  const states = tensor.updated === "cpu" ? "on the host" : journey(tensor.state_trips, "resident");
+  const states = tensor.updated === "cpu" ? "on the host" : schedule(tensor.state_absences, "resident");
   const update = tensor.updated === "cpu"
     ? `CPU, listed at ${tensor.update_stage}; gradient leaves at ${tensor.sent}`
     : tensor.updated === "gpu" ? `GPU, at the end of ${tensor.update_stage}` : "frozen";
   return el("tr", {}, cell(name), cell(bytes(tensor.bytes), "number"),
-    cell(journey(tensor.weight_trips, "resident")), cell(tensor.updated ? states : "–"), cell(update));
+    cell(schedule(tensor.weight_absences, "resident")), cell(tensor.updated ? states : "–"), cell(update));
 }
 
 function details(block) {

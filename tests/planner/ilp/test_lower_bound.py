@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.setting import Budgets, Setting
 from planner.ilp.lower_bound import lower_bound_s
 from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES
 from planner.search.make_plan import make_plan

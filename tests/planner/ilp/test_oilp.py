@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import pytest
 
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import Solution, solve_oilp
 from planner.machine.hardware import Hardware

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.draft.draft import Draft, assemble, at_home
+from planner.candidate.candidate import Candidate, assemble, at_home
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
@@ -20,8 +20,10 @@ def test_with_everything_resident_the_highest_moment_is_the_walked_peak(
 ) -> None:
     chosen = [data.draw(st.integers(0, len(block.options) - 1)) for block in chain.blocks]
     options = tuple(block.options[o].name for block, o in zip(chain.blocks, chosen, strict=True))
-    draft = Draft(options=options, journeys=tuple(at_home(chain, t, False) for t in chain.tensors()), source="test")
-    plan = assemble(chain, draft, slices=slices, rounds=rounds, clip=False)
+    candidate = Candidate(
+        options=options, schedules=tuple(at_home(chain, t, False) for t in chain.tensors()), source="test"
+    )
+    plan = assemble(chain, candidate, slices=slices, rounds=rounds, clip=False)
     walked = gpu_peak_bytes(compile_program(plan, chain), chain)
 
     resident = sum(t.bytes + t.state_bytes for t in chain.tensors())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware

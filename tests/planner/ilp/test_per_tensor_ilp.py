@@ -1,4 +1,4 @@
-"""The O-ILP of whole tensors: its fates are whole, and it is the O-ILP otherwise."""
+"""The O-ILP of whole tensors: its placements are whole, and it is the O-ILP otherwise."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.yardsticks import greedy_step_s
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.search.make_plan import least_budget, make_plan
-from planner.search.round_fates import rounded_totals
+from planner.search.round_placements import rounded_totals
 from tests.support.llama import GB, RTX_3060, llama
 from tests.support.per_tensor_ilp import solve_whole
 from tests.support.random_chains import chains, machines
@@ -35,7 +35,7 @@ def test_what_the_solver_chooses_are_whole_tensors_and_no_better_than_fractions(
         assert whole is None
         return
     assert whole.solution.step_s >= fractions.step_s * (1 - 1e-5) - 1e-9
-    totals = rounded_totals(chain, whole.fates)
+    totals = rounded_totals(chain, whole.placements)
     for kind, of in whole.solution.totals.of.items():
         assert totals.of[kind] == pytest.approx(of, abs=1e-4 * instance.unit_bytes)
 

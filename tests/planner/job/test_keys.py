@@ -12,13 +12,13 @@ from planner.job.aliases import REPORTING
 from planner.job.schema import Job
 from planner.keys import ANY, TABLES
 from planner.keys.__main__ import page
-from planner.keys.fate import Fate
+from planner.keys.meaning import Meaning
 from tests import ROOT
 from tests.planner.job.conftest import BASE, parse
 
 DOCUMENTED = Path(__file__).parent / "documented"
-HONOURED = {(tool, key): fate.text for tool, table in TABLES.items() for key, fate in table.items()
-            if fate.kind == "honoured"}  # fmt: skip
+HONOURED = {(tool, key): meaning.text for tool, table in TABLES.items() for key, meaning in table.items()
+            if meaning.kind == "honoured"}  # fmt: skip
 OWN = frozenset(Job.model_fields)
 
 
@@ -48,9 +48,9 @@ def test_what_a_key_is_honoured_as_is_a_key_of_a_job() -> None:
     assert set(HONOURED.values()) - OWN - read_beside == set()
 
 
-NOT_THERE = sorted(key for key, fate in ANY.items() if fate.kind == "not there")
-UNUSED = sorted(key for key, fate in ANY.items() if fate.kind in ("unused", "planner") and key not in OWN)
-PARTS = {key: fate.text for key, fate in ANY.items() if fate.kind == "part"}
+NOT_THERE = sorted(key for key, meaning in ANY.items() if meaning.kind == "not there")
+UNUSED = sorted(key for key, meaning in ANY.items() if meaning.kind in ("unused", "planner") and key not in OWN)
+PARTS = {key: meaning.text for key, meaning in ANY.items() if meaning.kind == "part"}
 SPECIAL = {"resume_from_checkpoint", "dtype", "torch_dtype"}
 
 
@@ -82,7 +82,7 @@ def test_a_part_is_told_by_its_whole_and_says_nothing_without_it(key: str, folde
     whole = PARTS[key]
     _, notes = Job.parse_with_notes(BASE + f"{key}: 3\n", folder)
     assert f"not used: {key} (it says nothing without {whole})" in notes
-    if ANY.get(whole, Fate(kind="unused", text="")).kind == "not there":
+    if ANY.get(whole, Meaning(kind="unused", text="")).kind == "not there":
         with pytest.raises(UserError) as refused:
             Job.parse(BASE + f"{key}: 3\n{whole}: 3\n", folder)
         assert [line.split(": ")[1] for line in refused.value.numbers] == [whole]

@@ -14,7 +14,7 @@ import pytest
 
 from planner.errors import UserError
 from planner.picture.basis import Basis
-from planner.picture.decisions import Trip, decisions
+from planner.picture.decisions import Absence, decisions
 from planner.picture.document import document
 from planner.picture.drawing import AROUND, STEPS, Drawing, Sort, draw, sort_of
 from planner.picture.files import Pictures
@@ -276,11 +276,11 @@ def test_decisions_tell_where_each_tensor_is_and_who_updates_it(drawing: Drawing
     embedding, first, second, head = decisions(drawing.plan, drawing.chain)
     assert (first.option, first.offloaded_bytes) == ("offload", 2 * 500)
     assert (first.resident_bytes, first.away_once_bytes, first.away_twice_bytes) == (800, 400, 0)
-    assert first.tensors[0].weight_trips == (Trip(leaves="F1", returns="B2", next_step=False),)
+    assert first.tensors[0].weight_absences == (Absence(leaves="F1", returns="B2", next_step=False),)
     by_name = {tensor.name: tensor for tensor in second.tensors}
-    assert by_name["l1.a"].weight_trips == (Trip(leaves="B2", returns="F2", next_step=True),)
+    assert by_name["l1.a"].weight_absences == (Absence(leaves="B2", returns="F2", next_step=True),)
     assert (by_name["l1.a"].updated, by_name["l1.a"].update_stage, by_name["l1.a"].sent) == ("cpu", "B1", "B2")
-    assert (by_name["l1.b"].updated, by_name["l1.b"].sent, by_name["l1.b"].weight_trips) == ("gpu", "", ())
+    assert (by_name["l1.b"].updated, by_name["l1.b"].sent, by_name["l1.b"].weight_absences) == ("gpu", "", ())
     assert (second.cpu_parameters, second.gpu_parameters, second.parameters) == (100, 200, 300)
     assert head.saved_bytes == 0 and embedding.up_bytes == 0
 

@@ -7,8 +7,8 @@ from dataclasses import fields
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.draft.draft import assemble
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.candidate import assemble
+from planner.candidate.setting import Budgets, Setting
 from planner.greedy.streaming import candidates
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
@@ -30,8 +30,8 @@ def test_parts_are_never_negative_and_add_up_to_the_walk(
 ) -> None:
     budgets = Budgets(gpu_bytes=10**9, cpu_bytes=10**9)
     setting = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
-    for draft in candidates(setting, lambda _: True):
-        program = compile_program(assemble(chain, draft, slices=slices, clip=clip), chain)
+    for candidate in candidates(setting, lambda _: True):
+        program = compile_program(assemble(chain, candidate, slices=slices, clip=clip), chain)
         found = list(gpu_breakdown(program, chain))
         assert [b.usage for b in found] == list(gpu_usage(program, chain))
         for b in found:

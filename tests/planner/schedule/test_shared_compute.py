@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.setting import Budgets, Setting
 from planner.ilp.lower_bound import lower_bound_s
 from planner.measure.machine_rates import estimate_hardware, measure_hardware
 from planner.schedule.compile import OpKind, Queue, compile_program

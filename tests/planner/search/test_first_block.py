@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware

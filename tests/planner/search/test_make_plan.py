@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.setting import Budgets, Setting
 from planner.errors import Exit, UserError
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import Solution
@@ -143,7 +143,7 @@ def test_when_the_solver_runs_out_of_time_there_is_still_a_plan(monkeypatch: pyt
     def out_of_time(*_arguments: object, **_keywords: object) -> Solution | None:
         return None
 
-    monkeypatch.setattr("planner.search.round_fates.solve_oilp", out_of_time)
+    monkeypatch.setattr("planner.search.round_placements.solve_oilp", out_of_time)
     chain = llama(6)
     plan = make_plan(chain, RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False)
     assert not plan.source.startswith("o-ilp")

@@ -1,4 +1,4 @@
-"""Drafts moved about to fit, and to be faster: what moves, and that whatever moves stays right."""
+"""Candidates moved about to fit, and to be faster: what moves, and that whatever moves stays right."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.draft.absences import with_lead
-from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home
-from planner.draft.evaluate import evaluate
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.candidate import Absence, Candidate, Side, TensorSchedule, assemble, at_home
+from planner.candidate.evaluate import evaluate
+from planner.candidate.setting import Budgets, Setting
+from planner.candidate.windows import with_lead
 from planner.greedy.streaming import PROFILES, profile, streamed
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
@@ -27,12 +27,12 @@ from tests.support.llama import GB, RTX_3060, llama
 from tests.support.random_chains import chains, machines
 
 
-def plan_of(chain: Chain, draft: Draft) -> Plan:
-    return assemble(chain, draft, slices=1, clip=False)
+def plan_of(chain: Chain, candidate: Candidate) -> Plan:
+    return assemble(chain, candidate, slices=1, clip=False)
 
 
-def room_bytes(chain: Chain, draft: Draft, budget: int) -> list[int]:
-    return free_bytes(chain, plan_of(chain, draft), budget)
+def room_bytes(chain: Chain, candidate: Candidate, budget: int) -> list[int]:
+    return free_bytes(chain, plan_of(chain, candidate), budget)
 
 
 def setting_of(chain: Chain, hardware: Hardware, *, slices: int = 1, clip: bool = False) -> Setting:
@@ -48,7 +48,7 @@ def free_bytes(chain: Chain, plan: Plan, budget: int) -> list[int]:
     return [budget - peak for peak in peaks.values()]
 
 
-def streamed_draft(chain: Chain, hardware: Hardware, *, ahead: bool) -> Draft:
+def streamed_candidate(chain: Chain, hardware: Hardware, *, ahead: bool) -> Candidate:
     setting = setting_of(chain, hardware)
     return streamed(setting, profile(setting, "recompute"), ahead=ahead, source="test")
 
@@ -57,26 +57,26 @@ def test_where_a_stage_is_too_full_what_it_does_not_read_comes_later() -> None:
     chain = small.chain(2)
     tensor = chain.blocks[2].tensors[0]
     home = [at_home(chain, t, False) for t in chain.tensors() if t.name != tensor.name]
-    early = Journey(
-        tensor=tensor, side=Side.CPU, send=4, drop=4, update=5, weight=(Trip(evict=4, prefetch=0),)
+    early = TensorSchedule(
+        tensor=tensor, side=Side.CPU, send=4, drop=4, update=5, weight=(Absence(evict=4, prefetch=0),)
     )  # fmt: skip
-    draft = Draft(options=("keep",) * 4, journeys=(*home, early), source="test")
+    candidate = Candidate(options=("keep",) * 4, schedules=(*home, early), source="test")
     room = [0] * 7
     room[0] = -1
-    moved = next(j for j in tightened(chain, draft, room).journeys if j.tensor == tensor)
-    assert moved.weight == (Trip(evict=4, prefetch=1),)
+    moved = next(j for j in tightened(chain, candidate, room).schedules if j.tensor == tensor)
+    assert moved.weight == (Absence(evict=4, prefetch=1),)
     room[1] = -2 * tensor.bytes
-    moved = next(j for j in tightened(chain, draft, room).journeys if j.tensor == tensor)
-    assert moved.weight == (Trip(evict=4, prefetch=2),)  # it is read there
+    moved = next(j for j in tightened(chain, candidate, room).schedules if j.tensor == tensor)
+    assert moved.weight == (Absence(evict=4, prefetch=2),)  # it is read there
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains(), hardware=machines(), share=st.floats(0.0, 1.0))
 def test_what_is_tightened_is_right_and_never_needs_more(chain: Chain, hardware: Hardware, share: float) -> None:
-    draft = streamed_draft(chain, hardware, ahead=True)
-    before = compile_program(plan_of(chain, draft), chain)
+    candidate = streamed_candidate(chain, hardware, ahead=True)
+    before = compile_program(plan_of(chain, candidate), chain)
     most = gpu_peak_bytes(before, chain)
-    tight = tightened(chain, draft, room_bytes(chain, draft, int(share * most)))
+    tight = tightened(chain, candidate, room_bytes(chain, candidate, int(share * most)))
     program = compile_program(plan_of(chain, tight), chain)
     verify(program, chain, gpu_budget_bytes=most)
 
@@ -92,13 +92,13 @@ def test_what_is_played_is_right(
     overtake: bool,
 ) -> None:  # fmt: skip
     setting = setting_of(chain, hardware, slices=slices, clip=clip)
-    draft = streamed(setting, profile(setting, options), ahead=True, source="test")
-    draft = with_lead(setting, draft, lead)
-    plan = assemble(chain, draft, slices=slices, clip=clip)
+    candidate = streamed(setting, profile(setting, options), ahead=True, source="test")
+    candidate = with_lead(setting, candidate, lead)
+    plan = assemble(chain, candidate, slices=slices, clip=clip)
     verify(compile_program(plan, chain), chain)
     budget = gpu_peak_bytes(order_program(plan, chain), chain) + room
     free = free_bytes(chain, plan, budget)
-    played = timed(setting, draft, plan, free, Manner(ahead=ahead, overtake=overtake))
+    played = timed(setting, candidate, plan, free, Manner(ahead=ahead, overtake=overtake))
     after = assemble(chain, played, slices=slices, clip=clip)
     verify(compile_program(after, chain), chain)
     assert after.cpu_updated() == plan.cpu_updated()
@@ -123,11 +123,11 @@ def test_what_the_step_hangs_on_moves_until_nothing_is_gained() -> None:
     """With all in the very stage that needs it, in whose time nothing else is copied."""
     chain = llama(6)
     setting = replace(setting_of(chain, RTX_3060), budgets=Budgets(gpu_bytes=6 * GB, cpu_bytes=10**12))
-    draft = streamed(setting, profile(setting, "recompute"), ahead=False, source="test")
-    before = evaluate(setting, draft)
+    candidate = streamed(setting, profile(setting, "recompute"), ahead=False, source="test")
+    before = evaluate(setting, candidate)
     after = _moved(setting, before, goal_s=0.0)
     verify(compile_program(after.plan, chain), chain, gpu_budget_bytes=6 * GB)
-    assert after == evaluate(setting, after.draft)
+    assert after == evaluate(setting, after.candidate)
     assert after.step_s < 0.95 * before.step_s
     assert _moved(setting, before, goal_s=10**6) is before
 
@@ -140,22 +140,22 @@ def test_what_is_improved_is_right_no_slower_and_within_the_budget(
     chain: Chain, hardware: Hardware, slices: int, clip: bool, room: int
 ) -> None:
     setting = setting_of(chain, hardware, slices=slices, clip=clip)
-    draft = streamed(setting, profile(setting, "offload"), ahead=True, source="test")
-    plan = assemble(chain, draft, slices=slices, clip=clip)
+    candidate = streamed(setting, profile(setting, "offload"), ahead=True, source="test")
+    plan = assemble(chain, candidate, slices=slices, clip=clip)
     budget = gpu_peak_bytes(order_program(plan, chain), chain) + room
     setting = replace(setting, budgets=Budgets(gpu_bytes=budget, cpu_bytes=10**12))
-    found = improved(setting, evaluate(setting, draft), 0.0, 0.0)
+    found = improved(setting, evaluate(setting, candidate), 0.0, 0.0)
     program = compile_program(found.plan, chain)
     verify(program, chain, gpu_budget_bytes=budget)
-    assert found == evaluate(setting, found.draft)
-    assert found.step_s <= evaluate(setting, draft).step_s
+    assert found == evaluate(setting, found.candidate)
+    assert found.step_s <= evaluate(setting, candidate).step_s
 
 
 def test_single_tensors_get_other_fates_as_long_as_the_step_gets_shorter() -> None:
-    """There is room for everything, and the draft has everything travel."""
+    """There is room for everything, and the candidate has everything travel."""
     chain, setting = small.chain(3), setting_of(small.chain(3), small.HARDWARE)
-    draft = streamed(setting, profile(setting, "fast"), ahead=True, source="test")
-    before = evaluate(setting, draft)
+    candidate = streamed(setting, profile(setting, "fast"), ahead=True, source="test")
+    before = evaluate(setting, candidate)
     after = _decided(setting, before, near_s=0.0)
     verify(compile_program(after.plan, chain), chain)
     assert after.step_s < 0.9 * before.step_s

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.draft.draft import Draft, assemble
-from planner.draft.evaluate import device_bytes, host_bytes, predicted_step_s
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.candidate import Candidate, assemble
+from planner.candidate.evaluate import device_bytes, host_bytes, predicted_step_s
+from planner.candidate.setting import Budgets, Setting
 from planner.errors import UserError
-from planner.greedy.candidates import instant
+from planner.greedy.solver_free import instant
 from planner.greedy.streaming import frugal
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
@@ -57,11 +57,11 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
         budgets=Budgets(gpu_bytes=budget, cpu_bytes=UNLIMITED, **freedom),
     )  # fmt: skip
 
-    def program_of(draft: Draft) -> Program:
-        return compile_program(assemble(chain, draft, slices=slices, clip=clip), chain)
+    def program_of(candidate: Candidate) -> Program:
+        return compile_program(assemble(chain, candidate, slices=slices, clip=clip), chain)
 
-    for draft in instant(setting, lambda draft: gpu_peak_bytes(program_of(draft), chain) <= budget):
-        assert plan.step_s <= predicted_step_s(program_of(draft), chain, hardware)
+    for candidate in instant(setting, lambda candidate: gpu_peak_bytes(program_of(candidate), chain) <= budget):
+        assert plan.step_s <= predicted_step_s(program_of(candidate), chain, hardware)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
@@ -101,16 +101,16 @@ def test_that_small_tensors_stay_makes_no_budget_too_small(
     problem = {"chain": chain, "budgets": budgets, "slices": slices, "clip": clip}
     steps = [Setting(hardware=replace(hardware, min_transfer_bytes=least), **problem) for least in (small, 0)]
     found = {
-        device_bytes(draft, s)
+        device_bytes(candidate, s)
         for step in steps
         for s in in_rounds(step)
-        if (draft := frugal(s, lambda d, s=s: device_bytes(d, s), lambda d, s=s: host_bytes(d, s)))
+        if (candidate := frugal(s, lambda d, s=s: device_bytes(d, s), lambda d, s=s: host_bytes(d, s)))
     }
     for enough in found:
         assert least_gpu_bytes(steps[0]) <= enough
         fits = replace(steps[0], budgets=replace(budgets, gpu_bytes=enough))
         assert rounds_that_fit(fits)
-        assert all(device_bytes(draft, s) <= enough for s, draft in rounds_that_fit(fits).items())
+        assert all(device_bytes(candidate, s) <= enough for s, candidate in rounds_that_fit(fits).items())
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.draft.evaluate import predicted_step_s
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.evaluate import predicted_step_s
+from planner.candidate.setting import Budgets, Setting
 from planner.errors import UserError
 from planner.ilp.instance import make_instance
 from planner.ilp.lower_bound import lower_bound_s

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.draft.draft import assemble
-from planner.draft.evaluate import predicted_step_s
-from planner.draft.setting import Budgets, Setting
-from planner.draft.update_ahead import ahead_bytes, ahead_of_norm
+from planner.candidate.candidate import assemble
+from planner.candidate.evaluate import predicted_step_s
+from planner.candidate.setting import Budgets, Setting
+from planner.candidate.update_ahead import ahead_bytes, ahead_of_norm
 from planner.greedy.streaming import profile, streamed
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import cpu_parts, cpu_peak_bytes
@@ -22,33 +22,33 @@ LAYERS, BUDGET, HOST = 6, 9000, 10**6
 FAST_HOST = replace(HARDWARE, cpu_update_parameters_per_s=150.0, h2d_bytes_per_s=4000.0, d2h_bytes_per_s=4000.0)
 
 
-def draft_of(clip=True):
+def candidate_of(clip=True):
     budgets = Budgets(gpu_bytes=BUDGET, cpu_bytes=HOST)
     setting = Setting(chain=chain(LAYERS), hardware=FAST_HOST, budgets=budgets, slices=1, clip=clip)
     return streamed(setting, profile(setting, "recompute"), ahead=True, source="streamed")
 
 
-def plan_of(draft):
-    return assemble(chain(LAYERS), draft, slices=1, clip=True)
+def plan_of(candidate):
+    return assemble(chain(LAYERS), candidate, slices=1, clip=True)
 
 
 def test_a_quarter_to_all_of_the_updates_run_ahead_those_first_whose_gradients_come_first():
-    ways = [plan_of(way) for way in ahead_of_norm(chain(LAYERS), draft_of(), rounds=1, host_bytes=HOST)]
+    ways = [plan_of(way) for way in ahead_of_norm(chain(LAYERS), candidate_of(), rounds=1, host_bytes=HOST)]
     counts = [len(way.ahead()) for way in ways]
     assert counts == sorted(counts) and len(counts) == 4
     assert all(small.ahead() < large.ahead() for small, large in itertools.pairwise(ways))
     assert "h" in ways[0].ahead()
     assert not ways[-1].ahead() & {"e", "l0.a", "l0.b"}  # their gradients come too late to run ahead of anything
     for way in ways:
-        assert way.cpu_updated() == plan_of(draft_of()).cpu_updated()
+        assert way.cpu_updated() == plan_of(candidate_of()).cpu_updated()
         verify(compile_program(way, chain(LAYERS)), chain(LAYERS))
 
 
 def test_updates_run_ahead_as_far_as_the_host_has_memory():
     a_chain = chain(LAYERS)
-    before = cpu_peak_bytes(plan_of(draft_of()), a_chain)
+    before = cpu_peak_bytes(plan_of(candidate_of()), a_chain)
     for room in (0, 1199, 1200, 5000, 10**5):
-        *_, last = [draft_of(), *ahead_of_norm(a_chain, draft_of(), rounds=1, host_bytes=room)]
+        *_, last = [candidate_of(), *ahead_of_norm(a_chain, candidate_of(), rounds=1, host_bytes=room)]
         plan = plan_of(last)
         assert cpu_peak_bytes(plan, a_chain) - before == sum(
             ahead_bytes(t, 1) for t in a_chain.tensors() if t.name in plan.ahead()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from offmated.cli.receipt_view import proof
-from planner.draft.evaluate import predicted_step_s
+from planner.candidate.evaluate import predicted_step_s
 from planner.machine.hardware import Hardware
 from planner.reports.make_receipt import (
     LAUNCHING,

@@ -1,9 +1,9 @@
 """From the solver's fractions to whole tensors.
 
-Per block the solver gives bytes of each fate (`planner.ilp.program.Totals`). Here tensors are chosen for them, what is
-too much being passed on to the next block, in the direction in which memory sums over blocks: so every such sum stays
-within a tensor of the solver's, and on the side that needs less memory. Then the solver spreads the rounded bytes over
-the stages once more.
+Per block the solver gives bytes of each placement (`planner.ilp.program.Totals`). Here tensors are chosen for them,
+what is too much being passed on to the next block, in the direction in which memory sums over blocks: so every such sum
+stays within a tensor of the solver's, and on the side that needs less memory. Then the solver spreads the rounded bytes
+over the stages once more.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.draft.draft import Draft, Journey, Side, at_home, settled
-from planner.draft.evaluate import evaluate
-from planner.draft.setting import Setting
+from planner.candidate.candidate import Candidate, Side, TensorSchedule, at_home, settled
+from planner.candidate.evaluate import evaluate
+from planner.candidate.setting import Setting
 from planner.ilp.columns import Columns, limits_of
 from planner.ilp.instance import Instance, make_instance, tensor_lists
 from planner.ilp.program import Solution, Totals, solve_oilp, update_of_first_on_cpu, update_of_first_on_device
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
-from planner.search.fates import Fate, in_their_stages
-from planner.search.place_transfers import timed_journeys
+from planner.search.place_transfers import timed_schedules
+from planner.search.placements import Placement, in_their_stages
 from planner.search.repair import tightened
 
 _TOLERANCE = 1e-6
@@ -67,7 +67,7 @@ def _subset(tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], i
     return list(sums[min(enough if up else sums, key=lambda total: abs(total - target))])
 
 
-def choose_fates(
+def choose_placements(
     chain: Chain,
     hardware: Hardware,
     totals: Totals,
@@ -75,12 +75,12 @@ def choose_fates(
     *,
     up: bool,
     tight: bool = False,
-) -> list[Fate]:
-    """A fate for every tensor that may leave. `up`: no running sum over blocks is below the solver's.
+) -> list[Placement]:
+    """A placement for every tensor that may leave. `up`: no running sum over blocks is below the solver's.
 
-    `limits`: see `planner.ilp.columns.limits_of`; where one is 0 that fate is out of question. `tight`: every block
-    gets no less than the solver gives it, by kinds that stand in for one another, whatever other blocks have in excess:
-    near the least possible budget, what the device updates has no place elsewhere in its block.
+    `limits`: see `planner.ilp.columns.limits_of`; where one is 0 that placement is out of question. `tight`: every
+    block gets no less than the solver gives it, by kinds that stand in for one another, whatever other blocks have in
+    excess: near the least possible budget, what the device updates has no place elsewhere in its block.
     """
     carry = _Carry(dict.fromkeys(totals.of, 0.0), up)
     trainable, frozen = tensor_lists(chain, hardware)
@@ -113,15 +113,17 @@ def choose_fates(
         # Away after forward, whenever its copy was made.
         away = totals.of["E"][i] + (totals.of["D"][i] + totals.of["K"][i] - sent if tight else 0.0)
         kinds["E"] = carry.take("E", current, away, _weight, away if tight else 0.0)
-    return fates_of(chain, hardware, chosen)
+    return placements_of(chain, hardware, chosen)
 
 
-def fates_of(chain: Chain, hardware: Hardware, chosen: Sequence[dict[str, list[Tensor]]]) -> list[Fate]:
-    """The fates of all tensors that may leave; per block, `chosen` has the tensors of each kind."""
+def placements_of(chain: Chain, hardware: Hardware, chosen: Sequence[dict[str, list[Tensor]]]) -> list[Placement]:
+    """The placements of all tensors that may leave; per block, `chosen` has the tensors of each kind."""
     trainable, frozen = tensor_lists(chain, hardware)
     staying = settled(chain, hardware)
     return [
-        _fate(i, tensor, kinds) for i, kinds in enumerate(chosen) for tensor in (*trainable[i], *frozen[i], *staying[i])
+        _placement(i, tensor, kinds)
+        for i, kinds in enumerate(chosen)
+        for tensor in (*trainable[i], *frozen[i], *staying[i])
     ]
 
 
@@ -133,10 +135,10 @@ def _states(tensor: Tensor) -> int:
     return tensor.state_bytes
 
 
-def _fate(block: int, tensor: Tensor, chosen: dict[str, list[Tensor]]) -> Fate:
+def _placement(block: int, tensor: Tensor, chosen: dict[str, list[Tensor]]) -> Placement:
     send = next((kind for kind in ("D", "K") if tensor in chosen[kind]), "")
     on_cpu = tensor in chosen["X"]
-    return Fate(
+    return Placement(
         tensor=tensor,
         block=block,
         side=Side.CPU if on_cpu else Side.GPU if tensor.trainable else Side.NOBODY,
@@ -147,19 +149,19 @@ def _fate(block: int, tensor: Tensor, chosen: dict[str, list[Tensor]]) -> Fate:
     )
 
 
-def rounded_totals(chain: Chain, fates: Sequence[Fate]) -> Totals:
-    """The bytes of each kind that the fates stand for."""
+def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
+    """The bytes of each kind that the placements stand for."""
     of: dict[str, list[float]] = {kind: [0.0] * len(chain.blocks) for kind in ("X", "N", "R", "E", "D", "K", "Y")}
-    for fate in fates:
+    for placement in placements:
         kinds = []
-        if fate.after_backward:
-            kinds.append({Side.CPU: "X", Side.GPU: "N", Side.NOBODY: "R"}[fate.side])
-        if fate.after_forward:
-            kinds.append(fate.send or "E")
+        if placement.after_backward:
+            kinds.append({Side.CPU: "X", Side.GPU: "N", Side.NOBODY: "R"}[placement.side])
+        if placement.after_forward:
+            kinds.append(placement.send or "E")
         for kind in kinds:
-            of[kind][fate.block] += fate.tensor.bytes
-        if fate.states_travel:
-            of["Y"][fate.block] += fate.tensor.state_bytes
+            of[kind][placement.block] += placement.tensor.bytes
+        if placement.states_travel:
+            of["Y"][placement.block] += placement.tensor.state_bytes
     return Totals(of=of)
 
 
@@ -183,10 +185,10 @@ def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
     return sorted((solution for solution in found if solution is not None), key=lambda solution: solution.step_s)
 
 
-def rounded_draft(
+def rounded_candidate(
     setting: Setting, solution: Solution, *, gap: float, deadline: float, source: str
-) -> Draft | None:  # fmt: skip
-    """A draft of whole tensors near the solution that fits; None when none was found.
+) -> Candidate | None:  # fmt: skip
+    """A candidate of whole tensors near the solution that fits; None when none was found.
 
     Where whole tensors do not fit as the solver's bytes did, its choice for a budget that is smaller by the excess is
     rounded; near the least possible budget there is none, and every block is rounded by itself.
@@ -199,10 +201,12 @@ def rounded_draft(
         for attempt in range(_ATTEMPTS):
             if fractions is None or time.monotonic() > deadline:
                 break
-            fates = choose_fates(setting.chain, setting.hardware, fractions.totals, limits, up=up, tight=tight)
-            draft, (gpu_excess, cpu_excess) = _fitting(setting, fates, fractions.options, deadline, source)
-            if draft is not None:
-                return draft
+            placements = choose_placements(
+                setting.chain, setting.hardware, fractions.totals, limits, up=up, tight=tight
+            )
+            candidate, (gpu_excess, cpu_excess) = _fitting(setting, placements, fractions.options, deadline, source)
+            if candidate is not None:
+                return candidate
             # What is a little too much may need a whole tensor less: ever more.
             smaller = _less(smaller, gpu_excess << attempt, cpu_excess << attempt)
             fractions = _solve_near(make_instance(smaller), solution, gap=gap, deadline=deadline)
@@ -210,34 +214,34 @@ def rounded_draft(
 
 
 def _fitting(
-    setting: Setting, fates: Sequence[Fate], options: Sequence[int], deadline: float, source: str
-) -> tuple[Draft | None, tuple[int, int]]:
-    """The fates' draft where it fits; else None and the bytes that are too many on device and host."""
+    setting: Setting, placements: Sequence[Placement], options: Sequence[int], deadline: float, source: str
+) -> tuple[Candidate | None, tuple[int, int]]:
+    """The placements' candidate where it fits; else None and the bytes that are too many on device and host."""
     chain = setting.chain
-    journeys = _journeys(setting, fates, options, deadline)
-    if journeys is None:
+    schedules = _schedules(setting, placements, options, deadline)
+    if schedules is None:
         return None, (0, 0)
-    moving = {fate.tensor.name for fate in fates}
+    moving = {placement.tensor.name for placement in placements}
     home = [at_home(chain, tensor, setting.clip) for tensor in chain.tensors() if tensor.name not in moving]
     names = tuple(block.options[o].name for block, o in zip(chain.blocks, options, strict=True))
-    draft = Draft(options=names, journeys=(*journeys, *home), source=source)
-    draft = tightened(chain, draft, evaluate(setting, draft).room_bytes)
-    seen = evaluate(setting, draft)
-    return (draft, (0, 0)) if seen.fits else (None, (-min(0, *seen.room_bytes), -min(0, seen.host_bytes)))
+    candidate = Candidate(options=names, schedules=(*schedules, *home), source=source)
+    candidate = tightened(chain, candidate, evaluate(setting, candidate).room_bytes)
+    seen = evaluate(setting, candidate)
+    return (candidate, (0, 0)) if seen.fits else (None, (-min(0, *seen.room_bytes), -min(0, seen.host_bytes)))
 
 
-def _journeys(
-    setting: Setting, fates: Sequence[Fate], options: Sequence[int], deadline: float
-) -> list[Journey] | None:  # fmt: skip
+def _schedules(
+    setting: Setting, placements: Sequence[Placement], options: Sequence[int], deadline: float
+) -> list[TensorSchedule] | None:  # fmt: skip
     """With the times that take the least memory, to be played; in several rounds, which are not played, with those of
     the solver's flows, None where it finds none."""
     if setting.rounds == 1:
-        return in_their_stages(setting, fates)
+        return in_their_stages(setting, placements)
     flows = solve_oilp(
         make_instance(setting), time_limit_s=deadline - time.monotonic(), gap=0.0, options=tuple(options),
-        totals=rounded_totals(setting.chain, fates),
+        totals=rounded_totals(setting.chain, placements),
     )  # fmt: skip
-    return None if flows is None else timed_journeys(setting, fates, flows)
+    return None if flows is None else timed_schedules(setting, placements, flows)
 
 
 def _less(setting: Setting, gpu_bytes: int, cpu_bytes: int) -> Setting:

@@ -1,4 +1,5 @@
-"""The stage model has the simulator's clock, to the last bit, and knows the room of its draft wherever that moves."""
+"""The stage model has the simulator's clock, to the last bit, and knows the room of its candidate wherever that
+moves."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from dataclasses import replace
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.draft.draft import Draft, assemble
-from planner.draft.evaluate import evaluate
-from planner.draft.setting import Budgets, Setting
-from planner.draft.stage_model import StageModel
-from planner.draft.update_ahead import ahead_of_norm
+from planner.candidate.candidate import Candidate, assemble
+from planner.candidate.evaluate import evaluate
+from planner.candidate.setting import Budgets, Setting
+from planner.candidate.stage_model import StageModel
+from planner.candidate.update_ahead import ahead_of_norm
 from planner.greedy.streaming import PROFILES, profile, streamed
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
@@ -31,8 +32,8 @@ def setting_of(chain: Chain, hardware: Hardware, slices: int, rounds: int, clip:
     return Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, rounds=rounds, clip=clip)
 
 
-def simulated_s(setting: Setting, draft: Draft) -> float:
-    plan = assemble(setting.chain, draft, slices=setting.slices, rounds=setting.rounds, clip=setting.clip)
+def simulated_s(setting: Setting, candidate: Candidate) -> float:
+    plan = assemble(setting.chain, candidate, slices=setting.slices, rounds=setting.rounds, clip=setting.clip)
     program = compile_program(plan, setting.chain)
     verify(program, setting.chain)
     return simulate(program, setting.chain, setting.hardware).step_s
@@ -50,16 +51,16 @@ def test_a_step_takes_what_the_simulator_says(
 ) -> None:  # fmt: skip
     setting = setting_of(chain, replace(hardware, shared_compute=shared), slices, rounds, clip)
     names = frozenset(t.name for n, t in enumerate(chain.tensors()) if n % 2 and on_gpu)
-    draft = streamed(setting, profile(setting, options), ahead=ahead, gpu_updated=names, source="test")
+    candidate = streamed(setting, profile(setting, options), ahead=ahead, gpu_updated=names, source="test")
     if before_norm and clip:
-        *_, draft = (draft, *ahead_of_norm(chain, draft, rounds=rounds, host_bytes=PLENTY))
-    assert StageModel(setting, draft).step_s() == simulated_s(setting, draft)
+        *_, candidate = (candidate, *ahead_of_norm(chain, candidate, rounds=rounds, host_bytes=PLENTY))
+    assert StageModel(setting, candidate).step_s() == simulated_s(setting, candidate)
 
 
 def shifted(board: Board, chance: random.Random) -> list[tuple[int, Place]]:
     """A few absences with one of their stages elsewhere, allowed or not."""
     found = []
-    for n in chance.choices(range(len(board.legs)), k=5):
+    for n in chance.choices(range(len(board.windows)), k=5):
         what = chance.choice(("sent", "evict", "fetch", "update"))
         far = getattr(board.places[n], what) + chance.choice((-2, -1, 1, 2))
         found.append((n, replace(board.places[n], **{what: far})))
@@ -77,15 +78,15 @@ def test_moved_stages_are_simulated_to_the_last_bit_and_leave_the_room_that_is_l
     setting = setting_of(chain, replace(hardware, shared_compute=shared), slices, 1, clip)
     chance, decisions = random.Random(seed), Decisions(setting)
     assume(decisions)
-    draft = streamed(setting, profile(setting, options), ahead=True, source="test")
+    candidate = streamed(setting, profile(setting, options), ahead=True, source="test")
     for _ in range(3 * (not clip)):  # with clipping what the device updates may not leave
-        draft = decisions.changed(draft, chance)
-    board = Board(setting, evaluate(setting, draft))
-    assume(board.legs)
+        candidate = decisions.changed(candidate, chance)
+    board = Board(setting, evaluate(setting, candidate))
+    assume(board.windows)
     for _ in range(4):
         for n, place in shifted(board, chance):
             board.put_if_room(n, place)
-        moved = board.drafted()
+        moved = board.proposed()
         assert board.step_s() == simulated_s(setting, moved)
         assert board.room == evaluate(setting, moved).room_bytes
 
@@ -96,13 +97,13 @@ def test_in_rounds_weights_move_and_the_room_that_is_left_is_never_overestimated
     chain: Chain, hardware: Hardware, clip: bool, seed: int
 ) -> None:
     setting, chance = setting_of(chain, hardware, 2, 2, clip), random.Random(seed)
-    draft = streamed(setting, profile(setting, "offload"), ahead=True, source="test")
-    board = Board(setting, evaluate(setting, draft))
-    weights = [n for n, leg in enumerate(board.legs) if leg.item[0] == "w"]
+    candidate = streamed(setting, profile(setting, "offload"), ahead=True, source="test")
+    board = Board(setting, evaluate(setting, candidate))
+    weights = [n for n, window in enumerate(board.windows) if window.item[0] == "w"]
     assume(weights)
     for n, place in shifted(board, chance):
         if n in weights:
             board.put_if_room(n, place)
-    moved = board.drafted()
+    moved = board.proposed()
     assert board.step_s() == simulated_s(setting, moved)
     assert all(ours <= real for ours, real in zip(board.room, evaluate(setting, moved).room_bytes, strict=True))

@@ -1,4 +1,4 @@
-"""CPU updates ahead of the norm: which of a draft's need not wait for it.
+"""CPU updates ahead of the norm: which of a candidate's need not wait for it.
 
 With clipping an update waits for the norm of all gradients, so that the CPU idles through the backward. One that runs
 ahead, as if the norm did not clip, starts when its gradient has come. It writes to other memory than it reads, so that
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.draft.draft import Draft, Journey, Side, backward_stage
+from planner.candidate.candidate import Candidate, Side, TensorSchedule, backward_stage
 from planner.schedule.chain import Chain, Tensor
 
 _PARTS = 4
@@ -22,30 +22,32 @@ def ahead_bytes(tensor: Tensor, rounds: int) -> int:
     return tensor.master_bytes + tensor.gradient_bytes - tensor.host_gradient_bytes(rounds)
 
 
-def ahead_of_norm(chain: Chain, draft: Draft, *, rounds: int, host_bytes: int) -> Iterator[Draft]:
-    """The draft with some of its updates ahead, a quarter to all of those for which `host_bytes` more on the host are
-    enough; those first whose gradients come first. Nothing where there are none.
+def ahead_of_norm(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes: int) -> Iterator[Candidate]:
+    """The candidate with some of its updates ahead, a quarter to all of those for which `host_bytes` more on the host
+    are enough; those first whose gradients come first. Nothing where there are none.
 
     A replay takes longer than an update that waits: it may be better that what the next step needs first waits.
     """
     last = 2 * len(chain.blocks) - 2
     users = chain.users()
-    stages = {j.tensor.name: _earliest(chain, users[j.tensor.name][0], j) for j in draft.journeys}
+    stages = {j.tensor.name: _earliest(chain, users[j.tensor.name][0], j) for j in candidate.schedules}
     chosen: list[str] = []
-    for journey in sorted(draft.journeys, key=lambda j: stages[j.tensor.name] or 0):
-        tensor, stage = journey.tensor, stages[journey.tensor.name]
+    for schedule in sorted(candidate.schedules, key=lambda j: stages[j.tensor.name] or 0):
+        tensor, stage = schedule.tensor, stages[schedule.tensor.name]
         if stage is not None and stage < last and ahead_bytes(tensor, rounds) <= host_bytes:
             host_bytes -= ahead_bytes(tensor, rounds)
             chosen.append(tensor.name)
     for count in sorted({-(-len(chosen) * part // _PARTS) for part in range(1, _PARTS + 1)} - {0}):
         names = frozenset(chosen[:count])
-        journeys = (replace(j, update=stages[j.tensor.name]) if j.tensor.name in names else j for j in draft.journeys)
-        yield replace(draft, journeys=tuple(journeys))
+        schedules = (
+            replace(j, update=stages[j.tensor.name]) if j.tensor.name in names else j for j in candidate.schedules
+        )
+        yield replace(candidate, schedules=tuple(schedules))
 
 
-def _earliest(chain: Chain, block: int, journey: Journey) -> int | None:
+def _earliest(chain: Chain, block: int, schedule: TensorSchedule) -> int | None:
     """The first stage after the gradient was sent and the weight released; None for what the CPU does not update."""
-    if journey.side is not Side.CPU or journey.send is None:
+    if schedule.side is not Side.CPU or schedule.send is None:
         return None
     backward = backward_stage(chain, block)
-    return 1 + max([journey.send, *(trip.evict for trip in journey.weight if trip.evict >= backward)])
+    return 1 + max([schedule.send, *(absence.evict for absence in schedule.weight if absence.evict >= backward)])

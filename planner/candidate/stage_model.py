@@ -1,7 +1,7 @@
-"""A draft as a model of stages: what each stage does, in numbers, and how long a step then lasts.
+"""A candidate as a model of stages: what each stage does, in numbers, and how long a step then lasts.
 
 The operations of every stage are those of `planner.schedule.serial_order`, and the clock is `planner.schedule.simulate`
-to the last bit: clipping, rounds, shared cores and offloaded activations included. Where a journey changes its stages,
+to the last bit: clipping, rounds, shared cores and offloaded activations included. Where a schedule changes its stages,
 only these stages are written anew.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from planner.draft.draft import WORDS, Draft, Entry, Journey, assemble, entries_of, stage_of
-from planner.draft.setting import Setting
+from planner.candidate.candidate import WORDS, Candidate, Entry, TensorSchedule, assemble, entries_of, stage_of
+from planner.candidate.setting import Setting
 from planner.schedule.compile import Op, OpKind, Program, Queue, accesses, overwritten
 from planner.schedule.plan import Plan
 from planner.schedule.serial_order import SerialOrder
@@ -49,21 +49,21 @@ class _Copies:
 
 
 class StageModel:
-    """One draft's stages. `program`: its operations as they were at first."""
+    """One candidate's stages. `program`: its operations as they were at first."""
 
-    def __init__(self, setting: Setting, draft: Draft) -> None:
+    def __init__(self, setting: Setting, candidate: Candidate) -> None:
         chain = setting.chain
-        self.setting, self.draft, self.journeys = setting, draft, list(draft.journeys)
+        self.setting, self.candidate, self.schedules = setting, candidate, list(candidate.schedules)
         self.plan: Plan = assemble(
-            chain, draft, slices=setting.slices, rounds=setting.rounds, clip=setting.clip
+            chain, candidate, slices=setting.slices, rounds=setting.rounds, clip=setting.clip
         )  # fmt: skip
         self._order = SerialOrder(self.plan, chain)
-        self._durations = Durations(draft.options, chain, setting.hardware)
+        self._durations = Durations(candidate.options, chain, setting.hardware)
         count, rounds = len(self.plan.stages), setting.rounds
         ops = [[list(self._order.stage(n, r)) for n in range(count)] for r in range(rounds)]
         serial = tuple(op for stages in ops for stage in stages for op in stage)
         self.program = Program(
-            ops=serial, resident=self.plan.resident, options=draft.options, slices=setting.slices, rounds=rounds,
+            ops=serial, resident=self.plan.resident, options=candidate.options, slices=setting.slices, rounds=rounds,
             clip=setting.clip,
         )  # fmt: skip
         self._lost = overwritten(chain, serial)
@@ -83,7 +83,7 @@ class StageModel:
         self._entries: list[list[Entry]] = []
 
     def _touched(self, op: Op) -> list[tuple[str, bool]]:
-        return list(accesses(op, self.setting.chain, self.draft.options, self._lost))
+        return list(accesses(op, self.setting.chain, self.candidate.options, self._lost))
 
     def _encoded(self, ops: Sequence[Op], touched: Sequence[list[tuple[str, bool]]]) -> list[_Work]:
         """A stage's operations in numbers. Memory that is freed only waits; what is fetched is allocated before, so
@@ -119,22 +119,22 @@ class StageModel:
         free()
         return found
 
-    def change(self, changed: Iterable[tuple[int, Journey]]) -> None:
-        """Other stages for the journeys of these numbers; what moves at all, and who updates what, must stay."""
+    def change(self, changed: Iterable[tuple[int, TensorSchedule]]) -> None:
+        """Other stages for the schedules of these numbers; what moves at all, and who updates what, must stay."""
         if not self._lists:
             self._list()
         stages: set[int] = set()
-        for number, journey in changed:
+        for number, schedule in changed:
             before = self._entries[number]
-            after = entries_of(self.setting.chain, journey, number, rounds=self.setting.rounds)
-            self.journeys[number], self._entries[number] = journey, after
+            after = entries_of(self.setting.chain, schedule, number, rounds=self.setting.rounds)
+            self.schedules[number], self._entries[number] = schedule, after
             gone, come = [e for e in before if e not in after], [e for e in after if e not in before]
             for entry in gone:
                 self._lists[entry.stage][entry.word].remove(entry)
             for entry in come:
                 self._lists[entry.stage][entry.word].append(entry)
             stages.update(entry.stage for entry in (*gone, *come))
-            stages.update(self._others(journey))
+            stages.update(self._others(schedule))
         old = self._order.stages
         self._order.replace({n: stage_of(old[n].block, old[n].direction, self._lists[n]) for n in stages})
         for r, work in enumerate(self._work):
@@ -142,17 +142,17 @@ class StageModel:
                 ops = list(self._order.stage(n, r))
                 work[n] = self._encoded(ops, [self._touched(op) for op in ops])
 
-    def _others(self, journey: Journey) -> Iterator[int]:
+    def _others(self, schedule: TensorSchedule) -> Iterator[int]:
         """Stages whose order hangs on when the tensor comes or is updated, without it being in other lists there."""
-        if journey.states and journey.update is not None:
-            yield journey.update  # updates on the device go in the order of arrival
-        if self.setting.clip and journey.send is not None:
+        if schedule.states and schedule.update is not None:
+            yield schedule.update  # updates on the device go in the order of arrival
+        if self.setting.clip and schedule.send is not None:
             yield len(self._lists) - 1  # what waits for the norm, and replays
 
     def _list(self) -> None:
         self._lists = [{word: [] for word in WORDS} for _ in self.plan.stages]
-        for number, journey in enumerate(self.journeys):
-            entries = entries_of(self.setting.chain, journey, number, rounds=self.setting.rounds)
+        for number, schedule in enumerate(self.schedules):
+            entries = entries_of(self.setting.chain, schedule, number, rounds=self.setting.rounds)
             self._entries.append(entries)
             for entry in entries:
                 self._lists[entry.stage][entry.word].append(entry)

@@ -1,9 +1,9 @@
-"""Journeys, and the stages of a plan that they end up in."""
+"""Schedules, and the stages of a plan that they end up in."""
 
 from __future__ import annotations
 
-from planner.draft.draft import Draft, Journey, Side, Trip, assemble, at_home
-from planner.draft.setting import Budgets, Setting
+from planner.candidate.candidate import Absence, Candidate, Side, TensorSchedule, assemble, at_home
+from planner.candidate.setting import Budgets, Setting
 from planner.greedy.streaming import profile, resident, streamed
 from tests.support import chains as small
 
@@ -12,12 +12,12 @@ def test_an_absence_around_the_end_of_the_step_is_not_resident() -> None:
     chain = small.chain(2)
     tensor = chain.blocks[1].tensors[0]
     home = [at_home(chain, t, False) for t in chain.tensors() if t.name != tensor.name]
-    journey = Journey(
+    schedule = TensorSchedule(
         tensor=tensor, side=Side.CPU, send=5, drop=6, update=6,
-        weight=(Trip(evict=1, prefetch=4), Trip(evict=5, prefetch=0)),
+        weight=(Absence(evict=1, prefetch=4), Absence(evict=5, prefetch=0)),
     )  # fmt: skip
-    draft = Draft(options=("keep",) * 4, journeys=(*home, journey), source="test")
-    plan = assemble(chain, draft, slices=1, clip=False)
+    candidate = Candidate(options=("keep",) * 4, schedules=(*home, schedule), source="test")
+    plan = assemble(chain, candidate, slices=1, clip=False)
     assert [str(s) for s in plan.stages] == [
         "F0 prefetch=w:l0.a",
         "F1 evict=w:l0.a",
@@ -37,8 +37,8 @@ def setting(clip: bool = False) -> Setting:
 
 def test_the_streamed_plan_fetches_a_stage_ahead_and_updates_on_the_cpu() -> None:
     s = setting()
-    draft = streamed(s, profile(s, "recompute"), ahead=True, source="test")
-    plan = assemble(s.chain, draft, slices=1, clip=False)
+    candidate = streamed(s, profile(s, "recompute"), ahead=True, source="test")
+    plan = assemble(s.chain, candidate, slices=1, clip=False)
     assert plan.options == ("keep", "recompute", "recompute", "keep")
     assert [str(stage) for stage in plan.stages] == [
         "F0 prefetch=w:l0.a,w:l0.b evict=w:e",

@@ -10,7 +10,7 @@ Kind = Literal["honoured", "unused", "planner", "not there", "part"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class Meaning:
     """What becomes of a key that asks for something.
 
     `text` by `kind`: "honoured": the key of offmate that it is; "unused": why it has no effect here; "planner": what
@@ -24,7 +24,7 @@ class Fate:
     fine: tuple[object, ...] = ()
 
 
-Table = Mapping[str, Fate]
+Table = Mapping[str, Meaning]
 """Key -> what becomes of it. The keys are all that a tool documents."""
 
 LOGS = "metrics.jsonl has every step, the log a line every 10 seconds"
@@ -69,28 +69,28 @@ def table(
     not_there: Mapping[str, str] | None = None,
     parts: Mapping[str, str] | None = None,
     fine: Mapping[str, tuple[object, ...]] | None = None,
-) -> dict[str, Fate]:
+) -> dict[str, Meaning]:
     """A table, of names with spaces between them. `same`: keys with offmate's own names; `honoured`: offmate's key ->
-    the tool's names of it; `unused`, `not_there`: `Fate.text` -> keys; `planner`: keys; `parts`: the key that they
-    belong to -> keys; `fine`: key -> `Fate.fine`."""
-    found: dict[str, Fate] = {}
+    the tool's names of it; `unused`, `not_there`: `Meaning.text` -> keys; `planner`: keys; `parts`: the key that they
+    belong to -> keys; `fine`: key -> `Meaning.fine`."""
+    found: dict[str, Meaning] = {}
 
-    def add(names: str, fate: Fate) -> None:
+    def add(names: str, meaning: Meaning) -> None:
         for name in names.split():
             assert name not in found, name
-            found[name] = fate
+            found[name] = meaning
 
     for name in same.split():
-        add(name, Fate(kind="honoured", text=name))
+        add(name, Meaning(kind="honoured", text=name))
     for key, names in (honoured or {}).items():
-        add(names, Fate(kind="honoured", text=key))
+        add(names, Meaning(kind="honoured", text=key))
     for why, names in (unused or {}).items():
-        add(names, Fate(kind="unused", text=why))
-    add(planner, Fate(kind="planner", text=DECIDES))
+        add(names, Meaning(kind="unused", text=why))
+    add(planner, Meaning(kind="planner", text=DECIDES))
     for what, names in (not_there or {}).items():
-        add(names, Fate(kind="not there", text=what))
+        add(names, Meaning(kind="not there", text=what))
     for key, names in (parts or {}).items():
-        add(names, Fate(kind="part", text=key))
+        add(names, Meaning(kind="part", text=key))
     for name, values in (fine or {}).items():
         found[name] = replace(found[name], fine=values)
     return found

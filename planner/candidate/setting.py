@@ -9,7 +9,7 @@ from planner.schedule.chain import Block, Chain, Option
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RateScale:
     """The share of each queue's rate that the solver counts on, as whole tensors waste some."""
 
     h2d: float = 1.0
@@ -17,7 +17,7 @@ class Pace:
     cpu: float = 1.0
 
 
-FULL_PACE = Pace()
+FULL_RATES = RateScale()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Budgets:
     cpu_bytes: int
     cpu_updates: bool = True
     activation_offload: bool = True
-    pace: Pace = FULL_PACE
+    rate_scale: RateScale = FULL_RATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from planner.draft.draft import Draft
-from planner.draft.setting import Setting
+from planner.candidate.candidate import Candidate
+from planner.candidate.setting import Setting
 from planner.greedy.streaming import candidates, profile, streamed
 from planner.schedule.chain import Block, Option
 from planner.schedule.peak_moments import kept_bytes
 
 
-def instant(setting: Setting, fits: Callable[[Draft], bool]) -> Iterator[Draft]:
-    """Drafts that fit."""
+def instant(setting: Setting, fits: Callable[[Candidate], bool]) -> Iterator[Candidate]:
+    """Candidates that fit."""
     yield from candidates(setting, fits)
-    draft = by_benefit(setting, fits)
-    if draft is not None:
-        yield draft
+    candidate = by_benefit(setting, fits)
+    if candidate is not None:
+        yield candidate
 
 
-def by_benefit(setting: Setting, fits: Callable[[Draft], bool]) -> Draft | None:
+def by_benefit(setting: Setting, fits: Callable[[Candidate], bool]) -> Candidate | None:
     """LoHan's order: streamed weights, all activations recomputed, then kept or offloaded block by block, most seconds
     saved per byte first, as many as fit; None where not even the first fits.
     """
@@ -35,7 +35,7 @@ def by_benefit(setting: Setting, fits: Callable[[Draft], bool]) -> Draft | None:
         if option.name != name and _seconds_per_byte(block, block.option(name), option) > 0
     )
 
-    def draft_of(count: int) -> Draft:
+    def candidate_of(count: int) -> Candidate:
         options = list(least)
         changed: set[int] = set()
         for _, index, name in changes[:count]:
@@ -44,13 +44,13 @@ def by_benefit(setting: Setting, fits: Callable[[Draft], bool]) -> Draft | None:
                 options[index] = name
         return streamed(setting, options, ahead=True, source="streamed, by benefit")
 
-    if not fits(draft_of(0)):
+    if not fits(candidate_of(0)):
         return None
     low, high = 0, len(changes) + 1  # low fits
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(draft_of(middle)) else (low, middle)
-    return draft_of(low)
+        low, high = (middle, high) if fits(candidate_of(middle)) else (low, middle)
+    return candidate_of(low)
 
 
 def _seconds_per_byte(block: Block, least: Option, option: Option) -> float:

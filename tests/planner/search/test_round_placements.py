@@ -10,7 +10,7 @@ from benchmarks.cases import UNLIMITED, llama3_case, random_case
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
 from planner.search.make_plan import least_budget, make_plan
-from planner.search.round_fates import _subset
+from planner.search.round_placements import _subset
 from tests.support.llama import GB, RTX_3060, llama
 from tests.support.random_chains import chains, machines
 

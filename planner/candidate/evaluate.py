@@ -1,13 +1,13 @@
-"""What a draft does: bytes, seconds, and whether its program is right."""
+"""What a candidate does: bytes, seconds, and whether its program is right."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.draft.draft import Draft, assemble
-from planner.draft.setting import Setting
-from planner.draft.stage_model import StageModel
+from planner.candidate.candidate import Candidate, assemble
+from planner.candidate.setting import Setting
+from planner.candidate.stage_model import StageModel
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program, order_program
@@ -19,10 +19,10 @@ from planner.schedule.verify import verify
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a draft does: its plan, bytes left on the device per stage and on the host, below zero where it does not
+    """What a candidate does: its plan, bytes left on the device per stage and on the host, below zero where it does not
     fit, seconds of a step, and operations that its stage model has."""
 
-    draft: Draft
+    candidate: Candidate
     plan: Plan
     room_bytes: Sequence[int]
     host_bytes: int
@@ -35,12 +35,12 @@ class Evaluation:
         return min(self.room_bytes) >= 0 and self.host_bytes >= 0
 
 
-def evaluate(setting: Setting, draft: Draft) -> Evaluation:
-    """What the draft does. Nothing says that it is right: see `proven`."""
-    model = StageModel(setting, draft)
+def evaluate(setting: Setting, candidate: Candidate) -> Evaluation:
+    """What the candidate does. Nothing says that it is right: see `proven`."""
+    model = StageModel(setting, candidate)
     chain, hardware = setting.chain, setting.hardware
     return Evaluation(
-        draft=draft, plan=model.plan, room_bytes=_room_bytes(model.plan, model.program, setting),
+        candidate=candidate, plan=model.plan, room_bytes=_room_bytes(model.plan, model.program, setting),
         host_bytes=setting.budgets.cpu_bytes - cpu_peak_bytes(model.plan, chain),
         step_s=max(model.step_s(), _host_memory_s(model.program, chain, hardware)), operations=model.size,
     )  # fmt: skip
@@ -55,24 +55,24 @@ def _host_memory_s(program: Program, chain: Chain, hardware: Hardware) -> float:
     return host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
 
 
-def assembled(draft: Draft, setting: Setting) -> Plan:
-    """The draft's plan."""
-    return assemble(setting.chain, draft, slices=setting.slices, rounds=setting.rounds, clip=setting.clip)
+def assembled(candidate: Candidate, setting: Setting) -> Plan:
+    """The candidate's plan."""
+    return assemble(setting.chain, candidate, slices=setting.slices, rounds=setting.rounds, clip=setting.clip)
 
 
-def device_bytes(draft: Draft, setting: Setting) -> int:
+def device_bytes(candidate: Candidate, setting: Setting) -> int:
     """Its peak on the device."""
-    return gpu_peak_bytes(order_program(assembled(draft, setting), setting.chain), setting.chain)
+    return gpu_peak_bytes(order_program(assembled(candidate, setting), setting.chain), setting.chain)
 
 
-def host_bytes(draft: Draft, setting: Setting) -> int:
+def host_bytes(candidate: Candidate, setting: Setting) -> int:
     """Its bytes on the host."""
-    return cpu_peak_bytes(assembled(draft, setting), setting.chain)
+    return cpu_peak_bytes(assembled(candidate, setting), setting.chain)
 
 
-def fits(draft: Draft, setting: Setting) -> bool:
+def fits(candidate: Candidate, setting: Setting) -> bool:
     """Whether the budgets are kept."""
-    plan = assembled(draft, setting)
+    plan = assembled(candidate, setting)
     if cpu_peak_bytes(plan, setting.chain) > setting.budgets.cpu_bytes:
         return False
     return gpu_peak_bytes(order_program(plan, setting.chain), setting.chain) <= setting.budgets.gpu_bytes
@@ -90,9 +90,9 @@ def _room_bytes(plan: Plan, program: Program, setting: Setting) -> list[int]:
     return room
 
 
-def proven(draft: Draft, setting: Setting) -> Plan:
+def proven(candidate: Candidate, setting: Setting) -> Plan:
     """The plan with its prediction. One that `verify` rejects is our bug: InvalidProgram."""
-    plan = assembled(draft, setting)
+    plan = assembled(candidate, setting)
     program = compile_program(plan, setting.chain)
     verify(program, setting.chain, gpu_budget_bytes=setting.budgets.gpu_bytes)
     return replace(

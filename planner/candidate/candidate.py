@@ -1,6 +1,6 @@
-"""Where each tensor goes in a step, and the plan these journeys add up to.
+"""Where each tensor goes in a step, and the plan these schedules add up to.
 
-Every candidate, greedy or solved, is a list of journeys; `assemble` writes them into the stages of a `Plan`.
+Every candidate, greedy or solved, is a list of schedules; `assemble` writes them into the stages of a `Plan`.
 Stages are numbered 0 … T-1 in `stage_order`; T = 2L - 1 for L blocks.
 """
 
@@ -24,7 +24,7 @@ class Side(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trip:
+class Absence:
     """An absence from the device: after the end of stage `evict`, until stage `prefetch`, around the cycle if need be.
 
     `offload` is the stage that copies to the host first; None where the host's copy is current.
@@ -36,7 +36,7 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Journey:
+class TensorSchedule:
     """One tensor's step. `send` and `drop` are the stages that copy the gradient to the host and release it there
     (on the GPU side only between rounds), `fetch` the one that brings it back for the next round (None: the one that
     adds to it); `update` is the stage the update is listed at.
@@ -48,8 +48,8 @@ class Journey:
     send: int | None = None
     drop: int | None = None
     fetch: int | None = None
-    weight: tuple[Trip, ...] = ()
-    states: tuple[Trip, ...] = ()
+    weight: tuple[Absence, ...] = ()
+    states: tuple[Absence, ...] = ()
 
 
 def backward_stage(chain: Chain, block: int) -> int:
@@ -80,20 +80,20 @@ def settled(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
     ]  # fmt: skip
 
 
-def at_home(chain: Chain, tensor: Tensor, clip: bool) -> Journey:
+def at_home(chain: Chain, tensor: Tensor, clip: bool) -> TensorSchedule:
     """Always on the device; updated there as soon as its gradient is complete, with clipping at the end."""
     if not tensor.trainable:
-        return Journey(tensor=tensor, side=Side.NOBODY)
+        return TensorSchedule(tensor=tensor, side=Side.NOBODY)
     first = chain.users()[tensor.name][0]
-    return Journey(tensor=tensor, side=Side.GPU, update=backward_stage(chain, 0 if clip else first))
+    return TensorSchedule(tensor=tensor, side=Side.GPU, update=backward_stage(chain, 0 if clip else first))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A candidate: an option name per block and a journey per tensor. `source` says who proposes it."""
+class Candidate:
+    """A candidate: an option name per block and a schedule per tensor. `source` says who proposes it."""
 
     options: tuple[str, ...]
-    journeys: tuple[Journey, ...]
+    schedules: tuple[TensorSchedule, ...]
     source: str
 
 
@@ -117,70 +117,70 @@ class Entry:
         return self.urgency, self.number, self.place
 
 
-def entries_of(chain: Chain, journey: Journey, number: int, *, rounds: int) -> list[Entry]:
-    """What the journey, the draft's of this number, puts into the lists of the stages."""
+def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: int) -> list[Entry]:
+    """What the schedule, the candidate's of this number, puts into the lists of the stages."""
     found: list[Entry] = []
     stages = 2 * len(chain.blocks) - 1
-    name = journey.tensor.name
+    name = schedule.tensor.name
     blocks = chain.users()[name]
     backward = [backward_stage(chain, block) for block in blocks]
 
     def put(stage: int, word: str, urgency: int, item: str) -> None:
         found.append(Entry(stage, word, urgency, number, len(found), item))
 
-    def travel(item: str, trips: tuple[Trip, ...], uses: Sequence[int]) -> None:
-        for trip in trips:
-            due = min((use - trip.prefetch) % stages for use in uses)
+    def travel(item: str, absences: tuple[Absence, ...], uses: Sequence[int]) -> None:
+        for absence in absences:
+            due = min((use - absence.prefetch) % stages for use in uses)
             # States are read at the stage's end, by the update.
-            put(trip.prefetch, "prefetch", 2 * due + (item[0] == "s"), item)
-            put(trip.evict, "evict", due, item)
-            if trip.offload is not None:
-                put(trip.offload, "offload", (trip.prefetch - trip.offload) % stages + due, item)
+            put(absence.prefetch, "prefetch", 2 * due + (item[0] == "s"), item)
+            put(absence.evict, "evict", due, item)
+            if absence.offload is not None:
+                put(absence.offload, "offload", (absence.prefetch - absence.offload) % stages + due, item)
 
-    travel(f"w:{name}", journey.weight, [*blocks, *backward])
-    if journey.side is Side.GPU:
-        assert journey.update is not None
-        put(journey.update, "gpu_update", 0, name)
-        if journey.drop is None or journey.drop < journey.update:
-            put(journey.update, "evict", 0, f"g:{name}")
-        travel(f"s:{name}", journey.states, [journey.update])
-    elif journey.side is Side.CPU:
-        assert journey.update is not None and journey.send is not None
-        put(journey.update, "cpu_update", blocks[0], name)
-    if journey.send is not None:
-        assert journey.drop is not None
-        put(journey.send, "offload", 0, f"g:{name}")  # first: the CPU waits for it
-        put(journey.drop, "evict", 0, f"g:{name}")
+    travel(f"w:{name}", schedule.weight, [*blocks, *backward])
+    if schedule.side is Side.GPU:
+        assert schedule.update is not None
+        put(schedule.update, "gpu_update", 0, name)
+        if schedule.drop is None or schedule.drop < schedule.update:
+            put(schedule.update, "evict", 0, f"g:{name}")
+        travel(f"s:{name}", schedule.states, [schedule.update])
+    elif schedule.side is Side.CPU:
+        assert schedule.update is not None and schedule.send is not None
+        put(schedule.update, "cpu_update", blocks[0], name)
+    if schedule.send is not None:
+        assert schedule.drop is not None
+        put(schedule.send, "offload", 0, f"g:{name}")  # first: the CPU waits for it
+        put(schedule.drop, "evict", 0, f"g:{name}")
         if rounds > 1:
-            fetch = backward[0] if journey.fetch is None else journey.fetch
+            fetch = backward[0] if schedule.fetch is None else schedule.fetch
             put(fetch, "prefetch", 2 * (backward[0] - fetch), f"g:{name}")
     return found
 
 
-def _residents(journey: Journey) -> list[str]:
+def _residents(schedule: TensorSchedule) -> list[str]:
     """Its items that are on the device when a step begins."""
-    items = [("w", journey.weight)] + ([("s", journey.states)] if journey.side is Side.GPU else [])
+    items = [("w", schedule.weight)] + ([("s", schedule.states)] if schedule.side is Side.GPU else [])
     return [
-        f"{kind}:{journey.tensor.name}"
-        for kind, trips in items
-        if all(trip.prefetch > trip.evict for trip in trips)
+        f"{kind}:{schedule.tensor.name}"
+        for kind, absences in items
+        if all(absence.prefetch > absence.evict for absence in absences)
     ]  # fmt: skip
 
 
-def assemble(chain: Chain, draft: Draft, *, slices: int, clip: bool, rounds: int = 1) -> Plan:
-    """The plan in which every tensor follows its journey. Within a stage, items go in order of their next use."""
+def assemble(chain: Chain, candidate: Candidate, *, slices: int, clip: bool, rounds: int = 1) -> Plan:
+    """The plan in which every tensor follows its schedule. Within a stage, items go in order of their next use."""
     lists: list[dict[str, list[Entry]]] = [{word: [] for word in WORDS} for _ in range(2 * len(chain.blocks) - 1)]
-    for number, journey in enumerate(draft.journeys):
-        for entry in entries_of(chain, journey, number, rounds=rounds):
+    for number, schedule in enumerate(candidate.schedules):
+        for entry in entries_of(chain, schedule, number, rounds=rounds):
             lists[entry.stage][entry.word].append(entry)
     stages = tuple(
         stage_of(block, direction, words)
         for (direction, block), words in zip(stage_order(len(chain.blocks)), lists, strict=True)
     )
-    resident = tuple(item for journey in draft.journeys for item in _residents(journey))
+    resident = tuple(item for schedule in candidate.schedules for item in _residents(schedule))
     return Plan(
-        stages=stages, options=draft.options, resident=resident, slices=slices, rounds=rounds, clip=clip,
-        source=draft.source,
+        stages=stages, options=candidate.options, resident=resident, slices=slices, rounds=rounds, clip=clip,
+        source=candidate.source,
     )  # fmt: skip
 
 

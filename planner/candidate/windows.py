@@ -1,0 +1,134 @@
+"""The absences of a candidate's items, one by one: what a schedule leaves to decide once it is known what moves at
+all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner.candidate.candidate import Absence, Candidate, Side, TensorSchedule, backward_stage
+from planner.candidate.setting import Setting
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Window:
+    """One absence of one item. Stages count on past a step's end.
+
+    `last`: the stage that touches it before; `use`: that needs it back, of a gradient: its weight. `evict`, `fetch`: by
+    the candidate. `copy`: the stage that makes what the host must get, None where the host's copy is right. `update_s`:
+    the CPU's work before it may come back. What follows is for `planner.search.list_schedule`, which decides it.
+    """
+
+    key: int  # order of items that are needed in one stage: weights before states
+    item: str
+    absence: int
+    size: int
+    last: int
+    use: int
+    evict: int
+    fetch: int
+    copy: int | None = None
+    update_s: float = 0.0
+    sent: int | None = None
+    left: int | None = None
+    updated: int | None = None
+    came: int | None = None
+    sent_s: float = 0.0  # when it is on the host
+    ready_s: float = 0.0  # when the host's copy is right; once it came: when it is there
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What is needed first comes first."""
+        return self.use, self.key
+
+    @property
+    def is_gradient(self) -> bool:
+        """It only leaves."""
+        return self.item[0] == "g"
+
+    def after(self, stages: int) -> Window:
+        """The same so many stages later, nothing decided."""
+        return Window(
+            key=self.key, item=self.item, absence=self.absence, size=self.size, last=self.last + stages,
+            use=self.use + stages, evict=self.evict + stages, fetch=self.fetch + stages,
+            copy=None if self.copy is None else self.copy + stages, update_s=self.update_s,
+        )  # fmt: skip
+
+
+def windows_of(setting: Setting, candidate: Candidate) -> list[Window]:
+    """All absences of one step, schedule by schedule."""
+    users, stages = setting.chain.users(), 2 * len(setting.chain.blocks) - 1
+    found: list[Window] = []
+    for number, schedule in enumerate(candidate.schedules):
+        blocks = users[schedule.tensor.name]
+        touched = [*blocks, *(backward_stage(setting.chain, block) for block in blocks)]
+        updates = [schedule.update] if schedule.side is Side.GPU and schedule.update is not None else []
+        found += _absences(setting, schedule, "w", number, [*touched, *updates], stages)
+        found += _absences(setting, schedule, "s", number + len(candidate.schedules), updates, stages)
+        if schedule.drop is not None:
+            made = max(touched)
+            gradient = Window(
+                key=number, item=f"g:{schedule.tensor.name}", absence=0, size=schedule.tensor.gradient_bytes, last=made,
+                use=min(blocks) + stages, evict=schedule.drop, fetch=stages, copy=made,
+            )  # fmt: skip
+            found.append(gradient)
+    return found
+
+
+def _absences(
+    setting: Setting, schedule: TensorSchedule, kind: str, key: int, touched: list[int], stages: int
+) -> Iterator[Window]:  # fmt: skip
+    tensor = schedule.tensor
+    update_s = tensor.elements / setting.hardware.cpu_update_parameters_per_s
+    for number, absence in enumerate(schedule.weight if kind == "w" else schedule.states):
+        last = absence.evict - min((absence.evict - s) % stages for s in touched)
+        fetch = absence.evict + ((absence.prefetch - absence.evict) % stages or stages)
+        copy = None
+        if absence.offload is not None:
+            assert schedule.update is not None
+            copy = last - (last - schedule.update) % stages
+        on_cpu = schedule.side is Side.CPU and last % stages == max(touched)
+        yield Window(
+            key=key, item=f"{kind}:{tensor.name}", absence=number,
+            size=tensor.bytes if kind == "w" else tensor.state_bytes, last=last,
+            use=fetch + min((s - absence.prefetch) % stages for s in touched), evict=absence.evict, fetch=fetch,
+            copy=copy, update_s=update_s if on_cpu else 0.0,
+        )  # fmt: skip
+
+
+def with_lead(setting: Setting, candidate: Candidate, lead: int) -> Candidate:
+    """The candidate with everything fetched `lead` stages before its use and, where it is copied, released as many
+    after; with 0, in the very stage: slow, and never more on the device than in any other order.
+    """
+    stages = 2 * len(setting.chain.blocks) - 1
+    windows: dict[str, list[Window]] = {}
+    for window in windows_of(setting, candidate):
+        windows.setdefault(window.item[2:], []).append(window)
+    schedules = []
+    for schedule in candidate.schedules:
+        for window in windows.get(schedule.tensor.name, ()):
+            if window.is_gradient:
+                update = stages - 1 if setting.clip else min(window.last + 1, stages - 1)
+                drop = min(window.last + lead, stages - 1)
+                schedule = replace(schedule, send=window.last, drop=drop, update=update)
+            else:
+                schedule = _led(schedule, window, lead, stages)
+        schedules.append(schedule)
+    return replace(candidate, schedules=tuple(schedules))
+
+
+def _led(schedule: TensorSchedule, window: Window, lead: int, stages: int) -> TensorSchedule:
+    away = window.use - window.last
+    least = 2 if window.update_s else 1  # the update is listed in between
+    late = min(lead, max(0, away - least)) if window.copy is not None else 0
+    early = min(lead, max(0, away - least - late))
+    offload = None if window.copy is None else window.last % stages
+    absence = Absence(evict=(window.last + late) % stages, prefetch=(window.use - early) % stages, offload=offload)
+    return with_absence(schedule, window, absence)
+
+
+def with_absence(schedule: TensorSchedule, window: Window, absence: Absence) -> TensorSchedule:
+    """The schedule with another absence in the window's place."""
+    absences = schedule.weight if window.item[0] == "w" else schedule.states
+    absences = (*absences[: window.absence], absence, *absences[window.absence + 1 :])
+    return replace(schedule, weight=absences) if window.item[0] == "w" else replace(schedule, states=absences)

@@ -1,0 +1,55 @@
+"""What happens to each tensor that may leave, and the plainest times for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.candidate.candidate import Absence, Side, TensorSchedule
+from planner.candidate.setting import Setting
+from planner.schedule.chain import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What happens to one tensor that may leave, whenever it happens.
+
+    `after_backward`: away between its backward and its forward. `after_forward` likewise; `send` says when the host
+    gets the copy that this needs: "" it is right by then, "D" before the forward ends, "K" after.
+    """
+
+    tensor: Tensor
+    block: int
+    side: Side
+    after_backward: bool = False
+    after_forward: bool = False
+    send: str = ""
+    states_travel: bool = False
+
+
+def in_their_stages(setting: Setting, placements: Sequence[Placement]) -> list[TensorSchedule]:
+    """A schedule for every placement: what leaves is sent and released in the stage that touched it last, what comes is
+    fetched in the one that reads it, in one round. No other times take less memory; `planner.search.list_schedule`
+    finds faster ones.
+    """
+    last = 2 * len(setting.chain.blocks) - 2
+    schedules = []
+    for placement in placements:
+        forward, backward = placement.block, last - placement.block
+        absences = []
+        if placement.after_backward:
+            offload = backward if placement.side is Side.GPU else None
+            absences.append(Absence(evict=backward, prefetch=forward, offload=offload))
+        if placement.after_forward:
+            absences.append(Absence(evict=forward, prefetch=backward, offload=forward if placement.send else None))
+        schedule = TensorSchedule(tensor=placement.tensor, side=placement.side, weight=tuple(absences))
+        if placement.side is Side.CPU:
+            # Once its stale weight is gone; block 0's goes before its update in the last stage.
+            update = last if setting.clip else min(backward + 1, last)
+            schedule = replace(schedule, update=update, send=backward, drop=backward)
+        elif placement.side is Side.GPU:
+            update = last if setting.clip else backward
+            away = (Absence(evict=update, prefetch=update, offload=update),) if placement.states_travel else ()
+            schedule = replace(schedule, update=update, states=away)
+        schedules.append(schedule)
+    return schedules
