@@ -73,10 +73,19 @@ def _convolution_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
     return made
 
 
+def _layer_norm_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """On the CPU in order, whatever the gradient's layout; fakes keep it."""
+    made = usual()
+    if args[0].device.type != "cpu" or made[0] is None:
+        return made
+    return (torch.empty_like(made[0], memory_format=torch.contiguous_format), *made[1:])
+
+
 _KNOWN: dict[Any, Callable[[Usual, Arguments, Named], Any]] = {
     _aten.bincount.default: _bincount,
     _aten.native_dropout_backward.default: _native_dropout_backward,
     _aten.convolution_backward.default: _convolution_backward,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
     _aten.col2im.default: _col2im,
     _aten.copy.default: _copy,
     _aten.native_batch_norm.default: _batch_norm,

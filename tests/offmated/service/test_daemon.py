@@ -58,7 +58,7 @@ def test_a_second_start_says_that_one_runs(shared: House) -> None:
         text=True, timeout=30,
     )  # fmt: skip
     assert shared.daemon is not None
-    assert second.returncode == Exit.FAILED
+    assert second.returncode == Exit.USAGE
     assert second.stderr == (
         "A daemon runs already.\n"
         f"  process {shared.daemon.pid}, state folder {shared.paths.state}\n"

@@ -17,6 +17,7 @@ torch.set_num_threads(1)
 LAYOUTS = {
     "in order": lambda t: t,
     "turned": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "features first": lambda t: t.transpose(1, -1).contiguous().transpose(1, -1),
     "expanded": lambda t: t[:1, :1].expand_as(t),
 }
 
@@ -24,12 +25,14 @@ LAYOUTS = {
 class Block(nn.Module):
     """The operation behind a layer, which needs its gradient, and whose result may be laid out in another order."""
 
-    def __init__(self, name: str, *, turned: bool = False) -> None:
+    def __init__(self, name: str, *, turned: bool = False, in_order: bool = False) -> None:
+        """`in_order`: what is below is a group norm, whose backward reads its gradient as if it lay in order."""
         super().__init__()
-        self.first, self.part, self.turned = nn.Linear(8, 8), Part(name, 8), turned
+        self.first = Part("group norm", 8) if in_order else nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.part, self.turned = Part(name, 8), turned
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.tanh(self.first(x))
+        x = self.first(x)
         return self.part(x.transpose(1, 2).contiguous().transpose(1, 2) if self.turned else x)
 
 
@@ -82,6 +85,11 @@ def test_an_operation_has_the_bits_of_plain_pytorch_and_the_bytes_that_are_said(
     assert turned or ("eager" in codes) == (name in OWN_CODE)  # what is turned in place is not traced
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_an_operation_above_a_group_norm_has_the_bits_of_plain_pytorch_and_the_bytes_that_are_said(name):
+    check(name, in_order=True)
+
+
 @pytest.mark.parametrize("name", ["mlp", "tanh", "glu", "twice", "attention", "layer norm", "rnn", "gru", "counted"])
 def test_an_operation_under_autocast_has_the_bits_of_plain_pytorch_and_the_bytes_that_are_said(name):
     codes = check(name, autocast=True)
@@ -93,10 +101,10 @@ def test_an_operation_whose_weights_are_frozen_but_not_its_biases_has_the_bytes_
     check(name, frozen="weight")
 
 
-def check(name, *, turned=False, autocast=False, frozen=None):
+def check(name, *, turned=False, in_order=False, autocast=False, frozen=None):
     """Runs the block as it is and by its codes, which are returned. `frozen`: no weight of that name is trained."""
     torch.manual_seed(0)
-    block, x = Block(name, turned=turned), torch.randn(2, 4, 8, requires_grad=True)
+    block, x = Block(name, turned=turned, in_order=in_order), torch.randn(2, 4, 8, requires_grad=True)
     for weight, p in block.part.named_parameters():
         p.requires_grad_(p.requires_grad and weight.rpartition(".")[2] != frozen)
     codes, buffers = codes_of(block, x, autocast=autocast), [b.clone() for b in block.buffers()]
