@@ -132,7 +132,7 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
         event = Event.CANCEL
     elif code is not None and code > 0 and code != Exit.STOPPED:
         event, error = Event.FAIL, ending.error or _unexplained(ending)
-        if error["code"] == DISK_FULL:
+        if error.get("code") == DISK_FULL:
             event, held = Event.RETURN, Hold.NO_ROOM
     else:
         if stop is None and not ending.blameless and not (code == Exit.STOPPED and ending.progressed):

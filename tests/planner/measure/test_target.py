@@ -86,7 +86,7 @@ def test_on_the_cpu_a_plan_may_be_final_and_the_budget_is_bounded_by_the_hosts_m
 
 
 @pytest.mark.usefixtures("card")
-@pytest.mark.parametrize("keys", [{}, {"gpu_budget": "2MB"}], ids=str)
+@pytest.mark.parametrize("keys", [{}, {"gpu_budget": "6MB"}], ids=str)
 def test_on_a_gpu_a_plan_at_submission_is_an_estimate_and_makes_no_context(
     tmp_path: Path, keys: dict[str, object]
 ) -> None:

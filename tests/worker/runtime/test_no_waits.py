@@ -70,7 +70,7 @@ ALLOWED = {
     ("planner/graph/chunks.py", "ChunkedHead.compute", "copy_"): "from the device to the device",
     ("planner/graph/chunks.py", "ChunkedHead.finish", "to"): "from the device to the device",
     ("planner/graph/codegen.py", "eager_dropouts", "equal"): "when code is made, of numbers in host memory",
-    ("planner/graph/eager.py", "EagerPair._run", "copy_"): "from the device to the device",
+    ("planner/graph/eager.py", "EagerPair._holding", "copy_"): "from the device to the device",
     ("planner/graph/codegen.py", "cpu_dropout", "to"): "on the CPU only",
     ("planner/graph/codegen.py", "_cpu_dropout_backward.backward", "to"): "on the CPU only",
 }  # fmt: skip

@@ -243,7 +243,7 @@ def test_an_error_a_person_can_act_on_goes_to_the_log_and_to_error_json_without_
         "what": "The columns of bad.jsonl are not a format that is known.",
         "numbers": [
             "found: question",
-            "known: text | messages | conversations | prompt, completion | instruction, (input,) output",
+            "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments",
         ],
         "hint": "rename the columns of the data to one of these sets",
         "code": "unknown-columns",
