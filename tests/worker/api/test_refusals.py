@@ -40,6 +40,7 @@ def test_a_stepped_optimizer_is_refused() -> None:
     optimizer = optimizer_of(model)
     model(**batch_of()).loss.backward()
     optimizer.step()
+    optimizer.zero_grad()
     with pytest.raises(UserError, match="moments of steps already"):
         engine_of(model, optimizer, batch_of())
 

@@ -30,7 +30,7 @@ INSIDE = (
     "worker/runtime/queues.py", "worker/engine/rounds.py", "worker/runtime/slabs.py", "planner/graph/call.py",
     "planner/graph/chunks.py", "planner/graph/interface.py", "planner/graph/codegen.py",
     "planner/graph/inductor.py", "planner/graph/eager.py", "planner/graph/label.py", "planner/graph/block_code.py",
-    "planner/graph/result.py", "planner/graph/signature.py", "planner/graph/tangents.py",
+    "planner/graph/result.py", "planner/graph/signature.py", "planner/graph/tangents.py", "worker/runtime/arena.py",
 )  # fmt: skip
 NOT_THERE = {
     "planner/cpu/adamw.py": "updates on the CPU; those on a GPU only call PyTorch's kernel by it",
@@ -71,6 +71,9 @@ ALLOWED = {
     ("planner/graph/chunks.py", "ChunkedHead.finish", "to"): "from the device to the device",
     ("planner/graph/codegen.py", "eager_dropouts", "equal"): "when code is made, of numbers in host memory",
     ("planner/graph/eager.py", "EagerPair._holding", "copy_"): "from the device to the device",
+    ("worker/runtime/arena.py", "Arena.counts", "int"): "of the C library's numbers",
+    ("worker/runtime/arena.py", "Arena.open", "bool"): "of the C library's answer",
+    ("worker/runtime/arena.py", "_slice_of", "int"): "of a name's digits",
     ("planner/graph/codegen.py", "cpu_dropout", "to"): "on the CPU only",
     ("planner/graph/codegen.py", "_cpu_dropout_backward.backward", "to"): "on the CPU only",
 }  # fmt: skip
