@@ -48,7 +48,8 @@ def text(page: Browser, selector: str) -> str:
 
 
 def rows(page: Browser, table: str) -> list[str]:
-    return [" | ".join(row.split("\t")) for row in page.page.locator(f"{table} tbody tr").all_inner_texts()]
+    cells = "row => [...row.cells].map(cell => cell.textContent).join(' | ')"  # however the row is laid out
+    return list(page.ask(f"[...document.querySelectorAll('{table} tbody tr')].map({cells})"))
 
 
 def test_the_job_that_runs_is_there_with_its_figures_and_curves(page: Browser) -> None:
