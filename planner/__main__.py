@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TextIO
 from planner.commands import parser as questions
 from planner.commands.fast_imports import lasting_imports
 from planner.errors import Exit
+from planner.hub import be_patient
 from planner.job.output_dir import Place
 from planner.job.room import check_room
 from planner.job.schema import Job
@@ -44,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command != "plan":
             return questions.answer(options, _STARTED_S, answers)
         run = RunFolder(options.run_dir) if options.run_dir else None
+        if run is not None:
+            be_patient()
         return exit_code_of(lambda: _plan_and_say(options, run, answers), run)
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit
+from planner.hub import be_patient
 from planner.job.frozen import check_frozen
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
@@ -24,6 +25,7 @@ def main(arguments: list[str]) -> int:
         return Exit.USAGE
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     folder = RunFolder(Path(arguments[0]).absolute())
+    be_patient()
     return exit_code_of(lambda: _prepare(folder), folder)
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 import uuid
 from contextlib import suppress
@@ -16,7 +18,7 @@ from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
-from planner.job.data_check import check_data
+from planner.job.data_check import check_data, is_rendered
 from planner.job.frozen import freeze
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
@@ -25,6 +27,8 @@ from planner.run.folder import RunFolder
 
 NAME_LENGTH = 255
 _DRAFT = ".new-"
+LOOK_S = 60.0
+"""For looking at the first records: a few seconds, and half a minute where the hub does not answer."""
 
 
 def submit(
@@ -87,6 +91,8 @@ def _take_in(
         _write(run.resolved, job.resolved_yaml())
         _write(run.frozen, json.dumps(freeze(job)))
         _flush(draft)
+        if is_rendered(job) and (note := look_at_first_records(run)):
+            told.append(note)
         row = store.add(name, make_folder, turn, key=key, notes=told, output_dir=output_dir)
         made.clear()
         for entry in unseen:
@@ -97,6 +103,25 @@ def _take_in(
     finally:
         for left in (draft, *made):  # there only when something went wrong
             shutil.rmtree(left, ignore_errors=True)
+
+
+def look_at_first_records(run: RunFolder) -> str | None:
+    """Raise the UserError that the job in `run` would end with for its first records, found by a process that has a
+    tokenizer. What does not come to an answer, as where the hub has the tokenizer and is not reached, is left to the
+    job's turn: a note says so."""
+    command = [sys.executable, "-P", "-m", "worker.first_records", str(run.path)]
+    try:
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LOOK_S,
+            check=False,
+        ).returncode  # fmt: skip
+    except subprocess.TimeoutExpired:
+        code = Exit.FAILED
+    error = run.read_error()
+    run.error.unlink(missing_ok=True)
+    if error is not None and error["code"] != "hub-not-reached":
+        raise UserError.from_json(error)
+    return None if code == Exit.DONE else "the first records could not be looked at: they are when the job has its turn"
 
 
 def sweep_drafts(paths: Paths) -> None:
@@ -136,7 +161,9 @@ def _make_room(folder: Path) -> tuple[str, ...]:
 def _is_draft(folder: Path) -> bool:
     """Whether a run folder holds no more than a submission writes."""
     run = RunFolder(folder)
-    return {path.name for path in folder.iterdir()} <= {run.submitted.name, run.resolved.name, run.frozen.name}
+    return {path.name for path in folder.iterdir()} <= {
+        run.submitted.name, run.resolved.name, run.frozen.name, run.error.name,
+    }  # fmt: skip
 
 
 def _write(path: Path, text: str) -> None:

@@ -27,6 +27,7 @@ MOST_BYTES = 32 * 2**20
 """Read of each entry of `dataset`: about a second."""
 
 _ROWS = 1000  # read of a parquet file, whose columns tell the rest
+_GLANCE_BYTES = 2**16  # which mostly has a row, and so the columns
 
 _NO_TEMPLATE = "The data are conversations, and the tokenizer has no chat template."
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates", "tekken.json")
@@ -50,6 +51,16 @@ class _Found:
     left_bytes: int
     count: int = 0
     whole: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstRows:
+    """What a local entry begins with: records, each with its place ("line 3 of a.jsonl"), under the data's own names,
+    and all `columns`. `whole`: there are no more."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, Record], ...]
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +133,34 @@ def _check_entry(entry: DataEntry, job: Job) -> int | None:
             )  # fmt: skip
     seen = entry.whole and found.whole and found.count == len(found.rows)
     return found.count if seen and not learned else None
+
+
+def is_rendered(job: Job) -> bool:
+    """Whether local data of a checked job are more than texts: a chat template or a prompt is around them, or not all
+    of them is learned."""
+    for entry in (*job.data, *job.eval_data):
+        if not is_local(entry.path) or (data := local_data(Path(entry.path))).kind in ("saved", "text"):
+            continue
+        found = _Found(rows=[], columns={}, left_bytes=_GLANCE_BYTES)
+        _read(data.files[0], data.kind, found, Path(entry.path))
+        if not found.columns or kind_in(entry, tuple(found.columns), entry.path) != "text":
+            return True
+    return False
+
+
+def first_rows(entry: DataEntry, most: int) -> FirstRows | None:
+    """The first `most` rows of an entry; None where they are not to be had by reading a file: the hub's, those of a
+    saved dataset, of which part of a split. Raises UserError."""
+    if not is_local(entry.path) or not entry.whole or (data := local_data(Path(entry.path))).kind == "saved":
+        return None
+    found = _Found(rows=[], columns={}, left_bytes=MOST_BYTES)
+    for file in data.files:
+        _read(file, data.kind, found, Path(entry.path))
+        if len(found.rows) > most:
+            break
+    whole = found.whole and found.count <= most
+    rows = tuple((row.place, row.record) for row in found.rows[:most])
+    return FirstRows(columns=tuple(found.columns), rows=rows, whole=whole)
 
 
 def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> RecordKind:

@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers import __version__ as version
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
+from planner.hub import not_reached, patiently, unreachable
 from planner.job.schema import Job
 from planner.measure.peft_lora import with_adapters
 
@@ -26,10 +27,14 @@ def model_config(job: Job) -> PreTrainedConfig:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise _unusable(job, "the folder has no config.json")
     try:
-        config = AutoConfig.from_pretrained(job.model, trust_remote_code=False)
+        config = patiently(
+            lambda: AutoConfig.from_pretrained(job.model, trust_remote_code=False), f"the config of {job.model}"
+        )
     except Exception as error:  # a config is anybody's: what its class makes of it may raise anything
         if is_disk_full(error):
             raise disk_full(error, f"the config of {job.model}") from error
+        if unreachable(error):
+            raise not_reached(f"the config of {job.model}", error) from error
         if code := _needed_code(job.model):
             raise own_code_refused("model", job.model, code) from None
         raise _unusable(job, first_line(error)) from error

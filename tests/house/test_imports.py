@@ -67,7 +67,9 @@ MAY_IMPORT = {
         "offmated.jobs", "offmated.service", "planner.job", "planner.run", "planner.reports", "planner.schedule",
     ),
 }  # fmt: skip
-ENTRIES = {"worker.api", "worker.prepare", "worker.preview", "worker.trainer", "worker.torch_adamw"}
+ENTRIES = {
+    "worker.api", "worker.first_records", "worker.prepare", "worker.preview", "worker.trainer", "worker.torch_adamw",
+}  # fmt: skip
 """What people and processes start; beside these every `__main__` and `tasks`. They may import any folder of their
 package and of the packages below it, and nothing imports them but another entry."""
 BELOW = {"planner": ("planner",), "worker": ("worker", "planner"), "offmated": ("offmated",)}

@@ -62,7 +62,7 @@ class Batches:
         corpus = load_corpus(job, tokenizer, folder)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._orders: dict[int, NDArray[np.int64]] = {}
-        rows = Rows(corpus, _rows(corpus, job), max_length=job.max_length, pad=pad if pad is not None else 0)
+        rows = Rows(corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad if pad is not None else 0)
         self.largest_token = int(corpus.tokens.max())
         self.evaluation: EvalBatches | None = None
         """What is held out, or the job's `eval_dataset`."""
@@ -73,7 +73,7 @@ class Batches:
             other = job.model_copy(update={"dataset": job.eval_dataset})
             log.info("data: for evaluation:")
             corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"))
-            found = Rows(corpus, _rows(corpus, other), max_length=job.max_length, pad=rows.pad)
+            found = Rows(corpus, rows_of(corpus, other), max_length=job.max_length, pad=rows.pad)
             self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             self.evaluation = EvalBatches(found, job.slice_rows)
         self._rows = rows
@@ -198,8 +198,8 @@ def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
     return rows.chosen(~held_out), rows.chosen(held_out)
 
 
-def _rows(corpus: Corpus, job: Job) -> Layout:
-    """Every row that has something to learn. Says what is cut and left out."""
+def rows_of(corpus: Corpus, job: Job) -> Layout:
+    """Every row that has something to learn. Says what is cut and left out. Raises UserError where nothing is left."""
     total, longest = len(corpus.tokens), job.max_length
     if job.packing == "wrapped":
         starts = np.arange(0, total, longest, dtype=np.int64)

@@ -24,7 +24,8 @@ from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError
 from planner.job.data_check import kind_in
-from planner.job.records import Record
+from planner.job.data_entry import DataEntry
+from planner.job.records import Kind, Record
 from planner.job.schema import Job
 from worker.data.formats import Document, Format, detect
 from worker.data.sources import Source, open_source
@@ -95,20 +96,25 @@ def _fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def check_tokenizer(job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UserError for one that does not know which characters a token is of."""
     if not tokenizer.is_fast:
         raise UserError(
             f"The tokenizer {job.tokenizer} does not tell where its tokens are in the text.", code="slow-tokenizer",
             exit_code=Exit.USAGE, hint="use a tokenizer with a tokenizer.json",
         )  # fmt: skip
+
+
+def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    check_tokenizer(job, tokenizer)
     if tokenizer.eos_token_id is None:
         log.warning("data: the tokenizer has no end-of-text token; documents follow each other without one")
     ends = array("q")
     count = 0
     said_at = time.monotonic()
     with (folder / "tokens.raw").open("wb") as tokens, (folder / "trained.raw").open("wb") as trained:
-        for documents in _batched(_documents(job, tokenizer)):
-            for ids, learned in _encode(documents, tokenizer, job):
+        for documents in batched(_documents(job, tokenizer)):
+            for ids, learned in encode(documents, tokenizer, job):
                 tokens.write(ids.tobytes())
                 trained.write(learned.tobytes())
                 count += len(ids)
@@ -140,10 +146,7 @@ def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Documen
         source = open_source(entry)
         kind = kind_in(entry, source.columns, source.name)
         columns = entry.names(source.columns)
-        form = detect(
-            kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format,
-            system="system" in entry.columns,
-        )  # fmt: skip
+        form = form_of(job, entry, kind, columns, tokenizer)
         unused = [column for column in columns if column not in form.uses]
         log.info(
             "data: %s: %d records read as %s (columns %s%s)", source.name, len(source.records), form.name,
@@ -151,7 +154,7 @@ def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Documen
         )  # fmt: skip
         empty = 0
         for number, record in enumerate(islice(_records(source), job.max_samples), start=1):
-            document = _document(form, entry.mapped(record), source.name, number)
+            document = document_of(form, entry, record, f"record {number} of {source.name}")
             if document is None:
                 empty += 1
             else:
@@ -172,29 +175,40 @@ def _records(source: Source) -> Iterator[dict[str, object]]:
         ) from error  # fmt: skip
 
 
-def _document(form: Format, record: Record, name: str, number: int) -> Document | None:
+def form_of(
+    job: Job, entry: DataEntry, kind: Kind, columns: tuple[str, ...], tokenizer: PreTrainedTokenizerBase
+) -> Format:  # fmt: skip
+    """How an entry's records of this kind, with these columns by offmate's names, become documents. Raises
+    UserError."""
+    return detect(
+        kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format, system="system" in entry.columns
+    )
+
+
+def document_of(form: Format, entry: DataEntry, record: Record, place: str) -> Document | None:
+    """The document of a record, which is under the data's own names; None for an empty one. Raises UserError naming
+    its `place`."""
     try:
-        return form.document(record)
+        return form.document(entry.mapped(record))
     except ValueError as error:
         raise UserError(
-            f"Record {number} of {name} is broken.", code="broken-record", exit_code=Exit.USAGE, numbers=(str(error),),
-            hint="correct the record or take it out",
+            f"{place[0].upper()}{place[1:]} is broken.", code="broken-record", exit_code=Exit.USAGE,
+            numbers=(str(error),), hint="correct the record or take it out",
         ) from error  # fmt: skip
     except UserError as error:
         raise UserError(
-            error.what, code=error.code, exit_code=error.exit_code, hint=error.hint,
-            numbers=(f"record {number} of {name}", *error.numbers),
-        ) from error  # fmt: skip
+            error.what, code=error.code, exit_code=error.exit_code, hint=error.hint, numbers=(place, *error.numbers)
+        ) from error
 
 
-def _batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
+def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
     """Runs of documents that the tokenizer treats alike, `_BATCH` at most."""
     for _, alike in groupby(documents, key=lambda document: document.special):
         while batch := list(islice(alike, _BATCH)):
             yield batch
 
 
-def _encode(
+def encode(
     documents: list[Document], tokenizer: PreTrainedTokenizerBase, job: Job
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
     """Tokens of each document, and which of them are learned: those that share a character with a trained span."""

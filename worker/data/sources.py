@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import Exit, UserError, disk_full, is_disk_full
+from planner.hub import not_reached, patiently, unreachable
 from planner.job.data_entry import DataEntry
 from planner.job.local_data import LocalData, csv_columns, is_local, local_data
 
@@ -36,10 +37,15 @@ def open_source(entry: DataEntry) -> Source:
     disable_progress_bars()
     name, path = entry.path, Path(entry.path)
     try:
-        records = _part(_open_local(path), entry.split) if is_local(name) else _hub(entry)
+        if is_local(name):
+            records = _part(_open_local(path), entry.split)
+        else:
+            records = patiently(lambda: _hub(entry), f"the dataset {name}")
     except (DatasetsError, DatasetGenerationError, OSError, ValueError, csv.Error) as error:
         if is_disk_full(error):
             raise disk_full(error, f"a copy of the dataset {name}") from error
+        if not is_local(name) and unreachable(error):
+            raise not_reached(f"the dataset {name}", error) from error
         raise UserError(
             f"Cannot read the dataset {name}.", code="dataset-unreadable", exit_code=Exit.USAGE,
             numbers=tuple(_causes(error)),

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, 
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
+from planner.hub import not_reached, patiently, unreachable
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.measure.hf_model import build_model, model_config, own_code, own_code_refused, working_dtype
@@ -39,13 +40,18 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
     else:
         attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
-                output_loading_info=True, trust_remote_code=False,
+            loaded: Any = patiently(
+                lambda: AutoModelForCausalLM.from_pretrained(
+                    job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
+                    output_loading_info=True, trust_remote_code=False,
+                ),
+                f"the model {job.model}",
             )  # fmt: skip
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             if is_disk_full(error):
                 raise disk_full(error, f"the weights of {job.model}") from error
+            if unreachable(error):
+                raise not_reached(f"the weights of {job.model}", error) from error
             raise UserError(
                 f"The weights of {job.model} cannot be loaded.", code="weights-not-usable", exit_code=Exit.USAGE,
                 numbers=(first_line(error),),
@@ -82,10 +88,15 @@ def _keep_layers(config: PreTrainedConfig, layers: int) -> None:
 def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     """The job's tokenizer, with the job's chat template where it gives one. Raises UserError."""
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = patiently(
+            lambda: AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=False),
+            f"the tokenizer {job.tokenizer}",
+        )
     except Exception as error:  # its files are anybody's: what is made of them may raise anything
         if is_disk_full(error):
             raise disk_full(error, f"the tokenizer {job.tokenizer}") from error
+        if unreachable(error):
+            raise not_reached(f"the tokenizer {job.tokenizer}", error) from error
         if isinstance(error, ValueError) and (code := _own_code_of(job.tokenizer)):
             raise own_code_refused("tokenizer", job.tokenizer, code) from None
         raise UserError(

@@ -1,0 +1,50 @@
+"""A job is refused for its first records, with nothing kept; what cannot be looked at is left to its turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from offmated.jobs.migrate import upgrade
+from offmated.jobs.store import Store
+from offmated.jobs.submission import submit
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from tests.support.texts import tiny_llama_folder, write_jsonl
+
+JOB = "model: ./model\ndataset: talks.jsonl\n"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    tiny_llama_folder(tmp_path / "model", chat_template="{{ messages[1].content }}")
+    write_jsonl(tmp_path / "talks.jsonl", [{"messages": [{"role": "assistant", "content": "alone"}]}])
+    paths = Paths.at(tmp_path / "state")
+    paths.runs.mkdir(parents=True)
+    return paths
+
+
+@pytest.fixture
+def store(paths: Paths) -> Store:
+    store = Store(f"sqlite:///{paths.database}")
+    upgrade(store.engine, paths)
+    return store
+
+
+def test_a_conversation_that_the_template_refuses_is_refused_while_the_person_is_there(
+    store: Store, paths: Paths
+) -> None:
+    with pytest.raises(UserError, match="The chat template refuses a conversation") as told:
+        submit(store, paths, JOB, paths.state.parent)
+    assert told.value.exit_code is Exit.USAGE
+    assert told.value.numbers[0] == "line 1 of talks.jsonl"
+    assert not list(paths.runs.iterdir()) and not store.jobs()
+
+
+def test_a_job_whose_records_cannot_be_looked_at_is_taken_in_with_a_note(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    _, notes = submit(store, paths, JOB, paths.state.parent)
+    assert notes[-1] == "the first records could not be looked at: they are when the job has its turn"

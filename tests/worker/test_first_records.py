@@ -1,0 +1,109 @@
+"""What the first records of a job's data say at submission: what the trainer would, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import Exit, UserError
+from planner.job.data_check import check_data, is_rendered
+from planner.job.schema import Job
+from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
+from worker.data.batches import Batches
+from worker.first_records import MOST, look, main
+
+TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+UNLEARNED = [TALK[0], TALK[1] | {"train": False}]
+REFUSES = "{{ raise_exception('roles must alternate') if messages[0]['role'] == 'assistant' }}" + CHATML
+
+
+def looked_at(job: Job, template: str = CHATML) -> None:
+    look(job, job.data, byte_tokenizer(chat_template=template))
+    look(job, job.eval_data, byte_tokenizer(chat_template=template))
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return tiny_llama_folder(tmp_path / "model", chat_template=CHATML)
+
+
+@pytest.mark.parametrize(
+    ("records", "template", "code", "number"),
+    [
+        ([{"messages": TALK}, {"messages": TALK[::-1]}], REFUSES, "chat-template-refuses", "line 2 of data.jsonl"),
+        ([{"messages": TALK}], "{{ messages[9].content }}", "chat-template-refuses", "line 1 of data.jsonl"),
+        ([{"messages": [*TALK[:1], TALK[1] | {"reasoning_content": "so"}]}], CHATML, "template-drops", "line 1"),
+        ([{"messages": UNLEARNED}] * 3, CHATML, "nothing-to-train", "3 documents"),
+        ([{"prompt": "p" * 90, "completion": "late"}], CHATML, "nothing-to-train", "1 documents"),
+        ([{"text": "x" * 90}], CHATML, "rows-too-long", "1 of 1"),
+    ],
+)  # fmt: skip
+def test_what_would_end_the_job_in_its_turn_is_told_at_submission(
+    model: Path, tmp_path: Path, records: list[dict[str, Any]], template: str, code: str, number: str
+) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", records)
+    keys = {"long_rows": "refuse"} if "text" in records[0] else {}
+    job = make_job(model, data, max_length=64, **keys)
+    check_data(job)  # which sees nothing of it
+    with pytest.raises(UserError) as told:
+        looked_at(job, template)
+    assert told.value.code == code and told.value.exit_code is Exit.USAGE
+    assert any(number in line for line in told.value.numbers), told.value.numbers
+    with pytest.raises(UserError) as later:
+        Batches(job, byte_tokenizer(chat_template=template))
+    assert later.value.code == code
+
+
+def test_a_mask_that_learns_nothing_of_the_first_records_is_refused_however_many_follow(
+    model: Path, tmp_path: Path
+) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": UNLEARNED}] * MOST + [{"messages": TALK}])
+    with pytest.raises(UserError, match=rf"^The first {MOST} records have nothing to learn\."):
+        looked_at(make_job(model, data))
+    write_jsonl(data, [{"messages": UNLEARNED}] * (MOST - 1) + [{"messages": TALK}])
+    looked_at(make_job(model, data))
+
+
+def test_what_the_trainer_takes_is_taken(model: Path, tmp_path: Path) -> None:
+    talks = write_jsonl(tmp_path / "talks.jsonl", [{"messages": UNLEARNED}, {"messages": TALK}, {"messages": []}])
+    texts = write_jsonl(tmp_path / "texts.jsonl", [{"text": "x" * 90}])
+    (tmp_path / "rows.csv").write_text("instruction,output\nsay hi,hi\n")
+    (tmp_path / "whole.json").write_text(json.dumps([{"conversations": [{"from": "gpt", "value": "hi"}]}]))
+    for file in (talks, texts, tmp_path / "rows.csv", tmp_path / "whole.json"):
+        job = make_job(model, file, max_length=64)
+        looked_at(job)
+        Batches(job, byte_tokenizer(chat_template=CHATML))
+    # A second entry may have what the first has not, also one that nobody reads here.
+    mute = write_jsonl(tmp_path / "mute.jsonl", [{"messages": UNLEARNED}])
+    looked_at(make_job(model, [mute, talks]))
+    looked_at(make_job(model, talks, eval_dataset=str(texts)))
+    with pytest.raises(UserError, match="nothing to"):
+        looked_at(make_job(model, talks, eval_dataset=str(mute)))
+
+
+def test_only_data_that_are_more_than_texts_need_a_tokenizer_at_submission(model: Path, tmp_path: Path) -> None:
+    texts = write_jsonl(tmp_path / "texts.jsonl", [{"text": "x"}])
+    talks = write_jsonl(tmp_path / "talks.jsonl", [{"messages": TALK}])
+    long = write_jsonl(tmp_path / "long.jsonl", [{"messages": [TALK[0] | {"content": "x" * 2**17}, TALK[1]]}])
+    assert not is_rendered(make_job(model, texts))
+    assert is_rendered(make_job(model, talks)) and is_rendered(make_job(model, [texts, talks]))
+    assert is_rendered(make_job(model, texts, eval_dataset=str(talks)))
+    assert is_rendered(make_job(model, long)), "no row within a glance"
+
+
+def test_a_tokenizer_that_does_not_load_is_told(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": TALK}])
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "resolved.yaml").write_text(make_job(model, data).resolved_yaml())
+    assert main([str(run)]) == Exit.DONE
+    (model / "tokenizer.json").write_text("{")
+    assert main([str(run)]) == Exit.USAGE
+    assert json.loads((run / "error.json").read_text())["code"] == "tokenizer-not-usable"
+    assert "[tokenizer-not-usable]" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""A job's first records, rendered, tokenized and masked as the trainer will: `python -m worker.first_records RUN_DIR`.
+
+So it is told at submission what would otherwise end the job when it has its turn: a tokenizer that does not load, a
+chat template that fails, a record that it cannot show, a mask under which nothing is learned. Exit codes and errors as
+`worker.trainer` has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.errors import Exit, UserError
+from planner.job.data_check import FirstRows, first_rows, kind_in
+from planner.job.data_entry import DataEntry
+from planner.job.schema import Job
+from planner.run.ending import exit_code_of
+from planner.run.folder import RunFolder
+from planner.run.plain_streams import speak_plainly
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from worker.data.formats import Document
+
+MOST = 64
+"""Records of each entry."""
+_MOST_S = 20.0  # where conversations are long
+
+
+def main(arguments: list[str]) -> int:
+    """Look at the job in the folder `arguments[0]`; returns the exit code."""
+    if len(arguments) != 1 or not Path(arguments[0]).is_dir():
+        print("usage: python -m worker.first_records RUN_DIR", file=sys.stderr)
+        return Exit.USAGE
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
+    folder = RunFolder(Path(arguments[0]).absolute())
+    return exit_code_of(lambda: _look(folder), folder)
+
+
+def _look(folder: RunFolder) -> Exit:
+    from worker.training.model import load_tokenizer
+
+    job = Job.from_resolved(folder.resolved)
+    tokenizer = load_tokenizer(job)
+    for entries in (job.data, job.eval_data):
+        look(job, entries, tokenizer)
+    return Exit.DONE
+
+
+def look(job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise the UserError that the first records of `entries`, which are trained on or evaluated on together, would
+    end the job with. Says nothing of what cannot be read here: of the hub, and parts of files."""
+    from worker.data.batches import rows_of
+    from worker.data.corpus import Corpus, batched, check_tokenizer, encode
+
+    check_tokenizer(job, tokenizer)
+    most = min(MOST, job.max_samples or MOST)
+    found = [(entry, first) for entry in entries if (first := first_rows(entry, most)) is not None]
+    documents = _documents(job, found, tokenizer)
+    encoded = [pair for alike in batched(documents) for pair in encode(alike, tokenizer, job)]
+    if not encoded:
+        return
+    corpus = Corpus(
+        tokens=np.concatenate([ids for ids, _ in encoded]), trained=np.concatenate([learned for _, learned in encoded]),
+        ends=np.cumsum([len(ids) for ids, _ in encoded], dtype=np.int64), fingerprint="",
+    )  # fmt: skip
+    try:
+        rows_of(corpus, job)
+    except UserError as error:
+        if error.code != "nothing-to-train" or (len(found) == len(entries) and all(f.whole for _, f in found)):
+            raise
+        raise UserError(
+            f"The first {len(encoded)} records have nothing to learn.", code=error.code, exit_code=Exit.USAGE,
+            numbers=error.numbers, hint=f"offmate preview shows what is learned of which row; {error.hint}",
+        ) from error  # fmt: skip
+
+
+def _documents(
+    job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Document]:  # fmt: skip
+    """The documents of the rows, as many as are rendered within seconds."""
+    from worker.data.corpus import document_of, form_of
+
+    until = time.monotonic() + _MOST_S
+    for entry, first in found:
+        kind = kind_in(entry, first.columns, entry.path)
+        form = form_of(job, entry, kind, entry.names(first.columns), tokenizer)
+        for place, record in first.rows:
+            if (document := document_of(form, entry, record, place)) is not None:
+                yield document
+            if time.monotonic() > until:
+                return
+
+
+if __name__ == "__main__":
+    speak_plainly()
+    sys.exit(main(sys.argv[1:]))
