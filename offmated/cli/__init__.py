@@ -30,8 +30,6 @@ from offmated.cli.service import service
 from offmated.jobs.states import JobState
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
-from planner.job.imported import imported
-from planner.job.source import read_text
 from planner.units import parse_bytes, printable
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
@@ -108,6 +106,9 @@ def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: 
 @FILE
 def import_file(file: Path) -> None:
     """Print FILE, of axolotl, LLaMA-Factory or TRL, in offmate's words, with a comment on each key."""
+    from planner.job.imported import imported
+    from planner.job.source import read_text
+
     click.echo(imported(read_text(file), file.absolute().parent, file.name), nl=False)
 
 

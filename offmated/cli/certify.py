@@ -13,7 +13,6 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from offmated.cli import planner_process
 from offmated.cli.output import budget_options, console, json_option, pairs, print_json, table
 from offmated.cli.plan_view import option_runs
 from offmated.paths import Paths
@@ -43,6 +42,8 @@ def certify(file: Path, as_json: bool, **options: str | int | None) -> None:
 
 def _compare(file: Path, options: dict[str, str | int | None]) -> tuple[int, object]:
     """Exit code and certificate; without one the process has said why on stderr, and we leave with its exit code."""
+    from offmated.cli import planner_process  # with what it imports half of what a command takes to start
+
     state = Paths.from_environment().state
     with (
         planner_process.resolved(planner_process.job_of(file, options)) as job,

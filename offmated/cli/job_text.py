@@ -9,7 +9,6 @@ from pathlib import Path
 import yaml
 
 from planner.errors import Exit, UserError
-from planner.job.schema import CANONICAL
 from planner.job.source import read_text, read_yaml
 
 
@@ -56,6 +55,8 @@ def with_value(text: str, key: str, value: str) -> str:
 
 
 def _with_yaml(text: str, key: str, value: str) -> str:
+    from planner.job.schema import CANONICAL  # with what it imports half of what a command takes to start
+
     try:
         node = yaml.compose(text, yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError):

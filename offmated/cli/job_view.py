@@ -14,7 +14,6 @@ from offmated.cli.output import coloured, pairs, table
 from offmated.cli.plan_view import plan_rows
 from offmated.jobs.states import FINAL, JobState
 from planner.errors import Exit, UserError
-from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from planner.units import format_bytes, format_bytes_down, format_seconds
 
@@ -159,6 +158,8 @@ def _ending(attempt: Json) -> str:
 
 def _asked(run: RunFolder) -> list[tuple[str, str | Text]]:
     """The job file and its budgets, where there is no plan to tell them."""
+    from planner.job.schema import Job  # half of what a command takes to start
+
     rows: list[tuple[str, str | Text]] = [("job file", str(run.submitted))]
     try:
         asked = Job.from_resolved(run.resolved)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from offmated.cli import job_view, planner_process, receipt_view
+from offmated.cli import job_view
 from offmated.cli.output import Size, budget_options, console, json_option, print_json
 from offmated.cli.pictures import drawn, picture_options
 from planner.errors import Exit
@@ -49,6 +49,11 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
     offmate plan --chain chain.json --hardware hardware.json --gpu-budget 10GiB --json
     offmate plan job.yaml --html plan.html --trace plan.json
     """
+    from offmated.cli import (  # with what they import half of what a command takes to start
+        planner_process,
+        receipt_view,
+    )
+
     given = {name: value for name, value in options.items() if value not in (None, False, ())}
     kind = planner_process.kind_of_question(file, given)
     if kind == "FILE" and file is not None:
@@ -75,6 +80,8 @@ def plans() -> None:
 @json_option
 def list_plans(as_json: bool) -> None:
     """List the kept plans, the one used last first."""
+    from offmated.cli import planner_process, receipt_view
+
     rows = planner_process.kept_plans("list")
     print_json(rows) if as_json else console().print(receipt_view.kept(rows))
 
@@ -84,6 +91,8 @@ def list_plans(as_json: bool) -> None:
 @json_option
 def show_plan(key: str, as_json: bool) -> None:
     """Show the plan whose key begins with KEY."""
+    from offmated.cli import planner_process, receipt_view
+
     found = planner_process.kept_plans("show", key)
     print_json(found) if as_json else console().print(receipt_view.kept_plan(found))
 
@@ -96,5 +105,7 @@ def forget_plan(key: str | None, everything: bool, as_json: bool) -> None:
     """Forget the plan whose key begins with KEY, or all of them. The next job that needs it plans anew."""
     if (key is None) != everything:
         raise click.UsageError("give the KEY of one plan, or --all")
+    from offmated.cli import planner_process
+
     done = planner_process.kept_plans("forget", *([key] if key else []))
     print_json(done) if as_json else click.echo(f"Forgotten: {done['forgotten']}")

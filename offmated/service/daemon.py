@@ -46,7 +46,7 @@ HORSE_PATIENCE_S = 5.0
 QUIET_PATIENCE_S = 5.0  # for a worker that is to end, without a job: a broker that hangs would keep it for minutes
 BUSY_PATIENCE_S = 60.0  # the same while the database does not answer, to which it may have to say how a job ended
 SERVER_PATIENCE_S = 5.0  # for the broker to end
-SILENT_PATIENCE_S = 30.0  # for our own broker to answer again, before it starts again
+SILENT_PATIENCE_S = 10.0  # for our own broker to answer again, before it starts again
 
 
 def run(paths: Paths) -> Exit:

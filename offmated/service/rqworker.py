@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,13 +25,19 @@ log = logging.getLogger(__name__)
 
 
 class ForkWorker(Worker):
-    """RQ's, but for two things: its horse dies with it, and a broker that is away for a while does not end it."""
+    """RQ's, but for three things: its horse dies with it, the daemon hears of a horse's end, and a broker that is away
+    for a while does not end it."""
 
     def main_work_horse(self, job: Job, queue: Queue) -> None:
         """The horse's life. RQ would leave it to go on alone, unwatched, when its worker is killed."""
         assert self.pid is not None
         die_with(self.pid)
         super().main_work_horse(job, queue)
+
+    def monitor_work_horse(self, job: Job, queue: Queue) -> None:
+        """The wait for the horse's end, of which the daemon hears at once: it sleeps until a child ends, or a tick."""
+        super().monitor_work_horse(job, queue)
+        os.kill(os.getppid(), signal.SIGCHLD)  # of whoever has no ear for it nothing comes
 
     # What RQ tells the broker while a horse works, all of it news of no weight. A failure would end the worker, and a
     # training with it that needs no broker.

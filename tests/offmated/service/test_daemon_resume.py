@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import re
-import runpy
 import signal
 from pathlib import Path
 
 from safetensors.numpy import load_file
-from transformers import LlamaConfig
 
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
-from tests.support.daemons import PATIENCE_S, ROOT, house, until
+from tests.support.daemons import PATIENCE_S, house, until
+from tests.support.texts import sentences, tiny_llama_folder, write_jsonl
 
 JOB = """
 model: model
 dataset: text.jsonl
-max_length: 64
+max_length: 32
 per_device_train_batch_size: 2
 gradient_accumulation_steps: 2
-max_steps: 120
+max_steps: 40
 save_steps: 10
 learning_rate: 1e-3
 """
 
 
 def prepare(home: Path) -> None:
-    """The example's text and tokenizer, and a Llama of two small layers."""
-    runpy.run_path(str(ROOT / "examples" / "pydoc.py"))["prepare"](home)
-    LlamaConfig(
-        architectures=["LlamaForCausalLM"], vocab_size=2048, hidden_size=64, intermediate_size=128,
-        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
-        bos_token_id=None, eos_token_id=0, pad_token_id=0,
-    ).save_pretrained(home / "model")  # fmt: skip
+    """A Llama of two tiny layers, and its text."""
+    tiny_llama_folder(home / "model")
+    write_jsonl(home / "text.jsonl", sentences(40))
 
 
 def halted_at(run: RunFolder, step: int, *, starts: int) -> Process:
@@ -69,7 +64,7 @@ def test_a_killed_and_a_shut_down_run_end_with_the_weights_of_an_undisturbed_one
         number = int(built.client.submit(JOB, str(built.home))["id"])
         run = RunFolder(built.paths.run_folder(number))
         halted_at(run, 15, starts=1).kill()
-        trainer = halted_at(run, 45, starts=2)
+        trainer = halted_at(run, 25, starts=2)
         built.client.shutdown(wait=False)
         until(lambda: waits_for(trainer, signal.SIGTERM), "the trainer is told to stop")
         trainer.send(signal.SIGCONT)
@@ -79,7 +74,7 @@ def test_a_killed_and_a_shut_down_run_end_with_the_weights_of_an_undisturbed_one
 
         job, starts = built.job(number), [e for e in built.events(number) if e["event"] == "start"]
         assert (job["state"], job["attempts"], job["crashes"]) == ("done", 3, 0), "".join(built.client.logs(number))
-        assert starts[1]["resumed_from"] >= 10 and starts[2]["resumed_from"] >= 45
+        assert starts[1]["resumed_from"] >= 10 and starts[2]["resumed_from"] >= 25
         ours, theirs = (load_file(Path(built.job(n)["output"]) / "model.safetensors") for n in (number, plain))
         assert ours.keys() == theirs.keys()
         assert all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
