@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -15,6 +16,7 @@ def pytest_collection_modifyitems(config, items):
     """Slow tests and those of the emulated device are known by now, whatever is chosen by a mark."""
     slow.mark(items)
     session.pytest_collection_modifyitems(config, items)
+
 
 for name in [name for name in os.environ if name.startswith("OFFMATE_")]:
     del os.environ[name]  # a person's own daemon, or that of another machine, is not for tests
@@ -34,6 +36,18 @@ def make():
     for engine in made:
         engine.close()
     assert engines.own_threads() == []
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before():
+    """A test that turns a log down for good takes from later ones what they look for."""
+    before = _turned_down()
+    yield
+    assert _turned_down() == before
+
+
+def _turned_down():
+    return logging.root.manager.disable, *(logging.getLogger(name).level for name in ("offmated", "planner", "worker"))
 
 
 @pytest.fixture

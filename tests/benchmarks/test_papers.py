@@ -49,7 +49,7 @@ def test_a_part_of_llama2_is_slower_without_cpu_updates_and_without_activation_o
     times = {}
     for variant in paper000.VARIANTS:
         plan = make_plan(
-            paper000.chain(layers=8), paper000.hardware(), gpu_budget_bytes=int(8.5 * GB),
+            paper000.chain(layers=5), paper000.hardware(), gpu_budget_bytes=int(6.5 * GB),
             cpu_budget_bytes=paper000.HOST, slices=1, clip=False, cpu_updates=variant.cpu_updates,
             activation_offload=variant.activation_offload, time_limit_s=20, gap=0.05,
         )  # fmt: skip

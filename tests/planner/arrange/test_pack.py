@@ -93,7 +93,7 @@ def test_the_library_begins_with_what_is_done_without_a_compiler(monkeypatch: py
             assert height(spans, pack(Given(spans))) == height(spans, compiled)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(50))
 def test_a_random_plan_gets_places_that_verify_proves_and_in_which_it_runs(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,8 +151,8 @@ def test_the_least_budget_has_a_plan_whose_tensors_have_places_within_it(clip: b
     budgets = {"cpu_budget_bytes": 2**42, "slices": 2, "clip": clip}
     least = least_budget(chain, machine(), **budgets).gpu_bytes
     for gpu in (least, least + least // 5):
-        plan = make_plan(chain, machine(), gpu_budget_bytes=gpu, time_limit_s=3.0, **budgets)
+        plan = make_plan(chain, machine(), gpu_budget_bytes=gpu, time_limit_s=0.3, **budgets)
         assert plan.gpu_peak_bytes <= plan.gpu_budget_bytes == gpu
         verify(compile_program(plan, chain), chain, gpu_budget_bytes=gpu, offsets=plan.offsets)
     with pytest.raises(UserError, match="No schedule fits"):
-        make_plan(chain, machine(), gpu_budget_bytes=int(0.97 * least), time_limit_s=3.0, **budgets)
+        make_plan(chain, machine(), gpu_budget_bytes=int(0.97 * least), time_limit_s=0.3, **budgets)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections import Counter
 
+import torch
+
 from tests.support.fuzz.case import case_of
 from tests.support.fuzz.shrink import shrink
-from tests.support.fuzz.trial import judge, quiet
+from tests.support.fuzz.trial import judge
 
 
 def main() -> int:
@@ -17,7 +20,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many")
     parser.add_argument("--shrink", action="store_true", help="find the simplest case that fails as the first does")
     chosen = parser.parse_args()
-    quiet()
+    logging.disable(logging.WARNING)  # what the house says is not of interest here
+    torch.set_num_threads(1)
     if chosen.shrink:
         print(*shrink(case_of(chosen.first), judge), sep="\n")
         return 1

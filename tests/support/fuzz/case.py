@@ -84,7 +84,7 @@ def case_of(seed: int) -> Case:
     chance = random.Random(seed)
 
     def pattern() -> tuple[str, ...]:
-        found = [chance.choice(list(TRACED)) for _ in range(chance.choice((0, 1, 1, 2, 2, 3)))]
+        found = [chance.choice(list(TRACED)) for _ in range(chance.choice((0, 1, 1, 2)))]
         if chance.random() < 0.2:
             found.insert(chance.randint(0, len(found)), chance.choice(list(OWN_CODE)))
         return tuple(found)
@@ -93,12 +93,12 @@ def case_of(seed: int) -> Case:
         seed=seed,
         width=chance.choice((8, 16, 24, 32)),
         vocabulary=chance.choice((40, 64, 150)),
-        layers=chance.choice((2, 3, 3, 4, 5, 6)),
-        patterns=tuple(pattern() for _ in range(chance.choice((1, 1, 1, 2, 3)))),
+        layers=chance.choice((2, 2, 3, 4)),
+        patterns=tuple(pattern() for _ in range(chance.choice((1, 1, 1, 2)))),
         features=frozenset(name for name, often in FEATURES.items() if chance.random() < often),
         frozen=chance.choice(FROZEN),
         bf16=chance.random() < 0.33,
-        slices=chance.choice((1, 1, 2, 2, 3, 4, 6)),
+        slices=chance.choice((1, 1, 2, 3)),
         clip=chance.choice(CLIPS),
         share=None if chance.random() < 0.5 else chance.choice(SHARES),
         shape=(chance.choice((1, 2, 3)), chance.choice((8, 12, 16, 24))),

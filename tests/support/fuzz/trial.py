@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import random
 import tempfile
 import traceback
@@ -220,9 +219,3 @@ def _steered(case: Case) -> Iterator[list[str]]:
     with mock.patch.multiple(api, **patches):
         yield inexact
 
-
-def quiet() -> None:
-    """What the house logs is not of interest here."""
-    logging.getLogger("planner").setLevel(logging.ERROR)
-    logging.getLogger("worker").setLevel(logging.ERROR)
-    torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fuzz.case import case_of
-from tests.support.fuzz.trial import judge, quiet
+from tests.support.fuzz.trial import judge
 
 pytestmark = pytest.mark.slow
 SEEDS = 200
@@ -17,7 +17,6 @@ AT_ONCE = 10
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
 def test_random_models_have_plain_pytorchs_numbers_or_it_is_said_that_they_have_not(first: int) -> None:
-    quiet()
     verdicts = {seed: judge(case_of(seed)) for seed in range(first, first + AT_ONCE)}
     assert {seed: verdict for seed, verdict in verdicts.items() if not verdict.fine} == {}
     assert [verdict.kind for verdict in verdicts.values()].count("same") >= AT_ONCE // 3, verdicts
