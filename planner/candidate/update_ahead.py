@@ -16,10 +16,12 @@ from planner.schedule.chain import Chain, Tensor
 _PARTS = 4
 
 
-def ahead_bytes(tensor: Tensor, rounds: int) -> int:
+def ahead_bytes(chain: Chain, tensor: Tensor, rounds: int) -> int:
     """What an update ahead takes on the host: master and moments once more, and the gradient beside the working copy,
-    which the update makes anew before a replay reads the gradient again."""
-    return tensor.master_bytes + tensor.gradient_bytes - tensor.host_gradient_bytes(rounds)
+    which the update makes anew before a replay reads the gradient again; less what packed states then spare."""
+    beside = tensor.gradient_bytes - tensor.host_gradient_bytes(rounds)
+    packed = chain.packed_bytes(tensor, rounds, ahead=True) - chain.packed_bytes(tensor, rounds)
+    return tensor.master_bytes + beside - packed
 
 
 def ahead_of_norm(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes: int) -> Iterator[Candidate]:
@@ -34,8 +36,8 @@ def ahead_of_norm(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes
     chosen: list[str] = []
     for schedule in sorted(candidate.schedules, key=lambda j: stages[j.tensor.name] or 0):
         tensor, stage = schedule.tensor, stages[schedule.tensor.name]
-        if stage is not None and stage < last and ahead_bytes(tensor, rounds) <= host_bytes:
-            host_bytes -= ahead_bytes(tensor, rounds)
+        if stage is not None and stage < last and ahead_bytes(chain, tensor, rounds) <= host_bytes:
+            host_bytes -= ahead_bytes(chain, tensor, rounds)
             chosen.append(tensor.name)
     for count in sorted({-(-len(chosen) * part // _PARTS) for part in range(1, _PARTS + 1)} - {0}):
         names = frozenset(chosen[:count])

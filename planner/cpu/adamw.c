@@ -20,23 +20,31 @@
 #define BLOCK (1L << 15)         /* elements a thread takes at a time: nearly a megabyte, in whole cache lines */
 #define MOST_THREADS 64
 
-enum { FP32, MIXED, BF16 };      /* all fp32; bf16 gradient and working copy of an fp32 master; all bf16 */
+/* All fp32; bf16 gradient and working copy of an fp32 master; all bf16; mixed, where `master` has only the master's lower
+   half: the working copy is the upper one, rounded, and the sign of the second moment says whether it was rounded up. */
+enum { FP32, MIXED, BF16, PACKED };
 
-/* The state is read from `from`, in the order of the pointers after it, which it is written to: the same memory, or not. */
+/* The state is read from `from`, in the order of the pointers after it, which it is written to: the same memory, or not.
+   Of a working copy only the packed one is read. */
 struct tensor {
-  long n; const void *gradient, *from[3]; void *master, *exp_avg, *exp_avg_sq, *work; float decay; int layout;
+  long n; const void *gradient, *from[4]; void *master, *exp_avg, *exp_avg_sq, *work; float decay; int layout;
 };
 
 /* Each rounded once from double. decay: 1 - lr wd; rise: 1 - beta1; growth: 1 - beta2; root: sqrt(1 - beta2^t);
    size: lr / (1 - beta1^t); factor: what gradients are multiplied by. */
 struct step { float rise, beta2, growth, root, size, eps, factor; };
 
-INLINE float widen(uint16_t half) { uint32_t bits = (uint32_t)half << 16; float x; memcpy(&x, &bits, 4); return x; }
+INLINE float float_of(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 
-INLINE uint16_t narrow(float x) { /* to the nearest, ties to even; comparing integers, a loop keeps to vectors */
-  uint32_t bits; memcpy(&bits, &x, 4);
-  uint16_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  return (bits & 0x7fffffff) > 0x7f800000 ? 0xffff : rounded;
+INLINE uint32_t bits_of(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
+
+INLINE float widen(uint16_t half) { return float_of((uint32_t)half << 16); }
+
+INLINE uint16_t upper(uint32_t bits) { return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; } /* to the nearest, ties to even */
+
+INLINE uint16_t narrow(float x) { /* comparing integers, a loop keeps to vectors */
+  uint32_t bits = bits_of(x);
+  return (bits & 0x7fffffff) > 0x7f800000 ? 0xffff : upper(bits);
 }
 
 INLINE float get(const void *memory, long i, int half) {
@@ -54,22 +62,38 @@ INLINE void range(const struct tensor *t, const struct step *s, long lo, long hi
   const float root = s->root, size = s->size, eps = s->eps, factor = s->factor;
   const void *gradient = t->gradient, *from_master = t->from[0], *from_avg = t->from[1], *from_sq = t->from[2];
   void *master = t->master, *exp_avg = t->exp_avg, *exp_avg_sq = t->exp_avg_sq, *work = t->work;
+  const uint16_t *from_work = t->from[3];
   const int half = layout == BF16;
   SIDE_BY_SIDE
   for (long i = lo; i < hi; i++) {
     float g = get(gradient, i, layout != FP32) * factor;
     if (half) g = widen(narrow(g));                                     /* PyTorch keeps the product as bf16 */
-    float m = get(from_avg, i, half), v = get(from_sq, i, half), p = get(from_master, i, half) * decay;
+    float m = get(from_avg, i, half), v, p;
+    if (layout == PACKED) {
+      uint32_t kept = bits_of(get(from_sq, i, 0));
+      v = float_of(kept & 0x7fffffff);
+      p = float_of((uint32_t)(uint16_t)(from_work[i] - (kept >> 31)) << 16 | ((const uint16_t *)from_master)[i]);
+    } else {
+      v = get(from_sq, i, half);
+      p = get(from_master, i, half);
+    }
+    p *= decay;
     m = slow ? fmaf(rise, g - m, m) : fmaf(fall, g - m, g);             /* lerp: from the nearer end */
     v = whole ? fmaf(growth * g, g, v * beta2) : fmaf(v, beta2, growth * g * g);
     put(exp_avg, i, m, half);
-    put(exp_avg_sq, i, v, half);
+    if (layout != PACKED) put(exp_avg_sq, i, v, half);
     float denominator = sqrtf(v) / root;
     denominator += eps;
     float change = size * m;
     change /= denominator;
     p -= change;
-    put(master, i, p, half);
+    if (layout == PACKED) {
+      uint32_t bits = bits_of(p);
+      uint16_t up = upper(bits);
+      ((uint16_t *)master)[i] = bits;
+      ((uint16_t *)work)[i] = up;
+      put(exp_avg_sq, i, float_of((bits_of(v) & 0x7fffffff) | (uint32_t)(uint16_t)(up - (bits >> 16)) << 31), 0);
+    } else put(master, i, p, half);
     if (layout == MIXED) put(work, i, p, 1);
   }
 }
@@ -79,7 +103,12 @@ INLINE void range(const struct tensor *t, const struct step *s, long lo, long hi
   else { if (whole) range(t, s, lo, hi, layout, 0, 1); else range(t, s, lo, hi, layout, 0, 0); }
 
 static void part(const struct tensor *t, const struct step *s, long lo, long hi, int whole) {
-  if (t->layout == FP32) { SPEED(FP32) } else if (t->layout == MIXED) { SPEED(MIXED) } else { SPEED(BF16) }
+  switch (t->layout) {
+    case FP32: SPEED(FP32) break;
+    case MIXED: SPEED(MIXED) break;
+    case BF16: SPEED(BF16) break;
+    default: SPEED(PACKED)
+  }
 }
 
 struct work { const struct tensor *tensors; long blocks; const struct step *step; atomic_long next; };

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from planner.cpu import build
+from planner.cpu.packed import pack, unpack
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,9 @@ class Target:
     """A tensor to update, with everything the update reads, on one device.
 
     `master` is what the optimizer works on, contiguous like the moments; `work` the copy that computes: `master` itself
-    where it is as narrow. `before`: master and moments to read in place of these, which are then only written (on the
-    CPU).
+    where it is as narrow. Where states are packed (`planner.cpu.packed`; on the CPU), `master` is the int16 `low`.
+    `before`: master, moments and, where packed, working copy to read in place of these, which are then only written (on
+    the CPU).
     """
 
     name: str
@@ -43,7 +45,12 @@ class Target:
     exp_avg: Tensor
     exp_avg_sq: Tensor
     gradient: Tensor
-    before: tuple[Tensor, Tensor, Tensor] | None = None
+    before: tuple[Tensor, ...] | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether `master` is only its lower half."""
+        return self.master.dtype == torch.int16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +68,13 @@ class Step:
 class Kernel(Protocol):
     """A way of updating tensors in host memory, by as many threads as torch has in the calling thread.
 
-    `description` says in a few words what it is, `shortcoming` why it is not a better one, "" if there is none.
+    `description` says in a few words what it is, `shortcoming` why it is not a better one, "" if there is none;
+    `packs`: whether packed states take it no longer than others.
     """
 
     description: str
     shortcoming: str
+    packs: bool
 
     def update(self, targets: Sequence[Target], step: Step) -> None:
         """One step of AdamW on every target. Gradients stay as they are."""
@@ -79,6 +88,7 @@ class ChunkedKernel:
     """PyTorch's own kernel, a chunk at a time: conversions, scaling and update find their data in the cache."""
 
     description = "PyTorch's, in chunks"
+    packs = False
 
     def __init__(self, shortcoming: str = "") -> None:
         self.shortcoming = shortcoming
@@ -94,21 +104,29 @@ class ChunkedKernel:
 
 
 def _update_in_chunks(target: Target, step: Step) -> None:
-    converts = target.gradient.dtype != target.master.dtype or step.coefficient is not None
-    scratch = torch.empty(min(CHUNK, target.master.numel()) if converts else 0, dtype=target.master.dtype)
+    wide, most = target.exp_avg.dtype, min(CHUNK, target.master.numel())
+    converts = target.gradient.dtype != wide or step.coefficient is not None
+    scratch = torch.empty(most if converts else 0, dtype=wide)
+    whole = torch.empty(most if target.packed else 0, dtype=wide)
     parts = (target.master, target.gradient, target.exp_avg, target.exp_avg_sq, target.work)
     flat = [tensor.reshape(-1) for tensor in parts]
     before = [tensor.reshape(-1) for tensor in target.before or ()]
     for start in range(0, target.master.numel(), CHUNK):
         master, gradient, exp_avg, exp_avg_sq, work = (tensor[start : start + CHUNK] for tensor in flat)
-        for old, new in zip(before, (master, exp_avg, exp_avg_sq), strict=False):
+        for old, new in zip(before, (master, exp_avg, exp_avg_sq, work), strict=False):
             new.copy_(old[start : start + CHUNK])
+        low = master
+        if target.packed:
+            master = whole[: low.numel()]
+            unpack(work, low, exp_avg_sq, master)
         if converts:
             gradient = scratch[: gradient.numel()].copy_(gradient)
             if step.coefficient is not None:
                 gradient.mul_(step.coefficient)
         fused([master], [gradient], [exp_avg], [exp_avg_sq], step, target.weight_decay)
-        if target.work is not target.master:
+        if target.packed:
+            pack(master, work, low, exp_avg_sq)
+        elif target.work is not target.master:
             work.copy_(master)
 
 
@@ -126,7 +144,7 @@ def fused(
 
 class _Tensor(ctypes.Structure):
     _fields_ = (
-        ("n", ctypes.c_long), ("gradient", ctypes.c_void_p), ("from", ctypes.c_void_p * 3),
+        ("n", ctypes.c_long), ("gradient", ctypes.c_void_p), ("from", ctypes.c_void_p * 4),
         ("master", ctypes.c_void_p), ("exp_avg", ctypes.c_void_p), ("exp_avg_sq", ctypes.c_void_p),
         ("work", ctypes.c_void_p), ("decay", ctypes.c_float), ("layout", ctypes.c_int),
     )  # fmt: skip
@@ -142,8 +160,10 @@ _LAYOUTS = {
     (torch.float32, torch.float32, torch.float32): 0,
     (torch.float32, torch.bfloat16, torch.bfloat16): 1,
     (torch.bfloat16, torch.bfloat16, torch.bfloat16): 2,
+    (torch.int16, torch.bfloat16, torch.bfloat16): 3,
 }
-"""Dtypes of master, gradient and working copy, by their numbers in adamw.c. Moments are as the master."""
+"""Dtypes of master, gradient and working copy, by their numbers in adamw.c. Moments are as the master, fp32 where that
+is packed."""
 
 
 class NativeKernel:
@@ -151,6 +171,7 @@ class NativeKernel:
 
     description = "one pass, built for this processor"
     shortcoming = ""
+    packs = True
 
     def __init__(self) -> None:
         """Raises CannotBuildError."""
@@ -189,12 +210,13 @@ def _layout(target: Target) -> int | None:
 
 
 def _tensor(target: Target, gradient: Tensor, layout: int, step: Step) -> _Tensor:
-    state = (target.master, target.exp_avg, target.exp_avg_sq)
+    state = (target.master, target.exp_avg, target.exp_avg_sq, target.work)
     before = target.before or state
-    assert all(t.is_contiguous() and t.numel() == gradient.numel() for t in (*state, *before, target.work)), target.name
+    assert all(t.is_contiguous() and t.numel() == gradient.numel() for t in (*state, *before)), target.name
+    assert len(before) == len(state) or not target.packed, target.name
     return _Tensor(
-        gradient.numel(), gradient.data_ptr(), (ctypes.c_void_p * 3)(*(t.data_ptr() for t in before)),
-        *(t.data_ptr() for t in (*state, target.work)),
+        gradient.numel(), gradient.data_ptr(), (ctypes.c_void_p * 4)(*(t.data_ptr() for t in before)),
+        *(t.data_ptr() for t in state),
         1 - step.learning_rate * target.weight_decay, layout,
     )  # fmt: skip
 
@@ -237,9 +259,9 @@ def check(kernel: Kernel) -> None:
     """Update small tensors of every layout beside PyTorch. Raises ArithmeticError when a bit differs: another
     processor, another PyTorch, or ATEN_CPU_CAPABILITY may do the same arithmetic in another order."""
     plain, draw, same = ChunkedKernel(), torch.Generator().manual_seed(0), True
-    for master_dtype, gradient_dtype, _ in _LAYOUTS:
+    for dtypes in _LAYOUTS:
         for beta1 in (0.9, 0.3):  # a moment far from the gradient, and one near it
-            ours, theirs = (_sample(master_dtype, gradient_dtype) for _ in range(2))
+            ours, theirs = (_sample(*dtypes) for _ in range(2))
             for count in range(1, 4):
                 step = Step(
                     learning_rate=1e-2, betas=(beta1, 0.95), eps=1e-8,
@@ -260,12 +282,14 @@ def check(kernel: Kernel) -> None:
         raise ArithmeticError("its results differ from PyTorch's on this machine")
 
 
-def _sample(master_dtype: torch.dtype, gradient_dtype: torch.dtype) -> list[Target]:
+def _sample(master_dtype: torch.dtype, gradient_dtype: torch.dtype, work_dtype: torch.dtype) -> list[Target]:
     """Tensors with whole groups and without, and with remainders of several lengths."""
     targets = []
     for size in (3, 77, 1003):
-        master, exp_avg, exp_avg_sq = (torch.zeros(size, dtype=master_dtype) for _ in range(3))
-        work = master if gradient_dtype == master_dtype else torch.zeros(size, dtype=gradient_dtype)
+        packed = master_dtype == torch.int16
+        exp_avg, exp_avg_sq = (torch.zeros(size, dtype=torch.float32 if packed else master_dtype) for _ in range(2))
+        master = torch.full((size,), 0 if packed else 1, dtype=master_dtype)  # packed: the lower half of 1
+        work = master if work_dtype == master_dtype else torch.ones(size, dtype=work_dtype)
         gradient = torch.empty(size, dtype=gradient_dtype)
-        targets.append(Target(f"{size}", 0.1, work, master.fill_(1.0), exp_avg, exp_avg_sq, gradient))
+        targets.append(Target(f"{size}", 0.1, work, master, exp_avg, exp_avg_sq, gradient))
     return targets

@@ -57,7 +57,7 @@ class Instance:
     choices: list[list[Choice]]
     state_ratio: list[float]  # bytes of states per byte of weight, of the trainable tensors that may leave
     gradient_ratio: float  # bytes of gradient per byte of trainable weight
-    host_gradient_ratio: float  # likewise, of those that need memory of their own on the host
+    host_gradient_ratio: float  # likewise, of those that need memory of their own on the host, less what states spare
     parameter_ratio: float  # parameters, in unit_bytes, per byte of trainable weight
     parameters: list[float]
     gradient_spread: list[Spread]
@@ -126,16 +126,16 @@ def make_instance(setting: Setting) -> Instance:
         choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
         state_ratio=[_ratio(tensors) for tensors in trainable],
         gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,
-        host_gradient_ratio=sum(t.host_gradient_bytes(rounds) for t in moving) / moving_bytes,
+        host_gradient_ratio=sum(_beside(chain, t, rounds) for t in moving) / moving_bytes,
         parameter_ratio=sum(t.elements for t in moving) / moving_bytes,
         parameters=[sum(t.elements for t in tensors) / unit_bytes for tensors in trainable],
         gradient_spread=[_spread([t.gradient_bytes / t.bytes for t in tensors]) for tensors in trainable],
         host_gradient_spread=[
-            _spread([t.host_gradient_bytes(rounds) / t.bytes for t in tensors]) for tensors in trainable
+            _spread([_beside(chain, t, rounds) / t.bytes for t in tensors]) for tensors in trainable
         ],
         parameter_spread=[_spread([t.elements / t.bytes for t in tensors]) for tensors in trainable],
         state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
-        ahead_spread=[_spread([ahead_bytes(t, rounds) / t.bytes for t in tensors]) for tensors in trainable],
+        ahead_spread=[_spread([ahead_bytes(chain, t, rounds) / t.bytes for t in tensors]) for tensors in trainable],
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
         stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
         moments=list(moments(chain, slices, clip, rounds)),
@@ -149,6 +149,11 @@ def make_instance(setting: Setting) -> Instance:
         gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
         cpu_budget=min(budgets.cpu_bytes, need) / unit_bytes,
     )
+
+
+def _beside(chain: Chain, tensor: Tensor, rounds: int) -> int:
+    """What the host has for a CPU update beside the working copy and states of full size."""
+    return tensor.host_gradient_bytes(rounds) - chain.packed_bytes(tensor, rounds)
 
 
 def _ratio(tensors: list[Tensor]) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from planner.cpu.adamw import cpu_kernel
 from planner.errors import Exit, UserError
 from planner.graph import (
     RECIPES,
@@ -90,6 +91,7 @@ class Analysis:
             slice_tokens=self.slice_tokens,
             distinct_tokens=distinct_tokens,
             frame_tensors=self.frame_tensors,
+            packs=any(t.shared_bytes for tensors in self.tensors for t in tensors) and cpu_kernel().packs,
             lifetimes=self.lifetimes,
             frame_lifetimes=self.frame_lifetimes,
         )

@@ -44,6 +44,11 @@ class Tensor:
         return 0 if self.has_master and rounds == 1 and self.gradient_bytes == self.bytes else self.gradient_bytes
 
     @property
+    def shared_bytes(self) -> int:
+        """The master's upper half: a bf16 working copy is its rounding, and gives it back (`planner.cpu.packed`)."""
+        return self.bytes if self.has_master and self.bytes == self.gradient_bytes == 2 * self.elements else 0
+
+    @property
     def master_bytes(self) -> int:
         """What the optimizer goes on from: the states, and the weight where it is its own original."""
         return self.state_bytes + (0 if self.has_master else self.bytes)
@@ -150,6 +155,7 @@ class Chain(_Derived):
     `start_bytes` is the most a slice needs before it arrives at its first block; `slice_tokens` the tokens of a slice.
     `distinct_tokens[k]`: the most distinct tokens that slices 0 … k of a step have together; empty where the data is
     not known, and every token may be another.
+    `packs`: states that the CPU updates beside their working copies are kept without the masters' upper halves.
     `lifetimes`, `frame_lifetimes`: which memory turns allocate, tensor by tensor; the frame's and the head's stage by
     stage (`planner.measure.frame_lifetimes`). Empty where nobody asks where in the device's memory a tensor is.
     """
@@ -160,6 +166,7 @@ class Chain(_Derived):
     slice_tokens: int = 0
     distinct_tokens: tuple[int, ...] = ()
     frame_tensors: tuple[Tensor, ...] = ()
+    packs: bool = False
     lifetimes: tuple[Lifetimes, ...] = ()
     frame_lifetimes: tuple[str, ...] = ()
 
@@ -175,6 +182,12 @@ class Chain(_Derived):
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor of a block once, in order of first use."""
         yield from {t.name: t for block in self.blocks for t in block.tensors}.values()
+
+    def packed_bytes(self, tensor: Tensor, rounds: int, *, ahead: bool = False) -> int:
+        """What the states of a tensor that the CPU updates take less on the host than on the device. Where its gradient
+        takes the working copy's place, nothing: the master is all there is of the weight."""
+        beside = ahead or tensor.host_gradient_bytes(rounds)
+        return tensor.shared_bytes if self.packs and beside else 0
 
     @property
     def adds_by_rows(self) -> bool:

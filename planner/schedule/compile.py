@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.schedule.chain import Chain
-from planner.schedule.operations import Access, Op, OpKind, Program, Queue, accesses, overwritten, reads
+from planner.schedule.operations import Access, Op, OpKind, Program, Queue, accesses, overwritten, packed, reads
 from planner.schedule.plan import Plan
 from planner.schedule.serial_order import serial_order
 
-__all__ = ["Op", "OpKind", "Program", "Queue", "accesses", "compile_program", "order_program", "overwritten", "reads"]
+__all__ = [
+    "Op", "OpKind", "Program", "Queue", "accesses", "compile_program", "order_program", "overwritten", "packed",
+    "reads",
+]  # fmt: skip
 
 
 def compile_program(plan: Plan, chain: Chain) -> Program:

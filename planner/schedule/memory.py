@@ -234,7 +234,7 @@ class HostParts:
     """Host bytes of a plan by what they are for, thesis (4.18) with gradients; all of it all the time.
 
     weights_bytes      working copies of weights that ever leave the device or that the CPU updates
-    states_bytes       their optimizer states, likewise
+    states_bytes       their optimizer states, likewise; packed where they are (`Chain.packed_bytes`)
     gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds, where they do not
                        take the working copy's place
     offloaded_bytes    activations of a round's slices
@@ -258,10 +258,17 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
     updated, ahead = plan.cpu_updated(), plan.ahead()
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     between = {item[2:] for item in moved if item[0] == "g" and plan.rounds > 1}
+    packed = {
+        t.name: chain.packed_bytes(t, plan.rounds, ahead=t.name in ahead) for t in chain.tensors() if t.name in updated
+    }
     offloaded = sum(b.option(name).offloaded_bytes for b, name in zip(chain.blocks, plan.options, strict=True))
     return HostParts(
         weights_bytes=sum(t.bytes for t in chain.tensors() if t.name in updated or f"w:{t.name}" in moved),
-        states_bytes=sum(t.state_bytes for t in chain.tensors() if t.name in updated or f"s:{t.name}" in moved),
+        states_bytes=sum(
+            t.state_bytes - packed.get(t.name, 0)
+            for t in chain.tensors()
+            if t.name in updated or f"s:{t.name}" in moved
+        ),
         gradients_bytes=sum(
             t.gradient_bytes if t.name in ahead else t.host_gradient_bytes(plan.rounds)
             for t in chain.tensors()

@@ -144,6 +144,14 @@ def overwritten(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
     return frozenset(lost - replayed)
 
 
+def packed(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
+    """Names of the tensors whose states are packed on the host (`Chain.packs`): the CPU updates them, and the working
+    copy is there when it does."""
+    updated = {name for op in ops if op.queue is Queue.CPU for name in op.names}
+    able = {t.name for t in chain.tensors() if chain.packs and t.shared_bytes}
+    return frozenset((updated & able) - overwritten(chain, ops))
+
+
 def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collection[str]) -> Iterator[Access]:
     """The copies an operation reads and writes: "d:" + item on the device, "h:" + item on the host, "clip"."""
     match op.kind:

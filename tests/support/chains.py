@@ -128,3 +128,14 @@ def without_a_wait(program: Program) -> Iterator[Program]:
         for wait in op.waits:
             damaged = replace(op, waits=tuple(w for w in op.waits if w != wait))
             yield replace(program, ops=(*program.ops[:number], damaged, *program.ops[number + 1 :]))
+
+
+def with_masters(a_chain):
+    """The chain with weights and gradients in two bytes, and an fp32 master among the states."""
+
+    def narrow(t):
+        trained = {"gradient_bytes": 2 * t.elements, "state_bytes": 12 * t.elements} if t.trainable else {}
+        return replace(t, bytes=2 * t.elements, **trained)
+
+    blocks = [replace(b, tensors=tuple(narrow(t) for t in b.tensors)) for b in a_chain.blocks]
+    return replace(a_chain, blocks=tuple(blocks))

@@ -81,7 +81,7 @@ class Actions:
                 targets.append(target)
             else:
                 self._leave_out(name)
-                if target.work is not target.master:  # the gradient may have taken its place
+                if target.work is not target.master and not target.packed:  # the gradient may have taken its place
                     target.work.copy_(target.master)
         self._apply(targets, values, values.host_count, values.host_coefficient)
 
@@ -99,7 +99,7 @@ class Actions:
         values.updating = True
         for name in names:
             self._host.swap(f"s:{name}")
-            if _is_master(self._host.items, name):
+            if self._goes_on_from_weight(name):
                 self._host.swap(f"w:{name}")
         self._renew(names, values, None)
         self._ahead.update(names)
@@ -118,9 +118,10 @@ class Actions:
         items, targets = self._host.items, []
         for name in names:
             exp_avg, exp_avg_sq, *master = self._host.before(f"s:{name}")
-            own = master[0] if master else self._host.before(f"w:{name}")[0]
+            weight = self._host.before(f"w:{name}") if self._goes_on_from_weight(name) else []
+            own, *rest = [*master, *weight]
             target = self._target(name, items, items[f"g:{name}"][0], values)
-            targets.append(replace(target, before=(own, exp_avg, exp_avg_sq)))
+            targets.append(replace(target, before=(own, exp_avg, exp_avg_sq, *rest)))
         self._apply(targets, values, values.host_count, coefficient)
 
     def _apply(self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None) -> None:
@@ -140,7 +141,6 @@ class Actions:
         decay = next(group for group in values.groups if group.has(name)).decay_of(name)
         return Target(name, decay, work, master[0] if master else work, exp_avg, exp_avg_sq, gradient)
 
-
-def _is_master(items: Mapping[str, Sequence[Tensor]], name: str) -> bool:
-    """The weight is its own master: the states have no other."""
-    return len(items[f"s:{name}"]) == 2
+    def _goes_on_from_weight(self, name: str) -> bool:
+        """The weight is its own master, or a part of it."""
+        return len(self._host.items[f"s:{name}"]) == 2 or self._host.is_packed(name)

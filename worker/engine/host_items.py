@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from planner.cpu.packed import pack, unpack
 from worker.runtime.machine import Machine
 from worker.runtime.slabs import carve, slab_bytes
 
@@ -15,14 +17,15 @@ STATE_PARTS = ("exp_avg", "exp_avg_sq", "master")
 
 class Host:
     """Host copies by item name: "w:" one tensor, "g:" one, "s:" two, or three where the weights are narrower than fp32
-    (then the third is the master), "a:" as many as the block saved. Only what the program moves or updates on the CPU
-    is here."""
+    (then the third is the master, or where states are packed its lower half), "a:" as many as the block saved. Only
+    what the program moves or updates on the CPU is here."""
 
     def __init__(self, machine: Machine) -> None:
         self.items: dict[str, list[Tensor]] = {}
         self._machine = machine
         self._parked: dict[str, Tensor] = {}
         self._spare: dict[str, list[Tensor]] = {}
+        self._masters: dict[str, Tensor] = {}  # memory for those of packed states: that of gradient and lower half
 
     def swap(self, item: str) -> list[Tensor]:
         """Put other memory in the place of the item's, laid out alike and with any content; gives what it was, which is
@@ -37,22 +40,51 @@ class Host:
         """What the item was before its last `swap`."""
         return self._spare[item]
 
-    def hold(self, name: str, kinds: Collection[str], weight: Tensor, *, overwritten: bool) -> None:
+    def hold(
+        self, name: str, kinds: Collection[str], weight: Tensor, *, overwritten: bool = False, packed: bool = False
+    ) -> None:  # fmt: skip
         """Give a tensor's items of these kinds ("w", "g", "s") their memory, one slab for all, and what is in them
-        before the first step. `overwritten`: the gradient takes the weight's place."""
-        dtypes = {"w": [weight.dtype], "g": [] if overwritten else [weight.dtype], "s": _state_dtypes(weight)}
-        wanted = [(f"{kind}:{name}", dtype) for kind in kinds for dtype in dtypes[kind]]
+        before the first step. `overwritten`: the gradient takes the weight's place; `packed`: the states are."""
+        wanted = [("w", weight.dtype)] * ("w" in kinds)
+        wanted += [("g", weight.dtype)] * ("g" in kinds and not overwritten and not packed)
+        wanted += [("s", dtype) for dtype in _state_dtypes(weight)] * ("s" in kinds)
         sizes = [weight.numel() * dtype.itemsize for _, dtype in wanted]
         slab = self._machine.host_empty((slab_bytes(sizes),), torch.uint8)
-        for (item, dtype), part in zip(wanted, carve(slab, sizes), strict=True):
-            self.items.setdefault(item, []).append(part.view(dtype).view(weight.shape))
+        for (kind, dtype), part in zip(wanted, carve(slab, sizes), strict=True):
+            self.items.setdefault(f"{kind}:{name}", []).append(part.view(dtype).view(weight.shape))
         if "w" in kinds:
             self.items[f"w:{name}"][0].copy_(weight)
         if "g" in kinds and overwritten:
             self.items[f"g:{name}"] = self.items[f"w:{name}"]
-        if "s" in kinds:
+        if packed:  # a master that is its working copy has nothing in its lower half
+            states = self.items[f"s:{name}"]
+            self._masters[name] = states[2]
+            gradient, states[2] = (half.view(weight.shape) for half in states[2].view(-1).view(torch.int16).chunk(2))
+            self.items[f"g:{name}"] = [gradient.view(weight.dtype)]
+        elif "s" in kinds:
             for master in self.items[f"s:{name}"][2:]:
                 master.copy_(weight)
+
+    def is_packed(self, name: str) -> bool:
+        """Whether of the tensor's master only the lower half is here."""
+        return name in self._masters
+
+    @contextmanager
+    def whole_states(self, name: str) -> Iterator[list[Tensor]]:
+        """Inside, the tensor's states as they are where they are not packed, to be read and written; afterwards the
+        working copy is the master's rounding. Between steps only: packed ones take the gradient's memory for it."""
+        states = self.items[f"s:{name}"]
+        if not self.is_packed(name):
+            yield states
+            return
+        (work,), (exp_avg, exp_avg_sq, low) = self.items[f"w:{name}"], states
+        spare = self._spare.get(f"s:{name}")  # that of the gradient is beside the lower half that came first
+        master = self._masters[name] if spare is None else spare[0]
+        unpack(work, low, exp_avg_sq, master)
+        try:
+            yield [exp_avg, exp_avg_sq, master]
+        finally:
+            pack(master, work, low, exp_avg_sq)
 
     def park(self, item: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Host tensors with the layouts of `tensors`. Their memory is kept for the next step's tensors."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from planner.schedule.chain import Chain
-from planner.schedule.compile import OpKind, Program, Queue, overwritten
+from planner.schedule.compile import OpKind, Program, Queue, overwritten, packed
 from worker.engine.device_items import Device
 from worker.engine.host_items import STATE_PARTS, Host, new_states
 from worker.runtime.arena import Memory
@@ -43,6 +44,7 @@ class Weights:
         self.frame = {name: p for name, p in self._parameters.items() if name not in in_blocks}
         self._on_host = frozenset(_host_items(program))
         self._overwritten = overwritten(chain, program.ops)
+        self._packed = packed(chain, program.ops)
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
         try:
             for name, parameter in self._parameters.items():
@@ -66,7 +68,9 @@ class Weights:
         """Make the tensor's items from the parameter, which becomes a view of one element, or of the device's copy."""
         weight, machine = parameter.detach().contiguous(), self._machine
         if kinds := [kind for kind in "wgs" if f"{kind}:{name}" in self._on_host]:
-            self.host.hold(name, kinds, weight, overwritten=name in self._overwritten)
+            self.host.hold(
+                name, kinds, weight, overwritten=name in self._overwritten, packed=name in self._packed
+            )  # fmt: skip
         if f"w:{name}" in self._resident:
             self._place(f"w:{name}", [weight])
         if f"s:{name}" in self._resident:
@@ -120,14 +124,21 @@ class Weights:
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory; what is on the
-        device comes down one tensor at a time. The tensors are the engine's own where they are on the host. With
-        "left_out", a number, for those that were left out of steps."""
+        device comes down one tensor at a time. The tensors are the engine's own where they are on the host, until the
+        next one comes. With "left_out", a number, for those that were left out of steps."""
         for name in self.trained:
-            parts = dict(zip(STATE_PARTS, (t.cpu() for t in self._current(f"s:{name}")), strict=False))
-            parts.setdefault("master", self._current(f"w:{name}")[0].detach().cpu())
-            if name in self.left_out:
-                parts["left_out"] = torch.tensor(float(self.left_out[name]))
-            yield name, parts
+            with self._whole(name) as states:
+                parts = dict(zip(STATE_PARTS, (t.cpu() for t in states), strict=False))
+                parts.setdefault("master", self._current(f"w:{name}")[0].detach().cpu())
+                if name in self.left_out:
+                    parts["left_out"] = torch.tensor(float(self.left_out[name]))
+                yield name, parts
+
+    def _whole(self, name: str) -> AbstractContextManager[list[Tensor]]:
+        """The states that are up to date, not packed."""
+        if f"s:{name}" in self._resident:
+            return nullcontext(self.device.items[f"s:{name}"])
+        return self.host.whole_states(name)
 
     def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master"}) of every tensor that is not trained, likewise."""
@@ -151,10 +162,16 @@ class Weights:
             if "left_out" in parts:
                 self.left_out[name] = int(parts["left_out"])
             for copies in (self.host.items, self.device.items):
-                for target, part in zip(copies.get(f"s:{name}", ()), STATE_PARTS, strict=False):
-                    self._copy(name, target, parts[part])
                 for target in copies.get(f"w:{name}", ()):
                     self._copy(name, target, parts["master"])
+                if self.host.is_packed(name):
+                    continue
+                for target, part in zip(copies.get(f"s:{name}", ()), STATE_PARTS, strict=False):
+                    self._copy(name, target, parts[part])
+            if self.host.is_packed(name):
+                with self.host.whole_states(name) as states:
+                    for target, part in zip(states, STATE_PARTS, strict=True):
+                        self._copy(name, target, parts[part])
         if missing:
             raise ValueError(f"nothing was given for {min(missing)}")
 

@@ -123,8 +123,9 @@ def test_code_from_a_folder_that_others_can_write_is_not_run(cache):
 @with_compiler
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [("whole ? fmaf", "!whole ? fmaf"), ("change /= denom", "change *= 1.f / denom"), ("+ 0x7fff", "+ 0x8000")],
-    ids=["the remainder", "a reciprocal", "rounding to bf16"],
+    [("whole ? fmaf", "!whole ? fmaf"), ("change /= denom", "change *= 1.f / denom"), ("+ 0x7fff", "+ 0x8000"),
+     ("- (kept >> 31)", "- 0")],
+    ids=["the remainder", "a reciprocal", "rounding to bf16", "rounding of what is packed"],
 )  # fmt: skip
 def test_a_kernel_that_rounds_otherwise_is_not_used(monkeypatch, tmp_path, right, wrong):
     changed, code = tmp_path / "adamw.c", adamw.SOURCE.read_text()
@@ -154,6 +155,7 @@ def test_an_engine_without_a_compiler_trains_with_the_same_bits(monkeypatch):
     engine = Engine(model, plan=mixed_plan(chain, clip=True), chain=chain, device=torch.device("cpu"), **settings)
     reference = PlainEngine(plain, **settings)
     assert isinstance(adamw.cpu_kernel(), adamw.ChunkedKernel)
+    assert not chain.packs  # it would take longer
     for step in range(3):
         for one in (engine, reference):
             one.step([batch_of(seed=step)], seeds=[step], learning_rate=1e-2)

@@ -16,6 +16,7 @@ from planner.ilp.instance import make_instance
 from planner.ilp.program import Solution, solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor
+from tests.support.chains import with_masters
 from tests.support.stage_barriers import stage_barriers
 
 PLENTY = 10**6
@@ -70,6 +71,18 @@ def solve(
     budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, **freedom)
     instance = make_instance(Setting(chain=a_chain, hardware=machine, budgets=budgets, slices=slices, clip=clip))
     return solve_oilp(instance, time_limit_s=20, gap=0, more=stage_barriers if barrier else None)
+
+
+@pytest.mark.parametrize(("packs", "rounds", "beside"), [(False, 1, 0), (True, 1, 0), (False, 2, 1), (True, 2, 0)])
+def test_the_host_has_memory_for_a_gradient_in_rounds_only_and_none_where_states_are_packed(packs, rounds, beside):
+    narrow = with_masters(chain(trainable=True))
+    budgets = Budgets(gpu_bytes=PLENTY, cpu_bytes=PLENTY)
+    setting = Setting(
+        chain=replace(narrow, packs=packs), hardware=MACHINE, budgets=budgets, slices=1, rounds=rounds, clip=True
+    )  # fmt: skip
+    instance = make_instance(setting)
+    assert instance.host_gradient_ratio == beside
+    assert {spread.most for spread in instance.host_gradient_spread} == {0, beside}
 
 
 def running(amounts: list[float]) -> list[float]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from planner.codec import from_json, to_json
+from planner.cpu.adamw import cpu_kernel
 from planner.errors import UserError
 from planner.graph import RECIPES, Pair, find_blocks
 from planner.job.schema import Job
@@ -117,6 +118,7 @@ def test_what_an_option_keeps_of_the_frame_is_charged():
 
 def test_tensors_have_their_first_names_and_sizes():
     chain = chain_of(make_model("gpt2", torch.bfloat16), batch_of())
+    assert chain.packs == cpu_kernel().packs and not chain_of(make_model("gpt2"), batch_of()).packs
     embedding, head = chain.blocks[0].tensors[0], chain.blocks[-1].tensors[0]
     assert embedding == head
     assert embedding.name == "transformer.wte.weight"

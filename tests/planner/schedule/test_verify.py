@@ -10,7 +10,16 @@ from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import InvalidProgram, verify
-from tests.support.chains import HARDWARE, chain, mixed_plan, plan, resident_plan, rounds_plan, without_a_wait
+from tests.support.chains import (
+    HARDWARE,
+    chain,
+    mixed_plan,
+    plan,
+    resident_plan,
+    rounds_plan,
+    with_masters,
+    without_a_wait,
+)
 
 PLANS = {
     "resident": resident_plan(chain()),
@@ -132,23 +141,20 @@ def test_a_norm_of_a_gradient_that_is_gone_is_rejected():
         verify(replace(program, ops=tuple(ops)), chain())
 
 
-def with_masters(a_chain):
-    """The chain with weights and gradients in two bytes, and an fp32 master among the states."""
-
-    def narrow(t):
-        trained = {"gradient_bytes": 2 * t.elements, "state_bytes": 12 * t.elements} if t.trainable else {}
-        return replace(t, bytes=2 * t.elements, **trained)
-
-    blocks = [replace(b, tensors=tuple(narrow(t) for t in b.tensors)) for b in a_chain.blocks]
-    return replace(a_chain, blocks=tuple(blocks))
-
-
 def test_a_gradient_takes_its_weights_place_on_the_host_where_the_update_has_a_master():
     # l0.b and l1.a: 14 bytes per element (updated by the CPU); l1.b: 14; activations of the last layer: 500.
     narrow = with_masters(chain())
     verify(compile_program(mixed_plan(), narrow), narrow)
     assert cpu_peak_bytes(mixed_plan(), narrow) == 14 * 300 + 14 * 200 + 500
     assert cpu_peak_bytes(rounds_plan(), narrow) == 14 * 500 + 2 * 500 + 2 * 500
+
+
+def test_where_states_are_packed_the_host_has_fourteen_bytes_a_parameter_in_rounds_too():
+    # Of rounds_plan, l0.b and l1.a are the CPU's; the gradient of l1.b comes and goes, its states are the device's.
+    narrow = replace(with_masters(chain()), packs=True)
+    assert cpu_peak_bytes(mixed_plan(), narrow) == 14 * 300 + 14 * 200 + 500
+    assert cpu_peak_bytes(rounds_plan(), narrow) == 14 * 300 + 16 * 200 + 2 * 500
+    assert cpu_peak_bytes(rounds_plan(), replace(chain(), packs=True)) == cpu_peak_bytes(rounds_plan(), chain())
 
 
 def test_a_weight_may_not_be_fetched_when_its_gradient_is_in_its_place():

@@ -16,15 +16,15 @@ from planner.schedule.compile import compile_program
 from planner.schedule.memory import cpu_parts, cpu_peak_bytes
 from planner.schedule.verify import verify
 from planner.search.make_plan import make_plan
-from tests.support.chains import HARDWARE, chain
+from tests.support.chains import HARDWARE, chain, with_masters
 
 LAYERS, BUDGET, HOST = 6, 9000, 10**6
 FAST_HOST = replace(HARDWARE, cpu_update_parameters_per_s=150.0, h2d_bytes_per_s=4000.0, d2h_bytes_per_s=4000.0)
 
 
-def candidate_of(clip=True):
+def candidate_of(clip=True, a_chain=None):
     budgets = Budgets(gpu_bytes=BUDGET, cpu_bytes=HOST)
-    setting = Setting(chain=chain(LAYERS), hardware=FAST_HOST, budgets=budgets, slices=1, clip=clip)
+    setting = Setting(chain=a_chain or chain(LAYERS), hardware=FAST_HOST, budgets=budgets, slices=1, clip=clip)
     return streamed(setting, profile(setting, "recompute"), ahead=True, source="streamed")
 
 
@@ -44,17 +44,20 @@ def test_a_quarter_to_all_of_the_updates_run_ahead_those_first_whose_gradients_c
         verify(compile_program(way, chain(LAYERS)), chain(LAYERS))
 
 
-def test_updates_run_ahead_as_far_as_the_host_has_memory():
-    a_chain = chain(LAYERS)
-    before = cpu_peak_bytes(plan_of(candidate_of()), a_chain)
-    for room in (0, 1199, 1200, 5000, 10**5):
-        *_, last = [candidate_of(), *ahead_of_norm(a_chain, candidate_of(), rounds=1, host_bytes=room)]
+@pytest.mark.parametrize("form", ["fp32", "masters", "packed"])
+def test_updates_run_ahead_as_far_as_the_host_has_memory(form):
+    a_chain = chain(LAYERS) if form == "fp32" else replace(with_masters(chain(LAYERS)), packs=form == "packed")
+    candidate = candidate_of(a_chain=a_chain)
+    before = cpu_peak_bytes(plan_of(candidate), a_chain)
+    for room in (0, 1199, 1200, 1399, 1400, 5000, 10**5):
+        *_, last = [candidate, *ahead_of_norm(a_chain, candidate, rounds=1, host_bytes=room)]
         plan = plan_of(last)
         assert cpu_peak_bytes(plan, a_chain) - before == sum(
-            ahead_bytes(t, 1) for t in a_chain.tensors() if t.name in plan.ahead()
+            ahead_bytes(a_chain, t, 1) for t in a_chain.tensors() if t.name in plan.ahead()
         )
         assert cpu_peak_bytes(plan, a_chain) <= before + room
-        assert bool(plan.ahead()) == (room >= 1200)
+        # Of the head's 100 parameters master and moments, with masters also the gradient, but where states are packed.
+        assert bool(plan.ahead()) == (room >= {"fp32": 1200, "masters": 1400, "packed": 1200}[form])
 
 
 def test_without_cpu_updates_nothing_runs_ahead():

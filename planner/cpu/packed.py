@@ -1,0 +1,52 @@
+"""Ten bytes of optimizer states a parameter in place of twelve, and no bit less.
+
+A bf16 working copy is its fp32 master's upper half, rounded to the nearest. Beside it the master's lower half is
+enough, once it is known whether the rounding went up; the second moment, which is never negative, has that as its sign.
+So exp_avg, exp_avg_sq and `low` (int16) stand for exp_avg, exp_avg_sq and master. Whole groups of numbers are
+converted by PyTorch here, where masters are saved and loaded; the kernel in adamw.c updates what is packed as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_PIECE = 1 << 19  # elements: what lies between is in the cache
+_SIGN = 1 << 31
+
+
+def unpack(work: Tensor, low: Tensor, exp_avg_sq: Tensor, master: Tensor) -> None:
+    """Write the fp32 `master`, and give `exp_avg_sq` its own sign back. `low` may be the second half of the memory of
+    `master`: it is read before it is overwritten."""
+    for part in _pieces(master):
+        _join(*(tensor.view(-1)[part] for tensor in (work, low, exp_avg_sq, master)))
+
+
+def pack(master: Tensor, work: Tensor, low: Tensor, exp_avg_sq: Tensor) -> None:
+    """The way back; `work` becomes the rounding of `master`."""
+    for part in reversed(_pieces(master)):
+        _part(*(tensor.view(-1)[part] for tensor in (master, work, low, exp_avg_sq)))
+
+
+def _pieces(tensor: Tensor) -> list[slice]:
+    return [slice(start, start + _PIECE) for start in range(0, tensor.numel(), _PIECE)]
+
+
+def _join(work: Tensor, low: Tensor, exp_avg_sq: Tensor, master: Tensor) -> None:
+    upper = work.view(torch.int16).int()
+    upper += exp_avg_sq.view(torch.int32) >> 31  # one less where it was rounded up
+    upper <<= 16
+    upper |= low.int() & 0xFFFF
+    exp_avg_sq.abs_()
+    master.view(torch.int32).copy_(upper)
+
+
+def _part(master: Tensor, work: Tensor, low: Tensor, exp_avg_sq: Tensor) -> None:
+    bits = master.view(torch.int32).clone()
+    upper = bits >> 16
+    rounded = (bits + 0x7FFF + (upper & 1)) >> 16
+    work.view(torch.int16).copy_(rounded)
+    low.copy_(bits)
+    upper ^= rounded  # odd where it was rounded up: by one
+    exp_avg_sq.abs_()
+    exp_avg_sq.view(torch.int32).bitwise_or_((upper & 1).mul_(-_SIGN))
