@@ -3,6 +3,7 @@
 database_url = "postgresql+psycopg://me@localhost/offmate"     # OFFMATE_DATABASE_URL
 redis_url = "redis://localhost:6379/0"                         # OFFMATE_REDIS_URL
 listen = "127.0.0.1:8477"                                      # OFFMATE_LISTEN
+window = "23:00-07:00 mon-fri"                                 # OFFMATE_WINDOW
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from dataclasses import dataclass
 from offmated.paths import Paths
 from planner.errors import Exit, UserError, first_line
 
-KEYS = {"database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL", "listen": "OFFMATE_LISTEN"}
+KEYS = {
+    "database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL", "listen": "OFFMATE_LISTEN",
+    "window": "OFFMATE_WINDOW",
+}
 
 _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memory:|file:|\?).+)")
 
@@ -26,6 +30,7 @@ _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memor
 class Config:
     """`database_url` is any SQLAlchemy URL; `redis_url` a broker the user runs. None: the daemon runs a private one.
     `listen` is where the API listens over TCP, besides its socket; None: nowhere, until somebody asks for the page.
+    `window`: the hours of jobs that name none, the text of a `planner.job.window.Window`.
 
     The database URL appears in command lines, which other users can see: a password belongs in the driver's own file.
     """
@@ -33,6 +38,7 @@ class Config:
     database_url: str
     redis_url: str | None = None
     listen: str | None = None
+    window: str | None = None
 
     @classmethod
     def load(cls, paths: Paths, environment: Mapping[str, str] = os.environ) -> Config:
@@ -48,7 +54,8 @@ class Config:
         database_url = values.get("database_url", f"sqlite:///{paths.database}")
         if relative := _RELATIVE_FILE.fullmatch(database_url):
             database_url = f"{relative['scheme']}{paths.state}/{relative['file']}"
-        return cls(database_url=database_url, redis_url=values.get("redis_url"), listen=values.get("listen"))
+        others = {key: values.get(key) for key in KEYS if key != "database_url"}
+        return cls(database_url=database_url, **others)
 
 
 def _read(paths: Paths) -> dict[str, str]:

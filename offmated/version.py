@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-API = 4
+API = 5
 """The form of the API's answers: one more whenever they have another field, or one with another meaning."""
 
 

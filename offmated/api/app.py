@@ -25,7 +25,7 @@ from offmated.jobs.retry import retry
 from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.submission import submit
-from offmated.jobs.table import KEY_LENGTH
+from offmated.jobs.table import KEY_LENGTH, WINDOW_LENGTH
 from offmated.jobs.turns import Turn
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
@@ -44,7 +44,7 @@ LOG_PIECE_BYTES = 64 * 1024
 class Services:
     """What the API needs of the daemon. `wake` tells it that something changed, `shut_down` asks it to end, `closing`
     says that it is about to and answers must come to their end, `health` is its own account, `page` the address for a
-    browser, opened if it was not."""
+    browser, opened if it was not, `window` the machine's for jobs that name none."""
 
     store: Store
     paths: Paths
@@ -53,6 +53,7 @@ class Services:
     closing: Callable[[], bool]
     health: Callable[[], Json]
     page: Callable[[], str]
+    window: str | None = None
 
 
 class Submission(BaseModel):
@@ -66,11 +67,13 @@ class Submission(BaseModel):
     begin_at: Annotated[float, Field(ge=0, le=2**40)] | None = None
     label: Annotated[str, Field(min_length=1, max_length=KEY_LENGTH)] | None = None
     held: bool = False
+    window: Annotated[str, Field(min_length=1, max_length=WINDOW_LENGTH)] | None = None
 
     def turn(self) -> Turn:
         """When it is to have its turn."""
         return Turn(
             priority=self.priority, after=self.after, begin_at=self.begin_at, held=self.held,
+            window=self.window,
             label=printable(self.label) if self.label is not None else None,
         )  # fmt: skip
 
@@ -158,7 +161,9 @@ def metrics(use: Use) -> PlainTextResponse:
 def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
     """Take a job in. 422 with the error's fields when it cannot be run as written. Under a key that a job was taken in
     under before, as when its answer was lost, the answer is that job."""
-    row, _ = submit(use.store, use.paths, body.yaml, Path(body.folder), body.name, idempotency_key, body.turn())
+    row, _ = submit(
+        use.store, use.paths, body.yaml, Path(body.folder), body.name, idempotency_key, body.turn(), use.window
+    )
     use.wake()
     return show_job(row.id, use)
 

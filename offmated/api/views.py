@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from offmated.jobs.figures import NO_STEPS, Steps, plan_of, steps_of
 from offmated.jobs.listing import Listed
 from offmated.jobs.room import missing_bytes
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
@@ -18,24 +15,17 @@ from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
-from planner.run.step_times import StepTimes, step_times
+from planner.run.step_times import StepTimes
 from planner.units import format_bytes
 
 Json = dict[str, Any]
-_T = TypeVar("_T")
-
-KEPT_FILES = 512
 
 _errors = RepeatedErrors()
 
-_PLAN_FIELDS = (
-    "slices", "rounds", "clip", "source", "step_s", "lp_step_s", "bound_s", "solver_gap",
-    "gpu_peak_bytes", "cpu_peak_bytes", "gpu_budget_bytes", "cpu_budget_bytes",
-)  # fmt: skip
 _ROW_FIELDS = (
     "id", "name", "state", "stop_reason", "priority", "run_dir", "created_at", "started_at", "ended_at", "attempts",
     "history", "crashes", "last_checkpoint_step", "exit_code", "error", "notes",
-    "label", "hold", "after_id", "begin_at",
+    "label", "hold", "after_id", "begin_at", "window",
 )  # fmt: skip
 
 
@@ -48,112 +38,27 @@ def job_view(job: Listed) -> Json:
     progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
     output               the model folder, when there is one
+    expected             {"starts_at", "ends_at", "nights"} as `offmated.jobs.forecast.Expected` has them
     """
     row = job.row
     view = {name: getattr(row, name) for name in _ROW_FIELDS}
     if _is_left_alone(row):
         view["state"] = TAKEN_FROM[row.state]
     view |= {"reason": _reason(job), "place": job.place, "output": (row.result or {}).get("output")}
+    view["expected"] = asdict(job.expected)
     # Files that hold something else than they should blind nobody for the other jobs.
     with _errors.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
         run = RunFolder(Path(row.run_dir))
-        return view | _figures(row, _steps.get(run, run.metrics), _plans.get(run, run.plan))
-    return view | _figures(row, _NO_STEPS, None)
+        return view | _figures(row, steps_of(run), plan_of(run))
+    return view | _figures(row, NO_STEPS, None)
 
 
-def _figures(row: JobRow, found: _Steps, plan: Json | None) -> Json:
+def _figures(row: JobRow, found: Steps, plan: Json | None) -> Json:
     progress = found.progress
     if progress is not None:
         left, seconds = progress["total_steps"] - progress["step"], progress["step_s"]
         progress = progress | {"eta_s": left * seconds if seconds is not None and row.state not in FINAL else None}
     return {"plan": plan, "progress": progress, **_compared(row, plan, found.times)}
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """What a view says of a run's events: a few numbers, as they are kept for many jobs."""
-
-    progress: Json | None
-    times: StepTimes
-
-
-_NO_STEPS = _Steps(None, step_times(()))
-
-
-class _Kept(Generic[_T]):
-    """What was read from a file, read again when the file is another: at its last version only, and for some hundred
-    jobs."""
-
-    def __init__(self, read: Callable[[RunFolder], _T]) -> None:
-        self._read = read
-        self._found: OrderedDict[Path, tuple[_Version, _T]] = OrderedDict()
-        self._lock = threading.Lock()  # answers are made in several threads
-
-    def get(self, run: RunFolder, file: Path) -> _T:
-        version = _version(file)
-        with self._lock:
-            if (found := self._found.get(file)) is not None and found[0] == version:
-                self._found.move_to_end(file)
-                return found[1]
-        value = self._read(run)
-        with self._lock:
-            self._found[file] = (version, value)
-            while len(self._found) > KEPT_FILES:
-                self._found.popitem(last=False)
-        return value
-
-
-_Version = tuple[int, int] | None
-"""When a file was last written, and its size; None when there is none."""
-
-
-def _version(path: Path) -> _Version:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_mtime_ns, found.st_size
-
-
-def _read_plan(run: RunFolder) -> Json | None:
-    """Figures of plan.json, which may be large, and is the same at each look."""
-    document = run.read_plan()
-    if document is None:
-        return None
-    plan = document["plan"]
-    return {name: plan[name] for name in _PLAN_FIELDS} | {
-        "blocks": len(plan["options"]),
-        "options": dict(Counter(plan["options"])),
-        "measured": document["measured"],
-        "cached": document["cached"],
-        "solve_s": document["solve_s"],
-    }
-
-
-def _read_steps(run: RunFolder) -> _Steps:
-    events = run.recent_metrics()
-    return _Steps(_progress(events), step_times(events))
-
-
-_plans = _Kept(_read_plan)
-_steps = _Kept(_read_steps)
-
-
-def _progress(events: list[Json]) -> Json | None:
-    started = [number for number, event in enumerate(events) if event["event"] == "start"]
-    if not started:
-        return None
-    start = events[started[-1]]
-    total = start["total_steps"]
-    steps = [event for event in events[started[-1] :] if event["event"] == "step"]  # those before may be repeated
-    evaluations = [event for event in events if event["event"] == "eval"]
-    return {
-        "step": steps[-1]["step"] if steps else start["step"],
-        "total_steps": total,
-        "loss": steps[-1]["loss"] if steps else None,
-        "eval_loss": evaluations[-1]["eval_loss"] if evaluations else None,
-        "step_s": statistics.median(event["step_s"] for event in steps) if steps else None,
-    }
 
 
 def _compared(row: JobRow, plan: Json | None, found: StepTimes) -> Json:
@@ -201,6 +106,7 @@ def _reason(job: Listed) -> str:
 _STOPS = {
     StopReason.CANCEL: "is being cancelled", StopReason.SHUTDOWN: "saves a checkpoint to stop",
     StopReason.PAUSE: "saves a checkpoint to pause",
+    StopReason.WINDOW: "saves a checkpoint before its window's end",
 }  # fmt: skip
 
 

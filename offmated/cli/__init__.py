@@ -19,7 +19,7 @@ import click
 from offmated.cli import job_list, job_view, queue
 from offmated.cli.certify import certify
 from offmated.cli.client import Client, other_version
-from offmated.cli.follow import events, follow, log
+from offmated.cli.follow import events, follow, log, planned
 from offmated.cli.job_text import read_job
 from offmated.cli.launcher import runs, start_in_background
 from offmated.cli.output import JobNumber, budget_options, console, json_option, print_json
@@ -99,7 +99,11 @@ def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: 
     text, folder = read_job(file, gpu_budget, cpu_budget)
     client = Client(Paths.from_environment())
     job = client.submit(text, str(folder), file.name, queue.turn(turn))
-    print_json(job) if as_json else console().print(job_view.submitted(job))
+    screen = console()
+    if screen.is_terminal and not as_json:  # a person waits a moment for what only the plan tells
+        with screen.status("planning; Ctrl-C leaves the job alone"), suppress(KeyboardInterrupt):
+            job = planned(client, job)
+    print_json(job) if as_json else screen.print(job_view.submitted(job))
 
 
 @main.command("import")

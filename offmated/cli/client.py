@@ -28,6 +28,7 @@ class Turn(TypedDict, total=False):
     begin_at: float
     label: str
     held: bool
+    window: str
 
 
 KEY_HEADER = "Idempotency-Key"

@@ -12,13 +12,14 @@ from rich.console import Console
 
 from offmated.cli import job_view
 from offmated.cli.client import Client
-from offmated.jobs.states import FINAL
+from offmated.jobs.states import FINAL, JobState
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
 from planner.units import printable
 
 POLL_S = 0.5
 LINE_EVERY_S = 10.0
+PLAN_PATIENCE_S = 20.0
 
 
 def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
@@ -47,6 +48,15 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
     except KeyboardInterrupt:
         screen.print(f"Job {job_id} goes on without you.  offmate logs -f {job_id} · offmate cancel {job_id}")
         raise
+
+
+def planned(client: Client, job: dict[str, Any]) -> dict[str, Any]:
+    """A new job once it has its plan, or soon: others may be planned before it, and it may have none."""
+    deadline, notes = time.monotonic() + PLAN_PATIENCE_S, job["notes"]
+    while job["state"] in (JobState.SUBMITTED, JobState.PLANNING) and time.monotonic() < deadline and not job["hold"]:
+        time.sleep(POLL_S)
+        job = client.job(job["id"]) | {"notes": notes}
+    return job
 
 
 def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, Any]]:

@@ -31,6 +31,8 @@ def submitted(job: Json) -> RenderableType:
     """After a submission: number, place, folder, notes, and the commands people want next."""
     number = job["id"]
     rows = [("run folder", job["run_dir"])]
+    rows += [("window", job["window"])] if job["window"] else []
+    rows += [("done by", done_by)] if (done_by := expected(job)) else []
     rows += [("note", note) for note in job["notes"]]
     commands = ("offmate status", f"offmate logs -f {number}", f"offmate show {number}", f"offmate cancel {number}")
     rows.append(("next", " · ".join(commands)))
@@ -69,10 +71,13 @@ def jobs(rows: list[Json]) -> RenderableType:
     if not rows:
         return Text("No jobs.  offmate submit job.yaml")
     lines = [
-        (str(job["id"]), _named(job), coloured(job["state"]), progress(job), remaining(job), job["reason"])
+        (
+            str(job["id"]), _named(job), coloured(job["state"]), progress(job), remaining(job), expected(job),
+            job["reason"],
+        )
         for job in rows
     ]
-    return table(("ID", "NAME", "STATE", "PROGRESS", "LEFT", "REASON"), lines)
+    return table(("ID", "NAME", "STATE", "PROGRESS", "LEFT", "DONE BY", "REASON"), lines)
 
 
 def _named(job: Json) -> str:
@@ -99,6 +104,23 @@ def remaining(job: Json) -> str:
     return format_seconds(found["eta_s"])
 
 
+def expected(job: Json) -> str:
+    """ "06:40", "Tue 06:40, 3 nights", "begins 23:00", or nothing where nobody can know."""
+    found = job["expected"]
+    if found["ends_at"] is not None:
+        return wall(found["ends_at"]) + (f", {found['nights']} nights" if found["nights"] > 1 else "")
+    begun = job["state"] == JobState.RUNNING
+    return f"begins {wall(found['starts_at'])}" if found["starts_at"] is not None and not begun else ""
+
+
+def wall(unix: float) -> str:
+    """A time to come, to the minute that it is not after: "06:40" within a day, "Tue 06:40" within a week."""
+    unix = -(-unix // 60) * 60
+    away = unix - time.time()
+    return time.strftime("%H:%M" if away < 86400 else "%a %H:%M" if away < 6 * 86400 else "%Y-%m-%d %H:%M",
+                         time.localtime(unix))  # fmt: skip
+
+
 def plan(answer: Json) -> RenderableType:
     """The answer of `offmate plan`."""
     return pairs(plan_rows(answer))
@@ -114,6 +136,8 @@ def job(found: Json, plan: Json | None) -> RenderableType:
         ("priority", str(found["priority"] or "")),
         ("progress", progress(found)),
         ("left", remaining(found)),
+        ("done by", expected(found)),
+        ("window", found["window"] or ""),
         ("submitted", moment(found["created_at"])),
         ("started", moment(found["started_at"])),
         *_attempts(found),

@@ -62,6 +62,7 @@ def turn_options(command: Callable[P, None]) -> Callable[P, None]:
     @click.option("--priority", type=PRIORITY, help="Before all of a lower one; 0 where not given.")
     @click.option("--after", type=JobNumber(), metavar="ID", help="Once this job is done.")
     @click.option("--begin", type=Moment(), help='Not before 23:00, "2026-12-24 18:00" or +2h30m.')
+    @click.option("--window", metavar="HOURS", help='Only then, like 23:00-07:00 or "23:00-07:00 mon-fri".')
     @click.option("--label", help="A word to find it by.")
     @click.option("--hold", "held", is_flag=True, help="Wait for offmate release.")
     @functools.wraps(command)
@@ -89,7 +90,7 @@ def hold(job_id: int, as_json: bool) -> None:
 @ID
 @json_option
 def release(job_id: int, as_json: bool) -> None:
-    """Let a job wait for nothing but its turn: no hold, no time, no other job."""
+    """Let a job wait for nothing but its turn: no hold, no time, no window, no other job."""
     _changed(Client(Paths.from_environment()).change(job_id, "release"), as_json)
 
 

@@ -3,18 +3,27 @@ there are."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from sqlalchemy import ColumnElement, Subquery, and_, case, func, select, true
+from sqlalchemy import ColumnElement, Subquery, and_, case, func, or_, select, true
 from sqlalchemy.orm import Session
 
+from offmated.jobs.figures import left_s, stop_s
+from offmated.jobs.forecast import UNKNOWN, Expected, Work, forecast
 from offmated.jobs.queue import paused_since
 from offmated.jobs.states import FINAL, TAKEN_FROM, JobState
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow
 from offmated.jobs.turns import has_turn, queue_order
+from planner.errors import UserError
+from planner.job.window import Window
+from planner.run.folder import RunFolder
 
+_FORESEEN = 50  # jobs of the queue whose ends are foretold: each has files to be looked at
 _ACTIVE = tuple(state for state in JobState if state not in FINAL)
 _PHASE = {state: phase for phase, due in TAKEN_FROM.items() for state in (phase, due)}
 
@@ -26,6 +35,7 @@ class Listed:
     `place` is among the jobs that are not over, from 1, what is worked on before what waits; None when it is over.
     `ahead` counts the jobs due for the same worker before it, `busy` are the numbers of those the worker works on.
     `after` is the state of the job it comes after, None where it need not wait for it. `paused`: the whole machine is.
+    `expected` is known of the first jobs of the queue only.
     """
 
     row: JobRow
@@ -34,6 +44,7 @@ class Listed:
     busy: tuple[int, ...] = ()
     after: JobState | None = None
     paused: bool = False
+    expected: Expected = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +135,7 @@ def _listed(session: Session, rows: Sequence[JobRow]) -> tuple[Listed, ...]:
     named = [row.after_id for row in rows if row.after_id is not None and row.state not in FINAL]
     others = session.execute(select(JobRow.id, JobRow.state).where(JobRow.id.in_(named)))
     after = {other.id: other.state for other in others}
+    expected = _expected(session, paused) if any(row.state not in FINAL for row in rows) else {}
     listed = []
     for row in rows:
         place, ahead = found.get(row.id, (None, 0))
@@ -131,9 +143,38 @@ def _listed(session: Session, rows: Sequence[JobRow]) -> tuple[Listed, ...]:
         before = after.get(row.after_id) if row.after_id is not None else None
         listed.append(Listed(
             row=row, place=place, ahead=ahead, busy=working, paused=paused,
-            after=None if before is JobState.DONE else before,
+            after=None if before is JobState.DONE else before, expected=expected.get(row.id, UNKNOWN),
         ))  # fmt: skip
     return tuple(listed)
+
+
+def _expected(session: Session, paused: bool) -> dict[int, Expected]:
+    """When the first jobs of the queue begin and end, as it looks now."""
+    if paused:
+        return {}
+    first = select(JobRow.id).where(JobRow.state.in_(_ACTIVE)).order_by(*queue_order()).limit(_FORESEEN)
+    taken = select(JobRow.id).where(JobRow.state.in_(tuple(TAKEN_FROM)))
+    rows = session.scalars(
+        select(JobRow).where(or_(JobRow.id.in_(first), JobRow.id.in_(taken))).order_by(*queue_order())
+    ).all()
+    others = {row.after_id for row in rows if row.after_id is not None}
+    ended = select(JobRow.id).where(JobRow.id.in_(others), JobRow.state == JobState.DONE)
+    done = set(session.scalars(ended)) if others else set()
+    here = {row.id for row in rows}
+    works = []
+    for row in rows:
+        run = RunFolder(Path(row.run_dir))
+        after = row.after_id if row.after_id not in done else None
+        left, stop = None, 0.0
+        with suppress(OSError, KeyError, TypeError, ValueError, UserError):  # of a folder that is damaged: nothing
+            left, stop = left_s(run), stop_s(run)
+        works.append(Work(
+            id=row.id, left_s=left, stop_s=stop, begin_at=row.begin_at or 0.0,
+            window=Window.parse(row.window) if row.window is not None else None,
+            after=after, blocked=row.hold is not None or (after is not None and after not in here),
+            running=row.state is JobState.RUNNING and row.stop_reason is None,
+        ))  # fmt: skip
+    return forecast(works, time.time())
 
 
 def _count(session: Session, wanted: ColumnElement[bool]) -> int:

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from offmated.jobs.figures import stop_s
 from offmated.jobs.room import missing_bytes
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow, WishRow
 from offmated.jobs.turns import queue_order
 from planner.errors import Exit, UserError
+from planner.job.window import Window
+from planner.run.folder import RunFolder
 
 _PAUSE = "pause"
 _IDLE = tuple(TAKEN_FROM.values())
@@ -32,16 +36,16 @@ def hold(store: Store, job_id: int) -> None:
 
 
 def release(store: Store, job_id: int) -> None:
-    """Have a job wait for nothing but its turn: no person, no time, no other job. Raises UserError `job-ended`, and
-    `not-held` where it does already."""
+    """Have a job wait for nothing but its turn: no person, no time, no window, no other job. Raises UserError
+    `job-ended`, and `not-held` where it does already."""
     with store.writing() as session:
         row = _living(session, job_id)
-        if (row.hold, row.begin_at, row.after_id) == (None, None, None):
+        if (row.hold, row.begin_at, row.after_id, row.window) == (None, None, None, None):
             raise UserError(
                 f"Job {job_id} is not held: it waits for nothing but its turn.", code="not-held", exit_code=Exit.USAGE,
                 hint=f"offmate move {job_id} --first",
             )  # fmt: skip
-        _set(session, row, hold=None, begin_at=None, after_id=None)
+        _set(session, row, hold=None, begin_at=None, after_id=None, window=None)
 
 
 def pause(store: Store, job_id: int) -> None:
@@ -78,6 +82,23 @@ def go_on_where_there_is_room(store: Store) -> list[int]:
                 session.execute(update(JobRow).where(*mine).values(hold=None))
             found.append(row.id)
     return found
+
+
+def until_next_window(store: Store, row: JobRow) -> None:
+    """Have a job begin, or go on, when its window opens the next time."""
+    assert row.window is not None
+    with store.writing() as session:
+        mine = JobRow.id == row.id, JobRow.window == row.window  # it may have been released meanwhile
+        opens = Window.parse(row.window).next_opening(time.time())
+        session.execute(update(JobRow).where(*mine).values(begin_at=opens))
+
+
+def is_too_late(row: JobRow) -> bool:
+    """Whether what is left of a job's window is too little for a step and a save, or it is not open."""
+    if row.window is None:
+        return False
+    now, span = time.time(), Window.parse(row.window).span(time.time())
+    return now < span.opens or now >= span.closes - stop_s(RunFolder(Path(row.run_dir)))
 
 
 def pause_all(store: Store) -> None:

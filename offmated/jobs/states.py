@@ -34,11 +34,13 @@ class JobState(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why the daemon stops a job. CANCEL: for good, without a checkpoint. SHUTDOWN, PAUSE: with one, to go on later."""
+    """Why the daemon stops a job. CANCEL: for good, without a checkpoint. SHUTDOWN, PAUSE, WINDOW (its hours are over):
+    with one, to go on later."""
 
     CANCEL = "cancel"
     SHUTDOWN = "shutdown"
     PAUSE = "pause"
+    WINDOW = "window"
 
 
 class Hold(StrEnum):
@@ -86,6 +88,10 @@ AGAIN = frozenset(state for state, events in TRANSITIONS.items() if Event.TRAIN 
 TAKEN_FROM = {events[Event.TAKE]: state for state, events in TRANSITIONS.items() if Event.TAKE in events}
 """A state in which a process works on the job -> the state in which the job is due for it."""
 
+_STOPS = {
+    StopReason.SHUTDOWN: "stopped with the daemon", StopReason.PAUSE: "paused",
+    StopReason.WINDOW: "saved before its window's end",
+}  # fmt: skip
 _STOPPED = (Exit.STOPPED, -signal.SIGTERM, -signal.SIGKILL, None)
 """How a process ends that the daemon stops: it says so, or the second SIGTERM, or its worker's end, ends it."""
 
@@ -150,7 +156,7 @@ def account(stop: StopReason | None, ending: Ending) -> str:
     if stop is StopReason.CANCEL:
         return "cancelled"
     if stop is not None and code in _STOPPED:
-        return "stopped with the daemon" if stop is StopReason.SHUTDOWN else "paused"
+        return _STOPS[stop]
     if code is None:
         return "went down with the daemon or the machine" if ending.blameless else "went down with its worker"
     if code < 0:

@@ -68,7 +68,7 @@ class Store:
                 name=name, state=JobState.SUBMITTED, priority=turn.priority, run_dir="", created_at=time.time(),
                 attempts=0, history=[], crashes=0, submission_key=key, notes=[], output_dir=output_dir,
                 position=last + 1, label=turn.label, hold=Hold.HELD if turn.held else None, after_id=turn.after,
-                begin_at=turn.begin_at,
+                begin_at=turn.begin_at, window=turn.window,
             )  # fmt: skip
             session.add(row)
             try:

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from offmated.jobs.store import KeyTaken, Store
@@ -22,6 +23,7 @@ from planner.job.data_check import check_data, is_rendered
 from planner.job.frozen import freeze
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
+from planner.job.window import Window
 from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
 
@@ -33,17 +35,17 @@ LOOK_S = 60.0
 
 def submit(
     store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str = "job.yaml", key: str | None = None,
-    turn: Turn = AT_ONCE,
+    turn: Turn = AT_ONCE, window: str | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
     """Check the job, make its run folder and its row; returns the row and the notes to the user. Where a job was taken
-    in under `key` before, it is that one.
+    in under `key` before, it is that one. `window`: the machine's, for jobs that name none.
 
     Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then, and where there is
     no room for it, nothing was kept.
     """
     if (row := _submitted(store, key, yaml_text)) is None:
         try:
-            return _take_in(store, paths, yaml_text, folder, file_name, key, turn)
+            return _take_in(store, paths, yaml_text, folder, file_name, key, turn, window)
         except (KeyTaken, UserError):
             if (row := _submitted(store, key, yaml_text)) is None:  # the same submission, sent twice, was faster
                 raise
@@ -64,7 +66,8 @@ def _submitted(store: Store, key: str | None, yaml_text: str) -> JobRow | None:
 
 
 def _take_in(
-    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str, key: str | None, turn: Turn
+    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str, key: str | None, turn: Turn,
+    window: str | None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
     job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
     output_dir = check_output(job, store)
@@ -93,6 +96,7 @@ def _take_in(
         _flush(draft)
         if is_rendered(job) and (note := look_at_first_records(run)):
             told.append(note)
+        turn = _in_window(turn, job.schedule or window)
         row = store.add(name, make_folder, turn, key=key, notes=told, output_dir=output_dir)
         made.clear()
         for entry in unseen:
@@ -122,6 +126,25 @@ def look_at_first_records(run: RunFolder) -> str | None:
     if error is not None and error["code"] != "hub-not-reached":
         raise UserError.from_json(error)
     return None if code == Exit.DONE else "the first records could not be looked at: they are when the job has its turn"
+
+
+def _in_window(turn: Turn, window: str | None) -> Turn:
+    """`turn` with the window that counts, and not to begin before that opens. Raises UserError."""
+    if (text := turn.window or window) is None:
+        return turn
+    found = window_of(text)
+    return replace(turn, window=str(found), begin_at=found.opening(max(time.time(), turn.begin_at or 0.0)))
+
+
+def window_of(text: str) -> Window:
+    """The window of a text. Raises UserError."""
+    try:
+        return Window.parse(text)
+    except ValueError as error:
+        raise UserError(
+            "This is no window of hours.", numbers=(str(error),), code="bad-window", exit_code=Exit.USAGE,
+            hint='"23:00-07:00", or with days and a time zone "23:00-07:00 mon-fri Europe/Berlin"',
+        ) from None  # fmt: skip
 
 
 def sweep_drafts(paths: Paths) -> None:

@@ -17,6 +17,7 @@ def _values(kind: type[PythonEnum]) -> list[str]:
 
 
 KEY_LENGTH = 64
+WINDOW_LENGTH = 128
 _ATTEMPT = {"number", "started_at", "from_step", "ended_at"}
 _ERROR = {"what", "numbers", "hint", "code", "exit_code"}
 
@@ -84,7 +85,8 @@ class JobRow(Base):
     history that is damaged is empty, and goes on from there.
 
     In the queue a higher `priority` comes first, then a lower `position`. A job has no turn while it has a `hold`; none
-    on the GPU before `begin_at`, and before the job `after_id` is done. `label` is a word of the user's.
+    on the GPU before `begin_at`, and before the job `after_id` is done. `label` is a word of the user's. `window` is
+    the text of the `planner.job.window.Window` in which it may have the GPU, None where it may at any time.
     """
 
     __tablename__ = "jobs"
@@ -120,6 +122,7 @@ class JobRow(Base):
     hold: Mapped[Hold | None] = mapped_column(Enum(Hold, native_enum=False, length=16, values_callable=_values))
     after_id: Mapped[int | None] = mapped_column(Integer)
     begin_at: Mapped[float | None] = mapped_column(Float)
+    window: Mapped[str | None] = mapped_column(String(WINDOW_LENGTH))
 
 
 class WishRow(Base):

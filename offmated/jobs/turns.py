@@ -16,13 +16,15 @@ from offmated.jobs.table import JobRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a submission says of its turn; as the columns of `JobRow`. `begin_at`: seconds since 1970."""
+    """What a submission says of its turn; as the columns of `JobRow`. `begin_at`: seconds since 1970. `window`: instead
+    of the job file's, and of the machine's."""
 
     priority: int = 0
     after: int | None = None
     begin_at: float | None = None
     label: str | None = None
     held: bool = False
+    window: str | None = None
 
 
 AT_ONCE = Turn()

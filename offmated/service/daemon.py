@@ -23,7 +23,7 @@ from offmated.jobs.database import choose_journal
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.jobs.submission import sweep_drafts
+from offmated.jobs.submission import sweep_drafts, window_of
 from offmated.lock import Lock
 from offmated.paths import Paths
 from offmated.repeated_errors import RepeatedErrors
@@ -66,6 +66,8 @@ class Daemon:
         self._paths = paths
         self._lock = lock
         self._config = Config.load(paths)
+        if self._config.window is not None:
+            window_of(self._config.window)  # or each submission would be refused
         self._broker = Broker.choose(self._config, paths)
         self._store = Store(self._config.database_url)
         self._dispatcher = Dispatcher(self._store, self._broker)
@@ -93,6 +95,7 @@ class Daemon:
             closing=lambda: self._closing,
             health=self._health,
             page=lambda: self._browsers.page(),
+            window=self._config.window,
         )
         app = make_app(services)
         self._api = Server(app, UnixAddress(paths.api_socket))
@@ -143,6 +146,7 @@ class Daemon:
         for what, do in (
             ("taking jobs back", self._dispatcher.adopt),
             ("pausing jobs", self._dispatcher.keep_paused),
+            ("keeping to windows", self._dispatcher.keep_windows),
             ("passing stops on", self._dispatcher.pass_on_stops),
             ("looking for room", self._dispatcher.look_for_room),
             ("handing jobs out", self._dispatcher.hand_out),

@@ -15,7 +15,7 @@ from pathlib import Path
 import redis
 from sqlalchemy.exc import OperationalError
 
-from offmated.jobs.queue import go_on_where_there_is_room, is_paused
+from offmated.jobs.queue import go_on_where_there_is_room, is_paused, is_too_late, until_next_window
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
@@ -89,6 +89,13 @@ class Dispatcher:
             if (paused or row.hold is not None) and row.stop_reason is None:
                 self._store.stop(row.id, StopReason.PAUSE)
 
+    def keep_windows(self) -> None:
+        """Have a job that runs save and end before its window does."""
+        for row in self._store.jobs(JobState.RUNNING):
+            if row.stop_reason is None and is_too_late(row):
+                until_next_window(self._store, row)
+                self._store.stop(row.id, StopReason.WINDOW)
+
     def look_for_room(self) -> None:
         """Have jobs go on that waited for room on their disks, where it is there now."""
         if time.monotonic() >= self._room_due:
@@ -110,8 +117,11 @@ class Dispatcher:
         return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
 
     def _send_next(self, name: str, phase: JobState) -> None:
-        due = self._store.due(phase, 1)
-        if not due:
+        while due := self._store.due(phase, 1):
+            if phase is JobState.PLANNING or not is_too_late(due[0]):
+                break
+            until_next_window(self._store, due[0])
+        else:
             return
         try:
             self._send(name, due[0])

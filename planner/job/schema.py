@@ -53,13 +53,14 @@ from planner.job.paths import (
 )
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
+from planner.job.window import check_window
 
 NOT_PLANNED = frozenset({
     "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "long_rows", "learning_rate",
     "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "num_train_epochs", "max_steps", "seed", "optim",
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
-    "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir",
+    "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "schedule",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""
 
@@ -68,7 +69,8 @@ class Job(BaseModel):
     """One fine-tuning job, canonical names, defaults filled, paths absolute, sizes in bytes. A value.
 
     `model`, `tokenizer` and the entries of `dataset` are absolute paths or Hugging Face ids. `chat_template` is the
-    template's text. `warmup_steps` below 1 is a share of all steps. `max_grad_norm` None means no clipping.
+    template's text. `warmup_steps` below 1 is a share of all steps. `max_grad_norm` None means no clipping. `schedule`
+    is the text of a `planner.job.window.Window`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -151,6 +153,7 @@ class Job(BaseModel):
     per_device_eval_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = (
         None
     )
+    schedule: Annotated[Text | None, Field(description="a window of hours like 23:00-07:00, or null")] = None
 
     @classmethod
     def load(cls, path: Path) -> Job:
@@ -204,7 +207,7 @@ class Job(BaseModel):
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source) + check_lora(values, names, source)
         mistakes += [] if only_planned else check_schedule(values, names, source)
-        mistakes += check_batch(values, names, source)
+        mistakes += check_batch(values, names, source) + check_window(values, names, source)
         mistakes += [] if only_planned or mistakes else check_weights(values, names, source)
         broken = {mistake.key for mistake in mistakes}
         try:

@@ -34,10 +34,11 @@ function share(job) {
 }
 
 function howFar(job) {
-  const progress = job.progress;
-  if (!progress) return job.reason;
+  const progress = job.progress, { ends_at: end, nights } = job.expected;
+  const when = end == null || job.state === "running" ? "" : `done by ${moment(end)}${nights > 1 ? `, ${nights} nights` : ""}`;
+  if (!progress) return [job.reason, when].filter(Boolean).join("; ");
   const left = progress.eta_s == null ? "" : `, ${duration(progress.eta_s)} left`;
-  return [`step ${progress.step} of ${progress.total_steps}${job.state === "running" ? left : ""}`, job.reason]
+  return [`step ${progress.step} of ${progress.total_steps}${job.state === "running" ? left : ""}`, job.reason, when]
     .filter(Boolean).join("; ");
 }
 
@@ -131,8 +132,9 @@ function showJob(job, curves) {
   find("#progress").hidden = !job.progress;
   if (job.progress) {
     find("#progress i").style.width = `${share(job) * 100}%`;
-    const eta = job.state === "running" ? job.progress.eta_s : null;
-    const end = eta == null ? "" : `; done at ${moment(Date.now() / 1000 + eta)}, as it looks now`;
+    const { ends_at: over, nights } = job.expected;
+    const end = over == null || job.state !== "running" ? ""
+      : `; done by ${moment(over)}${nights > 1 ? `, over ${nights} nights` : ""}, as it looks now`;
     find("#progress p").textContent = `${howFar({ ...job, reason: "" })}${end}`;
   }
   find("#cards").replaceChildren(...cards(job, curves));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ DOCUMENT = {"plan": to_json(PLAN), "rows": 4, "length": 256, "measured": True, "
 JOB: dict[str, Any] = {
     "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
     "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"], "history": [],
-    "last_checkpoint_step": None, "label": None, "priority": 0,
+    "last_checkpoint_step": None, "label": None, "window": None, "priority": 0,
+    "expected": {"starts_at": None, "ends_at": None, "nights": 0},
     "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eval_loss": 2.4567, "eta_s": 80.0},
     "plan": {"step_s": 0.5},
     "predicted": {"step_s": 0.5, "gpu_peak_bytes": 90 * 2**20},
@@ -99,10 +101,15 @@ def test_a_submission_tells_place_folder_notes_and_next_commands() -> None:
 def test_status_tells_progress_loss_time_left_and_reason() -> None:
     waiting = JOB | {"id": 4, "state": "waiting", "progress": None, "reason": "waits for job 3"}
     assert [line.split() for line in printed(job_view.jobs([JOB, waiting]))] == [
-        ["ID", "NAME", "STATE", "PROGRESS", "LEFT", "REASON"],
+        ["ID", "NAME", "STATE", "PROGRESS", "LEFT", "DONE", "BY", "REASON"],
         ["3", "pydoc", "running", "120/200", "60%", "loss", "2.346", "eval", "2.457", "80.0", "s"],
         ["4", "pydoc", "waiting", "waits", "for", "job", "3"],
     ]
+    begun, ends = time.time() + 3600, time.time() + 7200
+    waiting |= {"expected": {"starts_at": begun, "ends_at": None, "nights": 0}}
+    assert f"begins {job_view.wall(begun)}  waits" in printed(job_view.jobs([waiting]))[1]
+    waiting |= {"expected": {"starts_at": begun, "ends_at": ends, "nights": 3}}
+    assert f"{job_view.wall(ends)}, 3 nights  waits" in printed(job_view.jobs([waiting]))[1]
     assert printed(job_view.jobs([])) == ["No jobs.  offmate submit job.yaml"]
 
 

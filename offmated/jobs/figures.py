@@ -1,0 +1,173 @@
+"""What the files of a run say of its length and its pace, kept until a file is another."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from planner.job.source import read_text, read_yaml
+from planner.run.folder import RunFolder
+from planner.run.step_times import StepTimes, step_times
+
+Json = dict[str, Any]
+_T = TypeVar("_T")
+
+KEPT_FILES = 512
+_DISK_BYTES_PER_S = 400e6  # of a disk that nobody has measured: what a SATA one writes, or less
+_STEPS_UNSEEN = 2  # a stop may come as a step begins, and the first ones of a run take longer
+_SPARE_S = 15.0  # until the processes have ended
+_PLAN_FIELDS = (
+    "slices", "rounds", "clip", "source", "step_s", "lp_step_s", "bound_s", "solver_gap",
+    "gpu_peak_bytes", "cpu_peak_bytes", "gpu_budget_bytes", "cpu_budget_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What is said of a run's events: a few numbers, as they are kept for many jobs. `between_s`: the longest time from
+    one step to the next among the last ones, with what came between them; `save_s`: the longest save of these."""
+
+    progress: Json | None
+    times: StepTimes
+    between_s: float | None = None
+    save_s: float | None = None
+
+
+NO_STEPS = Steps(None, step_times(()))
+
+
+def steps_of(run: RunFolder) -> Steps:
+    """Of the run's events."""
+    return _steps.get(run, run.metrics)
+
+
+def plan_of(run: RunFolder) -> Json | None:
+    """Figures of plan.json; None before there is one."""
+    return _plans.get(run, run.plan)
+
+
+def left_s(run: RunFolder) -> float | None:
+    """How long a job is still to have the GPU, by the steps measured, else by the plan's; None where its steps, or
+    their time, are not known yet."""
+    found, plan = steps_of(run), plan_of(run)
+    step_s = found.times.step_s or (plan or {}).get("step_s")
+    progress = found.progress
+    total = progress["total_steps"] if progress is not None else _lengths.get(run, run.resolved)
+    done = run.last_checkpoint_step() or 0 if progress is None else progress["step"]
+    return None if step_s is None or total is None else max(0, total - done) * step_s
+
+
+def stop_s(run: RunFolder) -> float:
+    """How long it may take a job, asked to stop at any moment, to have saved and left the GPU."""
+    found, plan = steps_of(run), plan_of(run) or {}
+    step_s = found.between_s or _STEPS_UNSEEN * (found.times.step_s or plan.get("step_s") or 0.0)
+    save_s = found.save_s or plan.get("cpu_peak_bytes", 0) / _DISK_BYTES_PER_S
+    return 1.1 * (step_s + save_s) + _SPARE_S
+
+
+class _Kept(Generic[_T]):
+    """What was read from a file, read again when the file is another: at its last version only, and for some hundred
+    jobs."""
+
+    def __init__(self, read: Callable[[RunFolder], _T]) -> None:
+        self._read = read
+        self._found: OrderedDict[Path, tuple[_Version, _T]] = OrderedDict()
+        self._lock = threading.Lock()  # answers are made in several threads
+
+    def get(self, run: RunFolder, file: Path) -> _T:
+        version = _version(file)
+        with self._lock:
+            if (found := self._found.get(file)) is not None and found[0] == version:
+                self._found.move_to_end(file)
+                return found[1]
+        value = self._read(run)
+        with self._lock:
+            self._found[file] = (version, value)
+            while len(self._found) > KEPT_FILES:
+                self._found.popitem(last=False)
+        return value
+
+
+_Version = tuple[int, int] | None
+"""When a file was last written, and its size; None when there is none."""
+
+
+def _version(path: Path) -> _Version:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _read_plan(run: RunFolder) -> Json | None:
+    """Figures of plan.json, which may be large, and is the same at each look."""
+    document = run.read_plan()
+    if document is None:
+        return None
+    plan = document["plan"]
+    return {name: plan[name] for name in _PLAN_FIELDS} | {
+        "blocks": len(plan["options"]),
+        "options": dict(Counter(plan["options"])),
+        "measured": document["measured"],
+        "cached": document["cached"],
+        "solve_s": document["solve_s"],
+    }
+
+
+def _read_steps(run: RunFolder) -> Steps:
+    events = run.recent_metrics()
+    return Steps(_progress(events), step_times(events), *_pauses(events))
+
+
+def _read_length(run: RunFolder) -> int | None:
+    """The steps a job asks for; None where its epochs decide, whose rows nobody has counted."""
+    total = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values.get("max_steps")
+    return total if isinstance(total, int) else None
+
+
+_plans = _Kept(_read_plan)
+_steps = _Kept(_read_steps)
+_lengths = _Kept(_read_length)
+
+
+def _progress(events: list[Json]) -> Json | None:
+    started = [number for number, event in enumerate(events) if event["event"] == "start"]
+    if not started:
+        return None
+    start = events[started[-1]]
+    total = start["total_steps"]
+    steps = [event for event in events[started[-1] :] if event["event"] == "step"]  # those before may be repeated
+    evaluations = [event for event in events if event["event"] == "eval"]
+    return {
+        "step": steps[-1]["step"] if steps else start["step"],
+        "total_steps": total,
+        "loss": steps[-1]["loss"] if steps else None,
+        "eval_loss": evaluations[-1]["eval_loss"] if evaluations else None,
+        "step_s": statistics.median(event["step_s"] for event in steps) if steps else None,
+    }
+
+
+def _pauses(events: Sequence[Json]) -> tuple[float | None, float | None]:
+    """The longest time between two steps without what is saved there, and the longest save, of the last start."""
+    between, saves = [0.0], [0.0]
+    step_at = before_at = None
+    saved_s = 0.0
+    for event in events:
+        at = event.get("time")
+        if event["event"] == "start" or not isinstance(at, (int, float)):
+            step_at = before_at = None
+            continue
+        if event["event"] == "checkpoint" and before_at is not None:
+            saved_s = at - before_at
+            saves.append(saved_s)
+        if event["event"] == "step":
+            between.append(at - step_at - saved_s if step_at is not None else 0.0)
+            step_at, saved_s = at, 0.0
+        before_at = at
+    return max(between) or None, max(saves) or None

@@ -1,0 +1,94 @@
+"""When jobs begin and end, as it looks now: the queue played through by a clock that jumps from event to event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.job.window import Window
+
+_MOST_TURNS = 2000  # of all jobs together: nobody plans further
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A job of the queue. `left_s`: how long it is to have the GPU, None where that is not known; `stop_s`: so long
+    before its window's end it stops. It begins not before `begin_at`, and after the job `after` has ended. `blocked`: a
+    person, or a full disk, keeps it from its turn."""
+
+    id: int
+    left_s: float | None
+    stop_s: float = 0.0
+    window: Window | None = None
+    begin_at: float = 0.0
+    after: int | None = None
+    blocked: bool = False
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """When a job begins to work, or goes on, and when it is done, in seconds since 1970; None where that cannot be
+    known. `nights`: of its window so many, this one too; 0 where it has no window, or is not known to end."""
+
+    starts_at: float | None = None
+    ends_at: float | None = None
+    nights: int = 0
+
+
+UNKNOWN = Expected()
+
+
+def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
+    """Of the jobs of a queue in the order of their turns, the running one among them; those that nothing is known of
+    are left out."""
+    found: dict[int, Expected] = {}
+    there = {work.id for work in queue}
+    left = {work.id: work for work in queue}
+    clock = now
+    for _ in range(_MOST_TURNS):
+        waiting = [
+            work for work in left.values() if not work.blocked and (work.after is None or work.after not in there)
+        ]
+        if not waiting:
+            break
+        work = min(waiting, key=lambda work: _turn(work, clock))  # of several the first
+        at = max(clock, _turn(work, clock))
+        begun = found.get(work.id, Expected(starts_at=at))
+        if work.left_s is None:  # all behind it begin nobody knows when
+            found[work.id] = begun
+            break
+        span = work.window.span(at) if work.window is not None else None
+        over = at + work.left_s
+        nights = begun.nights + (span is not None)
+        if span is not None and over > span.closes - work.stop_s:
+            stops = max(at, span.closes - work.stop_s)
+            left[work.id] = replace(
+                work, left_s=work.left_s - (stops - at), begin_at=_after(work, span.closes), running=False
+            )
+            found[work.id] = replace(begun, nights=nights)
+            clock = stops
+            if work.stop_s >= span.closes - span.opens:  # no night has room for a step: nobody knows
+                del left[work.id]
+        else:
+            found[work.id] = replace(begun, ends_at=over, nights=nights)
+            del left[work.id]
+            there.discard(work.id)
+            clock = over
+    return {number: one if one.ends_at is not None else replace(one, nights=0) for number, one in found.items()}
+
+
+def _turn(work: Work, clock: float) -> float:
+    """When it may begin, from `clock` on; one that runs does before all others."""
+    at = max(clock, work.begin_at)
+    if work.running and (work.window is None or work.window.span(clock).opens <= clock):
+        return -1.0
+    if work.window is None:
+        return at
+    span = work.window.span(at)
+    return _after(work, span.closes) if at >= span.closes - work.stop_s else max(at, span.opens)
+
+
+def _after(work: Work, closes: float) -> float:
+    assert work.window is not None
+    return work.window.opening(closes)
