@@ -1,18 +1,21 @@
 """What becomes of a plan's bytes in the device's memory: in PyTorch's allocator, and with a place for each tensor.
 
     python benchmarks/arena.py 1B --slices 4
+    python benchmarks/arena.py 0.3B --plans 200
 
 Each way gets the same plans' allocations in the host's order: PyTorch's caching allocator as it is, the same with all
 its memory in one segment from the beginning, and places found before the step (`planner/arrange/`). Last comes what
 the allocator of `worker/runtime/arena.c` takes from the driver in three steps under the plan's peak, as part of it, how
-many tensors do not find their places, and how often it calls the driver after the first step.
+many tensors do not find their places, and how often it calls the driver after the first step. From the second step on
+slices are of the planned length, of half or of a quarter of it, as it happens. `--plans`: so many random plans of three
+layers of the shape are run so, and those are printed that take other memory than planned.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +24,11 @@ from typing import Any, cast
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from planner.schedule.allocations import Allocations, allocations
+from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.places import grains
 from planner.search.make_plan import least_budget, make_plan
-from tests.support.arena_alone import replay
+from tests.support.arena_alone import replay, replay_random, shorter
 from tests.support.cuda.memory import Allocator, Block
 from tests.support.shapes import SHAPES, llama_chain, machine
 
@@ -86,6 +90,18 @@ def events(found: Allocations, steps: int) -> Iterator[tuple[object, int]]:
                 there[op.subject] = cast(Any, new)
 
 
+def try_plans(chain: Chain, others: Sequence[Chain], count: int) -> None:
+    """Print those that take other memory than planned, and how many do not."""
+    right = 0
+    for seed in range(count):
+        plan, run = replay_random(chain, seed, others=others)
+        if (run.reserved_bytes, run.calls, run.strays) == (plan.gpu_peak_bytes, 0, 0):
+            right += 1
+        else:
+            print(f"{seed}: {run}, planned {plan.gpu_peak_bytes}", flush=True)
+    print(f"{right} of {count} plans run in the memory they say, without a call of the driver after the first step")
+
+
 def main() -> None:
     """Plan and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -93,8 +109,14 @@ def main() -> None:
     parser.add_argument("--slices", type=int, default=4)
     parser.add_argument("--clip", action="store_true")
     parser.add_argument("--seconds", type=float, default=15.0, help="for a plan")
+    parser.add_argument("--plans", type=int, default=0)
     given = parser.parse_args()
-    chain = llama_chain(given.shape)
+    layers = 3 if given.plans else None
+    chain = llama_chain(given.shape, layers=layers)
+    others = [shorter(chain, llama_chain(given.shape, layers=layers, length=length)) for length in (512, 256)]
+    if given.plans:
+        try_plans(chain, others, given.plans)
+        return
     settings: dict[str, Any] = {"cpu_budget_bytes": _HOST, "slices": given.slices, "clip": given.clip}
     least = least_budget(chain, machine(), **settings).gpu_bytes
     print("budget   live bytes   caching allocator   one segment   places   run: of the peak, strays, calls")
@@ -104,7 +126,7 @@ def main() -> None:
         found = allocations(compile_program(plan, chain), chain)
         live = live_bytes(found)
         default, one = reserved_bytes(found), reserved_bytes(found, first=4 * live)
-        run = replay(replace(plan, gpu_budget_bytes=plan.gpu_peak_bytes), chain)
+        run = replay(replace(plan, gpu_budget_bytes=plan.gpu_peak_bytes), chain, others=others)
         print(
             f"{budget / MIB:5.0f} MiB   {live / MIB:5.0f} MiB   {default / live:.3f}   {one / live:.3f}   "
             f"{plan.gpu_peak_bytes / live:.3f}   {run.reserved_bytes / plan.gpu_peak_bytes:.3f}   {run.strays}   "

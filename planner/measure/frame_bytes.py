@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from planner.cpu.meter import Meter
 from planner.errors import UserError, first_line
@@ -217,11 +218,13 @@ class _Run:
                 for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.values()):
                     self.meter.add(tensor)
             blocks = {id(p) for name in self.names.all for p in self.model.get_submodule(name).parameters()}
+            hooks: list[RemovableHandle] = []
             for name, p in self.model.named_parameters():
                 if id(p) not in blocks:
                     self.own.append(p)
                     if p.requires_grad:
-                        p.register_post_accumulate_grad_hook(functools.partial(self.reads, name))  # type: ignore[no-untyped-call]
+                        reads = functools.partial(self.reads, name)
+                        hooks.append(p.register_post_accumulate_grad_hook(reads))  # type: ignore[no-untyped-call]
             self.anchor = self.mode.scalar(self.device).requires_grad_()
             with self.meter.watch(), torch.no_grad():
                 with torch.enable_grad():
@@ -247,6 +250,8 @@ class _Run:
                     call.clear()
                 self.close_tail()
                 del loss
+            for hook in hooks:  # which else would keep the model for good
+                hook.remove()
             self.model.zero_grad()
 
     def enter(self, index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:

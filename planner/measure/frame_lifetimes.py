@@ -15,18 +15,19 @@ written, with three more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from planner.cpu.meter import Meter
-from planner.graph import BlockCode, BlockNames, flatten_call, run_slice
+from planner.errors import Exit, UserError
+from planner.graph import RECIPES, BlockCode, BlockNames, EagerPair, flatten_call, make_pairs, run_slice
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
 from planner.graph.tangents import Layout
 from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn
-from planner.measure.frame_bytes import frame_alone
+from planner.measure.frame_bytes import frame_alone, measure_frame, trace_blocks
 from planner.schedule.chain import Lifetimes
 
 
@@ -59,6 +60,23 @@ def block_lifetimes(
                 )
             )  # fmt: skip
     return tuple(found)
+
+
+def lifetimes_of(
+    model: nn.Module, names: BlockNames, options: Mapping[str, Collection[str]], batch: Mapping[str, Tensor],
+    device: torch.device, model_kwargs: Mapping[str, Any], *, chunk_rows: int = 0,
+) -> tuple[tuple[Lifetimes, ...], tuple[str, ...]]:  # fmt: skip
+    """Of blocks and frame for slices like `batch`, which may be another shape than that of `names.kinds`; `options`: of
+    each kind. None of the blocks may look at data. Raises UserError."""
+    pairs: dict[str, dict[str, BlockCode]] = {}
+    for kind, joint in trace_blocks(model, names, batch, device, model_kwargs).items():
+        if isinstance(joint, EagerPair):
+            raise UserError(f"{joint.name} cannot be traced.", code="block-not-traceable", exit_code=Exit.USAGE)
+        pairs[kind] = {**make_pairs(joint, [RECIPES[option] for option in options[kind]])}
+    codes = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
+    layouts = measure_frame(model, names, codes, batch, device, model_kwargs, chunk_rows=chunk_rows).layouts
+    frame = frame_lifetimes(model, names, codes, batch, device, model_kwargs, chunk_rows=chunk_rows)
+    return block_lifetimes(names, pairs, layouts), frame
 
 
 class _Log(Meter):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from planner.arrange.pack import with_places
 from planner.cpu import build
 from planner.schedule.allocations import allocations
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.places import Place, Spans, key_of
 from planner.schedule.plan import Plan
-from worker.runtime.arena import SOURCE, Counts, _as_c
+from planner.schedule.shorter import places_of_shorter
+from tests.support.random_plans import random_plan
+from worker.runtime.arena import SOURCE, Counts, _as_c, slice_of
 
 MIB = 2**20
 SMALL = MIB
@@ -43,7 +47,7 @@ class Stub:
         library.arena_record.argtypes = [address, address]
         library.arena_open.argtypes = [ctypes.c_int64] * 3
         library.arena_limit.argtypes = [ctypes.c_int64]
-        library.arena_expect.argtypes = [address, *[ctypes.c_int64] * 3]
+        library.arena_expect.argtypes = [address, *[ctypes.c_int64] * 2]
         library.arena_count.restype = ctypes.c_int64
         library.arena_limit(2**62)
         library.arena_reset_peaks()
@@ -73,16 +77,16 @@ class Stub:
         (base,) = set(self.segments) - before
         return base
 
-    def expect(self, *places: tuple[int, int], part: int = 1, whole: int = 1) -> None:
-        """(bytes, offset) of what comes."""
-        self.expect_places([Place(bytes=size, offset=offset) for size, offset in places], part=part, whole=whole)
+    def expect(self, *places: tuple[int, int], small: int = SMALL) -> None:
+        """(bytes, offset) of what comes with more than `small` bytes."""
+        self.expect_places([Place(bytes=size, offset=offset) for size, offset in places], small=small)
 
-    def expect_places(self, places: Sequence[Place], *, part: int = 1, whole: int = 1) -> None:
+    def expect_places(self, places: Sequence[Place], *, small: int = SMALL) -> None:
         self._places = _as_c(places)
-        self.library.arena_expect(self._places, len(places), part, whole)
+        self.library.arena_expect(self._places, len(places), small)
 
     def expect_nothing(self) -> None:
-        self.library.arena_expect(None, 0, 1, 1)
+        self.library.arena_expect(None, 0, 0)
 
     def get(self, size: int, stream: int = 0) -> int | None:
         found: int | None = self.library.arena_allocate(size, 0, stream)
@@ -122,11 +126,24 @@ class Replay:
     strays: int
 
 
-def replay(plan: Plan, chain: Chain, *, steps: int = 3, checked: bool = False) -> Replay:
-    """What the steps of a plan with places allocate, given to the allocator in the host's order, under the budget."""
-    stub = Stub(2**50, checked=checked)
-    found = Spans(compile_program(plan, chain), chain).arrangement(plan.offsets)
-    its = allocations(compile_program(plan, chain), chain)
+def shorter(chain: Chain, other: Chain) -> Chain:
+    """`chain` with the lifetimes of `other`, which is the same model for shorter slices."""
+    kinds = {block.kind: its.kind for block, its in zip(other.blocks, chain.blocks, strict=True)}
+    lifetimes = tuple(replace(found, kind=kinds[found.kind]) for found in other.lifetimes)
+    return replace(chain, lifetimes=lifetimes, frame_lifetimes=other.frame_lifetimes)
+
+
+def replay(
+    plan: Plan, chain: Chain, *, steps: int = 3, checked: bool = False, others: Sequence[Chain] = (), seed: int = 0
+) -> Replay:
+    """What the steps of a plan with places allocate, given to the allocator in the host's order, under the budget.
+    `others`: from the second step on each slice is one of the chain's or of theirs (see `shorter`), by `seed`."""
+    chance = random.Random(seed)
+    stub, program = Stub(2**50, checked=checked), compile_program(plan, chain)
+    found = Spans(program, chain).arrangement(plan.offsets)
+    every = [allocations(program, one) for one in (chain, *others)]
+    places = [found.steps, *(places_of_shorter(program, chain, found, one) for one in others)]
+    its = every[0]
     stub.open(found.placed_bytes, found.loose_bytes, found.small_bytes)
     stub.library.arena_limit(plan.gpu_budget_bytes)
     there: dict[str, list[int | None]] = {}
@@ -139,8 +156,12 @@ def replay(plan: Plan, chain: Chain, *, steps: int = 3, checked: bool = False) -
         names: dict[int, int | None] = {}
         for item, events in its.standing.items():
             names |= zip((event.number for event in events), there[item], strict=True)
-        for op, events in its.steps:
-            stub.expect_places(found.steps.get(key_of(op, plan.rounds), ()))
+        which = [chance.randrange(len(every)) if step else 0 for _ in range(plan.rounds * plan.slices)]
+        for at, (op, _) in enumerate(its.steps):
+            k = slice_of(op, plan.slices)
+            one = 0 if k is None else which[k]
+            events = every[one].steps[at][1]
+            stub.expect_places(places[one].get(key_of(op, plan.rounds), ()), small=0 if one else found.small_bytes)
             new = []
             for event in events:
                 if event.bytes:
@@ -158,3 +179,10 @@ def replay(plan: Plan, chain: Chain, *, steps: int = 3, checked: bool = False) -
     return Replay(
         reserved_bytes=counts.most_reserved, calls=counts.mallocs + counts.frees - calls, strays=counts.strays
     )
+
+
+def replay_random(chain: Chain, seed: int, *, others: Sequence[Chain] = ()) -> tuple[Plan, Replay]:
+    """A random plan with places, and what becomes of its steps under a budget of its peak."""
+    plan = with_places(random_plan(chain, random.Random(seed)), chain)
+    plan = replace(plan, gpu_budget_bytes=plan.gpu_peak_bytes)
+    return plan, replay(plan, chain, others=others, seed=seed)

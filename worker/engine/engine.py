@@ -21,6 +21,7 @@ from worker.engine.block_calls import ModelBlock, model_blocks
 from worker.engine.forward_only import Evaluation, Forward
 from worker.engine.gradients import Gradients
 from worker.engine.rounds import Rounds
+from worker.engine.shorter_slices import ShorterSlices
 from worker.engine.weights import Weights
 from worker.runtime.cpu import CpuMachine
 from worker.runtime.cuda import CudaMachine
@@ -79,6 +80,9 @@ class Engine:
             model, plan=plan, blocks=self._blocks, gradients=self._gradients, device=self._device,
             machine=self._machine,
         )  # fmt: skip
+        self._shorter = ShorterSlices(
+            model, plan=plan, chain=chain, blocks=self._blocks, memory=self._memory, device=self._machine.device
+        )
         self._forward_only = Forward(
             model, plan=plan, chain=chain, blocks=self._blocks, weights=self._weights, actions=self._actions,
             machine=self._machine,
@@ -137,11 +141,11 @@ class Engine:
         parts = [slice(start, start + slices) for start in range(0, len(batches), slices)]
         tokens = [self._tokens(batches[part]) for part in parts]
         before = machine.random_state()
+        self._shorter.expect(batches)
         machine.reset_peak()
         with machine.computing():
             given = {name: self._given(value) for name, value in model_kwargs.items()}
         self.torn = self._stepping = True  # torn until all of the step is done
-        self._memory.lengths([batch["input_ids"].numel() for batch in batches])
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
                 self._cursor.begin(values)

@@ -18,7 +18,7 @@
 #define PAGE ((int64_t)2 << 20)
 
 typedef struct {
-    int64_t bytes, offset, most; /* most: of one tensor with fewer bytes, or of several */
+    int64_t bytes, offset, most; /* offset: -1 in the loose part; most: of one tensor with fewer bytes, or of several */
 } Place;
 
 typedef struct {
@@ -46,9 +46,9 @@ static int64_t placed, small, limit = INT64_MAX;
 static int64_t reserved, allocated, most_allocated, most_reserved, mallocs, frees, strays;
 
 static const Place *places;
-static int64_t place_count, part, whole = 1;
+static int64_t place_count, least;
 static uint8_t *taken;
-static int64_t taken_room, last; /* last: the place that was taken */
+static int64_t taken_room;
 static int told; /* an operation has said what comes */
 
 static int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
@@ -185,38 +185,12 @@ static void *newly(int64_t bytes) {
 
 /* ---- places */
 
-/* Whether a tensor of `size` bytes is one of `planned` in a slice with `some` of `all` tokens. */
-static int alike(int64_t size, int64_t planned, int64_t some, int64_t all) {
-    int64_t most = planned * some / all, least = (planned - GRAIN + 1) * some / all;
-    return size == up(most, GRAIN) || size == up(least, GRAIN);
-}
-
-/* Whether a tensor of `size` bytes may be the one that place i is for. Of a shorter slice all that goes with its tokens
- * is smaller; scores go with the square. */
-static int fits(int64_t i, int64_t size, int square) {
-    int64_t planned = places[i].bytes;
-    if (taken[i] || places[i].most || planned < size)
-        return 0;
-    if (part == whole)
-        return planned == size;
-    return square ? alike(size, planned, part * part, whole * whole)
-                  : planned == size || alike(size, planned, part, whole);
-}
-
 /* The place for a tensor of this size that comes now, or -1: the first of its size that is left, for kernels allocate
- * what no plan knows. The code of shorter slices may do without a tensor: there what comes after the last one is looked
- * at first. */
+ * what no plan knows. */
 static int64_t place_for(int64_t bytes) {
-    if (bytes <= small * part / whole) /* it was not planned */
-        return -1;
-    for (int square = 0; square < 1 + (part < whole); square++) {
-        for (int64_t i = part < whole ? last + 1 : 0; i < place_count; i++)
-            if (fits(i, bytes, square))
-                return i;
-        for (int64_t i = 0; i <= last && i < place_count; i++)
-            if (fits(i, bytes, square))
-                return i;
-    }
+    for (int64_t i = 0; bytes > least && i < place_count; i++)
+        if (!taken[i] && !places[i].most && places[i].bytes == bytes)
+            return i;
     return -1;
 }
 
@@ -229,18 +203,16 @@ static void *in_place(int64_t bytes, int *fit) {
     int64_t i = arena ? place_for(bytes) : -1;
     if (i < 0)
         return NULL;
-    taken[i] = 1, *fit = 1, last = i;
-    return within(i, bytes);
+    taken[i] = 1;
+    *fit = places[i].offset >= 0;
+    return *fit ? within(i, bytes) : in_loose(bytes);
 }
 
-/* Where there may be several; and of a shorter slice, whose code may be another one, in what its tensors leave. */
+/* Where there may be several. */
 static void *in_common(int64_t bytes) {
     void *found = NULL;
     for (int64_t i = 0; arena && i < place_count && !found; i++)
         if (places[i].most)
-            found = within(i, bytes);
-    for (int64_t i = place_count - 1; arena && part < whole && bytes > small * part / whole && i >= 0 && !found; i--)
-        if (taken[i])
             found = within(i, bytes);
     return found;
 }
@@ -250,7 +222,7 @@ static void *find(int64_t bytes) {
     void *found = in_place(bytes, &fit);
     if (found || (bytes <= small && (found = in_loose(bytes))))
         return found;
-    if ((!fit || part < whole) && (found = in_common(bytes)))
+    if (!fit && (found = in_common(bytes)))
         return found;
     strays += told && (fit || bytes > small);
     if (!told && bytes > small && (found = in_arena(0, placed, bytes, 1)))
@@ -299,9 +271,9 @@ void arena_close(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* What comes next has these places, in this order; they stay where they are until others are given. `part_` of
- * `whole_` tokens of a planned slice come. NULL: what comes is in no plan. */
-void arena_expect(const Place *its, int64_t count, int64_t part_, int64_t whole_) {
+/* What comes next has these places, in this order; they stay where they are until others are given. What has up to
+ * `least_` bytes has none among them. NULL: what comes is in no plan. */
+void arena_expect(const Place *its, int64_t count, int64_t least_) {
     pthread_mutex_lock(&lock);
     if (count > taken_room) {
         free(taken);
@@ -309,7 +281,7 @@ void arena_expect(const Place *its, int64_t count, int64_t part_, int64_t whole_
         taken_room = taken ? count : 0;
     }
     told = its != NULL, places = its, place_count = its && taken_room >= count ? count : 0;
-    part = part_, whole = whole_, last = -1;
+    least = least_;
     if (place_count)
         memset(taken, 0, (size_t)count);
     pthread_mutex_unlock(&lock);

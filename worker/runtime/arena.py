@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from planner.cpu import build
+from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.places import Arrangement, Place, key_of
+from planner.schedule.shorter import places_of_shorter
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,10 @@ _THROW = "_ZSt21__throw_runtime_errorPKc"  # std::__throw_runtime_error(char con
 
 class _Place(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("bytes", "offset", "most")]
+
+
+Shape = tuple[tuple[str, tuple[int, ...]], ...]
+"""Of a slice: the names of its tensors and their shapes."""
 
 
 class CannotTakeOverError(Exception):
@@ -42,8 +49,14 @@ class Memory(Protocol):
     def expect_item(self, item: str) -> None:
         """What is allocated next is the item, which is there between steps."""
 
-    def lengths(self, tokens: Sequence[int]) -> None:
-        """The slices of the step to come have so many tokens, round by round."""
+    def knows(self, shape: Shape) -> bool:
+        """Whether slices of this shape have places, as far as they can."""
+
+    def learn(self, shape: Shape, shorter: Chain | None) -> None:
+        """Slices of this shape do what the chain's lifetimes say; None: nobody knows what they do."""
+
+    def slices(self, shapes: Sequence[Shape]) -> None:
+        """The step to come has slices of these shapes, which are known, round by round."""
 
     def close(self) -> None:
         """No more is expected. What is there stays as long as somebody uses it."""
@@ -58,7 +71,14 @@ class NoPlaces:
     def expect_item(self, item: str) -> None:
         """Nothing to do."""
 
-    def lengths(self, tokens: Sequence[int]) -> None:
+    def knows(self, shape: Shape) -> bool:
+        """Nothing needs to be known."""
+        return True
+
+    def learn(self, shape: Shape, shorter: Chain | None) -> None:
+        """Nothing to do."""
+
+    def slices(self, shapes: Sequence[Shape]) -> None:
         """Nothing to do."""
 
     def close(self) -> None:
@@ -100,7 +120,7 @@ class Arena:
             library.arena_count.restype = ctypes.c_int64
             library.arena_limit.argtypes = [ctypes.c_int64]
             library.arena_open.argtypes = [ctypes.c_int64] * 3
-            library.arena_expect.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3]
+            library.arena_expect.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 2]
             allocator: Any = torch.cuda.memory.CUDAPluggableAllocator(library._name, "arena_allocate", "arena_free")
             allocator.allocator().set_record_stream_fn(_address(library, "arena_record"))
             allocator.allocator().set_reset_fn(_address(library, "arena_empty"))
@@ -166,56 +186,63 @@ def is_out_of_memory(error: BaseException) -> bool:
 class PlannedMemory:
     """The places of a plan."""
 
-    def __init__(self, arena: Arena, program: Program, arrangement: Arrangement, slice_tokens: int) -> None:
-        """`slice_tokens`: of the slices that are planned. Raises torch.OutOfMemoryError."""
+    def __init__(self, arena: Arena, program: Program, chain: Chain, arrangement: Arrangement) -> None:
+        """Raises torch.OutOfMemoryError."""
         if not arena.open(arrangement):
             raise torch.OutOfMemoryError(f"{_NO_MEMORY}. The plan needs {arrangement.total_bytes} bytes in one piece.")
-        self._arena, self._slice_tokens = arena, slice_tokens
-        self._tokens: Sequence[int] = [slice_tokens] * program.slices * program.rounds
+        self._arena, self._program, self._chain, self._arrangement = arena, program, chain, arrangement
         self._items = {item: _as_c(places) for item, places in arrangement.standing.items()}
-        self._steps = dict(_steps(program, arrangement.steps))
+        self._keys = {op.name: key_of(op, program.rounds) for op in program.ops if op.queue is Queue.COMPUTE}
+        self._slice_of = {op.name: slice_of(op, program.slices) for op in program.ops if op.queue is Queue.COMPUTE}
+        self._planned = {key: _as_c(arrangement.steps.get(key, ())) for key in self._keys.values()}
+        self._shorter: dict[Shape, dict[str, ctypes.Array[_Place]]] = {}
+        self._shapes: Sequence[Shape] = ()
 
     def expect(self, op: Op | None) -> None:
         """What is allocated from now on is `op`'s, until the next call; None: it is in no plan."""
         if op is None:
-            self._arena.expect(None, 0, 1, 1)
+            self._arena.expect(None, 0, 0)
             return
-        places, number = self._steps[op.name]
-        tokens = self._slice_tokens if number is None else self._tokens[number]
-        self._arena.expect(places, len(places), tokens, self._slice_tokens)
+        key, number = self._keys[op.name], self._slice_of[op.name]
+        shorter = self._shorter.get(self._shapes[number]) if number is not None and self._shapes else None
+        places = (self._planned if shorter is None else shorter)[key]
+        self._arena.expect(places, len(places), self._arrangement.small_bytes if shorter is None else 0)
 
     def expect_item(self, item: str) -> None:
         """What is allocated next is the item, which is there between steps."""
         places = self._items.get(item)
-        self._arena.expect(places, len(places) if places is not None else 0, 1, 1)
+        count = len(places) if places is not None else 0
+        self._arena.expect(places, count, self._arrangement.small_bytes)
 
-    def lengths(self, tokens: Sequence[int]) -> None:
-        """The slices of the step to come have so many tokens, round by round."""
-        self._tokens = tokens
+    def knows(self, shape: Shape) -> bool:
+        """Whether slices of this shape have places, as far as they can."""
+        return shape in self._shorter or math.prod(dict(shape)["input_ids"]) == self._chain.slice_tokens
+
+    def learn(self, shape: Shape, shorter: Chain | None) -> None:
+        """Slices of this shape do what the chain's lifetimes say; None: nobody knows what they do."""
+        if shorter is None:  # it may do that in the places of the planned ones
+            steps = {
+                key: tuple(replace(place, most=True) for place in self._arrangement.steps.get(key, ()))
+                for key in self._planned
+            }
+        else:
+            steps = places_of_shorter(self._program, self._chain, self._arrangement, shorter)
+        self._shorter[shape] = {key: _as_c(steps[key]) for key in self._planned}
+
+    def slices(self, shapes: Sequence[Shape]) -> None:
+        """The step to come has slices of these shapes, which are known, round by round."""
+        self._shapes = shapes
 
     def close(self) -> None:
         """No more is expected. What is there stays as long as somebody uses it."""
         self._arena.close()
 
 
-def _steps(
-    program: Program, steps: Mapping[str, Sequence[Place]]
-) -> Iterator[tuple[str, tuple[ctypes.Array[_Place], int | None]]]:
-    """Operation -> what it allocates, and for which slice of the step."""
-    made: dict[str, ctypes.Array[_Place]] = {}
-    for op in program.ops:
-        if op.queue is Queue.COMPUTE:
-            key = key_of(op, program.rounds)
-            if key not in made:
-                made[key] = _as_c(steps.get(key, ()))
-            k = _slice_of(op)
-            yield op.name, (made[key], None if k is None else op.round * program.slices + k)
-
-
-def _slice_of(op: Op) -> int | None:
-    if op.kind is OpKind.RUN:
-        return op.turn[2]
-    return int(op.subject.rpartition(".")[2]) if op.subject.startswith("a:") else None
+def slice_of(op: Op, slices: int) -> int | None:
+    """Which of a step's slices the operation is for."""
+    if op.kind is not OpKind.RUN and not op.subject.startswith("a:"):
+        return None
+    return op.round * slices + int(op.subject.rpartition(".")[2])
 
 
 def _as_c(places: Sequence[Place]) -> ctypes.Array[_Place]:

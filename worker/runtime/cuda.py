@@ -35,9 +35,8 @@ from worker.runtime.step_values import StepValues
 
 log = logging.getLogger(__name__)
 
-# The allocator may have a share of 1/20 beside the plan's peak. Without places it needs that and more: it rounds up and
-# cannot use every gap. With places it takes that only where code allocates otherwise than planned, as that of shorter
-# slices may: better a little more than an end in the night.
+# PyTorch's allocator may have a share of 1/20 beside the plan's peak: it rounds up and cannot use every gap. With
+# places a plan needs its peak alone; evaluations and texts, which have none, leave such a share of it.
 _PACKING = 20
 
 
@@ -79,7 +78,7 @@ class CudaMachine:
         if self._arena is None:
             log.warning("device: the plan's places for tensors are not used, so it may run out of memory")
             return NoPlaces()
-        found = PlannedMemory(self._arena, program, Spans(program, chain).arrangement(offsets), chain.slice_tokens)
+        found = PlannedMemory(self._arena, program, chain, Spans(program, chain).arrangement(offsets))
         self._placed = True
         return found
 
@@ -126,11 +125,11 @@ class CudaMachine:
     def cap(self, budget_bytes: int, peak_bytes: int) -> int:
         """Let the allocator have the budget less what the runtime has taken since this machine was made (code of
         kernels, libraries), but always what the plan needs. Another program's memory cannot be told from the runtime's.
-        Returns what tensors can have of that.
+        Returns what tensors without places can have of that.
         """
         runtime = max(0, self._bytes_outside() - self._outside_bytes)
         if self._arena is not None:
-            capped = allocator_bytes(budget_bytes, peak_bytes, runtime)
+            capped = allocator_bytes(budget_bytes, peak_bytes, runtime, placed=self._placed)
             self._arena.empty()
             self._arena.set_limit(capped)
             return min(budget_bytes, tensor_bytes(capped))
@@ -173,10 +172,10 @@ class CudaMachine:
         return torch.cuda.max_memory_allocated(self.device)
 
 
-def allocator_bytes(budget_bytes: int, peak_bytes: int, runtime_bytes: int) -> int:
+def allocator_bytes(budget_bytes: int, peak_bytes: int, runtime_bytes: int, *, placed: bool = False) -> int:
     """What the allocator may have under a budget: all but the runtime's share, and at least what a plan of that peak
-    needs, with room for what the allocator loses between its blocks."""
-    return max(budget_bytes - runtime_bytes, peak_bytes + peak_bytes // _PACKING)
+    needs, where its tensors are not `placed` with room for what the allocator loses between its blocks."""
+    return max(budget_bytes - runtime_bytes, peak_bytes if placed else peak_bytes + peak_bytes // _PACKING)
 
 
 def tensor_bytes(allocator_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import replace
 
@@ -10,12 +11,13 @@ import pytest
 from planner.arrange import pack as packing
 from planner.arrange.pack import pack, with_places
 from planner.errors import UserError
+from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.places import GRAIN_BYTES, Span, Spans
 from planner.schedule.verify import InvalidProgram, verify
 from planner.search.make_plan import least_budget, make_plan
-from tests.support.arena_alone import Replay, replay
+from tests.support.arena_alone import Replay, replay_random, shorter
 from tests.support.random_plans import random_plan
 from tests.support.shapes import llama_chain, machine
 
@@ -93,20 +95,26 @@ def test_the_library_begins_with_what_is_done_without_a_compiler(monkeypatch: py
             assert height(spans, pack(Given(spans))) == height(spans, compiled)
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_a_random_plan_gets_places_that_verify_proves_and_in_which_it_runs(
+@pytest.mark.parametrize("seed", range(30))  # more by hand: benchmarks/arena.py --plans
+def test_a_random_plan_gets_places_that_verify_proves_and_in_which_slices_of_all_lengths_run(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "EFFORT", 2 * 10**7)
-    chain = llama_chain("0.3B", layers=3)
-    plan = with_places(random_plan(chain, random.Random(seed)), chain)
+    chain, *others = lengths_of_a_llama()
+    plan, found = replay_random(chain, seed, others=others)
+    assert found == Replay(reserved_bytes=plan.gpu_peak_bytes, calls=0, strays=0)
     program = compile_program(plan, chain)
     verify(program, chain, gpu_budget_bytes=plan.gpu_peak_bytes, offsets=plan.offsets)
     assert plan.gpu_peak_bytes <= 1.12 * gpu_peak_bytes(program, chain)
     with pytest.raises(InvalidProgram, match="the peak is"):
         verify(program, chain, gpu_budget_bytes=plan.gpu_peak_bytes - 1, offsets=plan.offsets)
-    found = replay(replace(plan, gpu_budget_bytes=plan.gpu_peak_bytes), chain, steps=2)
-    assert found == Replay(reserved_bytes=plan.gpu_peak_bytes, calls=0, strays=0)
+
+
+@functools.cache
+def lengths_of_a_llama() -> tuple[Chain, ...]:
+    """For slices of 1024 tokens, and of a half and a quarter of them."""
+    chain = llama_chain("0.3B", layers=3)
+    return chain, *(shorter(chain, llama_chain("0.3B", layers=3, length=n)) for n in (512, 256))
 
 
 def test_a_tensor_moved_onto_another_is_noticed() -> None:

@@ -132,6 +132,7 @@ def test_the_allocator_gets_the_budget_less_the_runtimes_share_but_always_what_t
     assert allocator_bytes(1000, 800, 100) == 900
     assert allocator_bytes(1000, 800, 500) == 840
     assert allocator_bytes(1000, 1000, 0) == 1050
+    assert [allocator_bytes(1000, peak, 500, placed=True) for peak in (400, 1000)] == [500, 1000]
     assert [tensor_bytes(capped) for capped in (1050, 840)] == [1000, 800]
 
 

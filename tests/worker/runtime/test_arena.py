@@ -75,14 +75,15 @@ def test_what_may_not_lie_beside_lies_in_gaps_and_else_there_is_no_memory(stub: 
     assert stub.get(4 * MIB) == base
 
 
-def test_shorter_slices_find_the_places_of_longer_ones(stub: Stub) -> None:
+def test_where_small_tensors_are_listed_too_each_has_its_place_or_is_loose(stub: Stub) -> None:
     base = stub.open(100 * MIB, 2 * MIB)
-    stub.expect((8 * MIB, 0), (64 * MIB, 8 * MIB), (2 * MIB, 72 * MIB), (20 * MIB, 75 * MIB), part=1, whole=4)
-    assert stub.get(2 * MIB) == base  # a quarter of it
-    assert stub.get(MIB // 4) == base + 100 * MIB  # that of a megabyte, which has no place
-    assert stub.get(4 * MIB) == base + 8 * MIB  # scores: a quarter in both dimensions
-    assert stub.get(MIB // 2) == base + 72 * MIB  # though it is small now
-    assert stub.get(20 * MIB) == base + 75 * MIB  # a weight's gradient, as large as ever
+    stub.expect((2 * MIB, 0), (MIB // 2, 72 * MIB), (MIB // 4, -1), (MIB // 2, 80 * MIB), small=0)
+    assert stub.get(MIB // 4) == base + 100 * MIB
+    assert stub.get(MIB // 2) == base + 72 * MIB
+    assert stub.get(2 * MIB) == base
+    assert stub.get(MIB // 2) == base + 80 * MIB
+    assert stub.get(MIB // 2) == base + 100 * MIB + MIB // 4  # that was not listed
+    assert stub.counts.strays == 0
 
 
 def test_what_is_in_no_plan_uses_the_arena_too(stub: Stub) -> None:
@@ -148,7 +149,7 @@ def test_no_two_tensors_ever_share_memory_and_none_is_lost(stub: Stub, seed: int
         drawn = chance.random()
         if drawn < 0.05:
             places = [(512 * chance.randint(1, 20000), 512 * chance.randint(0, 380000)) for _ in range(8)]
-            stub.expect(*places, part=chance.choice((1, 2, 4)), whole=4)
+            stub.expect(*places, small=chance.choice((0, SMALL)))
             sizes = [size for size, _ in places]
         elif drawn < 0.08:
             stub.expect_nothing()

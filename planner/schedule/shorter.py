@@ -1,0 +1,173 @@
+"""Places for the tensors of slices that are shorter than the plan's.
+
+A plan's places are for slices of the largest shape. Code for a shorter one is traced anew, and nearly always does the
+same with smaller tensors: then each lies where the larger one would. Where it does something else, as beyond no window
+a mask is needed, what outlives its turn lies where a tensor would that stays as long, and what the turn makes and lets
+go of lies in what the turn's own places leave. So a short slice takes no memory but that of the long one in its stead,
+whatever the other slices of the step are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.schedule.allocations import Allocations, Event, allocations
+from planner.schedule.chain import Chain
+from planner.schedule.compile import Program
+from planner.schedule.places import Arrangement, Place, few_rounds, grains, key_of
+
+LOOSE = -1
+"""The offset of a tensor that has no place."""
+_NEVER = 2**62
+_Taken = tuple[int, int, int, int]
+"""From one byte to another, from one event of an operation to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """A tensor that an operation allocates, as event `born`, and which operation lets go of it, as its event `died`."""
+
+    number: int
+    bytes: int
+    most: bool
+    born: int
+    until: int
+    died: int
+
+
+def places_of_shorter(
+    program: Program, chain: Chain, arrangement: Arrangement, shorter: Chain
+) -> dict[str, tuple[Place, ...]]:
+    """Operation (under `key_of`) -> every tensor that it allocates where its slice has the lifetimes of `shorter`, in
+    order, and its place within those that `arrangement` has for slices of `chain`."""
+    few = few_rounds(program)
+    planned, found = allocations(few, chain), allocations(few, shorter)
+    there: dict[int, tuple[int, int]] = {}  # tensor -> where it begins and ends
+    for item, events in found.standing.items():
+        large = [event for event in events if event.bytes > arrangement.small_bytes]
+        there |= {
+            event.number: (place.offset, place.offset + place.bytes)
+            for event, place in zip(large, arrangement.standing[item], strict=True)
+        }
+    steps: dict[str, tuple[Place, ...]] = {}
+    moved = False  # some lie elsewhere than where the longest slice's do
+    both = zip(planned.steps, _lives(planned), _lives(found), strict=True)
+    for at, ((op, _), its, lives) in enumerate(both):
+        given = iter(arrangement.steps.get(key_of(op, program.rounds), ()))
+        places = [next(given) if life.bytes > arrangement.small_bytes else None for life in its]
+        leaving = [(*there[n], -1, event) for n, event in _leaving(found.steps[at][1], lives) if n in there]
+        chosen = places
+        if not _alike(its, lives) or (moved and _clash(at, lives, places, leaving)):
+            chosen, moved = _chosen(at, its, places, lives, leaving), True
+        for life, place in zip(lives, chosen, strict=True):
+            if place is not None:
+                there[life.number] = place.offset, place.offset + grains(life.bytes)
+        steps.setdefault(
+            key_of(op, program.rounds),
+            tuple(
+                place if place is not None and place.most
+                else Place(bytes=grains(life.bytes), offset=LOOSE if place is None else place.offset)
+                for life, place in zip(lives, chosen, strict=True)
+            ),
+        )  # fmt: skip
+    return steps
+
+
+def _lives(found: Allocations) -> Iterator[list[_Life]]:
+    """Of what each operation allocates, in order."""
+    ends: dict[int, tuple[int, int]] = {}
+    for at, (_, events) in enumerate(found.steps):
+        ends |= {event.number: (at, n) for n, event in enumerate(events) if not event.bytes}
+    for _, events in found.steps:
+        yield [
+            _Life(e.number, e.bytes, e.most, n, *ends.get(e.number, (len(found.steps), 0)))
+            for n, e in enumerate(events)
+            if e.bytes
+        ]
+
+
+def _alike(its: Sequence[_Life], lives: Sequence[_Life]) -> bool:
+    """Whether the same happens with tensors that are no larger."""
+    return len(its) == len(lives) and all(
+        (one.until, one.most) == (other.until, other.most) and one.bytes >= other.bytes
+        for one, other in zip(its, lives, strict=True)
+    )
+
+
+def _clash(at: int, lives: Sequence[_Life], places: Sequence[Place | None], leaving: Sequence[_Taken]) -> bool:
+    """Whether something that was there before is in the way."""
+    return any(
+        place is not None and _in_the_way(place.offset, grains(life.bytes), leaving, life, at)
+        for life, place in zip(lives, places, strict=True)
+    )
+
+
+def _leaving(events: Sequence[Event], lives: Sequence[_Life]) -> Iterator[tuple[int, int]]:
+    """What was there before and goes, and with which event."""
+    own = {life.number for life in lives}
+    return ((e.number, n) for n, e in enumerate(events) if not e.bytes and e.number not in own)
+
+
+def _chosen(
+    at: int, its: Sequence[_Life], places: Sequence[Place | None], lives: Sequence[_Life], leaving: Sequence[_Taken]
+) -> list[Place | None]:  # fmt: skip
+    """A place for each of `lives`, of operation number `at`, in the `places` of what was planned there. `leaving`:
+    what is there before, and goes."""
+    chosen: list[Place | None] = [None] * len(lives)
+    rest = [(one, place) for one, place in zip(its, places, strict=True) if place is not None]
+    busy = list(leaving)
+    staying = [number for number, life in enumerate(lives) if life.until > at]
+    for number in sorted(staying, key=lambda n: -lives[n].bytes):
+        life = lives[number]
+        enough = [
+            (one.until, place.bytes, abs(one.died - life.died), index)
+            for index, (one, place) in enumerate(rest)
+            if one.until >= life.until and one.most == life.most and place.bytes >= grains(life.bytes)
+            if not _in_the_way(place.offset, grains(life.bytes), busy, life, at)
+        ]
+        if enough:
+            _, place = rest.pop(min(enough)[-1])
+            chosen[number] = place
+            busy.append((place.offset, place.offset + grains(life.bytes), life.born, _NEVER))
+    area = _joined((place.offset, place.offset + place.bytes) for one, place in rest)
+    for number, life in enumerate(lives):
+        if life.until == at:
+            size = grains(life.bytes)
+            met = sorted(_met(busy, life, at))
+            start = next((s for low, high in area for s, e in _gaps(low, high, met) if e - s >= size), None)
+            if start is not None:
+                chosen[number] = Place(bytes=size, offset=start)
+                busy.append((start, start + size, life.born, life.died))
+    return chosen
+
+
+def _in_the_way(offset: int, size: int, busy: Sequence[_Taken], life: _Life, at: int) -> bool:
+    return any(start < offset + size and offset < end for start, end in _met(busy, life, at))
+
+
+def _met(busy: Sequence[_Taken], life: _Life, at: int) -> Iterator[tuple[int, int]]:
+    """What is taken at some time of its life in operation number `at`."""
+    died = life.died if life.until == at else _NEVER
+    return ((start, end) for start, end, since, until in busy if since < died and life.born < until)
+
+
+def _joined(intervals: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _gaps(low: int, high: int, met: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """What is between `low` and `high` beside `met`, which is sorted."""
+    for start, end in met:
+        if start > low:
+            yield low, min(start, high)
+        low = max(low, end)
+        if low >= high:
+            return
+    yield low, high

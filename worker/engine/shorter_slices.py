@@ -1,0 +1,70 @@
+"""Slices that are shorter than the plan's: what they allocate, so that it finds places in the plan's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import UserError
+from planner.graph import EAGER, BlockNames
+from planner.measure.frame_lifetimes import lifetimes_of
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from worker.engine.block_calls import ModelBlock
+from worker.runtime.arena import Memory, Shape
+
+log = logging.getLogger(__name__)
+
+_ITEMS = 10_007  # as many as the analysis of a model counts
+
+
+class ShorterSlices:
+    """Tells the device's memory what comes."""
+
+    def __init__(
+        self, model: nn.Module, *, plan: Plan, chain: Chain, blocks: Sequence[ModelBlock], memory: Memory,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self._model, self._chain, self._blocks, self._memory, self._device = model, chain, blocks, memory, device
+        names = [block.name for block in chain.blocks]
+        kinds = tuple(block.kind for block in chain.blocks)
+        self._names = BlockNames(embedding=names[0], layers=tuple(names[1:-1]), head=names[-1], kinds=kinds)
+        self._options: dict[str, list[str]] = {}
+        for kind, block, option in zip(kinds, chain.blocks, plan.options, strict=True):
+            recipes = self._options.setdefault(kind, [])
+            if (recipe := block.option(option).recipe) not in recipes:
+                recipes.append(recipe)
+
+    def expect(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """The step to come has these slices. Whose shape is new is looked through first, which takes seconds."""
+        shapes = [_shape(batch) for batch in batches]
+        for batch, shape in zip(batches, shapes, strict=True):
+            if not self._memory.knows(shape):
+                self._memory.learn(shape, self._chain_of(batch))
+        self._memory.slices(shapes)
+
+    def _chain_of(self, batch: Mapping[str, Tensor]) -> Chain | None:
+        """The chain with the lifetimes of such a slice; None where code looks at data."""
+        if any(EAGER.name in options for options in self._options.values()):
+            return None
+        try:
+            with contextlib.ExitStack() as own:
+                for block in self._blocks:
+                    own.enter_context(block.own_forward())
+                lifetimes, frame = lifetimes_of(
+                    self._model, self._names, self._options, batch, self._device, {"num_items_in_batch": _ITEMS},
+                    chunk_rows=self._blocks[-1].chunk_rows,
+                )  # fmt: skip
+        except UserError as error:  # as it will be raised where the slice is computed, or is of no interest there
+            log.info("device: no places of their own for slices of shape %s: %s", _shape(batch), error)
+            return None
+        return replace(self._chain, lifetimes=lifetimes, frame_lifetimes=frame)
+
+
+def _shape(batch: Mapping[str, Tensor]) -> Shape:
+    return tuple((name, tuple(tensor.shape)) for name, tensor in sorted(batch.items()))
