@@ -4,6 +4,7 @@ database_url = "postgresql+psycopg://me@localhost/offmate"     # OFFMATE_DATABAS
 redis_url = "redis://localhost:6379/0"                         # OFFMATE_REDIS_URL
 listen = "127.0.0.1:8477"                                      # OFFMATE_LISTEN
 window = "23:00-07:00 mon-fri"                                 # OFFMATE_WINDOW
+notify = "ntfy://my-topic mailto://me:secret@example.org"      # OFFMATE_NOTIFY
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from offmated.paths import Paths
 from planner.errors import Exit, UserError, first_line
 
 KEYS = {
     "database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL", "listen": "OFFMATE_LISTEN",
-    "window": "OFFMATE_WINDOW",
+    "window": "OFFMATE_WINDOW", "notify": "OFFMATE_NOTIFY",
 }
 
 _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memory:|file:|\?).+)")
@@ -30,7 +31,8 @@ _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memor
 class Config:
     """`database_url` is any SQLAlchemy URL; `redis_url` a broker the user runs. None: the daemon runs a private one.
     `listen` is where the API listens over TCP, besides its socket; None: nowhere, until somebody asks for the page.
-    `window`: the hours of jobs that name none, the text of a `planner.job.window.Window`.
+    `window`: the hours of jobs that name none, the text of a `planner.job.window.Window`. `notify`: addresses in
+    apprise's form, apart by spaces, for what becomes of jobs.
 
     The database URL appears in command lines, which other users can see: a password belongs in the driver's own file.
     """
@@ -39,6 +41,7 @@ class Config:
     redis_url: str | None = None
     listen: str | None = None
     window: str | None = None
+    notify: str | None = field(default=None, repr=False)
 
     @classmethod
     def load(cls, paths: Paths, environment: Mapping[str, str] = os.environ) -> Config:
@@ -72,7 +75,7 @@ def _read(paths: Paths) -> dict[str, str]:
     for key, value in values.items():
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the keys are {' and '.join(KEYS)}"
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(KEYS)}"
             raise _wrong(paths, f"unknown key {key!r}", hint)
         if not isinstance(value, str) or not value:
             raise _wrong(paths, f"{key} is {value!r}, not a text in quotes")

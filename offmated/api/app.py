@@ -18,6 +18,7 @@ from offmated.api import monitoring, plan_page
 from offmated.api.limits import Limits
 from offmated.api.page import add_page
 from offmated.api.refusals import add_handlers
+from offmated.api.report import report
 from offmated.api.views import job_view
 from offmated.jobs import listing, queue
 from offmated.jobs.listing import Page, newest, one
@@ -137,6 +138,7 @@ def make_app(services: Services) -> FastAPI:
     app.post("/jobs/{job_id}/move")(move_job)
     app.post("/jobs/{job_id}/{change}")(change_job)
     app.post("/machine/{change}")(change_machine)
+    app.get("/report")(show_report)
     app.post("/page")(open_page)
     app.post("/shutdown", status_code=202)(shut_down)
     add_page(app)
@@ -302,6 +304,11 @@ def _read(path: Path, position: int) -> bytes:
     with path.open("rb") as file:
         file.seek(position)
         return file.read(LOG_PIECE_BYTES)
+
+
+def show_report(use: Use, since: Annotated[float, Query(ge=0, le=2**40)] = 0.0) -> Json:
+    """What has ended since then, what works and what comes next, in words: {"since", "title", "lines"}."""
+    return report(use.store, since)
 
 
 def open_page(use: Use) -> Json:

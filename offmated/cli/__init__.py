@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,27 @@ def page(as_json: bool) -> None:
     may."""
     url = Client(Paths.from_environment()).page_url()
     print_json({"url": url}) if as_json else click.echo(url)
+
+
+@main.command()
+@click.option("--hours", type=click.FloatRange(min=0), default=24.0, show_default=True, help="Of so many hours.")
+@json_option
+def report(hours: float, as_json: bool) -> None:
+    """Say what has ended of late, what works now and what comes next."""
+    found = Client(Paths.from_environment()).report(max(0.0, time.time() - 3600 * hours))
+    print_json(found) if as_json else click.echo("\n".join((found["title"], *found["lines"])))
+
+
+@main.command()
+def notify() -> None:
+    """Send a message of trial where `notify` in config.toml says."""
+    only_here("notify")
+    message = json.dumps({"title": "offmate", "body": "This is where you will hear of your jobs."})
+    command = [sys.executable, "-P", "-m", "offmated.service.notify"]
+    done = subprocess.run(command, input=message, text=True)
+    if done.returncode == 0:
+        click.echo("The message was taken.")
+    sys.exit(done.returncode)
 
 
 main.add_command(service)

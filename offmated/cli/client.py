@@ -136,6 +136,10 @@ class Client:
         """Give a job that waits another place: `to` "first" or "last", `before` another job, or a `priority`."""
         return self._object("POST", f"/jobs/{job_id}/move", where)
 
+    def report(self, since: float) -> Json:
+        """What has ended since then, what works and what comes next: {"since", "title", "lines"}."""
+        return self._list("/report", {"since": since})
+
     def plan(self, job_id: int) -> Json | None:
         """plan.json without its chain; None before there is one."""
         answer: Json | None = self._send("GET", f"/jobs/{job_id}/plan").json()

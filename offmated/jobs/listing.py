@@ -23,7 +23,7 @@ from planner.errors import UserError
 from planner.job.window import Window
 from planner.run.folder import RunFolder
 
-_FORESEEN = 50  # jobs of the queue whose ends are foretold: each has files to be looked at
+FORESEEN = 50  # jobs of the queue whose ends are foretold: each has files to be looked at
 _ACTIVE = tuple(state for state in JobState if state not in FINAL)
 _PHASE = {state: phase for phase, due in TAKEN_FROM.items() for state in (phase, due)}
 
@@ -101,6 +101,13 @@ def working(store: Store) -> tuple[Listed, ...]:
         return _listed(session, rows)
 
 
+def ended_since(store: Store, since: float, limit: int = FORESEEN) -> tuple[Listed, ...]:
+    """The first jobs that are over since after this moment, in the order in which they ended."""
+    ended = select(JobRow).where(JobRow.state.in_(tuple(FINAL)), JobRow.ended_at > since)
+    with store.looking() as session:
+        return _listed(session, session.scalars(ended.order_by(JobRow.ended_at).limit(limit)).all())
+
+
 def count_by_state(store: Store) -> dict[JobState, int]:
     """How many jobs there are in each state; states without any are left out."""
     with store.looking() as session:
@@ -152,7 +159,7 @@ def _expected(session: Session, paused: bool) -> dict[int, Expected]:
     """When the first jobs of the queue begin and end, as it looks now."""
     if paused:
         return {}
-    first = select(JobRow.id).where(JobRow.state.in_(_ACTIVE)).order_by(*queue_order()).limit(_FORESEEN)
+    first = select(JobRow.id).where(JobRow.state.in_(_ACTIVE)).order_by(*queue_order()).limit(FORESEEN)
     taken = select(JobRow.id).where(JobRow.state.in_(tuple(TAKEN_FROM)))
     rows = session.scalars(
         select(JobRow).where(or_(JobRow.id.in_(first), JobRow.id.in_(taken))).order_by(*queue_order())

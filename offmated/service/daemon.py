@@ -30,6 +30,8 @@ from offmated.repeated_errors import RepeatedErrors
 from offmated.service.broker import QUEUES, Broker
 from offmated.service.browsers import Browsers
 from offmated.service.dispatcher import Dispatcher
+from offmated.service.notifier import Notifier
+from offmated.service.notify import check_notify
 from offmated.service.supervisor import Child, living_children
 from offmated.service.systemd import ServiceManager
 from offmated.service.wakeup import WakeupPipe
@@ -68,6 +70,7 @@ class Daemon:
         self._config = Config.load(paths)
         if self._config.window is not None:
             window_of(self._config.window)  # or each submission would be refused
+        check_notify(self._config.notify)
         self._broker = Broker.choose(self._config, paths)
         self._store = Store(self._config.database_url)
         self._dispatcher = Dispatcher(self._store, self._broker)
@@ -87,6 +90,9 @@ class Daemon:
         self._workers = {
             name: Child(f"{name}-worker", [*_RQ_WORKER, name], paths.state, environment) for name in QUEUES
         }
+        self._notifier = (
+            Notifier(self._store, paths.state, environment) if self._config.notify is not None else None
+        )
         services = Services(
             store=self._store,
             paths=self._paths,
@@ -150,6 +156,7 @@ class Daemon:
             ("passing stops on", self._dispatcher.pass_on_stops),
             ("looking for room", self._dispatcher.look_for_room),
             ("handing jobs out", self._dispatcher.hand_out),
+            ("telling people", self._tell),
         ):
             with self._errors.of(what, Exception):
                 do()
@@ -157,6 +164,10 @@ class Daemon:
             for server in self._servers:
                 log.warning("%s has not answered for %.0f s, and starts again", server.name, SILENT_PATIENCE_S)
                 server.kill()
+
+    def _tell(self) -> None:
+        if self._notifier is not None:
+            self._notifier.tick()
 
     def _stop_workers(self) -> None:
         """Have running jobs save and end, and the workers with them. A second request to stop kills."""

@@ -1,0 +1,87 @@
+"""What jobs did of late, in a few lines: the morning's report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from offmated.api.views import job_view
+from offmated.jobs import listing
+from offmated.jobs.states import TAKEN_FROM, JobState
+from offmated.jobs.store import Store
+from planner.units import format_seconds
+
+Json = dict[str, Any]
+
+MOST = 20
+_NEXT = 5
+
+
+def report(store: Store, since: float) -> Json:
+    """{"since", "title", "lines"}: the jobs that are over since then, in the order in which they ended, those that
+    work, and what comes next."""
+    over = [job_view(job) for job in listing.ended_since(store, since, MOST)]
+    queue = listing.queue(store, limit=_NEXT + 2)
+    lines = [_over(job) for job in over]
+    waiting = 0
+    for job in map(job_view, queue.jobs):
+        if job["state"] in TAKEN_FROM:
+            lines.append(f"now: {_named(job)}{_progress(job)}{_until(job)}")
+        elif waiting < _NEXT:
+            waiting += 1
+            lines.append(f"next: {_named(job)}{_until(job) or ': ' + job['reason']}")
+    more = queue.total - len(queue.jobs)
+    lines += [f"and {more} more"] if more > 0 else []
+    return {"since": since, "title": _title(over, queue.total), "lines": lines}
+
+
+def outcome(job: Json) -> str:
+    """How one job ended, as a title."""
+    return f"job {job['id']} ({job['name']}) " + ("is done" if job["state"] == JobState.DONE else "has failed")
+
+
+def _title(over: list[Json], waiting: int) -> str:
+    counts = {state: sum(job["state"] == state for job in over) for state in ("done", "failed", "cancelled")}
+    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no job has ended"
+    return f"{said}; " + (f"{waiting} in the queue" if waiting else "the queue is empty")
+
+
+def _over(job: Json) -> str:
+    if job["state"] != JobState.DONE:
+        return f"{_named(job)}: {job['state']}" + (f": {job['error']['what']}" if job["error"] else "")
+    return f"{_named(job)}: " + "; ".join(("done", *_figures(job)))
+
+
+def _figures(job: Json) -> Iterator[str]:
+    found, measured_s, planned_s = job["progress"], job["measured"]["step_s"], job["predicted"]["step_s"]
+    if found:
+        for name, value in (("loss", found["loss"]), ("evaluation", found["eval_loss"])):
+            if value is not None:
+                yield f"{name} {value:.3f}"
+    if measured_s is not None:
+        planned = f", planned {format_seconds(planned_s)}" if planned_s is not None else ""
+        steps = f"{found['total_steps']} steps of" if found else "a step took"
+        yield f"{steps} {format_seconds(measured_s)}{planned}"
+    if job["started_at"] is not None and job["ended_at"] is not None:
+        yield f"{format_seconds(job['ended_at'] - job['started_at'])} from its start to its end"
+
+
+def _named(job: Json) -> str:
+    return f"{job['id']} {job['name']}"
+
+
+def _progress(job: Json) -> str:
+    found = job["progress"]
+    if not found:
+        return ""
+    loss = "" if found["loss"] is None else f", loss {found['loss']:.3f}"
+    return f", step {found['step']} of {found['total_steps']}{loss}"
+
+
+def _until(job: Json) -> str:
+    found = job["expected"]
+    if found["ends_at"] is None:
+        return ""
+    nights = f", {found['nights']} nights" if found["nights"] > 1 else ""
+    return f", done by {time.strftime('%a %H:%M', time.localtime(found['ends_at'] + 59))}{nights}"

@@ -1,0 +1,150 @@
+"""Tells people what has become of their jobs: what is done, what failed, what needs them, and in the morning all of it.
+
+What was told is in the database, so that a daemon that ends before it has told a thing tells it at its next start."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from offmated.api.report import outcome, report
+from offmated.api.views import job_view
+from offmated.jobs import listing
+from offmated.jobs.listing import Listed
+from offmated.jobs.states import FINAL, Hold, JobState, StopReason
+from offmated.jobs.store import Store
+from offmated.jobs.table import WishRow
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+FIRST_DELAY_S, LONGEST_DELAY_S = 30.0, 1800.0
+_TOLD, _REPORTED = "told", "reported"
+_MOST_TEXT = 8000
+_SENDER = (sys.executable, "-P", "-m", "offmated.service.notify")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What is to be told; `marks`: what is to be remembered once it is, and `key` that it is, for this daemon."""
+
+    title: str
+    body: str
+    marks: Mapping[str, float] = field(default_factory=dict)
+    key: str | None = None
+
+
+class Notifier:
+    """`tick()` is called often, and never waits. `environment`: of the process that sends."""
+
+    def __init__(self, store: Store, folder: Path, environment: Mapping[str, str]) -> None:
+        self._store = store
+        self._folder = folder
+        self._environment = environment
+        self._due = 0.0
+        self._delay_s = FIRST_DELAY_S
+        self._known: set[str] = set()
+        self._sending: tuple[subprocess.Popen[bytes], Message] | None = None
+
+    def tick(self) -> None:
+        """See whether the last message has been taken, and send the next."""
+        if self._sending is not None:
+            self._see()
+        elif time.monotonic() >= self._due:
+            self._due = time.monotonic() + EVERY_S
+            if (message := self.next()) is not None:
+                self._send(message)
+
+    def next(self) -> Message | None:
+        """What is to be told next, if there is anything."""
+        told, reported = self._mark(_TOLD), self._mark(_REPORTED)
+        over = [job for job in listing.ended_since(self._store, told) if job.row.state is not JobState.CANCELLED]
+        if over:
+            return _ended(over)
+        active = listing.queue(self._store, limit=listing.FORESEEN).jobs
+        for job in active:
+            key = f"room-{job.row.id}-{job.row.attempts}"
+            if job.row.hold is Hold.NO_ROOM and key not in self._known:
+                view = job_view(job)
+                return Message(title=f"job {job.row.id} ({job.row.name}) needs room", body=view["reason"], key=key)
+        return self._morning(active, reported)
+
+    def taken(self, message: Message) -> None:
+        """Remember that it was told."""
+        if message.key is not None:
+            self._known.add(message.key)
+        if message.marks:
+            with self._store.writing() as session:
+                for name, at in message.marks.items():
+                    session.merge(WishRow(name=name, since=at))
+
+    def _morning(self, active: Sequence[Listed], reported: float) -> Message | None:
+        """The report: when a window has ended a job's night, or the queue has come to its end."""
+        now = time.time()
+        night_over = [
+            job.row.history[-1]["ended_at"] for job in active
+            if job.row.stop_reason is StopReason.WINDOW and job.row.state is JobState.WAITING and job.row.history
+        ]  # fmt: skip
+        several = len(listing.ended_since(self._store, reported, 2)) > 1  # of one alone all has been told
+        stands_still = all(job.row.hold is not None for job in active)
+        if any((ended or 0.0) > reported for ended in night_over) or (several and stands_still):
+            found = report(self._store, reported)
+            return Message(title=f"report: {found['title']}", body="\n".join(found["lines"]), marks={_REPORTED: now})
+        return None
+
+    def _mark(self, name: str) -> float:
+        """Since when things of this name are to be told: at first only what comes now."""
+        with self._store.looking() as session:
+            row = session.get(WishRow, name)
+        if row is not None and row.since is not None:
+            return row.since
+        now = time.time()
+        with self._store.writing() as session:
+            session.merge(WishRow(name=name, since=now))
+        return now
+
+    def _send(self, message: Message) -> None:
+        text = json.dumps({"title": f"offmate: {message.title}", "body": message.body[:_MOST_TEXT]}).encode()
+        child = subprocess.Popen(
+            _SENDER, stdin=subprocess.PIPE, cwd=self._folder, env={**os.environ, **self._environment},
+            start_new_session=True,
+        )  # fmt: skip
+        assert child.stdin is not None
+        with suppress(BrokenPipeError), child.stdin:  # its exit code tells; a pipe takes this much without a reader
+            child.stdin.write(text)
+        self._sending = child, message
+
+    def _see(self) -> None:
+        assert self._sending is not None
+        child, message = self._sending
+        if (code := child.poll()) is None:
+            return
+        self._sending = None
+        if code == 0:
+            self.taken(message)
+            self._delay_s = FIRST_DELAY_S
+            return
+        log.warning("%r was not told, and will be in %.0f s: exit code %d", message.title, self._delay_s, code)
+        self._due = time.monotonic() + self._delay_s
+        self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
+
+
+def _ended(over: Sequence[Listed]) -> Message:
+    views = [job_view(job) for job in over]
+    last = max(view["ended_at"] for view in views)
+    if len(views) == 1:
+        (view,) = views
+        error = view["error"] or {}
+        body = [view["output"] or "", *([error["what"], *error["numbers"], error["hint"]] if error else [])]
+        return Message(title=outcome(view), body="\n".join(filter(None, body)) or view["run_dir"], marks={_TOLD: last})
+    lines = [outcome(view) for view in views]
+    assert all(view["state"] in FINAL for view in views)
+    return Message(title=f"{len(views)} jobs have ended", body="\n".join(lines), marks={_TOLD: last})

@@ -1,0 +1,67 @@
+"""Sends one message where the settings say: `python -m offmated.service.notify` reads {"title", "body"} from stdin. A
+process of its own, as what sends is large, and servers may take their time. Exit code 1, and why on stderr: it did not
+reach all of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import sys
+
+from offmated.config import Config
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+
+
+def check_notify(urls: str | None) -> None:
+    """Raise UserError where the settings ask for notifications and what sends them is not installed."""
+    if urls is not None and importlib.util.find_spec("apprise") is None:
+        raise UserError(
+            "Notifications need the package apprise.", code="no-apprise", hint="pip install 'offmate[notify]'",
+            exit_code=Exit.USAGE,
+        )  # fmt: skip
+
+
+def send(urls: str, title: str, body: str) -> None:
+    """Send it to all of `urls`, apart by spaces, in apprise's form. Raises UserError; no message has an address in it:
+    many are secrets."""
+    check_notify(urls)
+    import apprise  # late, as only this process needs it
+
+    told = apprise.Apprise()
+    for number, url in enumerate(urls.split(), 1):
+        if not told.add(url):
+            raise UserError(
+                f"Address {number} of notify is none that apprise knows.", code="bad-notify", exit_code=Exit.USAGE,
+                numbers=(f"it begins with {url.partition('://')[0]}://",),
+                hint="https://appriseit.com lists the forms, such as ntfy://topic",
+            )  # fmt: skip
+    failed = [server.service_name for server in told if not server.notify(title=title, body=body)]
+    if failed:
+        raise UserError(
+            "The message was not taken.", code="not-notified", numbers=tuple(map(str, failed)),
+            hint="is the network there, is the address right?",
+        )  # fmt: skip
+
+
+def main() -> int:
+    """Send what stdin has."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    message = json.load(sys.stdin)
+    try:
+        urls = Config.load(Paths.from_environment()).notify
+        if urls is None:
+            raise UserError(
+                "The settings name nobody to notify.", code="no-notify", exit_code=Exit.USAGE,
+                hint='notify = "ntfy://your-topic" in config.toml in the state folder; then offmate down, offmate up',
+            )  # fmt: skip
+        send(urls, message["title"], message["body"])
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
