@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -14,7 +15,7 @@ from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint
 from planner.graph.lifetimes import Tape
 from planner.graph.liveness import peak_bytes
-from planner.graph.nodes import Storages, is_random, is_view, nbytes
+from planner.graph.nodes import Storages, is_op, is_random, is_view, nbytes
 from planner.graph.recipes import Recipe
 from planner.graph.tangents import Layout, layout_of
 from planner.graph.work import Work, work_of
@@ -42,7 +43,7 @@ class Pair(BlockCode):
 
         forward_set = _forward_nodes(joint, body)
         forward_nodes = [n for n in body if n in forward_set]
-        saved, needed = _cut(grads, forward_set, recipe)
+        saved, needed = _cut(grads, forward_set, recipe, _unpacking(forward_nodes))
         self.saved = [n for n in forward_nodes if n in saved]
         replayed = [n for n in forward_nodes if n in needed and is_random(n)]
         forward = generate(
@@ -169,16 +170,31 @@ def _result_bytes(node: fx.Node) -> int:
     return nbytes(value[0] if isinstance(value, (tuple, list)) else value)
 
 
-def _cut(grads: Sequence[fx.Node], forward: set[fx.Node], recipe: Recipe) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Walk back from the gradients and stop at what exists (inputs, tangents) or may be saved. Returns what is saved
-    and what backward computes."""
+def _unpacking(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """The operations that unpack quantized weights: saved, what they make would take the room that packing frees."""
+    todo = [n for n in nodes if is_op(n) and cast(Any, n.target).namespace == "bitsandbytes"]
+    found = set[fx.Node]()
+    while todo:
+        node = todo.pop()
+        if node.op != "placeholder" and node not in found:
+            found.add(node)
+            todo += node.all_input_nodes
+    return found
+
+
+def _cut(
+    grads: Sequence[fx.Node], forward: set[fx.Node], recipe: Recipe, unsaved: set[fx.Node]
+) -> tuple[set[fx.Node], set[fx.Node]]:  # fmt: skip
+    """Walk back from the gradients and stop at what exists (inputs, tangents) or may be saved, which `unsaved` may not.
+    Returns what is saved and what backward computes."""
     saved, needed = set[fx.Node](), set[fx.Node]()
     todo = list(grads)
     while todo:
         node = todo.pop()
         if node in needed or node in saved or node.op == "placeholder":
             continue
-        if node in forward and recipe.may_save(node) and not is_view(node) and torch.is_tensor(node.meta.get("val")):
+        may = node in forward and node not in unsaved and recipe.may_save(node) and not is_view(node)
+        if may and torch.is_tensor(node.meta.get("val")):
             saved.add(node)
         else:
             needed.add(node)

@@ -166,12 +166,17 @@ def _by_role(
     inputs: dict[int, fx.Node] = {}
     tangents: dict[int, fx.Node] = {}
     graph = graph_module.graph
+    names = {id(b): n for n, b in reversed(list(flat.module.named_buffers(remove_duplicate=False)))}
+    first = {n: names[id(b)] for n, b in flat.module.named_buffers(remove_duplicate=False)}
     for node in graph.find_nodes(op="placeholder"):
         match node.meta["desc"]:
             case descriptors.ParamAOTInput() as role:
                 params[role.target.removeprefix("module.")] = node
             case descriptors.BufferAOTInput() as role:
-                buffers[role.target.removeprefix("module.")] = node
+                local = first[role.target.removeprefix("module.")]
+                if buffers.setdefault(local, node) is not node:  # several modules of the block share it
+                    node.replace_all_uses_with(buffers[local])
+                    graph.erase_node(node)
             case descriptors.PlainAOTInput() as role:
                 inputs[role.idx] = node
             case descriptors.TangentAOTInput(output=descriptors.PlainAOTOutput() as role):

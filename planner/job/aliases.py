@@ -71,14 +71,14 @@ class _Reading:
         elif key in _SPECIAL:
             _SPECIAL[key](self, key, value)
         elif meaning.kind == "honoured":
-            if key in _METHODS and value == "qlora":
-                self._refuse_quantized(key)
+            if key in _METHODS and value == "qlora" and self.source.values.get("load_in_4bit") is not True:
+                self._refuse_quantized(key, "qlora trains adapters on a base in 4 bits; give load_in_4bit: true, too")
             self.found.setdefault(meaning.text, []).append(key)
         elif value in SWITCHED_OFF or value in meaning.fine or value == ["none"]:
             pass
         elif meaning.kind == "not there":
             if meaning.text == QUANTIZED:
-                self._refuse_quantized(key)
+                self._refuse_quantized(key, f"{QUANTIZED} is not there yet; give load_in_4bit: true instead")
             else:
                 text = f"{meaning.text} is not there yet; leave this key out"
                 self.refuse(key, text, alone=meaning.text in _ALONE)
@@ -87,10 +87,10 @@ class _Reading:
         elif self.source.values.get(meaning.text) in SWITCHED_OFF:
             self.unused.setdefault(f"it says nothing without {meaning.text}", []).append(key)
 
-    def _refuse_quantized(self, key: str) -> None:
+    def _refuse_quantized(self, key: str, text: str) -> None:
         """One line, whichever and how many keys ask for it."""
         if not self._quantized:
-            self.refuse(key, "a quantized base model is not there yet; give method: lora on the model as published")
+            self.refuse(key, text)
         self._quantized = True
 
 
@@ -169,13 +169,29 @@ def _stage(reading: _Reading, key: str, value: object) -> None:
         reading.refuse(key, text, alone=True)
 
 
+def _bnb_config(reading: _Reading, key: str, value: object) -> None:
+    """axolotl's; what is here without it says nothing."""
+    here = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    asks = value if isinstance(value, dict) else {}
+    other = [name for name, wanted in here.items() if asks.get(name, wanted) != wanted]
+    if value in SWITCHED_OFF or value == ["none"]:
+        return
+    if reading.source.values.get("load_in_4bit") in SWITCHED_OFF:
+        reading.unused.setdefault("it says nothing without load_in_4bit", []).append(key)
+    elif other:
+        reading.refuse(key, f"{other[0]} is a key of its own here; write it without {key}")
+    else:
+        reading.unused.setdefault("a base in 4 bits is so here, too", []).append(key)
+
+
 def _resume(reading: _Reading, key: str, value: object) -> None:
     if value is not True and value not in SWITCHED_OFF:
         reading.refuse(key, f"it is {shown(value)}; a job starts at its model; leave this key out")
 
 
 _SPECIAL: dict[str, Callable[[_Reading, str, object], None]] = {
-    "special_tokens": _special_tokens, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
+    "special_tokens": _special_tokens, "bnb_config_kwargs": _bnb_config,
+    "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
     **dict.fromkeys(("dataset_dir", *_PARTS), lambda *_: None),
 }  # fmt: skip
 

@@ -68,6 +68,8 @@ class Dialect:
                 absent |= {"packing": "wrapped"}
         if values.get("method", absent.get("method")) == "lora":
             absent |= LORA_DEFAULTS[self.tool]
+            if self.tool == TRL and values.get("load_in_4bit") is True:
+                absent["bnb_4bit_use_double_quant"] = False
             if self.tool == LLAMA_FACTORY:
                 absent["lora_alpha"] = 2 * _whole(values.get("lora_r", absent["lora_r"]))
         if self.tool == AXOLOTL and _are_completions(values.get("dataset")):

@@ -15,8 +15,8 @@ DEFAULTS: dict[str, object] = {
     "lora_r": 16, "lora_alpha": 32.0, "lora_dropout": 0.05, "lora_target_modules": ALL_LINEAR,
 }  # fmt: skip
 """TRL's."""
-KINDS = ("use_rslora", "use_dora")
-"""Other kinds of LoRA."""
+KINDS = ("use_rslora", "use_dora", "load_in_4bit")
+"""Other kinds of LoRA, and of its base."""
 _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
 
 
@@ -35,6 +35,9 @@ def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) ->
         if values.get(key) is None:
             values[key] = default
     mistakes = []
+    if values.get("use_dora") is True and values.get("load_in_4bit") is True:
+        text = "DoRA on a base in 4 bits is not there yet; leave one of them out"
+        mistakes.append(source.mistake(names["use_dora"], "not-there", text))
     if isinstance(values["lora_target_modules"], str) and (wrong := _broken(values["lora_target_modules"])):
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", wrong))
     if values["lora_target_modules"] == ():

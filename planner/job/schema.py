@@ -125,6 +125,9 @@ class Job(BaseModel):
     ] = None
     use_rslora: Switch = False
     use_dora: Switch = False
+    load_in_4bit: Switch = False
+    bnb_4bit_quant_type: Annotated[Literal["nf4", "fp4"], Field(description="nf4 or fp4")] = "nf4"
+    bnb_4bit_use_double_quant: Switch = True
     bf16: Switch = False
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
     exact: Switch = True

@@ -41,7 +41,9 @@ def translated(key: str, value: object) -> object:
     if key == "float32":
         return False if value else None
     if value == "qlora":
-        return "lora"  # that it is not there is told
+        return "lora"
+    if key == "quantization_bit":
+        return True if value == 4 else None
     if key == "lora_target_linear":
         return True if value is True else None
     if key == "eager_attention":
@@ -116,6 +118,9 @@ def check_value(key: str, name: str, value: object, source: Source) -> list[Mist
         return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning and LoRA")]
     if key in ("dtype", "torch_dtype") and value not in SWITCHED_OFF and str(value) not in _DTYPES:
         text = f"it is {shown(value)}; bf16: true computes in bf16 with fp32 masters, without it all is fp32"
+        return [source.mistake(key, "not-there", text)]
+    if key == "quantization_bit" and value not in (4, *SWITCHED_OFF):
+        text = f"it is {shown(value)}; a base in 4 bits is there, and no other yet"
         return [source.mistake(key, "not-there", text)]
     if key == "packing_strategy" and value not in (*_STRATEGIES, *SWITCHED_OFF):
         text = f"it is {shown(value)}; documents are packed whole (bfd), or cut (wrapped)"

@@ -42,6 +42,7 @@ AXOLOTL: Table = table(
         max_grad_norm
         max_steps warmup_steps seed bf16 gradient_checkpointing eval_steps eval_strategy save_steps save_total_limit
         chat_template lora_r lora_alpha lora_dropout lora_target_modules attn_implementation special_tokens plugins
+        load_in_4bit
     """,
     honoured={
         "model": "base_model",
@@ -157,7 +158,7 @@ AXOLOTL: Table = table(
             overrides_of_model_kwargs model_quantization_config reinit_weights trainer_cls
         """,
         "a tokenizer of mistral-common": "tokenizer_use_mistral_common",
-        QUANTIZED: "load_in_4bit load_in_8bit gptq quantize_moe_experts qat quantization",
+        QUANTIZED: "load_in_8bit gptq quantize_moe_experts qat quantization",
         FP16: "fp16 float16",
         "fp8 training": "fp8",
         "shifted sparse attention": "s2_attention",

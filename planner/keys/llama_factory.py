@@ -47,6 +47,9 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "lora_r": "lora_rank",
         "lora_target_modules": "lora_target",
         "bf16": "pure_bf16",
+        "load_in_4bit": "quantization_bit",
+        "bnb_4bit_quant_type": "quantization_type",
+        "bnb_4bit_use_double_quant": "double_quantization",
     },
     unused={
         LOGS: "plot_loss include_effective_tokens_per_second print_param_status",
@@ -106,7 +109,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         CHANGED_MODEL: "rope_scaling mixture_of_depths moe_aux_loss_coef",
         "shifted sparse attention": "shift_attn",
         "random weights (give a folder with a config and none)": "train_from_scratch",
-        QUANTIZED: "quantization_bit",
+        QUANTIZED: "quantization_method",
         "fp8 training": "fp8",
         "training whole modules beside LoRA's adapters": "additional_target",
         OTHER_LORA: "loraplus_lr_ratio pissa_init create_new_adapter",
@@ -117,9 +120,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         BEST: "early_stopping_steps",
     },
     parts={
-        "quantization_bit": """
-            quantization_method quantization_type double_quantization quantization_device_map
-        """,
+        "quantization_bit": "quantization_device_map",
         "fp8": "fp8_backend fp8_enable_fsdp_float8_all_gather",
         "add_special_tokens": "init_special_tokens",
         "loraplus_lr_ratio": "loraplus_lr_embedding",
@@ -146,6 +147,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "use_eaft_loss": "eaft_alpha",
     },
     fine={
+        "quantization_method": ("bnb", "bitsandbytes"),
         "mix_strategy": ("concat",), "model_revision": ("main",), "rope_scaling": ("none",), "pref_loss": ("sigmoid",),
         "enable_thinking": (True,), "tool_format": ("default",),
     },

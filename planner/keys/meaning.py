@@ -44,7 +44,7 @@ SAYS_NOTHING = "it says nothing here"
 
 REWARDS = "training by preferences or rewards"
 PICTURES = "training on pictures, sounds or videos"
-QUANTIZED = "a quantized base model"
+QUANTIZED = "a base quantized in another way than load_in_4bit"
 OTHER_LORA = "another kind of LoRA"
 SOME_WEIGHTS = "training some weights only"
 OPTIMIZER = "another optimizer"

@@ -21,7 +21,7 @@ from planner.keys.transformers import TRANSFORMERS
 TRL: Table = TRANSFORMERS | table(
     same="""
         use_rslora use_dora attn_implementation lora_r
-        lora_alpha lora_dropout lora_target_modules max_length packing
+        lora_alpha lora_dropout lora_target_modules max_length packing load_in_4bit bnb_4bit_quant_type
     """,
     honoured={
         "model": "model_name_or_path",
@@ -32,6 +32,7 @@ TRL: Table = TRANSFORMERS | table(
         "train_on": "assistant_only_loss completion_only_loss",
         "method": "use_peft",
         "bf16": "dtype torch_dtype",
+        "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
     },
     unused={
         OWN_CODE: "trust_remote_code",
@@ -53,11 +54,11 @@ TRL: Table = TRANSFORMERS | table(
         REVISION: "model_revision",
         OTHER_LORA: "lora_target_parameters lora_task_type",
         "training whole modules beside LoRA's adapters": "lora_modules_to_save",
-        QUANTIZED: "load_in_8bit load_in_4bit",
+        QUANTIZED: "load_in_8bit",
         TOKENS: "add_special_tokens",
     },
     parts={
-        "load_in_4bit": "bnb_4bit_quant_type bnb_4bit_quant_storage use_bnb_nested_quant",
+        "load_in_4bit": "bnb_4bit_quant_storage",
         "eval_strategy": "dataset_test_split",
     },
     fine={

@@ -17,6 +17,7 @@ from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_reached, patiently, unreachable
 from planner.job.schema import Job
 from planner.measure.peft_lora import with_adapters
+from planner.measure.quantized import Quantization
 
 _HINT = "give a folder with config.json, or the id of a causal language model on huggingface.co"
 
@@ -93,6 +94,8 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
     config = model_config(job)
     with without_weights(), torch.device(device):
         model = build_model(job, config)
+        if (quantized := Quantization.of(job, config)) is not None:
+            quantized.apply(model)
         if job.method == "lora":
             model = with_adapters(model, job)
     return model.train()

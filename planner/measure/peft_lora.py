@@ -10,6 +10,7 @@ from torch import nn
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.schema import Job
+from planner.measure.quantized import compute_in, computes_in, pack
 
 
 def with_adapters(model: nn.Module, job: Job) -> nn.Module:
@@ -31,13 +32,18 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
         target_modules=list(targets) if isinstance(targets, tuple) else targets, task_type="CAUSAL_LM",
         base_model_name_or_path=job.model, use_rslora=job.use_rslora, use_dora=job.use_dora,
     )  # fmt: skip
+    if quantized := getattr(model, "is_loaded_in_4bit", False):
+        compute_in(model, computes_in(job))
     torch.manual_seed(job.seed)
     try:
         with warnings.catch_warnings():  # peft asks transformers by a name that transformers is about to drop
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-            return cast(nn.Module, get_peft_model(cast(Any, model), config))
+            adapted = cast(nn.Module, get_peft_model(cast(Any, model), config))
     except ValueError as error:
         raise UserError(
             "The LoRA adapters cannot be added to this model.", code="lora-targets", numbers=(first_line(error),),
             hint="lora_target_modules: all-linear", exit_code=Exit.USAGE,
         ) from error  # fmt: skip
+    if quantized:
+        pack(adapted, computes_in(job))
+    return adapted

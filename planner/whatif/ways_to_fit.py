@@ -73,7 +73,12 @@ def ways_to_fit(
         if not found and job.slice_rows > 1:
             text = "LoRA (method: lora) in slices of one row (per_device_train_batch_size: 1)"
             found = list(tried(text, **lora, **_rows(job, 1)))
+        if not found:
+            text = "LoRA on a base in 4 bits (method: lora, load_in_4bit: true)"
+            found = list(tried(text, **lora, load_in_4bit=True))
         yield from found
+    elif job.method == "lora" and not (job.load_in_4bit or job.use_dora):
+        yield from tried("a base in 4 bits (load_in_4bit: true)", load_in_4bit=True)
 
 
 def _tried(

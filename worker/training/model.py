@@ -17,6 +17,7 @@ from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.measure.hf_model import build_model, model_config, own_code, own_code_refused, working_dtype
 from planner.measure.peft_lora import with_adapters
+from planner.measure.quantized import Quantization, parameters_of
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +40,13 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         model = build_model(job, config)
     else:
         attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
+        quantized = Quantization.of(job, config)
+        options = quantized.options if quantized is not None else {}
         try:
             loaded: Any = patiently(
                 lambda: AutoModelForCausalLM.from_pretrained(
                     job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
-                    output_loading_info=True, trust_remote_code=False,
+                    output_loading_info=True, trust_remote_code=False, **options,
                 ),
                 f"the model {job.model}",
             )  # fmt: skip
@@ -68,7 +71,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         files = sorted({place.partition(".")[0] for place in code.values()})
         log.warning("model: its own code (%s) is not run; %s is transformers'", ", ".join(files), type(model).__name__)
     cast(Any, model).config.use_cache = False
-    parameters, name = sum(p.numel() for p in model.parameters()), type(model).__name__
+    parameters, name = parameters_of(model), type(model).__name__
     if job.method == "lora":
         model = with_adapters(model, job)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

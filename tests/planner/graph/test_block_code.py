@@ -191,6 +191,20 @@ def test_a_block_that_changes_a_buffer_is_refused():
     assert caught.value.code == "block-not-traceable"
 
 
+def test_a_buffer_that_modules_of_a_block_share_is_given_once():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    block, scale = nn.Sequential(Scaled(4, 4), Scaled(4, 4)), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for part in block:
+        part.register_buffer("scale", scale)
+    x = torch.randn(2, 4, requires_grad=True)
+    pair = Pair(trace_block(block, (x,), {}), RECIPES["keep"])
+    made, *_ = pair.forward([*(p.detach() for p in block.parameters()), scale, x.detach()])[0]
+    assert pair.n_buffers == 1 and torch.equal(made, block(x))
+
+
 def test_an_argument_that_a_block_returns_is_handed_back_as_it_is():
     class Passing(nn.Linear):
         def forward(self, x, bias):

@@ -17,13 +17,14 @@ VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosi
           "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl",
           "eval_dataset": "text.jsonl", "val_size": "0.1", "eval_strategy": "no",
           "per_device_eval_batch_size": "2", "train_batch_size": "4",
-          "use_rslora": "false", "use_dora": "false"}  # fmt: skip
+          "use_rslora": "false", "use_dora": "false",
+          "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": "false"}  # fmt: skip
 
 
 SPELLED_OTHERWISE = {
     "train_on_inputs", "train_on_prompt", "assistant_only_loss", "completion_only_loss", "use_peft", "base_model",
     "model_name_or_path", "packing_strategy", "excess_length_strategy", "gpu_memory_limit", "bfloat16", "float32",
-    "pure_bf16", "dtype", "torch_dtype", "eager_attention",
+    "pure_bf16", "dtype", "torch_dtype", "eager_attention", "quantization_bit",
 }  # fmt: skip
 """Aliases with values of their own, or that tell whose a file is."""
 

@@ -92,10 +92,20 @@ def test_a_resolved_file_reads_back_equal_whosever_it_was(folder: Path) -> None:
 
 
 def test_a_quantized_base_is_one_line_whatever_stands_beside_it(folder: Path) -> None:
-    text = AXOLOTL + "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
-    with pytest.raises(UserError, match="a quantized base model is not there yet") as refused:
-        Job.parse(text, folder)
+    keys = "adapter: qlora\nload_in_8bit: true\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
+    with pytest.raises(UserError, match="a base quantized in another way than load_in_4bit is not there") as refused:
+        Job.parse(AXOLOTL + "gptq: true\n" + keys, folder)
     assert len(refused.value.numbers) == 1
+
+
+def test_a_base_in_4_bits_is_doubly_quantized_where_the_tool_has_it_so(folder: Path) -> None:
+    axolotl = "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
+    for text, double in (
+        (AXOLOTL + axolotl, True), (LLAMA_FACTORY + "quantization_bit: 4\n", True),
+        (TRL + "use_peft: true\nload_in_4bit: true\n", False),
+    ):  # fmt: skip
+        job = Job.parse(text, folder)
+        assert (job.load_in_4bit, job.bnb_4bit_quant_type, job.bnb_4bit_use_double_quant) == (True, "nf4", double)
 
 
 def test_values_that_are_done_otherwise_are_said(folder: Path) -> None:

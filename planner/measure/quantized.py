@@ -1,0 +1,198 @@
+"""A frozen base in 4 bits, by bitsandbytes: linear layers whose weights wait and travel packed.
+
+All that a weight is unpacked from is one tensor of bytes, so it is one item of a plan: [numbers | scales]. With double
+quantization scales are bytes themselves: [numbers | scales of the scales | their offset | scales]. The operations that
+unpack it are in the block's graph, so that a plan counts the bytes on the way and the unpacked weight beside them,
+which lives for one product; backward unpacks again (`planner.graph.block_code`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import BitsAndBytesConfig, PreTrainedConfig
+
+from planner.errors import Exit, UserError, first_line
+from planner.job.schema import Job
+
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it warns of kernels it does without
+_GROUP, _GROUPS = 64, 256  # numbers under one scale, scales under one scale: what bitsandbytes makes
+_ALIGNED = 16
+_SAVED = (
+    "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage",
+    "llm_int8_skip_modules",
+)  # fmt: skip
+
+
+class Packed4bit(nn.Module):
+    """A frozen linear layer in 4 bits: what `bitsandbytes.nn.Linear4bit` computes, by the same operations in the same
+    order. Where bitsandbytes has a kernel for few tokens that unpacks inside of the product, as on CUDA, the results
+    differ by rounding."""
+
+    def __init__(self, layer: nn.Module, code: Tensor, dtype: torch.dtype) -> None:
+        """`layer`: the Linear4bit it takes the place of, on meta or quantized on the CPU; `code`: the numbers that the
+        bytes of doubly quantized scales stand for; `dtype`: of what it computes."""
+        super().__init__()
+        its = cast(Any, layer)
+        self.in_features, self.out_features = its.in_features, its.out_features
+        self.kind: str = its.weight.quant_type
+        self.nested: bool = its.weight.compress_statistics
+        self.dtype = dtype
+        count = self.in_features * self.out_features
+        scales = -(-count // _GROUP)
+        groups = -(-scales // _GROUPS)
+        sizes = [count // 2, *([4 * groups, 4, scales] if self.nested else [4 * scales])]
+        self._parts: list[tuple[int, int]] = []
+        end = 0
+        for size in sizes:
+            start = -(-end // _ALIGNED) * _ALIGNED
+            end = start + size
+            self._parts.append((start, end))
+        self.packed = nn.Parameter(_bytes_of(its.weight, self._parts, end), requires_grad=False)
+        self.bias = its.bias
+        if self.nested:
+            self.register_buffer("code", code, persistent=False)
+
+    def unpacked(self) -> Tensor:
+        """The weight [out_features, in_features]."""
+        operations: Any = torch.ops.bitsandbytes
+        numbers, *others = (self.packed[start:end] for start, end in self._parts)
+        if self.nested:
+            of_scales, offset, scales = others
+            scales = operations.dequantize_blockwise.default(
+                scales, of_scales.view(torch.float32), self.code, _GROUPS, torch.float32
+            ) + offset.view(torch.float32)  # fmt: skip
+        else:
+            scales = others[0].view(torch.float32)
+        shape = (self.out_features, self.in_features)
+        weight = operations.dequantize_4bit.default(numbers.view(-1, 1), scales, _GROUP, self.kind, shape, self.dtype)
+        return cast(Tensor, weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `nn.Linear`."""
+        return functional.linear(x.to(self.dtype), self.unpacked(), self.bias).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """What tells one from another."""
+        return f"{self.in_features}, {self.out_features}, {self.kind}, nested={self.nested}"
+
+
+def _bytes_of(weight: Any, parts: list[tuple[int, int]], total: int) -> Tensor:
+    packed = torch.zeros(total, dtype=torch.uint8, device=weight.device)
+    if not weight.is_meta:
+        state = weight.quant_state
+        scales = [state.absmax]
+        if state.nested:
+            scales = [state.state2.absmax, state.offset.reshape(1), state.absmax]
+        for (start, end), part in zip(parts, [weight.data, *scales], strict=True):
+            packed[start:end] = part.contiguous().view(torch.uint8).reshape(-1)
+    return packed
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a base is quantized; `saved`: its weights are so already."""
+
+    config: BitsAndBytesConfig
+    saved: bool
+
+    @classmethod
+    def of(cls, job: Job, config: PreTrainedConfig) -> Quantization | None:
+        """As the job says, or as the model with this config was saved by bitsandbytes; None: it is not. Raises
+        UserError for what is not there, and where bitsandbytes is missing."""
+        found = getattr(config, "quantization_config", None) or {}
+        its = found if isinstance(found, dict) else cast(Any, found).to_dict()
+        if saved := its.get("quant_method") == "bitsandbytes" or bool(its.get("load_in_4bit")):
+            if not its.get("load_in_4bit") or job.method != "lora" or job.use_dora:
+                raise UserError(
+                    f"{job.model} was saved quantized, and cannot be trained like this.", code="base-quantized",
+                    exit_code=Exit.USAGE,
+                    numbers=(f"load_in_4bit: {bool(its.get('load_in_4bit'))}, method: {job.method}",),
+                    hint="a base in 4 bits is trained by method: lora (without DoRA); or give the model as published",
+                )  # fmt: skip
+        elif not job.load_in_4bit:
+            return None
+        try:
+            import bitsandbytes  # noqa: F401
+        except ImportError as error:
+            raise UserError(
+                "A base in 4 bits needs the package bitsandbytes.", code="bitsandbytes-missing", exit_code=Exit.USAGE,
+                numbers=(first_line(error),), hint="pip install 'offmate[qlora]'",
+            ) from error  # fmt: skip
+        if saved:
+            return cls(_config(**{key: its[key] for key in _SAVED if key in its}), saved=True)
+        wanted = _config(
+            load_in_4bit=True, bnb_4bit_quant_type=job.bnb_4bit_quant_type,
+            bnb_4bit_use_double_quant=job.bnb_4bit_use_double_quant,
+        )  # fmt: skip
+        return cls(wanted, saved=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `from_pretrained` needs to be told. Weights are quantized one by one as they are read, on the CPU: a GPU
+        may have another job."""
+        return {"device_map": {"": "cpu"}} | ({} if self.saved else {"quantization_config": self.config})
+
+    def apply(self, model: nn.Module) -> None:
+        """Have bitsandbytes' layers in `model`, without memory, where `from_pretrained` puts them."""
+        from transformers.quantizers.auto import AutoHfQuantizer
+
+        quantizer: Any = AutoHfQuantizer.from_config(self.config, pre_quantized=self.saved)
+        quantizer.preprocess_model(model=model, device_map=None)
+        cast(Any, model).is_loaded_in_4bit = True  # which peft asks
+
+
+def _config(**values: Any) -> BitsAndBytesConfig:
+    return cast(BitsAndBytesConfig, cast(Any, BitsAndBytesConfig)(**values))
+
+
+def computes_in(job: Job) -> torch.dtype:
+    """The dtype that weights are unpacked to."""
+    return torch.bfloat16 if job.bf16 else torch.float32
+
+
+def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have bitsandbytes' layers in `model` compute in `dtype`, however they were saved: peft makes adapters in it."""
+    from bitsandbytes.nn.modules import Linear4bit
+
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):
+            layer.compute_dtype, layer.compute_type_is_set = dtype, True
+
+
+def parameters_of(model: nn.Module) -> int:
+    """How many parameters a model has, where some are quantized."""
+    return sum(p.nbytes * 2 if hasattr(p, "quant_state") else p.numel() for p in model.parameters())
+
+
+def pack(model: nn.Module, dtype: torch.dtype) -> None:
+    """Put `Packed4bit`, which computes in `dtype`, in the place of all of bitsandbytes' layers in `model`, one after
+    another: what they had goes. Raises UserError for weights that were quantized by other settings."""
+    from bitsandbytes.functional import create_dynamic_map
+    from bitsandbytes.nn.modules import Linear4bit
+
+    code: Tensor | None = None
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, Linear4bit):
+            weight = cast(Any, layer.weight)
+            if code is None:
+                code = cast(Any, create_dynamic_map)().to("cpu" if weight.is_meta else weight.device)
+            if not weight.is_meta and not _is_usual(weight.quant_state, code):
+                raise UserError(
+                    "The model was quantized by other settings than bitsandbytes' own.", code="base-quantized",
+                    exit_code=Exit.USAGE, numbers=(f"layer: {name}",),
+                    hint="give the model as published, and load_in_4bit: true",
+                )  # fmt: skip
+            model.set_submodule(name, Packed4bit(layer, code, dtype))
+            cast(Any, layer).weight = None
+
+
+def _is_usual(state: Any, code: Tensor) -> bool:
+    if state.blocksize != _GROUP or state.absmax.dtype != (torch.uint8 if state.nested else torch.float32):
+        return False
+    return not state.nested or (state.state2.blocksize == _GROUPS and torch.equal(state.state2.code, code))

@@ -1,0 +1,187 @@
+"""Adapters on a base in 4 bits, under a plan: against peft and bitsandbytes in plain PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bitsandbytes.functional import dequantize_4bit
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from planner.codec import to_json
+from planner.errors import UserError
+from planner.job.schema import Job
+from planner.measure.hf_model import skeleton_model
+from planner.measure.machine_rates import estimate_hardware
+from planner.measure.quantized import Packed4bit
+from planner.run.folder import RunFolder
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from tests.worker.engine.test_lora import CPU, engine_of, lora_job, plan_of, steps_of
+from worker.training.model import load_model
+from worker.training.run import run_job
+from worker.training.stop import StopRequest
+
+STEPS = 10
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def job_of(folder: Path, name: str = "llama", **keys: Any) -> Job:
+    more = {"load_in_4bit": True, "gradient_accumulation_steps": 1, "max_steps": STEPS}
+    return lora_job(folder, name, **{**more, **keys})
+
+
+def bnb_config(job: Job) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type=job.bnb_4bit_quant_type, bnb_4bit_compute_dtype=dtype_of(job),
+        bnb_4bit_use_double_quant=job.bnb_4bit_use_double_quant,
+    )  # fmt: skip
+
+
+def dtype_of(job: Job) -> torch.dtype:
+    return torch.bfloat16 if job.bf16 else torch.float32
+
+
+def plain(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """What one would write with peft and bitsandbytes: losses and the trained parameters."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype_of(job), quantization_config=bnb_config(job))
+    torch.manual_seed(job.seed)
+    config = LoraConfig(
+        r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, task_type="CAUSAL_LM",
+        target_modules=job.lora_target_modules,
+    )  # fmt: skip
+    model = get_peft_model(base, config).train()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(trained.values(), lr=job.learning_rate, weight_decay=job.weight_decay, fused=True)
+    losses = []
+    for batches, seeds, items in steps_of(job, count):
+        for batch, seed in zip(batches, seeds, strict=True):
+            torch.manual_seed(seed)
+            loss = model(**batch, num_items_in_batch=items).loss
+            loss.backward()
+            losses.append(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), job.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, {name: p.detach() for name, p in trained.items()}
+
+
+def found(job: Job, plan: Plan, chain: Chain, count: int) -> tuple[list[Tensor], dict[str, Tensor], int]:
+    """The same under the plan, and the most bytes on the device."""
+    engine, _ = engine_of(job, plan, chain)
+    losses, peak = [], 0
+    for batches, seeds, items in steps_of(job, count):
+        result = engine.step(batches, seeds=seeds, learning_rate=job.learning_rate, num_items_in_batch=items)
+        losses += result.losses
+        assert result.peak_bytes is not None
+        peak = max(peak, result.peak_bytes)
+    state = {name: parts["master"].clone() for name, parts in engine.state()}
+    engine.close()
+    return losses, state, peak
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ({}, STEPS),
+        (
+            {"bf16": True, "gradient_accumulation_steps": 2, "bnb_4bit_quant_type": "fp4",
+             "bnb_4bit_use_double_quant": False}, 3,
+        ),
+    ],
+    ids=["nf4", "fp4-plain-scales-bf16-2-slices"],
+)  # fmt: skip
+def test_a_base_in_4_bits_under_a_plan_equals_peft_with_bitsandbytes_in_every_bit(
+    tmp_path: Path, keys: dict[str, Any], steps: int
+) -> None:
+    job = job_of(tmp_path, **keys)
+    plan, chain = plan_of(job)
+    travelling = {item for stage in plan.stages for item in stage.prefetch}
+    assert any("packed" in str(item) for item in travelling), "no packed weight travels: the test shows little"
+    losses, trained = plain(job, steps)
+    its_losses, state, peak = found(job, plan, chain, steps)
+    assert all(torch.equal(a, b) for a, b in zip(its_losses, losses, strict=True))
+    assert state.keys() == trained.keys() and all(torch.equal(t, trained[n]) for n, t in state.items())
+    assert 0.99 * plan.gpu_peak_bytes <= peak <= plan.gpu_peak_bytes
+
+
+def quantized(model: nn.Module) -> Iterator[tuple[str, Packed4bit]]:
+    return ((name, m) for name, m in model.named_modules() if isinstance(m, Packed4bit))
+
+
+def test_frozen_weights_wait_in_half_a_byte_each_and_the_planner_knows_it(tmp_path: Path) -> None:
+    for double, most in ((True, 0.53), (False, 0.5625)):
+        job = job_of(tmp_path, bnb_4bit_use_double_quant=double)
+        model, skeleton = load_model(job), skeleton_model(job)
+        assert [n for n, _ in quantized(model)] == [n for n, _ in quantized(skeleton)]
+        layers = [layer for _, layer in quantized(model)]
+        assert len(layers) == 3 * 7
+        assert sum(m.packed.nbytes for m in layers) <= most * sum(m.in_features * m.out_features for m in layers)
+        assert [p.nbytes for p in model.parameters()] == [p.nbytes for p in skeleton.parameters()]
+
+
+def test_a_packed_weight_unpacks_to_what_bitsandbytes_makes_of_it(tmp_path: Path) -> None:
+    for name, keys in (
+        ("llama", {}), ("llama", {"bnb_4bit_use_double_quant": False}),
+        ("gpt2", {"bnb_4bit_quant_type": "fp4", "bf16": True}),  # whose layers are transposed linear ones
+    ):  # fmt: skip
+        job = job_of(tmp_path, name, **keys)
+        theirs = AutoModelForCausalLM.from_pretrained(
+            job.model, dtype=dtype_of(job), quantization_config=bnb_config(job)
+        )
+        for path, layer in quantized(load_model(job)):
+            weight = theirs.get_submodule(path.removeprefix("base_model.model.").removesuffix(".base_layer")).weight
+            assert torch.equal(layer.unpacked(), dequantize_4bit(weight.data, weight.quant_state))
+
+
+def test_a_model_saved_in_4_bits_is_the_same_base(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    saved = tmp_path / "saved"
+    config = bnb_config(job.model_copy(update={"bf16": True}))  # in what others compute is not said for us
+    base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32, quantization_config=config)
+    base.save_pretrained(saved)
+    other = job.model_copy(update={"model": str(saved), "load_in_4bit": False})
+    ours, theirs = dict(load_model(job).named_parameters()), dict(load_model(other).named_parameters())
+    assert ours.keys() == theirs.keys() and all(torch.equal(p, theirs[name]) for name, p in ours.items())
+    skeleton = dict(skeleton_model(other).named_parameters())
+    assert {n: (p.shape, p.dtype) for n, p in skeleton.items()} == {n: (p.shape, p.dtype) for n, p in theirs.items()}
+    with pytest.raises(UserError, match="was saved quantized") as refused:
+        skeleton_model(other.model_copy(update={"method": "full"}))
+    assert refused.value.code == "base-quantized"
+
+
+def test_a_run_ends_with_adapters_that_peft_loads_onto_the_quantized_base(tmp_path: Path) -> None:
+    job = job_of(tmp_path, max_steps=2, val_size=3, sample_prompts=["the"], sample_tokens=2)
+    plan, chain = plan_of(job)
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.resolved.write_text(job.resolved_yaml())
+    document = {"plan": plan, "chain": chain, "hardware": estimate_hardware(CPU)}
+    folder.write_plan({key: to_json(value) for key, value in document.items()})
+    assert run_job(folder, StopRequest())
+    base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32, quantization_config=bnb_config(job))
+    model = PeftModel.from_pretrained(base, folder.output)
+    trained = {n: p for n, p in model.named_parameters() if "lora_B" in n}
+    assert len(trained) == 3 * 7 and all(p.abs().max() > 0 for p in trained.values())
+
+
+def test_a_missing_bitsandbytes_is_said_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(tmp_path)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(UserError, match="needs the package bitsandbytes") as refused:
+        skeleton_model(job)
+    assert refused.value.code == "bitsandbytes-missing" and refused.value.hint == "pip install 'offmate[qlora]'"
