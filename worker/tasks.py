@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offmated.jobs.awake import awake
+from offmated.jobs.smaller import take_a_notch
 from offmated.jobs.states import Ending, JobState, account
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
@@ -44,7 +45,7 @@ def run_job(job_id: int) -> None:
             clear_place(run)
             ending = Ending(process=process, exit_code=code, error=run.read_error())
             run.say(account(store.job(job_id).stop_reason, ending))
-            store.end(row, code, process=process)
+            store.end(row, code, process=process, less=process == "trainer" and take_a_notch(run, ending.error))
             if process == "trainer" and code == Exit.DONE:  # last: the job is done, whatever becomes of this
                 forget_if_wrong(run, store.url)
 

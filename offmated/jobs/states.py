@@ -3,6 +3,7 @@ function that writes states.
 
 submitted ─> planning ─> waiting ─> running ─> done
      ^─────────┘            ^─────────┘          (back: stopped, or its process died; it goes on later)
+running may become submitted: it ran out of memory, and is planned again with less
 every state that is not final may also become cancelled or failed
 failed and cancelled: a person may send the job back to submitted, or to waiting where its plan still holds
 """
@@ -15,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from planner.errors import Exit, disk_full
+from planner.run.oom import KILLED_FOR_MEMORY
 
 LARGEST_ID = 2**31 - 1  # what `jobs.id` holds in every database
 DISK_FULL = "disk-full"
@@ -54,11 +56,13 @@ class Hold(StrEnum):
 
 class Event(StrEnum):
     """What happens to a job. TAKE: its worker begins; FINISH: the worker's process has done its work; RETURN: it ended
-    before, and the job goes on later; PLAN and TRAIN: a person has it tried again, by the planner or on the GPU."""
+    before, and the job goes on later; LESS: it ran out of memory, and is planned again with less; PLAN and TRAIN: a
+    person has it tried again, by the planner or on the GPU."""
 
     TAKE = "take"
     FINISH = "finish"
     RETURN = "return"
+    LESS = "less"
     FAIL = "fail"
     CANCEL = "cancel"
     PLAN = "plan"
@@ -72,7 +76,8 @@ TRANSITIONS: dict[JobState, dict[Event, JobState]] = {
     JobState.SUBMITTED: {Event.TAKE: JobState.PLANNING, **_AT_ANY_TIME},
     JobState.PLANNING: {Event.FINISH: JobState.WAITING, Event.RETURN: JobState.SUBMITTED, **_AT_ANY_TIME},
     JobState.WAITING: {Event.TAKE: JobState.RUNNING, **_AT_ANY_TIME},
-    JobState.RUNNING: {Event.FINISH: JobState.DONE, Event.RETURN: JobState.WAITING, **_AT_ANY_TIME},
+    JobState.RUNNING: {Event.FINISH: JobState.DONE, Event.RETURN: JobState.WAITING, Event.LESS: JobState.SUBMITTED,
+                       **_AT_ANY_TIME},
     JobState.DONE: {},
     JobState.FAILED: _BY_A_PERSON,
     JobState.CANCELLED: _BY_A_PERSON,
@@ -103,7 +108,7 @@ class Ending:
     `process` is the one that ended last, "planner", "data" or "trainer". `exit_code` is negative for the signal that
     ended it, None when its watcher died with it. `progressed`: there is a checkpoint that was not there when it began.
     `blameless`: it went down with the daemon or the machine. `error`: its last UserError, in its JSON form; `log`: the
-    last lines of its log.
+    last lines of its log. `less`: it was out of memory, and has been given less for its next plan.
     """
 
     process: str
@@ -112,6 +117,7 @@ class Ending:
     blameless: bool = False
     error: dict[str, Any] | None = None
     log: tuple[str, ...] = ()
+    less: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +142,8 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
         event, since = Event.FINISH, 0
     elif stop is StopReason.CANCEL:
         event = Event.CANCEL
+    elif ending.less:
+        event, since = Event.LESS, 0
     elif code is not None and code > 0 and code != Exit.STOPPED:
         event, error = Event.FAIL, ending.error or _unexplained(ending)
         if error.get("code") == DISK_FULL:
@@ -159,6 +167,8 @@ def account(stop: StopReason | None, ending: Ending) -> str:
         return _STOPS[stop]
     if code is None:
         return "went down with the daemon or the machine" if ending.blameless else "went down with its worker"
+    if code < 0 and (ending.error or {}).get("code") == KILLED_FOR_MEMORY:
+        return f"{who} was killed by the kernel for its memory"
     if code < 0:
         return f"{who} was killed by {signal.Signals(-code).name} (signal {-code})"
     if code == Exit.STOPPED:
@@ -179,11 +189,12 @@ def _unexplained(ending: Ending) -> dict[str, Any]:
 
 
 def _crashed(ending: Ending, crashes: int) -> dict[str, Any]:
-    killed = "signal 9 is often the system's out-of-memory killer: lower cpu_budget"
+    if (ending.error or {}).get("code") == KILLED_FOR_MEMORY:
+        return dict(ending.error or {})
     return {
         "what": f"The {ending.process} died {crashes} times without a new checkpoint.",
         "numbers": [f"the last time: {account(None, ending)}", *ending.log],
-        "hint": killed if ending.exit_code == -signal.SIGKILL else "see the job's log",
+        "hint": "see the job's log",
         "code": "crashed",
         "exit_code": int(Exit.FAILED),
     }

@@ -130,11 +130,13 @@ class Store:
             return None
         return self.job(job_id)
 
-    def end(self, row: JobRow, exit_code: int | None, *, process: str = "", blameless: bool = False) -> JobState | None:
+    def end(
+        self, row: JobRow, exit_code: int | None, *, process: str = "", blameless: bool = False, less: bool = False
+    ) -> JobState | None:
         """Record that the process of `row`, as `take` gave it, ended; returns the job's new state.
 
-        `exit_code`, `process` (the phase's own where not given) and `blameless` are those of `Ending`. None when the
-        job is no longer `row.owner`'s.
+        `exit_code`, `process` (the phase's own where not given), `blameless` and `less` are those of `Ending`. None
+        when the job is no longer `row.owner`'s.
         """
         folder = RunFolder(Path(row.run_dir))
         step = folder.last_checkpoint_step()
@@ -143,6 +145,7 @@ class Store:
             process=process or PROCESSES[row.state],
             exit_code=exit_code,
             blameless=blameless,
+            less=less,
             progressed=step is not None and (before is None or step > before),
             error=folder.read_error(),
             log=folder.tail_of_log(LOG_LINES),

@@ -123,6 +123,15 @@ class RunFolder:
         """frozen.json; a reader finds the old one or the new one, whole."""
         _write_object(self.frozen, frozen)
 
+    def read_notches(self) -> list[dict[str, Any]]:
+        """How budgets were lowered after the memory had not been enough, the first first."""
+        found = (_read_object(self.path / "notches.json") or {}).get("notches")
+        return found if isinstance(found, list) else []
+
+    def write_notches(self, notches: list[dict[str, Any]]) -> None:
+        """notches.json; a reader finds the old one or the new one, whole."""
+        _write_object(self.path / "notches.json", {"notches": notches})
+
     def read_error(self) -> dict[str, Any] | None:
         """error.json."""
         found = _read_object(self.error)

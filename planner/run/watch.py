@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from planner.run.folder import RunFolder
+from planner.run.oom import be_first, killed_for_memory, kills
 from planner.run.processes import Process, spawn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
@@ -54,7 +55,12 @@ class Watch:
             # On a full disk it goes without: the child dies with this process, and whoever comes next finds none.
             with suppress(OSError):
                 run.process.write_text(str(process))
+        be_first(child.pid)
+        before = kills()
         code = self._wait(child)
+        if code == -signal.SIGKILL and kills() > before:
+            with suppress(OSError):
+                run.write_error(killed_for_memory(_name(command), run.last_checkpoint_step()))
         run.process.unlink(missing_ok=True)
         return code
 
@@ -80,6 +86,12 @@ class Watch:
             if now > deadline:
                 child.kill()
         return code
+
+
+def _name(command: Sequence[str]) -> str:
+    """What people call the process of a command `python -P -m worker.trainer …`."""
+    module = next((word for word in command if word.partition(".")[0] in ("worker", "planner")), "process")
+    return "data reader" if module == "worker.prepare" else module.rpartition(".")[2]
 
 
 def end_leftover(run: RunFolder) -> None:

@@ -143,6 +143,19 @@ def test_jobs_have_their_turns_as_they_were_submitted_moved_and_held(home: House
     assert home.wait_for(held, "done", "failed")["state"] == "done"
 
 
+def test_a_job_out_of_memory_is_planned_again_with_less_and_fails_only_after_some_tries(home: House) -> None:
+    hungry, insatiable = submitted(home, "hungry", steps=9), submitted(home, "insatiable", steps=40)
+    job = home.wait_for(hungry, "done", "failed")
+    assert (job["state"], job["attempts"], job["crashes"]) == ("done", 3, 0)
+    assert [attempt["from_step"] for attempt in job["history"]] == [None, 2, 4], "from its checkpoint"
+    assert "The GPU ran out of memory" in job["history"][0]["ending"]
+    log = "".join(home.client.logs(hungry))
+    assert "planned again with gpu_budget 920 B, before 1000 B, to go on from step 2; try 1 of 3" in log
+    assert "planned again with gpu_budget 846 B, before 920 B, to go on from step 4; try 2 of 3" in log
+    job = home.wait_for(insatiable, "done", "failed")
+    assert (job["state"], job["attempts"], job["error"]["code"]) == ("failed", 4, "out-of-memory")
+
+
 def test_wait_ends_with_the_jobs_and_says_how(home: House) -> None:
     right, wrong = submitted(home, "right", "--label", "both"), submitted(home, "wrong", "--label", "both")
     done = offmate(home, "wait", str(right), str(wrong))

@@ -28,7 +28,7 @@ plan = {
     "stages": [{"direction": direction, "block": block} for direction, block in stage_order(3)],
     "options": ["keep", "recompute", "keep"], "resident": [], "slices": 1, "rounds": 1, "clip": False,
     "step_s": 0.1, "lp_step_s": 0.09, "bound_s": 0.08, "solver_gap": 0.01, "gpu_peak_bytes": 900,
-    "cpu_peak_bytes": 2000, "gpu_budget_bytes": 1000, "cpu_budget_bytes": 4000, "source": "oilp",
+    "cpu_peak_bytes": 2000, "gpu_budget_bytes": job["gpu_budget"] or 1000, "cpu_budget_bytes": 4000, "source": "oilp",
 }  # fmt: skip
 measured = "--measure" in sys.argv
 document = {"format": 1, "plan": plan, "chain": {}, "hardware": {}, "measured": measured, "cached": False,

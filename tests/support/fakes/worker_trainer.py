@@ -3,7 +3,8 @@ nothing. A step takes 20 ms; a checkpoint is a folder with the step in its name.
 
 The job's `run_name` says what happens: "wrong" fails, "mortal" dies of SIGKILL at its third step, each time, "stubborn"
 ignores SIGTERM but for the second, until there is a file `go` in the run folder, "held" waits after its 20th step for
-that file or for a SIGTERM, "evaluated" evaluates at every second step.
+that file or for a SIGTERM, "evaluated" evaluates at every second step, "hungry" runs out of memory after its second
+step, with its checkpoint, as long as its budget is above 900 bytes, "insatiable" always.
 """
 
 from __future__ import annotations
@@ -65,6 +66,12 @@ for step in range(first + 1, total + 1):
         print("Traceback: it went wrong", flush=True)
         end("failed", step)
         sys.exit(1)
+    if job["run_name"] in ("hungry", "insatiable") and step == first + 2:
+        save(step)
+        if job["run_name"] == "insatiable" or (job["gpu_budget"] or 1000) > 900:
+            error = UserError("The GPU ran out of memory, although the plan should fit.", code="out-of-memory")
+            RunFolder(folder).write_error(error)
+            sys.exit(error.exit_code)
     if job["run_name"] == "mortal" and step == first + 3:
         os.kill(os.getpid(), signal.SIGKILL)
     while job["run_name"] == "held" and step == HELD_AT and not signals and not go.exists():

@@ -1,0 +1,39 @@
+"""A job that ran out of memory, although its plan should fit: the next plan gets less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.job.schema import Job
+from planner.run.folder import RunFolder
+from planner.run.oom import KILLED_FOR_MEMORY
+from planner.units import format_bytes_down
+
+MOST_NOTCHES = 3
+_NOTCH = 0.92
+_BUDGETS = {"out-of-memory": "gpu_budget", KILLED_FOR_MEMORY: "cpu_budget"}
+
+
+def take_a_notch(run: RunFolder, error: dict[str, Any] | None) -> bool:
+    """Give the job of a run folder less of the memory that its trainer's error says was not there, so that it is
+    planned again, with the same batch; a line of its log says so. False, and nothing changed, where it is no such
+    error, or it has happened too often."""
+    budget, document = _BUDGETS.get((error or {}).get("code", "")), run.read_plan()
+    if budget is None or document is None:
+        return False
+    notches = run.read_notches()
+    if len(notches) >= MOST_NOTCHES:
+        return False
+    before = int(document["plan"][f"{budget}_bytes"])
+    after = int(_NOTCH * before)
+    run.write_notches([*notches, {"budget": budget, "before_bytes": before, "after_bytes": after}])
+    job = Job.from_resolved(run.resolved).model_copy(update={budget: after})
+    run.plan.unlink(missing_ok=True)  # first: with this plan it would end there again
+    run.write_resolved(job.resolved_yaml())
+    step = run.last_checkpoint_step()
+    origin = "from the start" if step is None else f"to go on from step {step}"
+    run.say(
+        f"out of memory: planned again with {budget} {format_bytes_down(after)}, before {format_bytes_down(before)}, "
+        f"{origin}; try {len(notches) + 1} of {MOST_NOTCHES}"
+    )
+    return True

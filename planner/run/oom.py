@@ -1,0 +1,53 @@
+"""The kernel's out-of-memory killer: whom it is to choose, and whether it has. Linux counts the processes that it has
+killed, of a control group (memory.events; memory.oom_control in version 1) and of the whole machine (/proc/vmstat)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from planner.errors import Exit, UserError
+
+KILLED_FOR_MEMORY = "killed-for-memory"
+_FIRST_VICTIM = "500"  # of -1000 to 1000: before desktops and daemons, which have 0 to 200
+_ROOT, _GROUPS, _VMSTAT = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/vmstat")
+
+
+def kills() -> int:
+    """How many processes of this control group the kernel has killed for their memory; of the machine, where the group
+    does not say."""
+    for file in _counters():
+        with suppress(OSError, ValueError):
+            words = dict(line.split()[:2] for line in file.read_text("ascii").splitlines())
+            if "oom_kill" in words:
+                return int(words["oom_kill"])
+    return 0
+
+
+def be_first(pid: int) -> None:
+    """Have the kernel choose the process `pid`, of this user, before others when it must kill one."""
+    with suppress(OSError):  # it has ended already
+        Path(f"/proc/{pid}/oom_score_adj").write_text(_FIRST_VICTIM, "ascii")
+
+
+def killed_for_memory(who: str, step: int | None) -> UserError:
+    """The error of a process that the kernel has killed; `step`: the last checkpoint's."""
+    kept = "there was no checkpoint yet" if step is None else f"the last checkpoint is that of step {step}"
+    return UserError(
+        f"The kernel killed the {who}: the machine had no memory left.", code=KILLED_FOR_MEMORY, numbers=(kept,),
+        hint="give a smaller cpu_budget, or close what else uses memory", exit_code=Exit.FAILED,
+    )  # fmt: skip
+
+
+def _counters() -> list[Path]:
+    """The files that may say it, the narrowest first."""
+    found = []
+    with suppress(OSError):
+        for line in _GROUPS.read_text("utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                found.append(_ROOT / path.lstrip("/") / "memory.events")
+            elif "memory" in controllers.split(","):
+                found.append(_ROOT / "memory" / path.lstrip("/") / "memory.oom_control")
+                found.append(_ROOT / "memory" / "memory.oom_control")  # a container sees its own group as the root
+    return [*found, _VMSTAT]
