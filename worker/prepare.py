@@ -11,7 +11,6 @@ from pathlib import Path
 
 from planner.errors import Exit
 from planner.hub import be_patient
-from planner.job.frozen import check_frozen
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -36,9 +35,7 @@ def _prepare(folder: RunFolder) -> Exit:
     job = Job.from_resolved(folder.resolved)
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # tokens of the whole step are enough for any split
-    if not folder.is_tokenized:
-        check_frozen(job, folder.read_frozen())
-    batches = Batches(job, load_tokenizer(job), folder.path / "data")
+    batches = Batches(job, load_tokenizer(job), folder.path / "data", folder.read_frozen())
     folder.write_distinct_tokens(batches.distinct_tokens())
     return Exit.DONE
 

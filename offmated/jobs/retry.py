@@ -41,9 +41,9 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], allow_cha
     before = job = Job.from_resolved(run.resolved)
     check_output(job, store, run)
     goes_on = run.last_checkpoint_step() is not None
+    if allow_changed_data:
+        run.write_frozen(freeze(job))
     if not run.is_tokenized:
-        if allow_changed_data:
-            run.write_frozen(freeze(job))
         check_frozen(job, run.read_frozen())
     if not goes_on:
         check_data(job)

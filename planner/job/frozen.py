@@ -30,7 +30,9 @@ def check_frozen(job: Job, frozen: Frozen | None) -> None:
         return
     now = set(map(str, _files(job)))
     changes = [f"{path}: there was no such file" for path in sorted(now - frozen.keys())]
-    changes += [f"{path}: it is gone" for path in sorted(frozen.keys() - now)]
+    places = [entry.path for entry in (*job.data, *job.eval_data)]
+    gone = (path for path in frozen.keys() - now if any(Path(path).is_relative_to(place) for place in places))
+    changes += [f"{path}: it is gone" for path in sorted(gone)]
     for path in sorted(now & frozen.keys()):
         told = _told(Path(path))
         if told != frozen[path]:

@@ -28,6 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError
+from planner.job.frozen import Frozen
 from planner.job.schema import Job
 from worker.data.corpus import Corpus, load_corpus
 from worker.data.padding import EvalBatches, Layout, Rows, num_items
@@ -50,16 +51,19 @@ class ShownRow:
 class Batches:
     """The job's training data, step by step. Tokens live in `folder`, or in a temporary one that goes with the object.
 
-    Raises UserError when the data cannot be read, or when nothing in it can be trained on.
+    Raises UserError when the data cannot be read, are not those that `frozen` says, or when nothing in it can be
+    trained on.
     """
 
-    def __init__(self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> None:
+    def __init__(
+        self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, frozen: Frozen | None = None
+    ) -> None:  # fmt: skip
         self._job = job
         self._tokenizer = tokenizer
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="offmate-data-")
             folder = Path(self._temporary.name) / "data"
-        corpus = load_corpus(job, tokenizer, folder)
+        corpus = load_corpus(job, tokenizer, folder, frozen)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._orders: dict[int, NDArray[np.int64]] = {}
         rows = Rows(corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad if pad is not None else 0)
@@ -72,7 +76,7 @@ class Batches:
         elif job.eval_dataset is not None:
             other = job.model_copy(update={"dataset": job.eval_dataset})
             log.info("data: for evaluation:")
-            corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"))
+            corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen)
             found = Rows(corpus, rows_of(corpus, other), max_length=job.max_length, pad=rows.pad)
             self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             self.evaluation = EvalBatches(found, job.slice_rows)

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.data_check import kind_in
 from planner.job.data_entry import DataEntry
+from planner.job.frozen import Frozen, check_frozen
 from planner.job.records import Kind, Record
 from planner.job.schema import Job
 from worker.data.formats import Document, Format, detect
@@ -48,15 +49,19 @@ class Corpus:
     fingerprint: str
 
 
-def load_corpus(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Corpus:
+def load_corpus(
+    job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, frozen: Frozen | None = None
+) -> Corpus:  # fmt: skip
     """The job's data, tokenized into `folder`, or as found there from an earlier start of the same job.
 
-    Raises UserError when a dataset cannot be read or understood, or holds nothing to train on.
+    Raises UserError when a dataset cannot be read or understood, holds nothing to train on, or is to be read and is not
+    what `frozen` says it was (`planner.job.frozen`; None: nobody knows).
     """
     keys = {key: value for key, value in job.model_dump(mode="json").items() if key in _KEYS}
     if (corpus := _open(folder, keys)) is not None:
         log.info("data: %d tokens as tokenized at the first start (%s)", len(corpus.tokens), folder)
         return corpus
+    check_frozen(job.model_copy(update={"eval_dataset": None}), frozen)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -15,7 +15,6 @@ from transformers.utils import logging as transformers_logging
 from planner.codec import from_json
 from planner.errors import UserError, disk_full, first_line, is_disk_full
 from planner.graph import EAGER
-from planner.job.frozen import check_frozen
 from planner.job.output_dir import Place
 from planner.job.room import STATE_BYTES_PER_PARAMETER, check_room
 from planner.job.schema import Job
@@ -80,10 +79,8 @@ class _Run:
         self.forecast = Forecast(self.plan, self.chain, hardware, job.max_length)
         if eager := self.plan.options.count(EAGER.name):
             log.info("plan: %d of %d blocks run by their own code, recomputed", eager, len(self.chain.blocks))
-        if not folder.is_tokenized:
-            check_frozen(job, folder.read_frozen())
         self.tokenizer = load_tokenizer(job)
-        self.batches = Batches(job, self.tokenizer, folder.path / "data")
+        self.batches = Batches(job, self.tokenizer, folder.path / "data", folder.read_frozen())
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
         self.model = load_model(job)
         check_reach(job, self.model, self.batches.largest_token)

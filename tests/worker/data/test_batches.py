@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from planner.errors import UserError
+from planner.job.frozen import freeze
 from planner.measure.hf_model import sample_batch
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import make_model
@@ -269,3 +270,29 @@ def test_a_dataset_to_evaluate_on_leaves_the_training_data_as_it_was(tmp_path: P
 def test_a_val_size_that_takes_all_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)leaves nothing to train on.*6 rows, 6 of them.*val-size-too-large"):
         batches(tmp_path, sentences(6), val_size=6)
+
+
+def test_damaged_tokens_are_made_again_from_the_same_data_or_not_at_all(tmp_path: Path) -> None:
+    folder = tiny_llama_folder(tmp_path / "model")
+    data = write_jsonl(tmp_path / "data.jsonl", sentences(4))
+    other = write_jsonl(tmp_path / "other.jsonl", sentences(2))
+    job = make_job(folder, data, eval_dataset=str(other), max_length=64, per_device_train_batch_size=2)
+    before, kept = freeze(job), tmp_path / "run" / "data"
+
+    def made() -> str:
+        return Batches(job, byte_tokenizer(), kept, before).fingerprint
+
+    fingerprint = made()
+    (kept / "tokens.npy").write_bytes(b"torn")
+    assert made() == fingerprint
+    write_jsonl(data, sentences(5))
+    assert made() == fingerprint, "the tokens are there: nobody reads the files"
+    (kept / "trained.npy").unlink()
+    with pytest.raises(UserError) as refused:
+        made()
+    assert refused.value.code == "data-changed" and refused.value.numbers[0].startswith(f"{data}: ")
+    write_jsonl(data, sentences(4))
+    assert made() == fingerprint
+    data.unlink()
+    (kept.with_name("eval-data") / "ends.npy").unlink()
+    assert made() == fingerprint, "only what is damaged is read again"
