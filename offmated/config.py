@@ -4,6 +4,7 @@ database_url = "postgresql+psycopg://me@localhost/offmate"     # OFFMATE_DATABAS
 redis_url = "redis://localhost:6379/0"                         # OFFMATE_REDIS_URL
 listen = "127.0.0.1:8477"                                      # OFFMATE_LISTEN
 window = "23:00-07:00 mon-fri"                                 # OFFMATE_WINDOW
+yield_minutes = "10"                                           # OFFMATE_YIELD_MINUTES
 notify = "ntfy://my-topic mailto://me:secret@example.org"      # OFFMATE_NOTIFY
 """
 
@@ -21,7 +22,7 @@ from planner.errors import Exit, UserError, first_line
 
 KEYS = {
     "database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL", "listen": "OFFMATE_LISTEN",
-    "window": "OFFMATE_WINDOW", "notify": "OFFMATE_NOTIFY",
+    "window": "OFFMATE_WINDOW", "notify": "OFFMATE_NOTIFY", "yield_minutes": "OFFMATE_YIELD_MINUTES",
 }
 
 _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memory:|file:|\?).+)")
@@ -32,7 +33,8 @@ class Config:
     """`database_url` is any SQLAlchemy URL; `redis_url` a broker the user runs. None: the daemon runs a private one.
     `listen` is where the API listens over TCP, besides its socket; None: nowhere, until somebody asks for the page.
     `window`: the hours of jobs that name none, the text of a `planner.job.window.Window`. `notify`: addresses in
-    apprise's form, apart by spaces, for what becomes of jobs.
+    apprise's form, apart by spaces, for what becomes of jobs. `yield_minutes`: jobs leave the GPU to other programs,
+    and go on when it has been idle for so long; None: they do not.
 
     The database URL appears in command lines, which other users can see: a password belongs in the driver's own file.
     """
@@ -42,6 +44,7 @@ class Config:
     listen: str | None = None
     window: str | None = None
     notify: str | None = field(default=None, repr=False)
+    yield_minutes: str | None = None
 
     @classmethod
     def load(cls, paths: Paths, environment: Mapping[str, str] = os.environ) -> Config:

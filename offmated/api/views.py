@@ -107,6 +107,7 @@ _STOPS = {
     StopReason.CANCEL: "is being cancelled", StopReason.SHUTDOWN: "saves a checkpoint to stop",
     StopReason.PAUSE: "saves a checkpoint to pause",
     StopReason.WINDOW: "saves a checkpoint before its window's end",
+    StopReason.YIELD: "saves a checkpoint to leave the GPU to another program",
 }  # fmt: skip
 
 
@@ -119,6 +120,8 @@ def _waits(job: Listed) -> str:
         return _room(row)
     if row.hold is not None:
         return f"paused: offmate resume {row.id}" if row.hold is Hold.PAUSED else f"held: offmate release {row.id}"
+    if row.state is JobState.WAITING and job.yields:
+        return "another program uses the GPU: goes on when it has been idle for a while"
     if row.state is JobState.WAITING and job.after is not None:
         if job.after in FINAL:
             return f"job {row.after_id} is {job.after}: offmate retry {row.after_id}, or offmate release {row.id}"

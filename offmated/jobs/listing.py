@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from offmated.jobs.figures import left_s, stop_s
 from offmated.jobs.forecast import UNKNOWN, Expected, Work, forecast
-from offmated.jobs.queue import paused_since
+from offmated.jobs.queue import wishes
 from offmated.jobs.states import FINAL, TAKEN_FROM, JobState
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow
@@ -34,7 +34,8 @@ class Listed:
 
     `place` is among the jobs that are not over, from 1, what is worked on before what waits; None when it is over.
     `ahead` counts the jobs due for the same worker before it, `busy` are the numbers of those the worker works on.
-    `after` is the state of the job it comes after, None where it need not wait for it. `paused`: the whole machine is.
+    `after` is the state of the job it comes after, None where it need not wait for it. `paused`: the whole machine is;
+    `yields`: no job is on the GPU, as another program is.
     `expected` is known of the first jobs of the queue only.
     """
 
@@ -44,6 +45,7 @@ class Listed:
     busy: tuple[int, ...] = ()
     after: JobState | None = None
     paused: bool = False
+    yields: bool = False
     expected: Expected = UNKNOWN
 
 
@@ -138,18 +140,18 @@ def _listed(session: Session, rows: Sequence[JobRow]) -> tuple[Listed, ...]:
     found = {number: (place, among - 1) for number, place, among in session.execute(wanted)}
     taken = session.execute(select(JobRow.state, JobRow.id).where(JobRow.state.in_(tuple(TAKEN_FROM)))).all()
     busy = {phase: tuple(number for state, number in taken if state is phase) for phase in TAKEN_FROM}
-    paused = paused_since(session) is not None
+    paused, yields = wishes(session)
     named = [row.after_id for row in rows if row.after_id is not None and row.state not in FINAL]
     others = session.execute(select(JobRow.id, JobRow.state).where(JobRow.id.in_(named)))
     after = {other.id: other.state for other in others}
-    expected = _expected(session, paused) if any(row.state not in FINAL for row in rows) else {}
+    expected = _expected(session, paused or yields) if any(row.state not in FINAL for row in rows) else {}
     listed = []
     for row in rows:
         place, ahead = found.get(row.id, (None, 0))
         working = busy[_PHASE[row.state]] if row.state in _PHASE else ()
         before = after.get(row.after_id) if row.after_id is not None else None
         listed.append(Listed(
-            row=row, place=place, ahead=ahead, busy=working, paused=paused,
+            row=row, place=place, ahead=ahead, busy=working, paused=paused, yields=yields,
             after=None if before is JobState.DONE else before, expected=expected.get(row.id, UNKNOWN),
         ))  # fmt: skip
     return tuple(listed)

@@ -21,7 +21,7 @@ from planner.errors import Exit, UserError
 from planner.job.window import Window
 from planner.run.folder import RunFolder
 
-_PAUSE = "pause"
+_PAUSE, _YIELD = "pause", "yield"
 _IDLE = tuple(TAKEN_FROM.values())
 
 
@@ -113,6 +113,28 @@ def resume_all(store: Store) -> None:
     with store.writing() as session:
         if (wish := session.get(WishRow, _PAUSE)) is not None:
             session.delete(wish)
+
+
+def leave_gpu(store: Store, leave: bool) -> None:
+    """Have no job on the GPU, as another program wants it; or have them there again."""
+    with store.writing() as session:
+        wish = session.get(WishRow, _YIELD)
+        if leave and wish is None:
+            session.add(WishRow(name=_YIELD, since=time.time()))
+        elif not leave and wish is not None:
+            session.delete(wish)
+
+
+def yields(store: Store) -> bool:
+    """Whether no job is to be on the GPU, as another program wants it."""
+    with store.looking() as session:
+        return wishes(session)[1]
+
+
+def wishes(session: Session) -> tuple[bool, bool]:
+    """Whether no job is to work, and whether none is to be on the GPU."""
+    found = set(session.scalars(select(WishRow.name).where(WishRow.name.in_((_PAUSE, _YIELD)))))
+    return _PAUSE in found, _YIELD in found
 
 
 def paused_since(session: Session) -> float | None:

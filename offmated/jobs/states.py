@@ -36,13 +36,14 @@ class JobState(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why the daemon stops a job. CANCEL: for good, without a checkpoint. SHUTDOWN, PAUSE, WINDOW (its hours are over):
-    with one, to go on later."""
+    """Why the daemon stops a job. CANCEL: for good, without a checkpoint. SHUTDOWN, PAUSE, WINDOW (its hours are over),
+    YIELD (another program wants the GPU): with one, to go on later."""
 
     CANCEL = "cancel"
     SHUTDOWN = "shutdown"
     PAUSE = "pause"
     WINDOW = "window"
+    YIELD = "yield"
 
 
 class Hold(StrEnum):
@@ -95,7 +96,7 @@ TAKEN_FROM = {events[Event.TAKE]: state for state, events in TRANSITIONS.items()
 
 _STOPS = {
     StopReason.SHUTDOWN: "stopped with the daemon", StopReason.PAUSE: "paused",
-    StopReason.WINDOW: "saved before its window's end",
+    StopReason.WINDOW: "saved before its window's end", StopReason.YIELD: "left the GPU to another program",
 }  # fmt: skip
 _STOPPED = (Exit.STOPPED, -signal.SIGTERM, -signal.SIGKILL, None)
 """How a process ends that the daemon stops: it says so, or the second SIGTERM, or its worker's end, ends it."""

@@ -21,6 +21,7 @@ from offmated.api.server import Server
 from offmated.config import Config
 from offmated.jobs.database import choose_journal
 from offmated.jobs.migrate import upgrade
+from offmated.jobs.queue import leave_gpu, yields
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.submission import sweep_drafts, window_of
@@ -30,6 +31,7 @@ from offmated.repeated_errors import RepeatedErrors
 from offmated.service.broker import QUEUES, Broker
 from offmated.service.browsers import Browsers
 from offmated.service.dispatcher import Dispatcher
+from offmated.service.gpu_users import Watcher, Yielding, idle_seconds
 from offmated.service.notifier import Notifier
 from offmated.service.notify import check_notify
 from offmated.service.supervisor import Child, living_children
@@ -71,6 +73,9 @@ class Daemon:
         if self._config.window is not None:
             window_of(self._config.window)  # or each submission would be refused
         check_notify(self._config.notify)
+        minutes = self._config.yield_minutes
+        self._idle_s = idle_seconds(minutes) if minutes is not None else None
+        self._watcher: Watcher | None = None
         self._broker = Broker.choose(self._config, paths)
         self._store = Store(self._config.database_url)
         self._dispatcher = Dispatcher(self._store, self._broker)
@@ -118,6 +123,11 @@ class Daemon:
         self._store.engine.dispose()
         choose_journal(self._store.engine)
         sweep_drafts(self._paths)
+        if self._idle_s is None:
+            leave_gpu(self._store, False)  # as it was left when the settings asked for it
+        else:
+            yielding = Yielding(self._idle_s, yields=yields(self._store))
+            self._watcher = Watcher(yielding, lambda names: leave_gpu(self._store, bool(names)))
         # The broker's file is for its own deaths while this daemon lives. The database has all that matters, and a file
         # that a full disk or a power cut has damaged would keep the broker from starting.
         shutil.rmtree(self._paths.broker)
@@ -151,6 +161,7 @@ class Daemon:
         self._keep([*self._servers, *self._workers.values()])
         for what, do in (
             ("taking jobs back", self._dispatcher.adopt),
+            ("seeing who uses the GPU", self._watch_gpu),
             ("pausing jobs", self._dispatcher.keep_paused),
             ("keeping to windows", self._dispatcher.keep_windows),
             ("passing stops on", self._dispatcher.pass_on_stops),
@@ -164,6 +175,10 @@ class Daemon:
             for server in self._servers:
                 log.warning("%s has not answered for %.0f s, and starts again", server.name, SILENT_PATIENCE_S)
                 server.kill()
+
+    def _watch_gpu(self) -> None:
+        if self._watcher is not None:
+            self._watcher.tick(time.monotonic())
 
     def _tell(self) -> None:
         if self._notifier is not None:

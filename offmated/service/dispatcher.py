@@ -15,7 +15,7 @@ from pathlib import Path
 import redis
 from sqlalchemy.exc import OperationalError
 
-from offmated.jobs.queue import go_on_where_there_is_room, is_paused, is_too_late, until_next_window
+from offmated.jobs.queue import go_on_where_there_is_room, is_paused, is_too_late, until_next_window, yields
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
@@ -88,6 +88,8 @@ class Dispatcher:
         for row in rows:
             if (paused or row.hold is not None) and row.stop_reason is None:
                 self._store.stop(row.id, StopReason.PAUSE)
+            elif row.stop_reason is None and yields(self._store):
+                self._store.stop(row.id, StopReason.YIELD)
 
     def keep_windows(self) -> None:
         """Have a job that runs save and end before its window does."""
@@ -108,7 +110,7 @@ class Dispatcher:
         if is_paused(self._store):
             return
         for name, phase in QUEUES.items():
-            if not self._store.jobs(phase):
+            if not self._store.jobs(phase) and not (phase is JobState.RUNNING and yields(self._store)):
                 with self._errors.of(f"sending to the {name} worker", redis.RedisError):
                     self._send_next(name, phase)
 

@@ -1,0 +1,141 @@
+"""Who else uses the GPU, by NVIDIA's management library (NVML), and when jobs make room for them."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from planner.errors import Exit, UserError
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+MANY_BYTES = 512 * 2**20  # of a program that draws: a game takes more, a desktop and its browser mostly less
+_CERTAIN = 2  # readings that must agree: what comes and goes at once, as a tool that looks, wants nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """A process on the GPU. `computes`: it is there for CUDA, not for drawing. `used_bytes` None: not told."""
+
+    pid: int
+    computes: bool
+    used_bytes: int | None
+
+
+def read_users() -> tuple[User, ...]:
+    """All processes on the first GPU that jobs may use. Raises RuntimeError where there is none, or its driver does
+    not say."""
+    import pynvml  # late: an extra
+
+    try:
+        pynvml.nvmlInit()
+        device = _device(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip())
+        found = {}
+        for computes, ask in (
+            (False, pynvml.nvmlDeviceGetGraphicsRunningProcesses), (True, pynvml.nvmlDeviceGetComputeRunningProcesses),
+        ):  # fmt: skip
+            for process in ask(device):
+                found[process.pid] = User(pid=process.pid, computes=computes, used_bytes=process.usedGpuMemory)
+        return tuple(found.values())
+    except pynvml.NVMLError as error:
+        raise RuntimeError(str(error)) from None
+
+
+def _device(nvml: Any, named: str) -> Any:
+    if named.isdigit() or not named:
+        return nvml.nvmlDeviceGetHandleByIndex(int(named or 0))
+    return nvml.nvmlDeviceGetHandleByUUID(named)
+
+
+def others(users: Collection[User], ours: Collection[int]) -> tuple[str, ...]:
+    """The names of those who want the GPU for themselves: programs that compute, and those that draw with much of its
+    memory."""
+    found = []
+    for user in users:
+        wants = user.computes or (user.used_bytes or 0) >= MANY_BYTES
+        if wants and user.pid not in ours:
+            try:
+                found.append(psutil.Process(user.pid).name())
+            except psutil.Error:
+                found.append(f"process {user.pid}")  # of another user, or gone since
+    return tuple(sorted(set(found)))
+
+
+def own_processes() -> set[int]:
+    """This process and all below it."""
+    return {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+
+
+class Yielding:
+    """Whether jobs leave the GPU to others: from when somebody was seen there twice until nobody has been for
+    `idle_s`."""
+
+    def __init__(self, idle_s: float, *, yields: bool = False) -> None:
+        self.idle_s = idle_s
+        self.yields = yields
+        self._seen = 0
+        self._idle_since: float | None = None
+
+    def take(self, now: float, users: Collection[str]) -> bool:
+        """Whether they yield after this reading, at `now` seconds of a clock that only goes on."""
+        if users:
+            self._seen, self._idle_since = self._seen + 1, None
+            self.yields = self.yields or self._seen >= _CERTAIN
+            return self.yields
+        self._seen = 0
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        self.yields = self.yields and now - self._idle_since < self.idle_s
+        return self.yields
+
+
+class Watcher:
+    """Reads who is there every few seconds, and says when what jobs are to do changes: `tell` gets the names of those
+    they yield to, () when they may go on. `read` as `read_users`."""
+
+    def __init__(
+        self, yielding: Yielding, tell: Callable[[tuple[str, ...]], None],
+        read: Callable[[], tuple[User, ...]] = read_users,
+    ) -> None:  # fmt: skip
+        self._yielding = yielding
+        self._tell = tell
+        self._read = read
+        self._due = 0.0
+
+    def tick(self, now: float) -> None:
+        """Read when it is time. Raises RuntimeError where nobody says who is there: then all stays as it is."""
+        if now < self._due:
+            return
+        self._due = now + EVERY_S
+        users = self._read()
+        names = others(users, own_processes()) if users else ()
+        before = self._yielding.yields
+        if self._yielding.take(now, names) is not before:
+            log.info("jobs leave the GPU to %s" if names else "the GPU is idle: jobs go on%s", ", ".join(names))
+            self._tell(names)
+
+
+def idle_seconds(minutes: str) -> float:
+    """The seconds of the setting `yield_minutes`. Raises UserError for what is no such number, and where what asks the
+    driver is not installed."""
+    try:
+        found = float(minutes)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 24 * 60:
+        raise UserError(
+            f"yield_minutes is {minutes!r}; it must be a number of minutes from 0 to 1440.", code="bad-config",
+            hint='yield_minutes = "10" in config.toml', exit_code=Exit.USAGE,
+        )  # fmt: skip
+    if importlib.util.find_spec("pynvml") is None:
+        raise UserError(
+            "To see who else uses the GPU the package nvidia-ml-py is needed.", code="no-nvml",
+            hint="pip install 'offmate[yield]'", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    return 60 * found
