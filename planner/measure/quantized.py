@@ -140,9 +140,9 @@ class Quantization:
 
     def apply(self, model: nn.Module) -> None:
         """Have bitsandbytes' layers in `model`, without memory, where `from_pretrained` puts them."""
-        from transformers.quantizers.auto import AutoHfQuantizer
+        from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
-        quantizer: Any = AutoHfQuantizer.from_config(self.config, pre_quantized=self.saved)
+        quantizer: Any = cast(Any, Bnb4BitHfQuantizer)(self.config, pre_quantized=self.saved)
         quantizer.preprocess_model(model=model, device_map=None)
         cast(Any, model).is_loaded_in_4bit = True  # which peft asks
 
