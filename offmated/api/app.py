@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from offmated.api.refusals import add_handlers
 from offmated.api.report import report
 from offmated.api.views import job_view
 from offmated.jobs import listing, queue
+from offmated.jobs.clean import clean
 from offmated.jobs.listing import Page, newest, one
 from offmated.jobs.retry import retry
 from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
@@ -102,6 +103,15 @@ class Again(BaseModel):
     allow_changed_data: bool = False
 
 
+class Cleaning(BaseModel):
+    """Whose checkpoints and data are to go; see `offmated.jobs.clean`."""
+
+    jobs: Annotated[list[Annotated[int, Field(ge=1, le=LARGEST_ID)]], Field(max_length=MOST_IN_A_PAGE)] = []
+    unfinished: bool = False
+    older_s: Annotated[float, Field(ge=0, le=2**40)] = 0.0
+    remove: bool = False
+
+
 def _services(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
@@ -139,6 +149,7 @@ def make_app(services: Services) -> FastAPI:
     app.post("/jobs/{job_id}/{change}")(change_job)
     app.post("/machine/{change}")(change_machine)
     app.get("/report")(show_report)
+    app.post("/clean")(clean_up)
     app.post("/page")(open_page)
     app.post("/shutdown", status_code=202)(shut_down)
     add_page(app)
@@ -180,8 +191,10 @@ def list_jobs(
 
 
 def list_queue(use: Use, limit: InAPage = PAGE, place: Number = 1, label: Label = None) -> Json:
-    """The jobs that are not over, in the order of their places, from `place` on, as `GET /jobs` answers."""
-    return _page(listing.queue(use.store, place=place, label=label, limit=limit))
+    """The jobs that are not over, in the order of their places, from `place` on, as `GET /jobs` answers; "paused": the
+    whole machine is."""
+    found = listing.queue(use.store, place=place, label=label, limit=limit)
+    return _page(found) | {"paused": found.paused}
 
 
 def _page(page: Page) -> Json:
@@ -309,6 +322,14 @@ def _read(path: Path, position: int) -> bytes:
 def show_report(use: Use, since: Annotated[float, Query(ge=0, le=2**40)] = 0.0) -> Json:
     """What has ended since then, what works and what comes next, in words: {"since", "title", "lines"}."""
     return report(use.store, since)
+
+
+def clean_up(body: Cleaning, use: Use) -> Json:
+    """Remove what jobs that are over do not need, or say what it would be: {"jobs", "bytes"}."""
+    found = clean(
+        use.store, body.jobs, unfinished=body.unfinished, older_s=body.older_s, remove=body.remove
+    )
+    return {"jobs": [asdict(job) for job in found], "bytes": sum(job.bytes for job in found)}
 
 
 def open_page(use: Use) -> Json:

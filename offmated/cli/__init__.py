@@ -19,6 +19,7 @@ import click
 
 from offmated.cli import job_list, job_view, queue
 from offmated.cli.certify import certify
+from offmated.cli.clean import clean
 from offmated.cli.client import Client, other_version
 from offmated.cli.follow import events, follow, log, planned
 from offmated.cli.job_text import read_job
@@ -275,6 +276,7 @@ def notify() -> None:
     sys.exit(done.returncode)
 
 
+main.add_command(clean)
 main.add_command(service)
 
 

@@ -136,6 +136,11 @@ class Client:
         """Give a job that waits another place: `to` "first" or "last", `before` another job, or a `priority`."""
         return self._object("POST", f"/jobs/{job_id}/move", where)
 
+    def clean(self, **asked: Any) -> Json:
+        """What is, or with `remove` was, not wanted any more: {"jobs": [{"id", "name", "state", "bytes"}], "bytes"};
+        see `offmated.jobs.clean`."""
+        return self._object("POST", "/clean", asked)
+
     def report(self, since: float) -> Json:
         """What has ended since then, what works and what comes next: {"since", "title", "lines"}."""
         return self._list("/report", {"since": since})

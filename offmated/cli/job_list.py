@@ -19,11 +19,12 @@ LAST, FIRST = 10, 50
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """Jobs that are over, the last one last, then the queue. `before`: how many more are over, `behind`: how many more
-    wait."""
+    wait. `paused`: the whole machine is."""
 
     jobs: list[dict[str, Any]]
     before: int = 0
     behind: int = 0
+    paused: bool = False
 
 
 def listing(client: Client, everything: bool, label: str | None = None) -> Listing:
@@ -33,7 +34,7 @@ def listing(client: Client, everything: bool, label: str | None = None) -> Listi
     over, queue = client.page(*FINAL, limit=LAST, label=label), client.queue_page(FIRST, label)
     return Listing(
         jobs=over["jobs"][::-1] + queue["jobs"],
-        before=over["total"] - len(over["jobs"]), behind=queue["total"] - len(queue["jobs"]),
+        before=over["total"] - len(over["jobs"]), behind=queue["total"] - len(queue["jobs"]), paused=queue["paused"],
     )  # fmt: skip
 
 
@@ -42,4 +43,6 @@ def view(found: Listing) -> RenderableType:
     more = [f"{found.before} older ones"] if found.before else []
     more += [f"{found.behind} that wait behind these"] if found.behind else []
     words = [Text(f"Not listed: {' and '.join(more)}.  offmate status --all")] if more else []
+    if found.paused:
+        words.append(Text("The machine is paused: no job works until offmate resume."))
     return Group(job_view.jobs(found.jobs), *words)

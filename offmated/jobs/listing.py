@@ -51,11 +51,13 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Some jobs of a list of `total`; `following` is where the next page begins, None when this is the last."""
+    """Some jobs of a list of `total`; `following` is where the next page begins, None when this is the last. `paused`:
+    of a list of the queue, whether the whole machine is."""
 
     jobs: tuple[Listed, ...]
     following: int | None
     total: int
+    paused: bool = False
 
 
 def one(store: Store, job_id: int) -> Listed:
@@ -89,7 +91,9 @@ def queue(store: Store, *, place: int = 1, label: str | None = None, limit: int)
         wanted = query.where(_labelled(label)).order_by(places.c.place).limit(limit + 1)
         rows = session.scalars(select(JobRow).where(JobRow.id.in_(wanted))).all()
         jobs = sorted(_listed(session, rows), key=lambda job: job.place or 0)
-    return Page(jobs=tuple(jobs[:limit]), following=jobs[limit].place if len(jobs) > limit else None, total=total)
+        paused = jobs[0].paused if jobs else wishes(session)[0]
+    following = jobs[limit].place if len(jobs) > limit else None
+    return Page(jobs=tuple(jobs[:limit]), following=following, total=total, paused=paused)
 
 
 def _labelled(label: str | None) -> ColumnElement[bool]:

@@ -15,7 +15,7 @@ from planner.job.schema import Job
 from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
 
-_ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and each writes what it looked at before
+ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and each writes what it looked at before
 
 
 def retry(
@@ -29,7 +29,7 @@ def retry(
     Raises UserError when the job is neither, or cannot be run any more as it was written.
     """
     budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         row = store.job(job_id)
         again = row.state in AGAIN
         run = RunFolder(Path(row.run_dir))

@@ -1,0 +1,44 @@
+"""`offmate clean`: room from jobs that are over."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from offmated.cli.client import Client
+from offmated.cli.output import JobNumber, console, json_option, print_json, table
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from planner.units import format_bytes
+
+DAY_S = 86400.0
+
+
+@click.command()
+@click.argument("job_ids", metavar="[ID]...", type=JobNumber(), nargs=-1)
+@click.option("--days", type=click.FloatRange(min=0), default=7.0, show_default=True, help="Over for so long.")
+@click.option("--unfinished", is_flag=True, help="Also of jobs that failed or were cancelled.")
+@click.option("--yes", is_flag=True, help="Without asking.")
+@json_option
+def clean(job_ids: tuple[int, ...], days: float, unfinished: bool, yes: bool, as_json: bool) -> None:
+    """Remove checkpoints and tokenized data of jobs that are done, after saying how much that is. Models, logs and
+    numbers stay."""
+    client = Client(Paths.from_environment())
+    asked = {"jobs": list(job_ids), "unfinished": unfinished, "older_s": DAY_S * days}
+    found = client.clean(remove=False, **asked)
+    if not as_json:
+        rows = [(str(job["id"]), job["name"], job["state"], format_bytes(job["bytes"])) for job in found["jobs"]]
+        console().print(table(("ID", "NAME", "STATE", "CHECKPOINTS AND DATA"), rows))
+    total = format_bytes(found["bytes"])
+    if found["jobs"] and not yes:
+        if as_json or not sys.stdin.isatty():
+            raise UserError(
+                f"Nothing was removed: {total} would be.", hint="say --yes", code="not-asked", exit_code=Exit.USAGE
+            )
+        if not click.confirm(f"Remove {total}? What is not finished begins from its start then" if unfinished
+                             else f"Remove {total}? Models, logs and numbers stay"):  # fmt: skip
+            click.echo("Nothing was removed.")
+            return
+    found = client.clean(remove=True, **asked) if found["jobs"] else found
+    print_json(found) if as_json else click.echo(f"{format_bytes(found['bytes'])} are free again.")

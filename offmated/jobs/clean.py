@@ -1,0 +1,101 @@
+"""Room from jobs that are over: their checkpoints and tokenized data go, everything people look at stays."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select, update
+
+from offmated.jobs.retry import ONE_AT_A_TIME
+from offmated.jobs.states import FINAL, JobState
+from offmated.jobs.store import Store
+from offmated.jobs.table import JobRow
+from planner.errors import Exit, UserError
+from planner.run.folder import RunFolder
+
+_GONE = ".gone-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freed:
+    """What a job's folder holds, or held, that is not wanted any more."""
+
+    id: int
+    name: str
+    state: JobState
+    bytes: int
+
+
+def clean(
+    store: Store, job_ids: Sequence[int] = (), *, unfinished: bool = False, older_s: float = 0.0, remove: bool
+) -> tuple[Freed, ...]:  # fmt: skip
+    """Remove checkpoints and tokenized data of jobs that are done; where `unfinished`, also of those that failed or
+    were cancelled, which then begin from their start when they are tried again. With `job_ids` of these only, else of
+    those that have been over for `older_s`. Without `remove` nothing is removed, and the answer is what would be.
+
+    Models, logs, numbers, plans and job files stay. Raises UserError `no-such-job`, `job-not-over`, `job-unfinished`.
+    """
+    found = []
+    for row in _rows(store, job_ids, unfinished, older_s):
+        with ONE_AT_A_TIME:  # a retry looks for the checkpoint that goes here
+            if store.job(row.id).state is not row.state:
+                continue
+            folders = [folder for folder in _folders(RunFolder(Path(row.run_dir))) if folder.is_dir()]
+            size = sum(_size(folder) for folder in folders)
+            if remove:
+                _remove(store, row, folders)
+        if folders:
+            found.append(Freed(id=row.id, name=row.name, state=row.state, bytes=size))
+    return tuple(found)
+
+
+def _rows(store: Store, job_ids: Sequence[int], unfinished: bool, older_s: float) -> Sequence[JobRow]:
+    if job_ids:
+        rows = [store.job(number) for number in dict.fromkeys(job_ids)]
+        for row in rows:
+            if row.state not in FINAL:
+                raise UserError(
+                    f"Job {row.id} is not over: it is {row.state}.", code="job-not-over", exit_code=Exit.USAGE,
+                    hint=f"offmate cancel {row.id}",
+                )  # fmt: skip
+            if row.state is not JobState.DONE and not unfinished:
+                raise UserError(
+                    f"Job {row.id} is {row.state}: without its checkpoints it cannot go on from them.",
+                    code="job-unfinished", hint="offmate clean --unfinished removes them all the same",
+                    exit_code=Exit.USAGE,
+                )  # fmt: skip
+        return rows
+    states = tuple(FINAL) if unfinished else (JobState.DONE,)
+    over = select(JobRow).where(JobRow.state.in_(states), JobRow.ended_at <= time.time() - older_s).order_by(JobRow.id)
+    with store.looking() as session:
+        return session.scalars(over).all()
+
+
+def _folders(run: RunFolder) -> tuple[Path, ...]:
+    """What is not wanted any more, and what an earlier removal was cut short of."""
+    return run.checkpoints, run.trained, run.path / "data", *run.path.glob(f"{_GONE}*")
+
+
+def _remove(store: Store, row: JobRow, folders: Sequence[Path]) -> None:
+    """Out of sight first: nobody takes half of a checkpoint for one."""
+    for folder in folders:
+        if folder.is_symlink():  # what it leads to is somebody else's
+            folder.unlink()
+            continue
+        aside = folder.with_name(f"{_GONE}{uuid.uuid4().hex}")
+        folder.rename(aside)
+        shutil.rmtree(aside)
+    if row.state is not JobState.DONE:
+        with store.writing() as session:
+            session.execute(update(JobRow).where(JobRow.id == row.id).values(last_checkpoint_step=None))
+
+
+def _size(folder: Path) -> int:
+    if folder.is_symlink():
+        return 0
+    return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())

@@ -1,0 +1,57 @@
+"""`offmate clean`, and `status` of a paused machine, as people type them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from offmated.cli import main
+from offmated.jobs.states import JobState
+from planner.errors import Exit
+from planner.run.processes import Process
+from tests.support.served import JOB, Served, served
+
+ME = Process.current()
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Served]:
+    with served() as built:
+        yield built
+
+
+def offmate(home: Served, *words: str) -> Result:
+    return CliRunner().invoke(main, words, prog_name="offmate", env=home.paths.environment())
+
+
+def test_a_paused_machine_says_so_also_with_an_empty_queue(home: Served) -> None:
+    assert "paused" not in offmate(home, "status").stdout
+    offmate(home, "pause")
+    assert offmate(home, "status").stdout.splitlines() == [
+        "No jobs.  offmate submit job.yaml", "The machine is paused: no job works until offmate resume.",
+    ]  # fmt: skip
+    offmate(home, "resume")
+
+
+def test_clean_says_how_much_and_removes_nothing_unasked(home: Served) -> None:
+    row = home.store.job(home.client.submit(JOB, str(home.folder))["id"])
+    for phase in (JobState.PLANNING, JobState.RUNNING):
+        taken = home.store.take(row.id, phase, ME)
+        assert taken is not None
+        if phase is JobState.RUNNING:
+            saved = Path(row.run_dir) / "checkpoints" / "step-3" / "weights"
+            saved.parent.mkdir(parents=True)
+            saved.write_bytes(bytes(2**21))
+        home.store.end(taken, 0)
+    assert offmate(home, "clean").stdout.splitlines()[-1] == "0 B are free again.", "it is not old enough"
+    done = offmate(home, "clean", "--days", "0")
+    assert (done.exit_code, saved.exists()) == (Exit.USAGE, True)
+    assert done.stdout.splitlines()[1].split()[-2:] == ["2.0", "MiB"]
+    assert "Nothing was removed: 2.0 MiB would be." in done.stderr and "--yes" in done.stderr
+    found = json.loads(offmate(home, "clean", "--days", "0", "--yes", "--json").stdout)
+    assert (found["bytes"], saved.exists()) == (2**21, False)
+    assert offmate(home, "clean", "99").exit_code == Exit.NO_SUCH_JOB
