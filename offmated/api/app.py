@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Header, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel, Field, model_validator
 from sqlalchemy.exc import SQLAlchemyError
 
 from offmated.api import monitoring, plan_page
+from offmated.api.bodies import Again, AskedTurn, Cleaning, Move, Submission
 from offmated.api.limits import Limits
 from offmated.api.page import add_page
 from offmated.api.refusals import add_handlers
@@ -26,18 +26,15 @@ from offmated.jobs.listing import Page, newest, one
 from offmated.jobs.retry import retry
 from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.jobs.submission import submit
-from offmated.jobs.table import KEY_LENGTH, WINDOW_LENGTH
-from offmated.jobs.turns import Turn
+from offmated.jobs.submission import rerun, submit
+from offmated.jobs.table import KEY_LENGTH
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
-from planner.units import printable
 
 Json = dict[str, Any]
 
 PAGE, MOST_IN_A_PAGE = 100, 200
-MOST_PRIORITY = 1000
 LOG_POLL_S = 0.2
 LOG_PIECE_BYTES = 64 * 1024
 
@@ -56,60 +53,6 @@ class Services:
     health: Callable[[], Json]
     page: Callable[[], str]
     window: str | None = None
-
-
-class Submission(BaseModel):
-    """A job as handed in; relative paths in `yaml` are below `folder`, errors call the file `name`."""
-
-    yaml: str
-    folder: str
-    name: str = "job.yaml"
-    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
-    after: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
-    begin_at: Annotated[float, Field(ge=0, le=2**40)] | None = None
-    label: Annotated[str, Field(min_length=1, max_length=KEY_LENGTH)] | None = None
-    held: bool = False
-    window: Annotated[str, Field(min_length=1, max_length=WINDOW_LENGTH)] | None = None
-
-    def turn(self) -> Turn:
-        """When it is to have its turn."""
-        return Turn(
-            priority=self.priority, after=self.after, begin_at=self.begin_at, held=self.held,
-            window=self.window,
-            label=printable(self.label) if self.label is not None else None,
-        )  # fmt: skip
-
-
-class Move(BaseModel):
-    """Where in the queue a job is to come: one of the three."""
-
-    to: Literal["first", "last"] | None = None
-    before: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
-    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> Move:
-        if sum(value is not None for value in (self.to, self.before, self.priority)) != 1:
-            raise ValueError("say one of to, before and priority")
-        return self
-
-
-class Again(BaseModel):
-    """What changes when a job is tried again: bytes it may use from now on (null: as it was), and whether its data may
-    be others than it was submitted with."""
-
-    gpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    cpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    allow_changed_data: bool = False
-
-
-class Cleaning(BaseModel):
-    """Whose checkpoints and data are to go; see `offmated.jobs.clean`."""
-
-    jobs: Annotated[list[Annotated[int, Field(ge=1, le=LARGEST_ID)]], Field(max_length=MOST_IN_A_PAGE)] = []
-    unfinished: bool = False
-    older_s: Annotated[float, Field(ge=0, le=2**40)] = 0.0
-    remove: bool = False
 
 
 def _services(request: Request) -> Services:
@@ -145,6 +88,7 @@ def make_app(services: Services) -> FastAPI:
     app.get("/jobs/{job_id}/events")(show_events)
     app.post("/jobs/{job_id}/cancel")(cancel_job)
     app.post("/jobs/{job_id}/retry")(retry_job)
+    app.post("/jobs/{job_id}/rerun", status_code=201)(rerun_job)
     app.post("/jobs/{job_id}/move")(move_job)
     app.post("/jobs/{job_id}/{change}")(change_job)
     app.post("/machine/{change}")(change_machine)
@@ -239,6 +183,13 @@ def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
     )  # fmt: skip
     use.wake()
     return show_job(job_id, use)
+
+
+def rerun_job(job_id: JobId, body: AskedTurn, use: Use, idempotency_key: Key = None) -> Json:
+    """Take a job in once more, as a new one; as `POST /jobs` answers."""
+    row, _ = rerun(use.store, use.paths, job_id, idempotency_key, body.turn(), use.window)
+    use.wake()
+    return show_job(row.id, use)
 
 
 def move_job(job_id: JobId, body: Move, use: Use) -> Json:

@@ -206,6 +206,16 @@ def retry(
     print_json(job) if as_json else click.echo(job_view.retried(job))
 
 
+@main.command()
+@ID
+@queue.turn_options
+@json_option
+def rerun(job_id: int, as_json: bool, **turn: Any) -> None:
+    """Put a job into the queue once more, as a new one: the same file, the data that are there now."""
+    job = Client(Paths.from_environment()).rerun(job_id, queue.turn(turn))
+    print_json(job) if as_json else console().print(job_view.submitted(job))
+
+
 for command in (queue.pause, queue.resume, queue.hold, queue.release, queue.move, queue.wait):
     main.add_command(command)
 

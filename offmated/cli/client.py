@@ -92,6 +92,11 @@ class Client:
             ) from None  # fmt: skip
         return answer
 
+    def rerun(self, job_id: int, turn: Turn) -> Json:
+        """Hand a job in once more, as a new one; returns that."""
+        answer: Json = self._send("POST", f"/jobs/{job_id}/rerun", {**turn}, key=uuid.uuid4().hex).json()
+        return answer
+
     def page(self, *states: str, limit: int, label: str | None = None) -> Json:
         """The newest jobs in these states (none given: all): {"jobs", "next", "total"}, newest first."""
         return self._list("/jobs", {"limit": limit, "state": list(states), **_given(label=label)})

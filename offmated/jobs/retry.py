@@ -7,7 +7,7 @@ from pathlib import Path
 
 from offmated.jobs.states import AGAIN, JobState
 from offmated.jobs.store import Store
-from offmated.jobs.submission import check_output
+from offmated.jobs.submission import as_asked, check_output
 from offmated.jobs.table import JobRow
 from planner.job.data_check import check_data
 from planner.job.frozen import check_frozen, freeze
@@ -47,10 +47,7 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], allow_cha
         check_frozen(job, run.read_frozen())
     if not goes_on:
         check_data(job)
-        if job.train_batch_size is not None:  # the planner may have split it, for the budgets of then
-            asked = Job.from_resolved(run.submitted)
-            keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
-            job = job.model_copy(update={key: getattr(asked, key) for key in keys})
+        job = as_asked(run, job)
     if budgets:
         check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))
         job = job.model_copy(update=budgets)

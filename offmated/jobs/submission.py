@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -43,9 +44,45 @@ def submit(
     Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then, and where there is
     no room for it, nothing was kept.
     """
+    def take_in() -> tuple[JobRow, tuple[str, ...]]:
+        job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
+        return _take_in(store, paths, job, notes, yaml_text, key, turn, window)
+
+    return _once(store, key, yaml_text, take_in)
+
+
+def rerun(
+    store: Store, paths: Paths, job_id: int, key: str | None = None, turn: Turn = AT_ONCE, window: str | None = None
+) -> tuple[JobRow, tuple[str, ...]]:
+    """Hand a job in once more, as a new one: with the same file, on the data that are there now. Its model goes to its
+    own run folder, as that of the first is where the file says. As `submit` otherwise."""
+    row = store.job(job_id)
+    run = RunFolder(Path(row.run_dir))
+    before = as_asked(run, Job.from_resolved(run.resolved))
+    job = before.model_copy(update={"output_dir": None})
+    notes = [f"the same as job {job_id}, on the data that are there now"]
+    if before.output_dir is not None:
+        notes.append(f"output_dir is job {job_id}'s: the model goes to the run folder")
+    text = job.resolved_yaml()
+    return _once(store, key, text, lambda: _take_in(store, paths, job, tuple(notes), text, key, turn, window))
+
+
+def as_asked(run: RunFolder, job: Job) -> Job:
+    """`job` with the batch as its file has it: the planner may have split it, for the budgets of then."""
+    if job.train_batch_size is None:
+        return job
+    asked = Job.from_resolved(run.submitted)
+    keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    return job.model_copy(update={key: getattr(asked, key) for key in keys})
+
+
+def _once(
+    store: Store, key: str | None, yaml_text: str, take_in: Callable[[], tuple[JobRow, tuple[str, ...]]]
+) -> tuple[JobRow, tuple[str, ...]]:
+    """What `take_in` gives; where a job was taken in under `key` before, that one."""
     if (row := _submitted(store, key, yaml_text)) is None:
         try:
-            return _take_in(store, paths, yaml_text, folder, file_name, key, turn, window)
+            return take_in()
         except (KeyTaken, UserError):
             if (row := _submitted(store, key, yaml_text)) is None:  # the same submission, sent twice, was faster
                 raise
@@ -66,10 +103,9 @@ def _submitted(store: Store, key: str | None, yaml_text: str) -> JobRow | None:
 
 
 def _take_in(
-    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str, key: str | None, turn: Turn,
+    store: Store, paths: Paths, job: Job, notes: Sequence[str], yaml_text: str, key: str | None, turn: Turn,
     window: str | None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
-    job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
     output_dir = check_output(job, store)
     check_budgets_here(job.gpu_budget, job.cpu_budget)
     unseen = check_data(job)

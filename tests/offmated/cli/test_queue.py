@@ -1,4 +1,4 @@
-"""`offmate clean`, and `status` of a paused machine, as people type them."""
+"""`offmate clean`, `rerun`, and `status` of a paused machine, as people type them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from offmated.cli import main
 from offmated.jobs.states import JobState
 from planner.errors import Exit
+from planner.job.schema import Job
 from planner.run.processes import Process
 from tests.support.served import JOB, Served, served
 
@@ -55,3 +56,17 @@ def test_clean_says_how_much_and_removes_nothing_unasked(home: Served) -> None:
     found = json.loads(offmate(home, "clean", "--days", "0", "--yes", "--json").stdout)
     assert (found["bytes"], saved.exists()) == (2**21, False)
     assert offmate(home, "clean", "99").exit_code == Exit.NO_SUCH_JOB
+
+
+def test_a_job_is_handed_in_once_more_and_its_model_does_not_go_where_the_first_one_is(home: Served) -> None:
+    out = home.folder / "out"
+    text = f"{JOB}output_dir: {out}\nlearning_rate: 3.0e-4\nrun_name: first\n"
+    first = home.client.submit(text, str(home.folder))["id"]
+    again = json.loads(offmate(home, "rerun", str(first), "--label", "again", "--hold", "--json").stdout)
+    assert (again["name"], again["label"], again["hold"]) == ("first", "again", "held")
+    assert again["id"] > first
+    assert [str(first) in note for note in again["notes"]] == [True, True]
+    jobs = [Job.from_resolved(home.paths.run_folder(number) / "resolved.yaml") for number in (first, again["id"])]
+    assert jobs[0].model_copy(update={"output_dir": None}) == jobs[1]
+    assert Job.load(home.paths.run_folder(again["id"]) / "job.yaml").learning_rate == 3e-4
+    assert offmate(home, "rerun", "99").exit_code == Exit.NO_SUCH_JOB

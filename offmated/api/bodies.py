@@ -1,0 +1,74 @@
+"""What clients send: the bodies of requests, with the bounds of their values."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from offmated.jobs.states import LARGEST_ID
+from offmated.jobs.table import KEY_LENGTH, WINDOW_LENGTH
+from offmated.jobs.turns import Turn
+from planner.units import printable
+
+MOST_PRIORITY = 1000
+MOST_JOBS = 200
+
+
+class AskedTurn(BaseModel):
+    """When a new job is to have its turn."""
+
+    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
+    after: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
+    begin_at: Annotated[float, Field(ge=0, le=2**40)] | None = None
+    label: Annotated[str, Field(min_length=1, max_length=KEY_LENGTH)] | None = None
+    held: bool = False
+    window: Annotated[str, Field(min_length=1, max_length=WINDOW_LENGTH)] | None = None
+
+    def turn(self) -> Turn:
+        """When it is to have its turn."""
+        return Turn(
+            priority=self.priority, after=self.after, begin_at=self.begin_at, held=self.held,
+            window=self.window,
+            label=printable(self.label) if self.label is not None else None,
+        )  # fmt: skip
+
+
+class Submission(AskedTurn):
+    """A job as handed in; relative paths in `yaml` are below `folder`, errors call the file `name`."""
+
+    yaml: str
+    folder: str
+    name: str = "job.yaml"
+
+
+class Move(BaseModel):
+    """Where in the queue a job is to come: one of the three."""
+
+    to: Literal["first", "last"] | None = None
+    before: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
+    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Move:
+        if sum(value is not None for value in (self.to, self.before, self.priority)) != 1:
+            raise ValueError("say one of to, before and priority")
+        return self
+
+
+class Again(BaseModel):
+    """What changes when a job is tried again: bytes it may use from now on (null: as it was), and whether its data may
+    be others than it was submitted with."""
+
+    gpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    cpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    allow_changed_data: bool = False
+
+
+class Cleaning(BaseModel):
+    """Whose checkpoints and data are to go; see `offmated.jobs.clean`."""
+
+    jobs: Annotated[list[Annotated[int, Field(ge=1, le=LARGEST_ID)]], Field(max_length=MOST_JOBS)] = []
+    unfinished: bool = False
+    older_s: Annotated[float, Field(ge=0, le=2**40)] = 0.0
+    remove: bool = False
