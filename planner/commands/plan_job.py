@@ -19,14 +19,17 @@ from planner.machine.hardware import Hardware
 from planner.machine.memory import check_budgets
 from planner.measure.analysis import Analysis, analyse, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
+from planner.measure.files_of_weights import model_read_rate, weights_are_in_files
 from planner.measure.hf_model import beyond_positions, working_dtype
 from planner.measure.machine_rates import measure_hardware
 from planner.measure.target import find_target
 from planner.measure.times import Times
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
+from planner.search.from_disk import disk_bytes, with_weights_on_disk
 from planner.search.make_plan import make_plan, without_loss
 from planner.search.problem import Problem
+from planner.units import format_bytes, format_bytes_down
 from planner.whatif.batch_size import WANTED, BatchSplit, ranked
 from planner.whatif.ways_to_fit import ways_to_fit
 
@@ -220,8 +223,22 @@ class _Planning:
         )  # fmt: skip
 
     def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
-        chain = self.analysis.chain(times, self.distinct_tokens)
         start = time.monotonic()
+        problem = Problem(
+            chain=self.analysis.chain(times, self.distinct_tokens), hardware=hardware,
+            gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
+            slices=question.slices, clip=question.clip,
+        )  # fmt: skip
+        if weights_are_in_files(self.job, self.analysis.model):
+            problem = with_weights_on_disk(problem)
+        chain = problem.chain
+        if size := disk_bytes(chain):
+            if question.measured and (rate := model_read_rate(self.job)):
+                hardware = replace(hardware, disk_read_bytes_per_s=rate)
+            log.info(
+                "disk: %s of frozen weights, which the host's budget has no room for, are read from the model's files"
+                " at %s/s", format_bytes(size), format_bytes_down(int(hardware.disk_read_bytes_per_s)),
+            )  # fmt: skip
         plan = make_plan(
             chain, hardware, gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
             slices=question.slices, clip=question.clip,

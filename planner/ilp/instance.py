@@ -13,6 +13,7 @@ from planner.candidate.setting import Budgets, Setting
 from planner.candidate.update_ahead import ahead_bytes
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
+from planner.schedule.memory import ring_bytes
 from planner.schedule.peak_moments import Moment, kept_bytes, moments, standing_bytes
 
 
@@ -50,6 +51,8 @@ class Instance:
     clip: bool
     weights: list[float]  # of trainable tensors that may leave
     frozen: list[float]  # of others that may leave
+    on_disk: list[float]  # which part of these the host reads from disk
+    ring: float  # host memory through which that goes
     states: list[float]  # of these trainable tensors, and of those that only their states may leave
     gradients: list[float]
     cpu_updatable: list[bool]
@@ -68,6 +71,7 @@ class Instance:
     stage_update: list[float]  # time of updates that are always on the device
     stage_standing: list[float]  # bytes always there in a stage: frame, pinned weights and states, tied gradients
     moments: list[Moment]
+    disk: float
     d2h: float
     h2d: float
     host: float
@@ -115,6 +119,8 @@ def make_instance(setting: Setting) -> Instance:
         clip=clip,
         weights=[w / unit_bytes for w in weights],
         frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
+        on_disk=[_on_disk(tensors) for tensors in free],
+        ring=ring_bytes(chain) / unit_bytes,
         states=[
             sum(t.state_bytes for t in (*tensors, *others)) / unit_bytes
             for tensors, others in zip(trainable, staying, strict=True)
@@ -139,6 +145,7 @@ def make_instance(setting: Setting) -> Instance:
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
         stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
         moments=list(moments(chain, slices, clip, rounds)),
+        disk=hardware.disk_read_bytes_per_s * rate,
         d2h=hardware.d2h_bytes_per_s * rate * budgets.rate_scale.d2h,
         h2d=hardware.h2d_bytes_per_s * rate * budgets.rate_scale.h2d,
         host=hardware.cpu_memory_bytes_per_s * rate,
@@ -149,6 +156,11 @@ def make_instance(setting: Setting) -> Instance:
         gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
         cpu_budget=min(budgets.cpu_bytes, need) / unit_bytes,
     )
+
+
+def _on_disk(tensors: list[Tensor]) -> float:
+    frozen = [t for t in tensors if not t.trainable]
+    return sum(t.bytes for t in frozen if t.on_disk) / max(1, sum(t.bytes for t in frozen))
 
 
 def _beside(chain: Chain, tensor: Tensor, rounds: int) -> int:

@@ -58,7 +58,7 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
     for i in range(p.blocks):
         alone = i if i in (0, p.blocks - 1) else -1
         choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded) for c in p.choices[i])
-        sizes = (p.weights[i], p.frozen[i], p.states[i], p.parameters[i])
+        sizes = (p.weights[i], p.frozen[i], p.on_disk[i], p.states[i], p.parameters[i])
         spreads = (p.gradient_spread[i], p.host_gradient_spread[i], p.parameter_spread[i], p.state_spread[i])
         groups.setdefault((alone, sizes, spreads, p.ahead_spread[i], choices), []).append(i)
     classes = []
@@ -71,6 +71,8 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
 
         total = {kind: variable(kind) for kind in ("X", "N", "R", "E", "D", "Y")}
         total["Z"] = rows.variable(f"Z_{number}", count * p.frozen[first])
+        total["H"] = rows.variable(f"H_{number}")  # of Z on the host: what is on disk may be what leaves first
+        rows.at_most(f"host_{number}", total["Z"] - count * p.on_disk[first] * p.frozen[first], total["H"])
         total["A"] = rows.variable(f"A_{number}", count * limits["X"][first] if p.clip else 0.0)
         comp = [rows.variable(f"Comp_{number}_{c.index}") for c in p.choices[first]]
         weights, states = count * p.weights[first], count * p.states[first]
@@ -119,10 +121,10 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     rows.at_most("cpu", updated, p.cpu_update * time)
     rows.at_most("host", h2d + d2h + UPDATE_TRAFFIC_BYTES * updated, p.host * time)
     rows.at_most("launch", p.rounds * p.launch, time)
-    host = [c.total["X"] + c.total["Z"] for c in classes]
+    host = [c.total["X"] + c.total["H"] for c in classes]
     beside = on_cpu(p.host_gradient_spread, "least") + on_cpu(p.state_spread, "least")
     copies = updated_there + states + offloaded + pulp.lpSum(host) + beside
-    rows.at_most("cpu_memory", copies + on_cpu(p.ahead_spread, "least", "A"), p.cpu_budget)
+    rows.at_most("cpu_memory", copies + on_cpu(p.ahead_spread, "least", "A"), p.cpu_budget - p.ring)
 
 
 def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class], between: Term) -> None:

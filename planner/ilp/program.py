@@ -232,9 +232,9 @@ def host_memory_fits(v: Columns) -> None:
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):
-        used += [(1 + p.host_gradient_ratio) * t["X"][i], v.states_on_host(i), v.frozen_moved[i]]
+        used += [(1 + p.host_gradient_ratio) * t["X"][i], v.states_on_host(i), (1 - p.on_disk[i]) * v.frozen_moved[i]]
         used += [t["N"][i], t["D"][i], t["K"][i], t["Y"][i], v.choice(i, "offloaded")]
-    v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget)
+    v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget - p.ring)
 
 
 def update_of_first_on_device(v: Columns) -> None:

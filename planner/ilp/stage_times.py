@@ -40,8 +40,20 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
     v.rows.at_most(f"{name}{kind}_s{s}", pulp.lpSum(compute), time)
     v.rows.at_most(f"{name}eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
     v.rows.at_most(f"{name}eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
+    if any(p.on_disk):
+        v.rows.at_most(f"{name}disk_s{s}", _read(v, s, u), p.disk * time)
     traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updated
     v.rows.at_most(f"{name}host_bandwidth_s{s}", traffic, p.host * time)
+
+
+def _read(v: Columns, s: int, u: int) -> Term:
+    """Bytes that a stage reads from disk: of the frozen weights fetched in it, as large a part as is there."""
+    p, flow = v.p, v.flow
+    share = sum(d * z for d, z in zip(p.on_disk, p.frozen, strict=True)) / max(1e-12, sum(p.frozen) + sum(p.weights))
+    fetched = [flow["fetch_R"].moved(u), flow["fetch_E"].moved(s)]
+    if u == 0:
+        fetched.append(flow["fetch_R"].moved(p.stages))
+    return share * pulp.lpSum(fetched)
 
 
 def _work(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term], list[Term]]:

@@ -15,7 +15,8 @@ class Hardware:
     issuing thread per block and slice. `cpu_memory_bytes_per_s` is shared by transfers and CPU updates (28 bytes per
     parameter). Tensors below `min_transfer_bytes` stay where there is room. `shared_compute`: which part of its speed
     computing loses while a copy or a CPU update runs beside it; 0 but where the CPU is the device and they share its
-    cores.
+    cores. `disk_read_bytes_per_s`: of the drive with the model's files, as long as it was not measured that of a plain
+    NVMe one.
     """
 
     name: str
@@ -30,10 +31,11 @@ class Hardware:
     min_transfer_bytes: int = 0
     flops_per_s: float = 0.0
     shared_compute: float = 0.0
+    disk_read_bytes_per_s: float = 2e9
 
     def __post_init__(self) -> None:
         check_numbers(self)
         for rate in ("h2d_bytes_per_s", "d2h_bytes_per_s", "gpu_update_parameters_per_s",
-                     "cpu_update_parameters_per_s", "cpu_memory_bytes_per_s"):  # fmt: skip
+                     "cpu_update_parameters_per_s", "cpu_memory_bytes_per_s", "disk_read_bytes_per_s"):  # fmt: skip
             if getattr(self, rate) == 0:
                 raise ValueError(f"Hardware.{rate} is 0; a rate is more than zero")

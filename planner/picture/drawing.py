@@ -43,7 +43,7 @@ def sort_of(op: Op) -> Sort:
     match op.kind:
         case OpKind.RUN:
             return TURNS[op.turn[0]]
-        case OpKind.FETCH | OpKind.SEND:
+        case OpKind.FETCH | OpKind.SEND | OpKind.READ:
             return _ITEMS[op.subject[0]]
         case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
             return Sort.UPDATE
@@ -126,6 +126,7 @@ def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Bas
 
 _RESOURCES = {
     Queue.COMPUTE: "GPU", Queue.H2D: "link to the GPU", Queue.D2H: "link from the GPU", Queue.CPU: "CPU updates",
+    Queue.DISK_READ: "reads from disk",
 }  # fmt: skip
 
 

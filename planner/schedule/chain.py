@@ -15,7 +15,8 @@ class Tensor:
     `bytes` is the working copy that computes and travels; `state_bytes` everything the optimizer keeps for it
     (moments, and the fp32 master where the working copy is narrower). `row_bytes` is one row's gradient of an embedding
     that is tied to the head: with several slices the rows of the step's tokens are kept aside
-    (`planner.schedule.peak_moments.Rows`).
+    (`planner.schedule.peak_moments.Rows`). `on_disk`, of a frozen one: the host keeps no copy of it;
+    where it travels it is read from the model's files each time.
     """
 
     name: str
@@ -25,9 +26,12 @@ class Tensor:
     state_bytes: int
     trainable: bool = True
     row_bytes: int = 0
+    on_disk: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if self.on_disk and self.trainable:
+            raise ValueError(f"tensor {self.name} is trained: it cannot be read from the model's files")
 
     def item_bytes(self, kind: str) -> int:
         """Size of its item "w", "g" or "s"."""

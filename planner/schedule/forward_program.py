@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from planner.schedule.chain import Chain
 from planner.schedule.compile import with_waits
-from planner.schedule.operations import Op, OpKind, Program
+from planner.schedule.operations import Op, OpKind, Program, slots_of
 from planner.schedule.plan import Plan
 
 
@@ -94,7 +94,7 @@ class _Layout:
     """When each weight that is not resident comes, so that the budget holds at every stage."""
 
     def __init__(self, chain: Chain, measured: ForwardBytes, resident: Sequence[str], slices: int) -> None:
-        self.chain, self.slices = chain, slices
+        self.chain, self.slices, self.slots = chain, slices, slots_of(chain)
         sizes = {t.name: {"w": t.bytes, "s": t.state_bytes} for t in chain.tensors()}
         self.sizes = {name: size["w"] for name, size in sizes.items()}
         there = set(resident)
@@ -114,8 +114,11 @@ class _Layout:
             label = f"F{stage}"
             for name in (name for name, at in comes.items() if at == stage):
                 item, size = f"w:{name}", self.sizes[name]
+                slot = self.slots.get(name)
+                if slot is not None:
+                    yield Op(kind=OpKind.READ, stage=label, subject=item, bytes=size, slot=slot)
                 yield Op(kind=OpKind.ALLOC, stage=label, subject=item, bytes=size)
-                yield Op(kind=OpKind.FETCH, stage=label, subject=item, bytes=size)
+                yield Op(kind=OpKind.FETCH, stage=label, subject=item, bytes=size, slot=slot)
             for k in range(self.slices):
                 yield Op(kind=OpKind.RUN, stage=label, subject=f"{label}.{k}")
             for name, (_, last) in self.travelling.items():

@@ -11,8 +11,11 @@ from dataclasses import dataclass, fields, replace
 
 from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
+from planner.schedule.operations import SLOTS
 from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, tied_rows
 from planner.schedule.plan import Direction, Plan, stage_order
+
+_PAGE = 4096  # files are read from whole ones on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +241,7 @@ class HostParts:
     gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds, where they do not
                        take the working copy's place
     offloaded_bytes    activations of a round's slices
+    ring_bytes         slots through which weights come from disk
     kept_bytes         weights and states before an update that runs ahead of the norm
     """
 
@@ -246,6 +250,7 @@ class HostParts:
     gradients_bytes: int = 0
     offloaded_bytes: int = 0
     kept_bytes: int = 0
+    ring_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -263,7 +268,9 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
     }
     offloaded = sum(b.option(name).offloaded_bytes for b, name in zip(chain.blocks, plan.options, strict=True))
     return HostParts(
-        weights_bytes=sum(t.bytes for t in chain.tensors() if t.name in updated or f"w:{t.name}" in moved),
+        weights_bytes=sum(
+            t.bytes for t in chain.tensors() if not t.on_disk and (t.name in updated or f"w:{t.name}" in moved)
+        ),
         states_bytes=sum(
             t.state_bytes - packed.get(t.name, 0)
             for t in chain.tensors()
@@ -276,7 +283,18 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
         ),
         offloaded_bytes=plan.slices * offloaded,
         kept_bytes=sum(t.master_bytes for t in chain.tensors() if t.name in ahead),
+        ring_bytes=ring_bytes(chain),
     )
+
+
+def slot_bytes(chain: Chain) -> int:
+    """Of a slot that any weight on disk fits into, from wherever in a file it comes; 0 where none is there."""
+    return max(((-(-t.bytes // _PAGE) + 1) * _PAGE for t in chain.tensors() if t.on_disk), default=0)
+
+
+def ring_bytes(chain: Chain) -> int:
+    """All slots."""
+    return SLOTS * slot_bytes(chain)
 
 
 def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:

@@ -11,12 +11,13 @@ from planner.schedule.plan import Direction
 
 
 class Queue(StrEnum):
-    """COMPUTE on the device, H2D and D2H copies, CPU updates. Each runs its operations in program order."""
+    """COMPUTE on the device, H2D and D2H copies, CPU updates, DISK_READ. Each runs its operations in program order."""
 
     COMPUTE = "compute"
     H2D = "h2d"
     D2H = "d2h"
     CPU = "cpu"
+    DISK_READ = "disk_read"
 
 
 class OpKind(StrEnum):
@@ -32,11 +33,13 @@ class OpKind(StrEnum):
     SEND = "send"
     CPU_UPDATE = "cpu_update"
     CPU_AHEAD = "cpu_ahead"  # a CPU update before the norm is known, as if it did not clip; what was before is kept
+    READ = "read"  # of a file, into a slot of host memory; a fetch follows
     CPU_REPLAY = "cpu_replay"  # once more from what was before, where the norm does clip
 
 
 _QUEUES = {
     OpKind.FETCH: Queue.H2D, OpKind.SEND: Queue.D2H,
+    OpKind.READ: Queue.DISK_READ,
     OpKind.CPU_UPDATE: Queue.CPU, OpKind.CPU_AHEAD: Queue.CPU, OpKind.CPU_REPLAY: Queue.CPU,
 }  # fmt: skip
 
@@ -48,6 +51,7 @@ class Op:
     `stage` and `round` say where in the step it stands; `place` is both ("F3", and "F3/1" in the second round).
     `subject`: an item ("w:…", "g:…", "s:…", or "a:3.1", the offloaded activations of block 3, slice 1), a turn
     ("F3.1"), tensor names, comma-separated, or "all". `bytes`: moved, allocated or freed; for an update its scratch.
+    `slot`: of a read, and of the fetch of what was read, which part of the host's ring it goes through.
     A `carried` CPU update works on the gradient of the step before: it is left out right after a drain, and run by the
     drain.
     """
@@ -59,6 +63,7 @@ class Op:
     waits: tuple[str, ...] = ()
     carried: bool = False
     round: int = 0
+    slot: int | None = None
 
     @property
     def queue(self) -> Queue:
@@ -91,6 +96,8 @@ class Op:
         parts = [self.name, f"{self.bytes}B"]
         if self.carried:
             parts.append("carried")
+        if self.slot is not None:
+            parts.append(f"slot{self.slot}")
         if self.waits:
             parts.append("after " + " ".join(self.waits))
         return " ".join(parts)
@@ -105,7 +112,8 @@ class Op:
         stage, _, number = place.partition("/")
         return cls(
             kind=OpKind(kind), stage=stage, subject=subject, bytes=int(size.removesuffix("B")),
-            waits=tuple(after.split()), carried=flags == ["carried"], round=int(number or 0),
+            waits=tuple(after.split()), carried="carried" in flags, round=int(number or 0),
+            slot=next((int(flag.removeprefix("slot")) for flag in flags if flag.startswith("slot")), None),
         )  # fmt: skip
 
 
@@ -153,12 +161,15 @@ def packed(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
 
 
 def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collection[str]) -> Iterator[Access]:
-    """The copies an operation reads and writes: "d:" + item on the device, "h:" + item on the host, "clip"."""
+    """The copies an operation reads and writes: "d:" + item on the device, "h:" + item on the host, "slot:" + number,
+    "clip"."""
     match op.kind:
         case OpKind.ALLOC | OpKind.FREE:
             yield f"d:{op.subject}", True
+        case OpKind.READ:
+            yield f"slot:{op.slot}", True
         case OpKind.FETCH:
-            yield f"h:{op.subject}", False
+            yield f"h:{op.subject}" if op.slot is None else f"slot:{op.slot}", False
             yield f"d:{op.subject}", True
         case OpKind.SEND:
             yield f"d:{op.subject}", False
@@ -206,3 +217,13 @@ def reads(chain: Chain, options: Sequence[str], direction: Direction, index: int
         if read is not None:
             return read
     return tuple(tensor.name for tensor in block.tensors)
+
+
+SLOTS = 4
+"""Tensors of the ring of host memory through which weights come from disk: one is copied to the device, the others are
+read ahead of it."""
+
+
+def slots_of(chain: Chain) -> dict[str, int]:
+    """Tensor read from disk -> its slot, in turns: so neighbours have different ones, in either direction."""
+    return {t.name: number % SLOTS for number, t in enumerate(t for t in chain.tensors() if t.on_disk)}

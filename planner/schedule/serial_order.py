@@ -8,9 +8,10 @@ of its states and the copies of what it changed, in the last round or, around th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from planner.schedule.chain import Chain
-from planner.schedule.operations import Op, OpKind
+from planner.schedule.operations import Op, OpKind, slots_of
 from planner.schedule.peak_moments import scratch_bytes
 from planner.schedule.plan import Direction, Plan, Stage
 
@@ -34,6 +35,7 @@ class SerialOrder:
         if unknown:
             raise ValueError(f"the plan moves what the chain does not have: {', '.join(unknown)}")
         self.users = chain.users()
+        self.slots = slots_of(chain)
         self.stages = list(plan.stages)
         self.names = [stage.name for stage in plan.stages]
         stages = list(enumerate(plan.stages))
@@ -112,8 +114,11 @@ class SerialOrder:
     def _stage_start(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         for item in stage.prefetch:
             if self._fetched(item, r):
+                slot = self.slots.get(item[2:])
+                if slot is not None:
+                    yield replace(self._move(OpKind.READ, n, item, r), slot=slot)
                 yield self._move(OpKind.ALLOC, n, item, r)
-                yield self._move(OpKind.FETCH, n, item, r)
+                yield replace(self._move(OpKind.FETCH, n, item, r), slot=slot)
         for item in stage.offload:
             if item not in made and self._sends(item, n, r):
                 yield self._move(OpKind.SEND, n, item, r)

@@ -54,6 +54,8 @@ class Durations:
         match op.kind:
             case OpKind.FETCH:
                 return share * op.bytes / machine.h2d_bytes_per_s
+            case OpKind.READ:
+                return op.bytes / machine.disk_read_bytes_per_s
             case OpKind.SEND:
                 return share * op.bytes / machine.d2h_bytes_per_s
             case OpKind.UPDATE:
@@ -103,7 +105,7 @@ def host_traffic_bytes(program: Program, chain: Chain, shares: Sequence[float] =
     """What a step moves through the host's memory: copies and CPU updates, replays by their share of steps. `shares`:
     see `durations_s`."""
     elements = {t.name: t.elements for t in chain.tensors()}
-    moved = (op for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND))
+    moved = (op for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND, OpKind.READ))
     copies = sum(_share(op, program, shares) * op.bytes for op in moved)
     updates = (_UPDATE_BYTES[op.kind] * elements[n] for op in program.queue(Queue.CPU) for n in op.names)
     return copies + sum(updates)

@@ -131,6 +131,8 @@ class _State:
         self.host = {f"{kind}:{name}": 0 for name in known for kind in "ws"}
         self.gradient: dict[str, int] = {}  # tensor -> contributions so far
         self.sent: set[str] = set()  # complete gradients on the host
+        self.on_disk = {t.name for t in chain.tensors() if t.on_disk}
+        self.slots: dict[int | None, str] = {}  # what was read last
         self.tentative: set[str] = set()  # updated ahead of the norm, not replayed yet
         self.updated: dict[str, int] = {}
         self.normed: set[str] = set()
@@ -160,6 +162,10 @@ class _State:
                 if op.subject[0] == "g" and not self._used(op.subject):
                     raise InvalidProgram(f"{op.name} drops a gradient that nothing has used")
                 del self.device[op.subject]
+            case OpKind.READ:
+                if op.subject[2:] not in self.on_disk or op.slot is None:
+                    raise InvalidProgram(f"{op.name}: {op.subject} is not on disk")
+                self.slots[op.slot] = op.subject
             case OpKind.FETCH:
                 self._fetch(op)
             case OpKind.SEND:
@@ -202,6 +208,8 @@ class _State:
                 raise InvalidProgram(f"{op.name}: {item} was not sent to the host")
             self.device[item] = self.host.pop(item)
             return
+        if item[2:] in self.on_disk and (op.slot is None or self.slots.get(op.slot) != item):
+            raise InvalidProgram(f"{op.name}: {item} was not read from disk, or something else was after it")
         if item[2:] in self.tentative:
             raise InvalidProgram(f"{op.name}: {item} is not final before the norm is known")
         if self.host.get(item) != self.version[item[2:]]:

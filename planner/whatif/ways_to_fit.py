@@ -13,6 +13,8 @@ from planner.job.lora import DEFAULTS, has_no_weights
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, estimate_times
+from planner.measure.files_of_weights import weights_are_in_files
+from planner.search.from_disk import with_weights_on_disk
 from planner.search.problem import Problem
 from planner.units import format_bytes
 from planner.whatif.batch_size import between
@@ -36,7 +38,7 @@ class Way:
 def problem_of(job: Job, hardware: Hardware, device: torch.device) -> Problem:
     """The question that a job with known slices is on `hardware`, its blocks traced on `device`. Raises UserError."""
     analysis = analyse(job, device)
-    return Problem(
+    problem = Problem(
         chain=analysis.chain(estimate_times(analysis, hardware)),
         hardware=hardware,
         gpu_budget_bytes=job.gpu_budget or hardware.gpu_bytes,
@@ -44,6 +46,7 @@ def problem_of(job: Job, hardware: Hardware, device: torch.device) -> Problem:
         slices=job.gradient_accumulation_steps,
         clip=job.max_grad_norm is not None,
     )
+    return with_weights_on_disk(problem) if weights_are_in_files(job, analysis.model) else problem
 
 
 def ways_to_fit(

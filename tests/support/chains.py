@@ -130,6 +130,17 @@ def without_a_wait(program: Program) -> Iterator[Program]:
             yield replace(program, ops=(*program.ops[:number], damaged, *program.ops[number + 1 :]))
 
 
+def frozen_on_disk(a_chain):
+    """The chain with layers that are not trained, and that the host has no copy of."""
+
+    def frozen(t):
+        return replace(t, gradient_bytes=0, state_bytes=0, trainable=False, on_disk=True)
+
+    first, *layers, last = a_chain.blocks
+    layers = [replace(b, tensors=tuple(frozen(t) for t in b.tensors)) for b in layers]
+    return replace(a_chain, blocks=(first, *layers, last))
+
+
 def with_masters(a_chain):
     """The chain with weights and gradients in two bytes, and an fp32 master among the states."""
 

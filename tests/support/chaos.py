@@ -67,7 +67,10 @@ def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
             return _Effect(writes=[device])
         case OpKind.FREE:
             return _Effect(writes=[device], alive=[device], frees=True)
+        case OpKind.READ:  # no two have the same token: while the same is read once more, nothing is there
+            return _Effect(reads=[host], writes=[f"slot {op.slot}"])
         case OpKind.FETCH:
+            host = host if op.slot is None else f"slot {op.slot}"
             return _Effect(reads=[host], writes=[device], alive=[device], copies=True)
         case OpKind.SEND:
             return _Effect(reads=[device], writes=[host], alive=[device], copies=True)

@@ -42,7 +42,13 @@ class Actions:
             case OpKind.FREE:
                 self._device.free(op.subject)
             case OpKind.FETCH:
-                self._device.fetch(op.subject)
+                if op.slot is None:
+                    self._device.fetch(op.subject)
+                else:
+                    self._device.fetch_from(op.slot, op.subject)
+            case OpKind.READ:
+                assert op.slot is not None
+                self._host.read(op.subject, op.slot)
             case OpKind.SEND:
                 self._device.send(op.subject)
             case OpKind.NORM:

@@ -33,6 +33,11 @@ class Device:
         for target, source in zip(self.items[item], self._host.items[item], strict=True):
             _copy(target, source)
 
+    def fetch_from(self, slot: int, item: str) -> None:
+        """Likewise, of a weight that was read into a slot."""
+        (target,) = self.items[item]
+        _copy(target, self._host.in_slot(item, slot))
+
     def send(self, item: str) -> None:
         """Device to host."""
         sources = self.items[item]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from planner.cpu.packed import pack, unpack
+from planner.schedule.operations import SLOTS
+from worker.engine.file_items import FileItems
 from worker.runtime.machine import Machine
 from worker.runtime.slabs import carve, slab_bytes
 
@@ -25,7 +27,16 @@ class Host:
         self._machine = machine
         self._parked: dict[str, Tensor] = {}
         self._spare: dict[str, list[Tensor]] = {}
+        self._files = FileItems()
+        self._slots: list[Tensor] = []  # the ring through which weights come from files
+        self._in_slots: dict[int, tuple[str, Tensor]] = {}
         self._masters: dict[str, Tensor] = {}  # memory for those of packed states: that of gradient and lower half
+
+    def clear(self) -> None:
+        """Let go of all of it."""
+        for kept in (self.items, self._parked, self._spare, self._masters, self._in_slots):
+            kept.clear()
+        self._slots, self._files = [], FileItems()
 
     def swap(self, item: str) -> list[Tensor]:
         """Put other memory in the place of the item's, laid out alike and with any content; gives what it was, which is
@@ -64,6 +75,28 @@ class Host:
         elif "s" in kinds:
             for master in self.items[f"s:{name}"][2:]:
                 master.copy_(weight)
+
+    def leave_on_disk(self, name: str, weight: Tensor, slot_bytes: int) -> None:
+        """Let a weight be read from the file that its memory is mapped from, whenever it is fetched. Raises UserError
+        "weights-not-in-files"."""
+        self.items[f"w:{name}"] = [weight]  # still mapped: nothing is read before somebody looks
+        if not self._slots:
+            self._slots = [self._machine.host_empty((slot_bytes,), torch.uint8) for _ in range(SLOTS)]
+        self._files.add(f"w:{name}", weight)
+
+    def is_on_disk(self, item: str) -> bool:
+        """Whether the item is read from a file."""
+        return item in self._files
+
+    def read(self, item: str, slot: int) -> None:
+        """From its file into a slot. Raises UserError "disk-failed"."""
+        self._in_slots[slot] = item, self._files.read(item, self._slots[slot])
+
+    def in_slot(self, item: str, slot: int) -> Tensor:
+        """What was read there."""
+        there, weight = self._in_slots[slot]
+        assert there == item, (there, item)
+        return weight
 
     def is_packed(self, name: str) -> bool:
         """Whether of the tensor's master only the lower half is here."""

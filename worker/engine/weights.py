@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, Queue, overwritten, packed
+from planner.schedule.memory import slot_bytes
 from worker.engine.device_items import Device
 from worker.engine.host_items import STATE_PARTS, Host, new_states
 from worker.runtime.arena import Memory
@@ -44,6 +45,8 @@ class Weights:
         self.frame = {name: p for name, p in self._parameters.items() if name not in in_blocks}
         self._on_host = frozenset(_host_items(program))
         self._overwritten = overwritten(chain, program.ops)
+        self._on_disk = {t.name for t in chain.tensors() if t.on_disk}
+        self._slot_bytes = slot_bytes(chain)
         self._packed = packed(chain, program.ops)
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
         try:
@@ -67,7 +70,11 @@ class Weights:
     def _take(self, name: str, parameter: nn.Parameter) -> None:
         """Make the tensor's items from the parameter, which becomes a view of one element, or of the device's copy."""
         weight, machine = parameter.detach().contiguous(), self._machine
-        if kinds := [kind for kind in "wgs" if f"{kind}:{name}" in self._on_host]:
+        kinds = [kind for kind in "wgs" if f"{kind}:{name}" in self._on_host]
+        if kinds and name in self._on_disk:
+            self.host.leave_on_disk(name, weight, self._slot_bytes)
+            weight = weight.clone() if f"w:{name}" in self._resident else weight  # what is mapped stays, the copy goes
+        elif kinds:
             self.host.hold(
                 name, kinds, weight, overwritten=name in self._overwritten, packed=name in self._packed
             )  # fmt: skip
@@ -100,7 +107,8 @@ class Weights:
     def leave(self, items: Iterable[str]) -> None:
         """Between steps: send what is on the device to the host, and let its memory go."""
         for item in items:
-            self.device.send(item)
+            if not self.host.is_on_disk(item):
+                self.device.send(item)
             self.device.free(item)
 
     @torch.no_grad()
@@ -186,7 +194,9 @@ class Weights:
         for name, parameter in self._parameters.items():
             copies = self.device.items if (item := f"w:{name}") in self._resident else self.host.items
             if item in copies:  # else it was not taken
-                parameter.data = copies[item][0].detach().to("cpu", copy=True)
+                own = copies[item][0].detach()
+                mapped = copies is self.host.items and self.host.is_on_disk(item)
+                parameter.data = own if mapped else own.to("cpu", copy=True)
             parameter.grad = None
             for items in (self.host.items, self.device.items):
                 for kind in "wgs":
@@ -194,7 +204,7 @@ class Weights:
         for parameter in self._still:
             parameter.requires_grad_()
         self._move_buffers(Tensor.cpu)
-        self.host.items.clear()
+        self.host.clear()
         self.device.items.clear()
 
 

@@ -2,7 +2,8 @@
 
 An operation has a ticket on the host, which says that its stream has it, and an event, which says that it is done. A
 waiter takes the ticket first: a stream that waits for an event nobody has recorded waits for nothing. For CPU updates
-the ticket says that they are done. The computing thread waits for tickets only, never for the device.
+and reads from disk the ticket says that they are done. The computing thread waits for tickets only, never for the
+device.
 
 Memory is allocated and freed in the order of the computing stream, to which it belongs. A copy waits for the event of
 the allocation, and the computing stream for the copy's event before the release: so the allocator's own rule, reuse in
@@ -207,8 +208,8 @@ class CudaInterpreter(QueueInterpreter):
         torch.cuda.set_device(self._machine.device)
 
     def run(self, op: Op, values: StepValues) -> None:
-        """Give `op` to its stream, behind what it waits for; a CPU update waits on the host, and runs."""
-        if op.queue is Queue.CPU:
+        """Give `op` to its stream, behind what it waits for; a CPU update or a read waits on the host, and runs."""
+        if op.queue not in self._streams:
             for event in self._events_before(op):
                 event.synchronize()
             self._perform(op, values)
@@ -253,7 +254,7 @@ class CudaInterpreter(QueueInterpreter):
     def _events_before(self, op: Op) -> Iterator[torch.cuda.Event]:
         """Events of what `op` waits for; one that was never recorded, in the first step, holds nobody up."""
         for other in self.waits[id(op)]:
-            if other.queue is not Queue.CPU:
+            if other.queue in self._streams:
                 yield self._events[id(other)]
 
 

@@ -122,7 +122,8 @@ class QueueInterpreter(ABC):
             for key, others in self.waits.items()
         }
         self._latest: dict[int, int] = {}
-        others = (queue for queue in Queue if queue is not Queue.COMPUTE)
+        used = {op.queue for op in program.ops} | {Queue.H2D, Queue.D2H, Queue.CPU}  # disks are used by few
+        others = (queue for queue in Queue if queue is not Queue.COMPUTE and queue in used)
         self._queues = {queue: _QueueThread(queue, self._tickets, self.setup, self.run) for queue in others}
 
     @abstractmethod

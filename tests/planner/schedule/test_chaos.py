@@ -36,9 +36,13 @@ ORDERS = 1000
 HOST_BYTES = 10**9
 
 
-def solved(share: float, *, layers: int = 4, tied: bool = False, **problem: object) -> tuple[Plan, Chain]:
+def solved(
+    share: float, *, layers: int = 4, tied: bool = False, on_disk: bool = False, **problem: object
+) -> tuple[Plan, Chain]:
     """The planner's own, for a budget between the least possible (0) and what needs no planning (1)."""
     chain = small.chain(layers, tied=tied)
+    if on_disk:
+        chain = small.frozen_on_disk(chain)
     problem = {"slices": 1, "clip": False, **problem}
     low = least_budget(chain, small.HARDWARE, cpu_budget_bytes=HOST_BYTES, **problem).gpu_bytes
     high = 12 * sum(t.elements for t in chain.tensors()) + 1500 * layers * problem["slices"]
@@ -68,6 +72,8 @@ PLANS = {
     "planned, clipped": lambda: solved(0.2, clip=True),
     "planned, clipped, 2 slices": lambda: solved(0.4, clip=True, slices=2),
     "planned, tied": lambda: solved(0.2, tied=True, slices=2),
+    "planned, from disk": lambda: solved(0.0, on_disk=True, slices=2),
+    "planned, some from disk, clipped": lambda: solved(0.2, on_disk=True, clip=True, layers=6),
     "planned, no CPU updates": lambda: solved(0.1, cpu_updates=False),
     **{f"random {seed}": functools.partial(drawn, seed) for seed in range(30)},
 }

@@ -1,0 +1,137 @@
+"""Parts of files into host memory past the page cache (O_DIRECT), at the disk's depth.
+
+Weights that a step reads again and again would only push each other out of the page cache, and everything else with
+them; and copies out of it cost the processor. Where a file system knows no O_DIRECT the files are read as usual.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from torch import Tensor
+
+from planner.cpu import build
+
+log = logging.getLogger(__name__)
+
+ALIGNMENT = 4096  # of offsets, lengths and memory: enough for every disk
+SOURCE = Path(__file__).with_name("direct.c")
+_DEPTH = 4
+_BLOCK = 4 * 2**20
+_PYTHON_BLOCK = 16 * 2**20
+_PROBED_S = 0.5
+
+
+def room(size: int) -> int:
+    """Memory that is enough to read `size` bytes from anywhere in a file."""
+    return -(-size // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+
+
+class OpenFile:
+    """A file to read from, as long as this object lives. Raises OSError where it cannot be opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            log.info("disk: %s is read through the page cache, its file system knows no direct reads", path)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
+
+    def read(self, offset: int, size: int, memory: Tensor) -> Tensor:
+        """The part of `memory` (bytes, at least `room(size)`, from a whole page on) that now has `size` bytes of the
+        file from `offset` on. Raises OSError."""
+        first = offset // ALIGNMENT * ALIGNMENT
+        lead = offset - first
+        span = -(-(lead + size) // ALIGNMENT) * ALIGNMENT
+        assert span <= memory.nbytes and memory.data_ptr() % ALIGNMENT == 0
+        error = _reader()(self._fd, memory, first, span, lead + size)
+        if error:
+            raise OSError(error, os.strerror(error), str(self.path))
+        return memory[lead : lead + size]
+
+
+class _Native:
+    def __init__(self) -> None:
+        """Raises CannotBuildError."""
+        self._read = build.load(SOURCE).offmate_read
+        self._read.argtypes = (ctypes.c_int, ctypes.c_void_p, *[ctypes.c_long] * 5)
+        self._read.restype = ctypes.c_int
+
+    def __call__(self, fd: int, memory: Tensor, offset: int, size: int, needed: int) -> int:
+        return int(self._read(fd, memory.data_ptr(), offset, size, needed, _BLOCK, _DEPTH))
+
+
+class _InPython:
+    """The same by Python's threads: a busy one beside them holds them up."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_DEPTH, "offmate-read")
+
+    def __call__(self, fd: int, memory: Tensor, offset: int, size: int, needed: int) -> int:
+        view = memoryview(memory.numpy())
+
+        def part(low: int) -> int:
+            high = min(low + _PYTHON_BLOCK, size)
+            while low < min(high, needed):
+                done = os.preadv(fd, [view[low:high]], offset + low)
+                if done == 0:
+                    return errno.ENODATA
+                low += done
+            return 0
+
+        try:
+            return max(self._pool.map(part, range(0, size, _PYTHON_BLOCK)), default=0)
+        except OSError as error:
+            return error.errno or errno.EIO
+
+
+@functools.cache
+def _reader() -> _Native | _InPython:
+    try:
+        return _Native()
+    except build.CannotBuildError as error:
+        log.warning("disk: read by Python's threads, slower than it could be (%s)", error)
+        return _InPython()
+
+
+def mapped_at(tensor: Tensor) -> tuple[Path, int] | None:
+    """The file, and the place in it, that the memory of a contiguous tensor is mapped from; None where it is memory."""
+    start = tensor.data_ptr()
+    for low, high, offset, path in _mappings():
+        if low <= start and start + tensor.nbytes <= high and path is not None and path.is_file():
+            return path, offset + start - low
+    return None
+
+
+def _mappings() -> Iterator[tuple[int, int, int, Path | None]]:
+    with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            span, _, offset, _, inode, *name = line.rstrip("\n").split(maxsplit=5)
+            low, high = (int(end, 16) for end in span.split("-"))
+            yield low, high, int(offset, 16), Path(name[0]) if inode != "0" and name else None
+
+
+def read_rate(paths: Iterable[Path], memory: Tensor) -> float:
+    """Bytes a second at which the files are read from their beginning, measured for half a second; 0.0 where there is
+    nothing to read."""
+    began, size = time.perf_counter(), 0
+    for path in paths:
+        file, length = OpenFile(path), path.stat().st_size
+        for start in range(0, length, memory.nbytes - ALIGNMENT):
+            size += file.read(start, min(length - start, memory.nbytes - ALIGNMENT), memory).nbytes
+            if (taken := time.perf_counter() - began) > _PROBED_S:
+                return size / taken
+    return size / (time.perf_counter() - began) if size else 0.0

@@ -1,0 +1,42 @@
+"""The files of a model's weights: whether weights can be read from them as they are, and how fast."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from planner.cpu.direct import read_rate, room
+from planner.job.lora import has_no_weights
+from planner.job.schema import Job
+from planner.measure.hf_model import model_config, working_dtype
+
+_MEMORY_BYTES = 64 * 2**20
+
+
+def weights_are_in_files(job: Job, model: nn.Module) -> bool:
+    """Whether the files of the job's model have its weights bit by bit: published in the dtype that they are used in,
+    and not put together when they are loaded, as those of experts are."""
+    if has_no_weights(job.model) or any(p.dim() > 2 for p in model.parameters() if not p.requires_grad):
+        return False
+    return getattr(model_config(job), "dtype", None) == working_dtype(job)
+
+
+def model_read_rate(job: Job) -> float:
+    """Bytes a second at which the model's files are read, measured; 0.0 where they are not on this machine yet."""
+    memory = torch.frombuffer(mmap.mmap(-1, room(_MEMORY_BYTES)), dtype=torch.uint8)
+    try:
+        return read_rate(sorted(_folder(job.model).glob("*.safetensors")), memory)
+    except OSError:
+        return 0.0
+
+
+def _folder(model: str) -> Path:
+    """Raises OSError where it is a name of the hub's that was not downloaded."""
+    if (folder := Path(model)).is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, local_files_only=True))
