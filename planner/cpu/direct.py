@@ -81,7 +81,7 @@ class _InPython:
         self._pool = ThreadPoolExecutor(_DEPTH, "offmate-read")
 
     def __call__(self, fd: int, memory: Tensor, offset: int, size: int, needed: int) -> int:
-        view = memoryview(memory.numpy())
+        view = memory.numpy().data
 
         def part(low: int) -> int:
             high = min(low + _PYTHON_BLOCK, size)
