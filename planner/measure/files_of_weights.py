@@ -18,10 +18,12 @@ _MEMORY_BYTES = 64 * 2**20
 
 def weights_are_in_files(job: Job, model: nn.Module) -> bool:
     """Whether the files of the job's model have its weights bit by bit: published in the dtype that they are used in,
-    and not put together when they are loaded, as those of experts are."""
-    if has_no_weights(job.model) or any(p.dim() > 2 for p in model.parameters() if not p.requires_grad):
+    and neither put together when they are loaded, as those of experts are, nor quantized."""
+    dtype = working_dtype(job)
+    still = [p for p in model.parameters() if not p.requires_grad]
+    if has_no_weights(job.model) or any(p.dim() > 2 or p.dtype != dtype for p in still):
         return False
-    return getattr(model_config(job), "dtype", None) == working_dtype(job)
+    return getattr(model_config(job), "dtype", None) == dtype
 
 
 def model_read_rate(job: Job) -> float:
