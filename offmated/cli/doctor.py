@@ -21,6 +21,7 @@ from rich.table import Table
 from offmated.cli.client import Client
 from offmated.cli.output import coloured, table
 from offmated.config import Config
+from offmated.jobs.database import has_sound_log
 from offmated.paths import Paths
 from offmated.service.broker import Broker
 from planner.errors import UserError
@@ -28,6 +29,8 @@ from planner.units import format_bytes
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 TORCH_PATIENCE_S = 120
+DRIVER_PATIENCE_S = 20
+_ASKED = ("driver_version", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max")
 LITTLE_DISK_BYTES = 20 * 2**30  # a small model's checkpoints and output
 LITTLE_RAM_BYTES = 8 * 2**30
 
@@ -64,6 +67,8 @@ def examine(paths: Paths) -> Iterator[Check]:
     yield _database()
     yield _broker(paths)
     yield _daemon(paths)
+    yield from _kernel(Path("/proc/version"))
+    yield from _driver()
     yield from _torch()
 
 
@@ -129,8 +134,53 @@ def _disk(paths: Paths) -> Check:
     return Check(name="disk", verdict=OK, found=found)
 
 
-def _database() -> Check:
-    return Check(name="sqlite", verdict=OK, found=sqlite3.sqlite_version)
+def _database(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Check:
+    found = ".".join(map(str, version))
+    if has_sound_log(version):
+        return Check(name="sqlite", verdict=OK, found=found)
+    advice = "jobs are safe: the database keeps its rollback journal, and readers wait for writers; 3.51.3 has both"
+    found = f"{found}, whose write-ahead log can lose what two write"
+    return Check(name="sqlite", verdict=OK, found=found, advice=advice)
+
+
+def _kernel(file: Path) -> Iterator[Check]:
+    """Where Windows has the card, it keeps half of the memory and lets little of the rest be pinned."""
+    try:
+        is_wsl = "microsoft" in file.read_text("utf-8", errors="replace").lower()
+    except OSError:
+        return
+    if is_wsl:
+        advice = "give Linux more of the memory in .wslconfig; keep models and state in its own disk, not below /mnt"
+        yield Check(name="wsl", verdict=WARNING, found="this is WSL2", advice=advice)
+
+
+def _driver() -> Iterator[Check]:
+    """The cards' driver and their links to the host, over which all travels that does not stay on them."""
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=DRIVER_PATIENCE_S,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return  # the check of torch says what that means
+    yield from links(said)
+
+
+def links(said: str) -> Iterator[Check]:
+    """A check of each line that `nvidia-smi` said of `_ASKED`. A link's generation falls while the card is idle, so
+    that only the highest tells something; its width does not."""
+    for line in said.splitlines():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) != len(_ASKED):
+            continue
+        driver, highest, width, widest = values
+        found = f"driver {driver}, PCIe {highest}.0 x{width}"
+        if width.isdigit() and widest.isdigit() and int(width) < int(widest):
+            times = f"{int(widest) / int(width):g}"
+            advice = f"the card could have x{widest}, in another slot: what travels takes {times} times as long"
+            yield Check(name="link", verdict=WARNING, found=f"{found} of x{widest}", advice=advice)
+        else:
+            yield Check(name="link", verdict=OK, found=found)
 
 
 def _broker(paths: Paths) -> Check:

@@ -1,4 +1,4 @@
-"""`offmate doctor` about versions that offmate was not run with."""
+"""`offmate doctor` about versions that offmate was not run with, and about the machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from offmated.cli.doctor import Check, examine
+from offmated.cli import doctor
+from offmated.cli.doctor import Check, examine, links
 from offmated.paths import Paths
 
 
@@ -37,3 +38,26 @@ def test_versions_outside_the_bounds_are_named_with_what_to_type(
 def test_what_is_optional_and_absent_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check = packages(tmp_path, monkeypatch, torch="2.11.0", nowhere="3.1", peft="0.19.0")
     assert (check.verdict, check.advice) == ("ok", "")
+
+
+def test_a_link_with_fewer_lanes_than_the_card_has_is_told() -> None:
+    found = list(links("570.86, 4, 16, 16\n570.86, 3, 4, 16\n570.86, [N/A], [N/A], [N/A]\nno such field\n"))
+    assert [(check.verdict, check.found) for check in found] == [
+        ("ok", "driver 570.86, PCIe 4.0 x16"), ("warning", "driver 570.86, PCIe 3.0 x4 of x16"),
+        ("ok", "driver 570.86, PCIe [N/A].0 x[N/A]"),
+    ]  # fmt: skip
+    assert found[1].advice == "the card could have x16, in another slot: what travels takes 4 times as long"
+
+
+def test_windows_own_linux_is_told_and_a_plain_one_is_not(tmp_path: Path) -> None:
+    version = tmp_path / "version"
+    version.write_text("Linux version 5.15.167.4-microsoft-standard-WSL2 (root@x) #1 SMP\n")
+    assert [check.name for check in doctor._kernel(version)] == ["wsl"]
+    version.write_text("Linux version 6.8.0-45-generic (buildd@x) #45-Ubuntu SMP\n")
+    assert list(doctor._kernel(version)) == []
+    assert list(doctor._kernel(tmp_path / "none")) == []
+
+
+def test_an_sqlite_that_can_lose_what_two_write_is_told() -> None:
+    assert "can lose" in doctor._database((3, 45, 1)).found
+    assert doctor._database((3, 51, 3)).found == "3.51.3"
