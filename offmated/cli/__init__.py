@@ -128,6 +128,17 @@ def preview(file: Path, rows: int) -> None:
     sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
 
 
+@main.command()
+@ID
+@click.argument("folder", type=click.Path(path_type=Path))
+def export(job_id: int, folder: Path) -> None:
+    """Write the model of job ID, its adapters merged into it, to FOLDER, which is new."""
+    only_here("export")
+    run = Client(Paths.from_environment()).job(job_id)["run_dir"]
+    command = [sys.executable, "-P", "-m", "worker.export", run, str(folder.absolute())]
+    sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
+
+
 main.add_command(plan)
 main.add_command(certify)
 

@@ -132,7 +132,7 @@ AXOLOTL: Table = table(
         OWN_CODE: "trust_remote_code model_type tokenizer_type type_of_model processor_type cls_model_config",
         "adapters are fp32, and so are masters": "peft_autocast_adapter_dtype embeddings_skip_upcast",
         "peft sees that by itself": "lora_fan_in_fan_out",
-        "adapters are written beside the model; peft merges them": "merge_lora merge_method",
+        "adapters are written by themselves; offmate export merges them": "merge_lora merge_method",
         ONE_DEVICE: """
             world_size ddp use_ray ray_run_name ray_num_workers resources_per_worker heads_k_stride ring_attn_func
             dp_shard_size dp_replicate_size

@@ -1,0 +1,85 @@
+"""Adapters merged into their base, file by file: what peft's own merge in memory gives, in every bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from planner.errors import UserError
+from planner.job.schema import Job
+from tests.worker.engine.test_lora import lora_job
+from worker.export import main
+from worker.training.merged import write_merged
+
+
+def adapters_of(job: Job, folder: Path) -> Path:
+    """Adapters as training leaves them: nothing in them is zero."""
+    targets = job.lora_target_modules
+    config = LoraConfig(
+        r=job.lora_r, lora_alpha=job.lora_alpha, task_type="CAUSAL_LM", use_rslora=job.use_rslora,
+        target_modules=targets if isinstance(targets, str) else list(targets), use_dora=job.use_dora,
+    )  # fmt: skip
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(job.model), config)
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.05 * torch.rand_like(parameter)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(job.model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "dtype"),
+    [
+        ("llama", {"use_rslora": True}, torch.bfloat16),
+        ("llama", {"use_dora": True}, torch.float32),
+        ("llama", {"load_in_4bit": True}, torch.float32),
+        ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"]}, torch.float32),
+    ],
+    ids=["sharded-bf16-rslora", "dora", "trained-on-4-bits", "gpt2"],
+)
+def test_a_merged_model_is_what_peft_merges_in_every_bit(
+    tmp_path: Path, name: str, keys: dict[str, Any], dtype: torch.dtype
+) -> None:
+    job = lora_job(tmp_path, name, **keys)
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype)
+    model.save_pretrained(tmp_path / "base", max_shard_size="200KB")
+    AutoTokenizer.from_pretrained(job.model).save_pretrained(tmp_path / "base")
+    job = job.model_copy(update={"model": str(tmp_path / "base"), "lora_dropout": 0.0})
+    adapters = adapters_of(job, tmp_path / "adapters")
+    write_merged(job, adapters, tmp_path / "merged")
+    files = [sorted(file.name for file in (tmp_path / n).glob("*.safetensors")) for n in ("base", "merged")]
+    assert files[0] == files[1] and len(files[0]) > 1
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
+    base = AutoModelForCausalLM.from_pretrained(job.model, dtype="auto")
+    wanted = PeftModel.from_pretrained(base, adapters).merge_and_unload().state_dict()
+    assert found.dtype == dtype and found.state_dict().keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.state_dict().items())
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged")("the")
+    assert not list((tmp_path / "merged").glob("adapter_*"))
+
+
+def test_what_cannot_be_merged_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = lora_job(tmp_path)
+    run, folder = tmp_path / "run", tmp_path / "merged"
+    run.mkdir()
+    (run / "resolved.yaml").write_text(job.resolved_yaml())
+    assert main([str(run), str(folder)]) == 2
+    assert "[nothing-to-merge]" in capsys.readouterr().err
+    adapters_of(job, run / "output")
+    for file in Path(job.model).glob("*.safetensors"):
+        file.rename(file.with_suffix(".bin"))
+    assert main([str(run), str(folder)]) == 2
+    assert "[not-mergeable]" in capsys.readouterr().err
+    for file in Path(job.model).glob("*.bin"):
+        file.rename(file.with_suffix(".safetensors"))
+    assert main([str(run), str(folder)]) == 0 and (folder / "model.safetensors").is_file()
+    with pytest.raises(UserError, match="is not empty"):
+        write_merged(job, run / "output", folder)
+    assert {path.name for path in tmp_path.iterdir() if "merged" in path.name} == {"merged"}

@@ -1,0 +1,129 @@
+"""A model folder of base and adapters in one, made file by file: in memory is what one file of the base holds.
+
+Each weight goes through peft's own layer, and so becomes what peft's merge makes of it, in the dtype that the base is
+published in.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from planner.disk import check_space, sync_tree
+from planner.errors import Exit, UserError
+from planner.hub import not_reached, unreachable
+from planner.job.room import FILES_BYTES
+from planner.job.schema import Job
+from planner.measure.hf_model import model_config, skeleton_model
+
+_WEIGHTS, _BESIDE = "*.safetensors", (".json", ".jinja", ".txt", ".model")
+
+
+def write_merged(job: Job, adapters: Path, folder: Path) -> None:
+    """Write the model of `job` with its `adapters` (a folder in peft's form) merged into `folder`, which is new or
+    empty; the tokenizer is that of the adapters. Raises UserError; then nothing of it is there."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f"{folder} is not empty.", code="output-dir-used", exit_code=Exit.USAGE, hint="give a folder that is new"
+        )
+    base = _base_folder(job)
+    files = sorted(base.glob(_WEIGHTS))
+    layers, prefix = _layers(job, adapters)
+    keys = {key for file in files for key in _keys(file)}
+    named: dict[str, Any] = {}
+    for name, layer in layers.items():
+        if (key := _stored(name, prefix, keys)) is not None:
+            named[key] = layer
+            continue
+        raise UserError(
+            "The base has its weights in another form than its layers, and cannot be merged file by file.",
+            code="not-mergeable", exit_code=Exit.USAGE, numbers=(f"{base} has no {name}.weight in {_WEIGHTS}",),
+            hint="peft merges in memory: PeftModel.from_pretrained(model, adapters).merge_and_unload()",
+        )  # fmt: skip
+    draft = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        check_space(draft, sum(file.stat().st_size for file in files) + FILES_BYTES, "the merged model")
+        for file in files:
+            _write(file, draft / file.name, named)
+        for source in (base, adapters):
+            for file in source.iterdir():
+                if file.suffix in _BESIDE and file.is_file() and not file.name.startswith("adapter_"):
+                    shutil.copyfile(file, draft / file.name)
+        sync_tree(draft)
+        if folder.exists():
+            folder.rmdir()
+        draft.rename(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _base_folder(job: Job) -> Path:
+    if Path(job.model).is_dir():
+        return Path(job.model)
+    try:
+        return Path(snapshot_download(job.model, allow_patterns=[_WEIGHTS, *(f"*{end}" for end in _BESIDE)]))
+    except Exception as error:
+        if unreachable(error):
+            raise not_reached(f"the weights of {job.model}", error) from error
+        raise
+
+
+def _layers(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
+    """Name of each layer that has an adapter -> peft's layer, its base on meta; and the prefix that files may lack."""
+    from peft.tuners.lora import LoraLayer
+
+    config = model_config(job)
+    if getattr(config, "quantization_config", None):
+        raise UserError(
+            f"{job.model} was saved quantized: nothing can be merged into it.", code="base-quantized",
+            exit_code=Exit.USAGE, hint="merge into the model as it was published",
+        )  # fmt: skip
+    adapted: Any = skeleton_model(job.model_copy(update={"load_in_4bit": False}))
+    weights = load_file(adapters / "adapter_model.safetensors")
+    own = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    # peft's own loader would have them on meta, as the base is.
+    saved = {name: name.replace(".default", "") for name in own}
+    saved = {name: key if key in weights else key.removesuffix(".weight") for name, key in saved.items()}
+    adapted.load_state_dict({name: weights.pop(key) for name, key in saved.items()}, strict=False, assign=True)
+    assert not weights, f"there is no place for {min(weights)}"
+    prefix = str(getattr(adapted.get_base_model(), "base_model_prefix", ""))
+    found = cast(nn.Module, adapted).named_modules()
+    return {n.removeprefix("base_model.model."): layer for n, layer in found if isinstance(layer, LoraLayer)}, prefix
+
+
+def _stored(name: str, prefix: str, keys: set[str]) -> str | None:
+    """The key of a layer's weight in the files."""
+    wanted = f"{name}.weight"
+    return next((key for key in (wanted, wanted.removeprefix(f"{prefix}.")) if key in keys), None)
+
+
+def _keys(file: Path) -> list[str]:
+    with safe_open(file, "pt") as content:
+        return list(content.keys())
+
+
+@torch.no_grad()
+def _write(source: Path, target: Path, layers: Mapping[str, Any]) -> None:
+    with safe_open(source, "pt") as content:
+        tensors = {}
+        for key in content.keys():  # noqa: SIM118, it is no mapping
+            tensor = content.get_tensor(key)
+            if (layer := layers.get(key)) is not None:
+                its = layer.get_base_layer()
+                its.weight = nn.Parameter(tensor.clone(), requires_grad=False)
+                layer.merge()
+                tensor = its.weight.data
+                its.weight = nn.Parameter(tensor.to("meta"), requires_grad=False)
+            tensors[key] = tensor.contiguous()
+        save_file(tensors, target, metadata=content.metadata() or {"format": "pt"})
