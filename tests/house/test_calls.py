@@ -43,6 +43,7 @@ def starts_without_saying(source: ast.AST) -> list[str]:
     return [
         ast.unparse(node) for node, call in attributes(source, STARTING)
         if ast.unparse(node.value) == "subprocess" and keyword(call, "stdin") not in OWN_STDIN
+        and keyword(call, "input") is None  # which comes through a pipe
     ]  # fmt: skip
 
 
