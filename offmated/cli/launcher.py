@@ -8,6 +8,7 @@ import sys
 import time
 
 from offmated.cli.client import Client, daemon_silent
+from offmated.cli.service import start_installed
 from offmated.lock import lock_holder
 from offmated.paths import Paths
 from planner.errors import UserError
@@ -35,6 +36,13 @@ def start_in_background(paths: Paths) -> bool:
         while stopping.alive():
             time.sleep(0.05)
     paths.create()
+    if start_installed(paths):  # beside a daemon of ours the service could not start at the next login
+        deadline = time.monotonic() + START_PATIENCE_S
+        while not client.running():
+            if time.monotonic() > deadline:
+                raise daemon_silent(paths, "systemd has started it")
+            time.sleep(0.05)
+        return True
     for _ in range(TRIES):
         if _start(client, paths):
             return True

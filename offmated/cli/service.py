@@ -113,6 +113,18 @@ def uninstall() -> None:
     click.echo("The service has ended and is removed; jobs and their folders are still there.")
 
 
+def start_installed(paths: Paths) -> bool:
+    """Have systemd start the service, where it is installed for this state folder. False where it is not, or systemd
+    does not do it, as without a session of the user."""
+    systemctl = shutil.which("systemctl")
+    try:
+        unit = unit_file().read_text("utf-8")
+    except OSError:
+        return False
+    mine = (f"Environment={quoted(f'{name}={value}')}\n" for name, value in paths.environment().items())
+    return systemctl is not None and all(line in unit for line in mine) and _ask(systemctl, "start", NAME) is None
+
+
 def unit_file() -> Path:
     """Where systemd looks for a user's own units."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user" / NAME

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from offmated.cli import main
-from offmated.cli.service import quoted, unit_file, unit_text
+from offmated.cli.service import quoted, start_installed, unit_file, unit_text
 from offmated.paths import Paths
 from planner.run.processes import Process
 from tests.support.desks import short_paths
@@ -63,6 +63,24 @@ def test_the_service_is_written_for_this_user_alone_started_and_removed(home: Pa
     assert asked(home)[-2:] == ["--user disable --now offmate.service", "--user daemon-reload"]
     code, said = offmate("service", "uninstall")
     assert (code, "[no-service]" in said) == (2, True)
+
+
+def test_up_has_systemd_start_an_installed_service_and_no_other(home: Path) -> None:
+    systemctl = home / "bin" / "systemctl"
+    daemon = f'if [ "$2" = start ]; then {sys.executable} -P -m offmated > {home}/log 2>&1 & fi\n'
+    systemctl.write_text(systemctl.read_text() + daemon)
+    assert offmate("service", "install")[0] == 0
+    assert not start_installed(Paths.at(home / "another")), "the service is another installation's"
+    assert "--user start offmate.service" not in asked(home)
+    try:
+        code, said = offmate("up")
+        assert (code, said.startswith("The daemon runs")) == (0, True), said
+        assert asked(home)[-1] == "--user start offmate.service"
+        assert offmate("up")[1].startswith("The daemon ran already")
+        assert asked(home).count("--user start offmate.service") == 1
+        assert "ready" in (home / "log").read_text(), "it is the one that systemd has started"
+    finally:
+        assert offmate("down")[0] == 0
 
 
 def test_what_systemd_refuses_leaves_what_was_there(home: Path) -> None:
