@@ -14,7 +14,7 @@ from planner.graph.joint import Joint, trace_block
 from planner.graph.label import label
 from planner.graph.recipes import EAGER, RECIPES, Recipe
 from planner.graph.result import Result
-from planner.graph.signature import CallShape, flatten_call
+from planner.graph.signature import CallShape, flatten_call, mappings_of
 from planner.graph.unroll import take_turns
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "label",
     "loss_only",
     "make_pairs",
+    "mappings_of",
     "refuse_autocast",
     "run_slice",
     "take_turns",

@@ -15,7 +15,7 @@ from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint
 from planner.graph.lifetimes import Tape
 from planner.graph.liveness import peak_bytes
-from planner.graph.nodes import Storages, is_op, is_random, is_view, nbytes
+from planner.graph.nodes import Storages, is_op, is_random, is_view, nbytes, parent
 from planner.graph.recipes import Recipe
 from planner.graph.tangents import Layout, layout_of
 from planner.graph.work import Work, work_of
@@ -120,6 +120,12 @@ class Pair(BlockCode):
         """What backward gets from forward."""
         saved = [n.meta["val"] for n in self.saved]
         return [(t.shape, t.stride(), t.dtype) for t in saved], self.backward_primals
+
+    def adds_up(self, argument: int) -> bool:
+        node = self.joint.grads.get(argument)
+        while node is not None and is_view(node):
+            node = parent(node)
+        return node is not None and node.target is torch.ops.aten.add.Tensor
 
     def lifetimes(self) -> tuple[str, str]:
         return self._lifetimes

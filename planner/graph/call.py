@@ -16,10 +16,12 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from planner.errors import Exit, UserError
 from planner.graph.interface import BlockCode
+from planner.graph.pieces import Pieces
+from planner.graph.result import Mappings
 from planner.graph.tangents import layout_of
 
-Given = dict[tuple[int, int], "tuple[FrameCall, int]"]
-"""Where a tensor of the frame's graph comes from -> the last call that was given it, and as which argument."""
+Given = Pieces["FrameCall"]
+"""What blocks of one slice were given."""
 
 
 class FrameCall:
@@ -36,14 +38,15 @@ class FrameCall:
         were given before, which the call adds to."""
         self.pair = pair
         self.edges: list[GradientEdge | None] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
-        given = {} if given is None else given
+        self.pieces: Given = Pieces() if given is None else given
+        self.number = self.pieces.enter(self.edges)
         self.shares: dict[int, tuple[FrameCall, int]] = {}
         for index, edge in enumerate(self.edges):
             if edge is not None:
                 key = id(edge.node), edge.output_nr  # the call keeps the node
-                if key in given:
-                    self.shares[index] = given[key]
-                given[key] = self, index
+                if key in self.pieces.given:
+                    self.shares[index] = self.pieces.given[key]
+                self.pieces.given[key] = self, index
         self.later: dict[int, Tensor] = {}  # argument -> sum of the gradients of later blocks
         self.node: Node | None = None
         self.tangents: list[Tensor | None] | None = None
@@ -90,9 +93,9 @@ class FrameCall:
         return taken
 
     def pass_on(self, grads: list[Tensor | None], before: FrameCall | None) -> None:
-        """Send the gradients of the arguments through the frame's piece of graph, to the block `before` and to the
-        frame's weights. Empties `grads`."""
-        pairs = list(self._own(grads))
+        """Send the gradients of the arguments through the frame's pieces of graph, to the block `before` and to the
+        frame's weights, as far as the pieces are due. Empties `grads`."""
+        pairs = self.pieces.due(self.number, list(self._own(grads)))
         grads.clear()
         if pairs:
             edges, gradients = map(list, zip(*pairs, strict=True))
@@ -133,8 +136,9 @@ class BlockCall(FrameCall, ABC):
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         """Outputs of the block for its (detached) tensor arguments. The list is the subclass's to empty."""
 
-    def enter(self, tensors: Sequence[Tensor], anchor: Tensor) -> Any:
-        """Run `forward` as a node of the frame's graph and nest its outputs as the block would.
+    def enter(self, tensors: Sequence[Tensor], mappings: Mappings, anchor: Tensor) -> Any:
+        """Run `forward` as a node of the frame's graph and nest its outputs as the block would, also in the tables that
+        it is given.
 
         `anchor`: a scalar that requires grad, so that a block without a differentiable argument has a node too.
         """
@@ -142,7 +146,9 @@ class BlockCall(FrameCall, ABC):
         outputs = apply(self, anchor, *(t.detach() for t in tensors))
         result = self.pair.result
         self.node = next((o.grad_fn for o, d in zip(outputs, result.differentiable, strict=True) if d), None)
-        return result.deliver(outputs, tensors)
+        if self.node is not None:
+            self.pieces.made(self.number, self.node)
+        return result.deliver(outputs, tensors, mappings)
 
 
 class _Cut(torch.autograd.Function):

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from planner.errors import UserError
 from planner.graph.call import FrameCall
 from planner.graph.interface import BlockCode
+from planner.graph.result import Mappings
 
 Elementwise = Callable[[Tensor], Tensor]
 Sink = Callable[[str, Tensor], None]
@@ -165,7 +166,7 @@ class ChunkedHead(FrameCall, ABC):
     def weights(self) -> dict[str, Tensor]:
         """The weights by local name: weight [vocabulary, width], and bias [vocabulary] if there is one."""
 
-    def enter(self, tensors: Sequence[Tensor], anchor: Tensor) -> Any:
+    def enter(self, tensors: Sequence[Tensor], mappings: Mappings, anchor: Tensor) -> Any:
         """The logits, which are computed when the loss is."""
         if torch.is_autocast_enabled(anchor.device.type):
             raise _refused("a loss under autocast")

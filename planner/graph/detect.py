@@ -161,7 +161,8 @@ def _may_be_layer(module: nn.Module) -> bool:
 
 
 def _kind(call: ModuleCall, record: Record) -> str:
-    """A hash of the class, the arguments, the parameters and every operation with how they feed each other."""
+    """A hash of the class, the arguments, the parameters, every operation with how they feed each other, and what of it
+    is returned, or left in a table that was given."""
     index: dict[int, int] = {}
     roles = {storage_of(t): name for name, t in (*call.module.named_parameters(), *call.module.named_buffers())}
     lines = [
@@ -176,4 +177,7 @@ def _kind(call: ModuleCall, record: Record) -> str:
             for side in (operation.inputs, operation.outputs)
         ]
         lines.append(f"{operation.text} {ids}")
+    nested, made = call.made
+    ends = [leaf if isinstance(leaf, str) else roles.get(leaf, index.setdefault(leaf, len(index))) for leaf in made]
+    lines.append(f"{nested} {ends}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

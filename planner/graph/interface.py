@@ -71,6 +71,10 @@ class BlockCode(ABC):
         """How many tensors the block makes for its result."""
         return len(self.output_values)
 
+    def adds_up(self, argument: int) -> bool:
+        """Whether the gradient of this tensor argument may be a sum of several, made within the block."""
+        return True
+
     def for_tangents(self, layout: Layout) -> BlockCode:
         """The code for gradients that come in under `layout`; its forward, and what backward reads, are the same."""
         return self

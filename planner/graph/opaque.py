@@ -15,7 +15,7 @@ from planner.errors import UserError
 from planner.graph.eager import EagerPair
 from planner.graph.fake import FakeMode
 from planner.graph.record import ModuleCall, Record, record_forward
-from planner.graph.signature import flatten_call
+from planner.graph.signature import flatten_call, mappings_of
 
 
 class Opaque:
@@ -56,7 +56,8 @@ class Opaque:
             tensors = flatten_call(args, kwargs)[1]
             record.add_layer(module, tensors, made)
             differentiable = zip(made, code.result.differentiable, strict=True)
-            return code.result.deliver([t.requires_grad_(d) for t, d in differentiable], tensors)
+            made = [t.requires_grad_(d) for t, d in differentiable]
+            return code.result.deliver(made, tensors, mappings_of(args, kwargs))
 
         for name, module in layers:
             module.forward = functools.partial(call, name, module, module.forward)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from planner.errors import Exit, UserError
 from planner.graph.fake import FakeMode, fake_weights, same_buffers
 from planner.graph.joint import untraceable
 from planner.graph.repeated_layers import Turns
-from planner.graph.signature import flatten_call
+from planner.graph.signature import flatten_call, left_in, mappings_of
 
 _aten = torch.ops.aten
 _MATMULS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default)
@@ -27,13 +27,16 @@ _MATMULS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.conv
 
 @dataclass(slots=True)
 class ModuleCall:
-    """One call of a module: operations `start` to `end` of the record."""
+    """One call of a module: operations `start` to `end` of the record. `made`: how what it returns, and what it leaves
+    in tables that it is given, nests, and the storages (or types) in it."""
 
     name: str
     module: nn.Module
     start: int
     key: str
     end: int = 0
+    given: list[tuple[MutableMapping[Any, Any], dict[Any, Any]]] = field(default_factory=list)
+    made: tuple[str, tuple[int | str, ...]] = "", ()
     kids: list[ModuleCall] = field(default_factory=list)
 
     def walk(self) -> Iterator[ModuleCall]:
@@ -159,11 +162,13 @@ def record_forward(
 
             def before(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
                 call = ModuleCall(name, module, len(record.operations), repr(flatten_call(args, kwargs)[0].key))
+                call.given = [(mapping, dict(mapping)) for mapping in mappings_of(args, kwargs)]
                 stack[-1].kids.append(call)
                 stack.append(call)
 
             def after(module: nn.Module, args: Any, result: Any) -> None:
-                stack.pop().end = len(record.operations)
+                call = stack.pop()
+                call.end, call.made = len(record.operations), _made(result, call.given)
 
             hooks += [
                 module.register_forward_pre_hook(before, with_kwargs=True),
@@ -184,6 +189,13 @@ def record_forward(
                 hook.remove()
     root.end = len(record.operations)
     return root, record
+
+
+def _made(
+    result: Any, given: Sequence[tuple[MutableMapping[Any, Any], dict[Any, Any]]]
+) -> tuple[str, tuple[int | str, ...]]:
+    flat, spec = tree_flatten((result, left_in(*map(list, zip(*given, strict=True))) if given else []))
+    return repr(spec), tuple(storage_of(leaf) if torch.is_tensor(leaf) else type(leaf).__name__ for leaf in flat)
 
 
 def not_found(cause: str) -> UserError:

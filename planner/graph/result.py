@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers.utils.output_capturing import _active_collector
 
 _running: Any = _active_collector  # of the model's forward that runs in this thread: what its hooks record into
+
+Mappings = Sequence[MutableMapping[Any, Any]]
 
 Records = Mapping[str, Sequence[Any]]
 """What was recorded, under the names that transformers' models have for it (router_logits, attentions)."""
@@ -32,17 +34,20 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a block's result and its records nest: tensors it makes, arguments it hands back, other values in between;
-    and which of the tensors it makes have a gradient."""
+    """How a block's result, its records, and what it leaves in tables that it is given nest: tensors it makes,
+    arguments it hands back, other values in between; and which of the tensors it makes have a gradient."""
 
     spec: TreeSpec
     leaves: tuple[Any, ...]
     differentiable: tuple[bool, ...]
 
     @classmethod
-    def of(cls, value: Any, records: Records, arguments: Sequence[Tensor]) -> tuple[Result, tuple[Tensor, ...]]:
-        """Of a call with these tensor arguments that returned `value`, and the tensors it made."""
-        flat, spec = tree_flatten((value, {key: list(found) for key, found in records.items()}))
+    def of(
+        cls, value: Any, records: Records, left: Sequence[Mapping[Any, Any]], arguments: Sequence[Tensor]
+    ) -> tuple[Result, tuple[Tensor, ...]]:
+        """Of a call with these tensor arguments that returned `value` and has `left` something in each table that it
+        was given, and the tensors it made."""
+        flat, spec = tree_flatten((value, {key: list(found) for key, found in records.items()}, list(left)))
         where = {id(tensor): index for index, tensor in enumerate(arguments)}
         made = tuple(leaf for leaf in flat if torch.is_tensor(leaf) and id(leaf) not in where)
         leaves = [
@@ -51,15 +56,17 @@ class Result:
         ]
         return cls(spec, tuple(leaves), tuple(tensor.requires_grad for tensor in made)), made
 
-    def deliver(self, made: Sequence[Tensor], arguments: Sequence[Tensor]) -> Any:
+    def deliver(self, made: Sequence[Tensor], arguments: Sequence[Tensor], mappings: Mappings) -> Any:
         """The block's result with `made` and `arguments` in their places; what was recorded is recorded once more, for
-        the frame that is running."""
+        the frame that is running, and what the block leaves in tables is put into `mappings`."""
         each = iter(made)
         leaves = [
             next(each) if isinstance(leaf, _Made) else arguments[leaf.index] if isinstance(leaf, _Given) else leaf
             for leaf in self.leaves
         ]
-        value, records = tree_unflatten(leaves, self.spec)
+        value, records, left = tree_unflatten(leaves, self.spec)
+        for mapping, new in zip(mappings, left, strict=True):
+            mapping.update(new)
         running = _running.get() or {}
         for key, found in records.items():
             running[key].extend(found)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, register_pytree_node, tree_flatten, tree_unflatten
+from transformers import cache_utils
 
-from planner.graph.result import recorded_names
+from planner.graph.result import Mappings, recorded_names
+
+# Of layers, which later layers take. Not all versions of transformers have it.
+_KeysAndValues: Any = getattr(cache_utils, "KVSharingDict", None)
+if _KeysAndValues is not None and _KeysAndValues not in SUPPORTED_NODES:
+    register_pytree_node(
+        _KeysAndValues,
+        lambda mapping: (list(mapping.values()), list(mapping)),
+        lambda values, keys: _KeysAndValues(zip(keys, values, strict=True)),
+        serialized_type_name="transformers.cache_utils.KVSharingDict",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,21 @@ class CallShape:
             flat[position] = tensor
         args, kwargs = tree_unflatten(flat, self.spec)
         return args, kwargs
+
+
+def mappings_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mappings:
+    """The arguments that are tables, into which the block may put what later blocks take."""
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)]
+
+
+def left_in(mappings: Mappings, before: Sequence[Mapping[Any, Any]]) -> list[dict[Any, Any]]:
+    """What is new in each of the tables, `before` being what was in it. Raises TypeError where something is gone."""
+    if any(old.keys() - mapping.keys() for old, mapping in zip(before, mappings, strict=True)):
+        raise TypeError("it takes something out of a table that it is given")
+    return [
+        {key: value for key, value in mapping.items() if old.get(key) is not value}
+        for old, mapping in zip(before, mappings, strict=True)
+    ]
 
 
 def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallShape, list[torch.Tensor]]:

@@ -18,13 +18,14 @@ class Shared:
 
     keep_input  blocks keep their input for the backward
     given       what blocks were given so far
-    arguments   how many arguments of blocks other blocks were given too, and have a gradient
+    arguments   how many arguments with a gradient later blocks are given too, and the block adds up several for it:
+                these arrive as one, where autograd adds them to the later blocks' one by one
     sums        of the gradients of the head's weights
     """
 
     def __init__(self, mode: FakeMode, meter: Meter, *, keep_input: bool) -> None:
         self.mode, self.meter, self.keep_input = mode, meter, keep_input
-        self.given: Given = {}
+        self.given: Given = Given()
         self.arguments = 0
         self.sums: list[Tensor] = []
 
@@ -50,7 +51,7 @@ class StandIn(BlockCall):
     def __init__(self, shared: Shared, name: str, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]) -> None:
         super().__init__(pairs[0], tensors, shared.given)
         self.shared, self.pairs, self.name = shared, pairs, name
-        shared.arguments += len(self.shares)
+        shared.arguments += sum(call.pair.adds_up(argument) for call, argument in self.shares.values())
         self.x: Tensor | None = None
         self.others: list[Tensor] = []
 

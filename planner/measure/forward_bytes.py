@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from planner.cpu.meter import Meter
-from planner.graph import BlockNames, EagerPair, flatten_call
+from planner.graph import BlockNames, EagerPair, flatten_call, mappings_of
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
 from planner.measure.frame_bytes import frame_alone
 from planner.schedule.forward_program import ForwardBytes
@@ -53,7 +53,7 @@ def measure_forward(
         meter.add(mode.block(code.forward_peak, device))  # and gone again
         for tensor in made:
             meter.add(tensor)
-        return code.result.deliver(made, flatten_call(args, kwargs)[1])
+        return code.result.deliver(made, flatten_call(args, kwargs)[1], mappings_of(args, kwargs))
 
     with frame_alone(model, names, fake_weights(model, mode, device, buffers=False), enter), eval_mode(model):
         with meter.host():

@@ -26,6 +26,7 @@ from planner.graph import (
     EagerPair,
     Joint,
     flatten_call,
+    mappings_of,
     run_slice,
     trace_block,
 )
@@ -44,7 +45,7 @@ class FrameBytes:
     head_peak       the most from the arrival at the head to the end of the head's backward, all included
     backward_held, backward_tail
                     likewise for backward, the incoming gradients included; 0 for the head
-    shared          how many arguments of blocks other blocks are given too, and have a gradient
+    shared          how many arguments that later blocks are given too have a gradient that is a sum within the block
     layouts         how the gradients of each block's results are laid out when they arrive; None for the head
     gradients       gradients of the frame's weights that come into being after a block's backward; `tail` counts them
     spread          the frame's weights that several of its pieces between blocks read
@@ -90,7 +91,7 @@ def trace_blocks(
         outputs = mode.fresh(joint.output_values)
         grads = joint.result.differentiable
         made = [t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)]
-        return joint.result.deliver(made, flatten_call(args, kwargs)[1])
+        return joint.result.deliver(made, flatten_call(args, kwargs)[1], mappings_of(args, kwargs))
 
     with frame_alone(model, names, fake_weights(model, mode, device, buffers=False), enter):
         model(**{name: t.to(device) for name, t in batch.items()}, **model_kwargs)
@@ -269,7 +270,7 @@ class _Run:
         if len({(e.node, e.output_nr) for e in call.edges if e}) < sum(e is not None for e in call.edges):
             raise not_profiled(f"the block {name} is given one tensor twice")
         self.calls[index] = call
-        result = call.enter(tensors, self.anchor)
+        result = call.enter(tensors, mappings_of(args, kwargs), self.anchor)
         if index != self.head:  # the head's turn goes on until its backward is done
             self.leave("F", index)
         return result

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from planner.cpu.meter import Meter
 from planner.errors import Exit, UserError
-from planner.graph import RECIPES, BlockCode, BlockNames, EagerPair, flatten_call, make_pairs, run_slice
+from planner.graph import RECIPES, BlockCode, BlockNames, EagerPair, flatten_call, make_pairs, mappings_of, run_slice
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
 from planner.graph.tangents import Layout
 from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn
@@ -229,18 +229,18 @@ class _Run:
 
     def enter(self, index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         log, name, tensors = self.log, self.names.all[index], flatten_call(args, kwargs)[1]
-        pair = self.pairs[self.names.kinds[index]]
+        mappings, pair = mappings_of(args, kwargs), self.pairs[self.names.kinds[index]]
         if index:  # what comes before the first block belongs to its turn
             log.stages.append([])
         if index < len(self.names.all) - 1:
             call = self.calls[index] = _Aside(self.shared, name, (pair,), tensors)
             given = list(map(log.number, tensors))
             log.quiet = True
-            result = call.enter(tensors, self.anchor)
+            result = call.enter(tensors, mappings, self.anchor)
             log.turn(given, self.shared.last)
             return result
         if self.chunk_rows:
             chunked = self.calls[index] = _ChunkedHead(self.shared, module, (pair,), tensors, self.chunk_rows)
-            return chunked.enter(tensors, self.anchor)
+            return chunked.enter(tensors, mappings, self.anchor)
         whole = self.calls[index] = _Head(self.shared, name, module, (pair,), tensors)
-        return whole.enter(tensors, self.anchor)
+        return whole.enter(tensors, mappings, self.anchor)

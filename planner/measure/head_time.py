@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.graph import BlockCall, BlockCode, BlockNames, ChunkedHead, Sink, flatten_call, run_slice
+from planner.graph import BlockCall, BlockCode, BlockNames, ChunkedHead, Sink, flatten_call, mappings_of, run_slice
 from planner.graph.call import Given
 from planner.graph.fake import other_weights
 from planner.graph.sample import random_data
@@ -59,11 +59,11 @@ class _Run:
         }
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.calls: dict[int, _Silent | _Head | _Chunks] = {}
-        self.given: Given = {}
+        self.given: Given = Given()
 
     @torch.no_grad()
     def once(self) -> None:
-        self.given = {}
+        self.given = Given()
         tokens = {"num_items_in_batch": self.batch["input_ids"].numel()}
         with torch.enable_grad():
             run_slice(self.model, self.batch, tokens, self.device)
@@ -84,7 +84,7 @@ class _Run:
         else:
             call = _Head(pair, tensors, self.given, module, self.sink)
         self.calls[index] = call
-        return call.enter(tensors, self.anchor)
+        return call.enter(tensors, mappings_of(args, kwargs), self.anchor)
 
 
 class _Silent(BlockCall):

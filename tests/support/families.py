@@ -17,6 +17,7 @@ _COMMON = {"vocab_size": VOCABULARY, "use_cache": False, "bos_token_id": 0, "eos
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, **_COMMON}
 _GROUPED = {**_SIZES, "num_key_value_heads": 2}
 _DROP = {"attention_dropout": 0.1}
+_BY_LAYER = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}
 # Windows are shorter than the test's rows.
 FAMILIES: dict[str, tuple[type[T.PretrainedConfig], dict[str, Any]]] = {
     "llama": (T.LlamaConfig, {**_GROUPED, **_DROP}),
@@ -42,6 +43,22 @@ FAMILIES: dict[str, tuple[type[T.PretrainedConfig], dict[str, Any]]] = {
         {
             **_GROUPED, **_DROP, "head_dim": 8, "sliding_window": 8,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    # Each layer has a part of another embedding; the third takes the keys and values of the second.
+    "gemma3n": (
+        T.Gemma3nTextConfig,
+        {
+            **_GROUPED, **_DROP, **_BY_LAYER, "intermediate_size": [64] * 3, "head_dim": 8, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1,
+            "laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.9, 0.0, 0.0],
+        },
+    ),
+    "gemma4": (
+        T.Gemma4TextConfig,
+        {
+            **_GROUPED, **_DROP, **_BY_LAYER, "head_dim": 8, "global_head_dim": 8, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1,
         },
     ),
     "mixtral": (

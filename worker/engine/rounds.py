@@ -19,6 +19,7 @@ from planner.graph import (
     depends_on_data,
     flatten_call,
     label,
+    mappings_of,
     run_slice,
     trace_block,
 )
@@ -69,7 +70,7 @@ class Rounds:
     ) -> list[Tensor]:
         """The losses of a round's slices, whose gradients go to the sums. Raises what the model or a queue raised."""
         losses: dict[int, Tensor] = {}
-        self._given_to = [{} for _ in range(self._slices)]
+        self._given_to = [Given() for _ in range(self._slices)]
 
         def body(k: int) -> None:
             with torch.enable_grad():
@@ -112,7 +113,7 @@ class Rounds:
             call = Call(block, turn.slice, self.codes[key], tensors, self._given_to[turn.slice], self._device)
         self.calls[block.index, turn.slice] = call
         with label(self._labels[turn.op.stage]):
-            result = call.enter(tensors, self._anchor)
+            result = call.enter(tensors, mappings_of(args, kwargs), self._anchor)
         self._check_bytes(block)
         return result
 

@@ -213,6 +213,6 @@ def test_an_argument_that_a_block_returns_is_handed_back_as_it_is():
     block, x, bias = Passing(4, 4), torch.randn(2, 4, requires_grad=True), torch.randn(4, requires_grad=True)
     joint = trace_block(block, (x, bias), {})
     (made,), _ = Pair(joint, RECIPES["keep"]).forward([*(p.detach() for p in block.parameters()), x.detach(), bias])
-    value = joint.result.deliver([made], [x, bias])
+    value = joint.result.deliver([made], [x, bias], [])
     assert torch.equal(value[0], block(x, bias)[0])
     assert value[1] is bias and value[2] is None

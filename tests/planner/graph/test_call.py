@@ -45,7 +45,7 @@ def run_cut(model, batch, recipe):
         module.forward = forward
         pair = Pair(trace_block(module, args, kwargs), RECIPES[recipe if 0 < index < len(names.all) - 1 else "keep"])
         calls.append(Call(pair, module, tensors, sums))
-        return calls[-1].enter(tensors, anchor)
+        return calls[-1].enter(tensors, [], anchor)
 
     for index, name in enumerate(names.all):
         module = model.get_submodule(name)

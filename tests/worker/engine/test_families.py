@@ -23,7 +23,7 @@ def test_a_family_equals_plain_pytorch_bitwise(family):
     assert_bitwise(trained(functools.partial(family_model, family), batch_of, slices=1, steps=2))
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "mixtral", "opt"])
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gemma4", "mixtral", "opt"])
 def test_a_family_evaluates_and_writes_as_the_plain_model_within_what_is_predicted(family):
     """Sliding windows, soft caps, positions that padding moves, routers: all go through the model's own code."""
     model, plain = family_model(family), family_model(family)
@@ -71,11 +71,19 @@ def test_an_encoder_decoder_equals_plain_pytorch_within_rounding(slices, batches
         torch.testing.assert_close(got[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def test_keys_and_values_that_several_layers_take_get_their_gradients_in_autograds_order():
+    layers = ["sliding_attention", *["full_attention"] * 4]
+    settings = {"num_hidden_layers": 5, "layer_types": layers, "num_kv_shared_layers": 3}
+    make = functools.partial(family_model, "gemma4", torch.bfloat16, **settings)
+    assert analyse_model(make(), batch_of(), device=torch.device("cpu")).inexact == ()
+    assert_bitwise(trained(make, masked_batch, slices=2, steps=2, plan_of=streaming_plan))
+
+
 def test_what_is_equal_within_rounding_only_is_said_with_the_reasons():
     first, second = analyse_model(t5(), batch_of(), device=torch.device("cpu")).inexact
     assert first.startswith("blocks share arguments that have a gradient")
     assert second.startswith("with several micro-batches, weights are shared by others")
-    for family in ("llama", "gpt2"):
+    for family in ("llama", "gpt2", "gemma4"):
         assert analyse_model(family_model(family), batch_of(), device=torch.device("cpu")).inexact == ()
 
 
