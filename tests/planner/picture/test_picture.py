@@ -131,15 +131,15 @@ def test_a_trace_has_every_operation_of_both_steps_on_its_queue(drawing: Drawing
     tracks = slices_of(found)
     ahead_ns = -min(ns(span.start_s) for _, span in drawing.occasions())
     assert ahead_ns > 0, "one copy begins before the step it belongs to"
-    for queue, track in zip(Queue, (3, 4, 5, 6), strict=True):
+    for queue, track in zip(Queue, (3, 4, 5, 6, 7), strict=True):
         expected = sorted(
             (ns(s.start_s) + ahead_ns, ns(s.end_s) + ahead_ns, s.op.name)
             for _, s in drawing.occasions()
             if s.op.queue is queue and ns(s.end_s) > ns(s.start_s)
         )
-        assert sorted((round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"])), e["name"]) for e in tracks[track]) == (
-            expected
-        )
+        slices = tracks.get(track, [])  # nothing is read from disk here
+        found_there = ((round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"])), e["name"]) for e in slices)
+        assert sorted(found_there) == expected
     gathered = [
         (round(1e3 * e["ts"]), kind, subject)
         for e in found["traceEvents"]
