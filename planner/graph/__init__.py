@@ -8,11 +8,12 @@ from planner.graph.call import BlockCall, refuse_autocast, run_slice
 from planner.graph.chunks import ChunkedHead, check_chunked, chunk_rows, loss_only
 from planner.graph.detect import BlockNames, find_blocks
 from planner.graph.eager import EagerPair, depends_on_data
+from planner.graph.front import recipes_on_front
 from planner.graph.inductor import CannotCompileError, CompiledPair, why_not_compilable
 from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint, trace_block
 from planner.graph.label import label
-from planner.graph.recipes import EAGER, RECIPES, Recipe
+from planner.graph.recipes import EAGER, RECIPES, Recipe, recipe_of
 from planner.graph.result import Result
 from planner.graph.signature import CallShape, flatten_call, mappings_of
 from planner.graph.unroll import take_turns
@@ -42,6 +43,8 @@ __all__ = [
     "loss_only",
     "make_pairs",
     "mappings_of",
+    "recipe_of",
+    "recipes_on_front",
     "refuse_autocast",
     "run_slice",
     "take_turns",

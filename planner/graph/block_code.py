@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
 
 import torch
 from torch import fx
@@ -15,8 +13,9 @@ from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint
 from planner.graph.lifetimes import Tape
 from planner.graph.liveness import peak_bytes
-from planner.graph.nodes import Storages, is_op, is_random, is_view, nbytes, parent
+from planner.graph.nodes import Storages, is_random, is_view, nbytes, parent
 from planner.graph.recipes import Recipe
+from planner.graph.saved import cut, forward_nodes, savable
 from planner.graph.tangents import Layout, layout_of
 from planner.graph.work import Work, work_of
 
@@ -41,13 +40,13 @@ class Pair(BlockCode):
         swap = eager_dropouts(graph)
         grads = [g for g in joint.grads.values() if g is not None]
 
-        forward_set = _forward_nodes(joint, body)
-        forward_nodes = [n for n in body if n in forward_set]
-        saved, needed = _cut(grads, forward_set, recipe, _unpacking(forward_nodes))
-        self.saved = [n for n in forward_nodes if n in saved]
-        replayed = [n for n in forward_nodes if n in needed and is_random(n)]
+        ahead = forward_nodes(joint)
+        forward_set = set(ahead)
+        saved, needed = cut(grads, {n for n in savable(ahead) if recipe.may_save(n)})
+        self.saved = [n for n in ahead if n in saved]
+        replayed = [n for n in ahead if n in needed and is_random(n)]
         forward = generate(
-            "forward", self.primals, forward_nodes, [*joint.outputs, *self.saved],
+            "forward", self.primals, ahead, [*joint.outputs, *self.saved],
             constants=joint.module, rng=rng, swap=swap, record=replayed,
         )  # fmt: skip
         backward_nodes = on_demand([n for n in body if n in needed], forward_set)
@@ -66,7 +65,7 @@ class Pair(BlockCode):
             "backward", backward_inputs, backward_nodes, input_grads,
             constants=joint.module, rng=rng, swap=swap, sinks=sinks, replay=replayed,
         )  # fmt: skip
-        self.forward_nodes, self.backward_nodes = forward_nodes, backward_nodes
+        self.forward_nodes, self.backward_nodes = ahead, backward_nodes
         self._forward, self._backward = forward.function, backward.function
         self.forward_source, self.backward_source = forward.source, backward.source
 
@@ -158,51 +157,6 @@ def make_pairs(joint: Joint, recipes: Iterable[Recipe]) -> dict[str, Pair]:
     return made
 
 
-def _forward_nodes(joint: Joint, body: Sequence[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    todo = list(joint.outputs)
-    while todo:
-        node = todo.pop()
-        if node.op != "placeholder" and node not in found:
-            found.add(node)
-            todo += node.all_input_nodes
-    # A dropout's mask, the logsumexp of attention, mean and rstd of a norm are no ancestors of an output. Without them
-    # here they could not be saved, and "keep" would run those operations (and their random state) twice.
-    return found | {n for n in body if n.target is operator.getitem and n.args[0] in found}
-
-
 def _result_bytes(node: fx.Node) -> int:
     value = node.meta["val"]
     return nbytes(value[0] if isinstance(value, (tuple, list)) else value)
-
-
-def _unpacking(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """The operations that unpack quantized weights: saved, what they make would take the room that packing frees."""
-    todo = [n for n in nodes if is_op(n) and cast(Any, n.target).namespace == "bitsandbytes"]
-    found = set[fx.Node]()
-    while todo:
-        node = todo.pop()
-        if node.op != "placeholder" and node not in found:
-            found.add(node)
-            todo += node.all_input_nodes
-    return found
-
-
-def _cut(
-    grads: Sequence[fx.Node], forward: set[fx.Node], recipe: Recipe, unsaved: set[fx.Node]
-) -> tuple[set[fx.Node], set[fx.Node]]:  # fmt: skip
-    """Walk back from the gradients and stop at what exists (inputs, tangents) or may be saved, which `unsaved` may not.
-    Returns what is saved and what backward computes."""
-    saved, needed = set[fx.Node](), set[fx.Node]()
-    todo = list(grads)
-    while todo:
-        node = todo.pop()
-        if node in needed or node in saved or node.op == "placeholder":
-            continue
-        may = node in forward and node not in unsaved and recipe.may_save(node) and not is_view(node)
-        if may and torch.is_tensor(node.meta.get("val")):
-            saved.add(node)
-        else:
-            needed.add(node)
-            todo += node.all_input_nodes
-    return saved, needed

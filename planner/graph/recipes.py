@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -14,9 +15,9 @@ _MATMULS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """`saves`: which results forward hands to backward ("all", "matmul" or "none"); the rest is computed again.
-    `offloads`: what is saved travels to the host in between; `offloads_input`: so does the block's input, for backward
-    reads it."""
+    """`saves`: which results forward hands to backward: "all", "matmul", "none", or the names of nodes of the traced
+    graph, separated by spaces; the rest is computed again. `offloads`: what is saved travels to the host in between;
+    `offloads_input`: so does the block's input, for backward reads it."""
 
     name: str
     saves: str
@@ -29,7 +30,12 @@ class Recipe:
             source = node.args[0] if node.target is operator.getitem else node
             assert isinstance(source, fx.Node)
             return source.target in _MATMULS or "scaled_dot_product" in str(source.target)
-        return self.saves == "all"
+        return self.saves == "all" or node.name in self.saves.split(" ")
+
+    @property
+    def text(self) -> str:
+        """What `recipe_of` makes the recipe of."""
+        return self.name if self.saves in ("all", "matmul", "none") else f"{self.name.rpartition('-')[0]} {self.saves}"
 
 
 RECIPES = {
@@ -42,6 +48,20 @@ RECIPES = {
         Recipe(name="offload-all", saves="matmul", offloads=True, offloads_input=True),
     )
 }
+
+
+def recipes_saving(number: int, nodes: Collection[str]) -> Iterator[Recipe]:
+    """The recipes that save these nodes: as "keep", "offload", "offload-input" and "offload-all" do with what they save
+    and with the block's input."""
+    for word in ("keep", "offload", "offload-input", "offload-all"):
+        yield replace(RECIPES[word], name=f"{word}-{number}", saves=" ".join(sorted(nodes)))
+
+
+def recipe_of(text: str) -> Recipe:
+    """The recipe of a chain's option: a name of RECIPES, behind it the nodes that are saved. KeyError for others."""
+    word, _, nodes = text.partition(" ")
+    return replace(RECIPES[word], saves=nodes) if nodes else RECIPES[word]
+
 
 EAGER = Recipe(name="eager", saves="none")
 """How a block runs that cannot be traced: by its own code, computed again in backward."""

@@ -217,9 +217,13 @@ def _least_options(setting: Setting) -> list[str]:
 
     allowed = [[block.options.index(o) for o in setting.options(block)] for block in chain.blocks]
     kept = [[slices * kept_bytes(block, o) for o in block.options] for block in chain.blocks]
-    # What a block's own options, and those of the block before, add to the fullest of its moments.
+    # What a block's own options, and those of the block before, add to the fullest of its moments. Of options that keep
+    # alike, those come first of which less travels while the next block runs.
     own = [
-        {o: max(fixed + of.get((i, o), 0) for fixed, of in stages[i]) for o in sorted(options, key=kept[i].__getitem__)}
+        {
+            o: max(fixed + of.get((i, o), 0) for fixed, of in stages[i])
+            for o in sorted(options, key=lambda o: (kept[i][o], chain.blocks[i].options[o].offloaded_bytes))
+        }
         for i, options in enumerate(allowed)
     ]
     before = [

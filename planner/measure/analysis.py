@@ -23,6 +23,7 @@ from planner.graph import (
     check_chunked,
     find_blocks,
     make_pairs,
+    recipes_on_front,
     refuse_autocast,
 )
 from planner.graph import chunk_rows as rows_of_a_chunk
@@ -180,7 +181,7 @@ class Analysis:
             backward_first_peak_bytes=max(backward[True], own.backward_first),
             reads_input=pair.keeps_interface,
             reads_weights=tuple(names[local] for local in pair.backward_weights),
-            recipe=pair.recipe.name,
+            recipe=pair.recipe.text,
             chunk_rows=self.chunk_rows if is_head else 0,
             compiled=taken.compiled is not None,
         )
@@ -228,7 +229,8 @@ def analyse_model(
             pairs[kind] = {joint.recipe.name: joint}
         elif kind not in pairs:
             # Embedding and head keep everything: what they save is small, or used at once.
-            recipes = RECIPES.values() if 0 < index < len(names.kinds) - 1 else (RECIPES["keep"],)
+            is_layer = 0 < index < len(names.kinds) - 1
+            recipes = (*RECIPES.values(), *recipes_on_front(joint)) if is_layer else (RECIPES["keep"],)
             pairs[kind] = {**make_pairs(joint, recipes)}
     with watch:
         by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}

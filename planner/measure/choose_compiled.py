@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planner.cpu.meter import Meter
 from planner.errors import first_line
-from planner.graph import BlockCode, CannotCompileError, CompiledPair, Pair, why_not_compilable
+from planner.graph import RECIPES, BlockCode, CannotCompileError, CompiledPair, Pair, why_not_compilable
 from planner.graph.sample import random_data
 from planner.measure.times import CompiledBytes, OptionTimes, Pairs, Times, measure_kind
 
@@ -43,7 +43,9 @@ def with_compiled(pairs: Pairs, layers: Collection[str], times: Times, device: t
     compile; `adds`: gradients are added to those of a slice before. The log says of each what came of it."""
     better: dict[tuple[str, str], OptionTimes] = {}
     for kind in layers:
-        codes = {pair.recipe.saves: pair for pair in pairs[kind].values() if isinstance(pair, Pair)}  # options share
+        # Options share code; to compile a set of saved values takes longer than it is worth.
+        named = [pair for option, pair in pairs[kind].items() if option in RECIPES and isinstance(pair, Pair)]
+        codes = {pair.recipe.saves: pair for pair in named}
         for saves, pair in codes.items():
             options = [option for option, its in pairs[kind].items() if its.recipe.saves == saves]
             what = f"layers like {pair.name} ({', '.join(options)})"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.schedule.chain import Chain, Tensor
+from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.compile import OpKind, order_program
 from planner.schedule.plan import Plan
 
@@ -40,12 +41,13 @@ class TensorDecision:
 class BlockDecision:
     """One block's step. Bytes of weights by where they are: `resident_bytes` never leave, `away_once_bytes` are away
     between two passes, `away_twice_bytes` travel for each. `up_bytes` and `down_bytes` are all that travels in a step.
-    A tied tensor counts with its first block.
+    A tied tensor counts with its first block. `treatment` says what the option does with activations.
     """
 
     name: str
     kind: str
     option: str
+    treatment: str
     forward_s: float
     backward_s: float
     saved_bytes: int
@@ -59,6 +61,33 @@ class BlockDecision:
     cpu_parameters: int
     gpu_parameters: int
     tensors: tuple[TensorDecision, ...]
+
+
+_ALL = {
+    "keep": "keeps its activations on the GPU",
+    "recompute": "computes its activations again in backward",
+    "offload": "sends its activations to the host until backward",
+    "offload-input": "sends its input to the host and computes its activations again from it",
+    "offload-all": "sends its activations and its input to the host until backward",
+    "eager": "runs its own code, once more in backward",
+}
+_PART = {
+    "keep": "keeps {} on the GPU",
+    "offload": "sends {} to the host until backward",
+    "offload-input": "keeps {} on the GPU, sends its input to the host",
+    "offload-all": "sends {} and its input to the host until backward",
+}
+
+
+def treatment(option: Option) -> str:
+    """What the option does with a block's activations, in words: of values that it chooses, the operations that make
+    them (`planner.graph.front`)."""
+    word, _, nodes = option.recipe.partition(" ")
+    if not nodes:
+        return _ALL.get(word, word)
+    counts = Counter(re.sub(r"_\d+$", "", node).strip("_") for node in nodes.split(" "))
+    made = ", ".join(f"{name} (×{count})" if count > 1 else name for name, count in sorted(counts.items()))
+    return f"{_PART[word].format(f'the results of {made}')}, computes the rest again"
 
 
 def decisions(plan: Plan, chain: Chain) -> tuple[BlockDecision, ...]:
@@ -97,10 +126,10 @@ class _Reader:
             return sum(d.elements for d in found if d.updated == by)
 
         return BlockDecision(
-            name=block.name, kind=block.kind, option=name, forward_s=rounds * slices * option.forward_s,
-            backward_s=rounds * slices * option.backward_s, saved_bytes=0 if last else slices * saved,
-            offloaded_bytes=offloaded, resident_bytes=weights((0,)), away_once_bytes=weights((1,)),
-            away_twice_bytes=weights(range(2, 9)),
+            name=block.name, kind=block.kind, option=name, treatment=treatment(option),
+            forward_s=rounds * slices * option.forward_s, backward_s=rounds * slices * option.backward_s,
+            saved_bytes=0 if last else slices * saved, offloaded_bytes=offloaded,
+            resident_bytes=weights((0,)), away_once_bytes=weights((1,)), away_twice_bytes=weights(range(2, 9)),
             up_bytes=rounds * offloaded + self._moved(tensors, OpKind.FETCH),
             down_bytes=rounds * offloaded + self._moved(tensors, OpKind.SEND),
             parameters=sum(t.elements for t in tensors),

@@ -60,19 +60,29 @@ _TREATMENTS = {  # options whose names are no verbs
     "offload-input": "recompute their activations from inputs on the host",
     "offload-all": "offload their activations and inputs",
 }
+_PARTS = {
+    "keep": "keep a part of their activations",
+    "offload": "offload a part of their activations",
+    "offload-input": "keep a part of their activations and offload their inputs",
+    "offload-all": "offload a part of their activations and their inputs",
+}
+
+
+def _words(option: str) -> str:
+    word, _, number = option.rpartition("-")
+    return _PARTS[word] if number.isdigit() else _TREATMENTS.get(option, f"{option} their activations")
 
 
 def _treated(drawing: Drawing) -> str:
     """What becomes of the activations of those blocks that have a choice."""
     pairs = zip(drawing.chain.blocks, drawing.plan.options, strict=True)
-    counts = Counter(name for block, name in pairs if len(block.options) > 1)
+    counts = Counter(_words(name) for block, name in pairs if len(block.options) > 1)
     if not counts:
         return "No block has a choice of what to do with its activations."
-    names = {name: _TREATMENTS.get(name, f"{name} their activations") for name in counts}
     if len(counts) == 1:
-        ((name, count),) = counts.items()
-        return f"All {count} blocks that have a choice {names[name]}."
-    parts = [f"{count} {names[name]}" for name, count in counts.most_common()]
+        ((words, count),) = counts.items()
+        return f"All {count} blocks that have a choice {words}."
+    parts = [f"{count} {words}" for words, count in counts.most_common()]
     return f"Of {counts.total()} blocks that have a choice {', '.join(parts[:-1])} and {parts[-1]}."
 
 

@@ -14,6 +14,7 @@ from planner.candidate.setting import Budgets, Setting
 from planner.errors import Exit, UserError
 from planner.greedy.streaming import frugal
 from planner.ilp.lower_bound import lower_bound_s
+from planner.ilp.narrow import narrowed
 from planner.ilp.program import Solution
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
@@ -172,13 +173,13 @@ def _most_frugal(step: Setting, *, enough: int = 0) -> tuple[Candidate, Setting]
 
 
 def rounds_that_fit(step: Setting) -> dict[Setting, Candidate]:
-    """The rounds that fit the budgets, each with its most frugal candidate. Tensors too small to be worth a transfer
-    stay on the device where anything fits so; else all may leave."""
+    """The rounds that fit the budgets, each with the options worth deciding among and its most frugal candidate.
+    Tensors too small to be worth a transfer stay on the device where anything fits so; else all may leave."""
     for small in _small_tensors(step):
         candidates = {setting: _frugal(setting) for setting in in_rounds(small)}
         found = {s: d for s, d in candidates.items() if d and device_bytes(d, s) <= step.budgets.gpu_bytes}
         if found:
-            return found
+            return {narrowed(s, d.options): d for s, d in found.items()}
     return {}
 
 

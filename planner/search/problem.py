@@ -54,6 +54,7 @@ class Problem:
         `beat_s`, or finds nothing that fits."""
         s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
         bound_s = bound_of(s)
+        s = next((fitting for fitting in rounds_that_fit(self.setting) if fitting.rounds == rounds), s)
         bound_s = 0.0 if bound_s == math.inf else bound_s  # a proof that there is no plan comes from tolerances
         deadline = time.monotonic() + time_limit_s
         return Search(s, deadline=deadline, gap=GAP, beat_s=beat_s, bound_s=bound_s).first()

@@ -20,6 +20,7 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import Analysis, analyse, estimate_times
+from planner.schedule.chain import Block, Chain
 from planner.search.make_plan import GAP
 from planner.search.problem import Problem
 
@@ -122,7 +123,7 @@ class _Chains:
         # What is traced with one row has other strides, and shapes that are special.
         self.few = next((rows for rows in self.candidates if rows > 1), self.many)
         least = self._traced(self.few, device) if self.few < self.many else most
-        self.low, self.high = (a.chain(estimate_times(a, hardware), distinct_tokens) for a in (least, most))
+        self.low, self.high = alike(*(a.chain(estimate_times(a, hardware), distinct_tokens) for a in (least, most)))
 
     def _traced(self, rows: int, device: torch.device) -> Analysis:
         return analyse(self.job.model_copy(update={"per_device_train_batch_size": rows}), device)
@@ -145,6 +146,19 @@ def candidates(total: int) -> list[int]:
     divisors = sorted(d for d in {*small, *(total // d for d in small)} if d <= _MOST_ROWS)
     wanted = [divisors[-1] ** (step / (_MOST - 1)) for step in range(_MOST)]
     return sorted({min(divisors, key=lambda d: abs(math.log(d / want))) for want in wanted})
+
+
+def alike(low: Chain, high: Chain) -> tuple[Chain, Chain]:
+    """Two chains of a model with the options that both have: what is worth saving depends on a slice's rows."""
+    shared: list[tuple[Block, Block]] = []
+    for a, b in zip(low.blocks, high.blocks, strict=True):
+        others = {option.recipe: option for option in b.options}
+        its = [option for option in a.options if option.recipe in others]
+        shared.append((
+            replace(a, options=tuple(its)), replace(b, options=tuple(others[option.recipe] for option in its)),
+        ))  # fmt: skip
+    ours, theirs = zip(*shared, strict=True)
+    return replace(low, blocks=ours), replace(high, blocks=theirs)
 
 
 def between(low: T, high: T, share: float) -> T:

@@ -17,7 +17,7 @@ from planner.measure.files_of_weights import weights_are_in_files
 from planner.search.from_disk import with_weights_on_disk
 from planner.search.problem import Problem
 from planner.units import format_bytes
-from planner.whatif.batch_size import between
+from planner.whatif.batch_size import alike, between
 
 _SHORTEST = 256  # tokens; below that nobody trains
 
@@ -128,9 +128,10 @@ def _smaller_slices(job: Job, problem: Problem, device: torch.device, last_trace
 def _most_rows(job: Job, problem: Problem, one: Problem) -> int:
     """Of the divisors of the step's rows the largest that fits, by chains read off those of one row and of all."""
     total = job.slice_rows * job.gradient_accumulation_steps
+    low, high = alike(one.chain, problem.chain)
     for rows in range(job.slice_rows - 1, 1, -1):
         if total % rows == 0:
-            chain = between(one.chain, problem.chain, (rows - 1) / (job.slice_rows - 1))
+            chain = between(low, high, (rows - 1) / (job.slice_rows - 1))
             if replace(problem, chain=chain, slices=total // rows).fits():
                 return rows
     return 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from planner.graph import EAGER, RECIPES, BlockCall, BlockCode, ChunkedHead, Recipe, loss_only
+from planner.graph import EAGER, BlockCall, BlockCode, ChunkedHead, Recipe, loss_only, recipe_of
 from planner.graph.call import Given
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -99,7 +99,7 @@ def model_blocks(model: nn.Module, chain: Chain, plan: Plan) -> list[ModelBlock]
         blocks.append(
             ModelBlock(
                 index, model.get_submodule(block.name), name=block.name, kind=block.kind,
-                recipe=EAGER if its.recipe == EAGER.name else RECIPES[its.recipe], names=names,
+                recipe=EAGER if its.recipe == EAGER.name else recipe_of(its.recipe), names=names,
                 last=index == len(chain.blocks) - 1, chunk_rows=its.chunk_rows,
                 compiled_bytes=block.output_bytes if its.compiled else 0,
             )

@@ -104,11 +104,6 @@ function arrow(c, x0, y0, x1, y1, strength) {
 const STEP_NAMES = { "-1": "the step before", 0: "the step", 1: "the next step" };
 const line = (name, ...value) => el("tr", {}, el("td", {}, name), el("td", {}, ...value));
 const title = (text, sort) => el("strong", {}, ...(sort ? [swatch(sort)] : []), text);
-const OPTION_WORDS = {
-  keep: "keeps its activations on the GPU", recompute: "computes its activations again in backward",
-  offload: "sends its activations to the host until backward",
-};
-
 function barWords({ lane, at }) {
   const occasion = lane.occasions[at];
   const op = occasion % COUNT;
@@ -119,7 +114,7 @@ function barWords({ lane, at }) {
   const lines = [];
   if (kind === "run") {
     const block = doc.blocks[Number(stage.slice(1))];
-    lines.push(line("block", `${block.name}: ${OPTION_WORDS[block.option] ?? block.option}`));
+    lines.push(line("block", `${block.name}: ${block.treatment}`));
   } else {
     lines.push(line("listed at", `${stage}, the ${turnName(`${stage}.0`).replace(/, slice 0$/, "")}`));
   }

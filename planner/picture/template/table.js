@@ -35,8 +35,8 @@ function updateCell(block) {
 }
 
 function optionCell(block) {
-  const colour = OPTION_COLOURS[block.option] ?? "frame";
-  return el("td", {}, el("span", { className: "badge", title: OPTION_WORDS[block.option] ?? "" }, swatch(colour),
+  const colour = OPTION_COLOURS[block.option.split("-")[0]] ?? "frame";
+  return el("td", {}, el("span", { className: "badge", title: block.treatment }, swatch(colour),
     block.option));
 }
 

@@ -33,7 +33,7 @@ def frozen(layers: int) -> torch.nn.Module:
 
 
 def without_sent(chain: Chain) -> Chain:
-    blocks = (replace(b, options=tuple(o for o in b.options if o.name not in SENT)) for b in chain.blocks)
+    blocks = (replace(b, options=tuple(o for o in b.options if not o.name.startswith(SENT))) for b in chain.blocks)
     return replace(chain, blocks=tuple(blocks))
 
 
@@ -69,7 +69,7 @@ def test_a_budget_that_inputs_alone_would_fill_is_enough() -> None:
     inputs = sum(block.input_bytes for block in chain.blocks[1:-1])
     assert budget < least_budget(without_sent(chain), HARDWARE, **problem).gpu_bytes - inputs // 2
     plan = make_plan(chain, HARDWARE, gpu_budget_bytes=budget, time_limit_s=1.0, **problem)
-    assert set(SENT) & set(plan.options)
+    assert any(option.startswith(SENT) for option in plan.options)
     settings = {"optimizer": adamw(model), "max_grad_norm": None}
     engine = Engine(model, plan=plan, chain=chain, device=CPU, metered=True, **settings)
     reference = PlainEngine(plain, **settings)

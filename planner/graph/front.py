@@ -1,0 +1,162 @@
+"""Which values of a block are worth saving: the sets that are best at some price of a saved byte.
+
+A block's forward computes values that its backward reads. Each is saved, or computed again from others that are saved
+and from the block's input. At a given price in seconds a byte, the best choice is a minimum cut: an operation that runs
+again costs its time, a saved value its bytes, and no operation runs without what it reads. The prices at which the cut
+changes give all points of the lower convex hull of (bytes saved, seconds more). Rockmate's rk-checkmate (thesis,
+chapter 2) chooses among the same sets, by an integer program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import fx
+
+from planner.graph.joint import Joint
+from planner.graph.min_cut import Network
+from planner.graph.nodes import StorageId, Storages, is_mutable
+from planner.graph.recipes import Recipe, recipes_saving
+from planner.graph.saved import cut, forward_nodes, savable
+from planner.graph.work import work_of
+
+_FLOPS_PER_BYTE = 100
+"""What a card computes while it moves a byte. What is made is measured whole; this only says what to make."""
+_MOST = 4
+_NOTHING = 1e-9  # of a number that was rounded
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A set of nodes to save, the bytes that stay for it (the block's input included where backward reads it), and how
+    long what runs again takes, in bytes of memory traffic."""
+
+    nodes: frozenset[fx.Node]
+    bytes: int
+    again: float
+
+
+def front(joint: Joint) -> list[Saved]:
+    """At most four sets, from the fewest bytes to the fewest seconds; none where all is nearly free, or where the block
+    writes into what it has made."""
+    cutter = _Cutter(joint)
+    if not cutter.operations or any(is_mutable(node) for node in cutter.forward):
+        return []
+    return [point for point in _thinned(_hull(cutter)) if point.nodes]
+
+
+def recipes_on_front(joint: Joint) -> Iterator[Recipe]:
+    """Those that save a set of the front."""
+    for number, saved in enumerate(front(joint), 1):
+        yield from recipes_saving(number, [node.name for node in saved.nodes])
+
+
+class _Cutter:
+    """Minimum cuts of one block. In the network, backward has what is on the sink's side: of operations those that run
+    again, of values those that are saved or computed again. A cut pays for an operation there (arc from the source),
+    and for a value there whose operation is not (arc from the operation: it is saved). What an operation reads comes
+    with it (an arc without bound)."""
+
+    def __init__(self, joint: Joint) -> None:
+        self.storages = Storages(joint.module.graph)
+        ahead = forward_nodes(joint)
+        self.forward = set(ahead)
+        self.grads = [node for node in joint.grads.values() if node is not None]
+        made: dict[fx.Node, list[StorageId]] = {}
+        for storage in self.storages.bytes:
+            if storage[0] in self.forward:
+                made.setdefault(storage[0], []).append(storage)
+        self.operations = made
+        self.takes = {node: _taken(node) for node in made}
+        self.savers: dict[StorageId, fx.Node] = {}
+        may_save = savable(ahead)
+        for node in (node for node in ahead if node in may_save):
+            for storage in self.storages.of[node]:
+                self.savers.setdefault(storage, node)
+        given = (node for i, node in enumerate(joint.inputs) if node is not None and joint.grads.get(i) is not None)
+        self.input = next((self.storages.of[node][0] for node in given), None)
+        self.wanted = self._read_by_backward()
+
+    def _read_by_backward(self) -> set[StorageId]:
+        """What backward's own operations read of forward and of the input."""
+        found, seen, todo = set[StorageId](), set[fx.Node](), list(self.grads)
+        while todo:
+            node = todo.pop()
+            if node in self.forward or node.op == "placeholder":
+                found.update(self.storages.of[node])
+            elif node not in seen:
+                seen.add(node)
+                todo += node.all_input_nodes
+        return found
+
+    def at(self, price: float) -> Saved:
+        """The best set where a byte costs `price`."""
+        operations = {node: 2 + k for k, node in enumerate(self.operations)}
+        known = [s for its in self.operations.values() for s in its] + ([self.input] if self.input is not None else [])
+        values = {storage: 2 + len(operations) + k for k, storage in enumerate(known)}
+        network = Network(2 + len(operations) + len(values))
+        for node, number in operations.items():
+            network.arc(0, number, self.takes[node])
+            for storage in {s for a in node.all_input_nodes for s in self.storages.of[a]} & values.keys():
+                network.arc(values[storage], number, float("inf"))
+            for storage in self.operations[node]:
+                cost = price * self.storages.bytes[storage] if storage in self.savers else float("inf")
+                network.arc(number, values[storage], cost)
+        if self.input is not None:
+            network.arc(0, values[self.input], price * self.storages.bytes[self.input])
+        for storage in self.wanted & values.keys():
+            network.arc(values[storage], 1, float("inf"))
+        absent = network.cut(0, 1)
+        return self._saved({
+            self.savers[storage] for node, number in operations.items() if number in absent
+            for storage in self.operations[node] if values[storage] not in absent
+        })  # fmt: skip
+
+    def _saved(self, chosen: set[fx.Node]) -> Saved:
+        """The set that is really saved where `chosen` may be: some may be reached by no way."""
+        saved, needed = cut(self.grads, chosen)
+        kept = {s for node in saved for s in self.storages.of[node]}
+        if self.input is not None and any(self.input in self.storages.of[a] for n in needed for a in n.all_input_nodes):
+            kept.add(self.input)
+        return Saved(
+            frozenset(saved), sum(self.storages.bytes[s] for s in kept), sum(self.takes.get(node, 0) for node in needed)
+        )
+
+
+def _taken(node: fx.Node) -> float:
+    """How long an operation takes, in bytes of memory traffic."""
+    return max([1.0, *(max(work.bytes, work.flops / _FLOPS_PER_BYTE) for work in work_of([node]))])
+
+
+def _hull(cutter: _Cutter) -> list[Saved]:
+    """All sets that are best at some price, from the fewest bytes to the fewest seconds."""
+    most = sum(cutter.takes.values())
+    few, many = cutter.at(1e3 * most), cutter.at(1e-9)
+    return [few, *_between(cutter, few, many), many]
+
+
+def _between(cutter: _Cutter, few: Saved, many: Saved) -> list[Saved]:
+    """Those strictly between two of the hull."""
+    if few.bytes >= many.bytes or few.again <= many.again:
+        return []
+    price = (few.again - many.again) / (many.bytes - few.bytes)
+    middle = cutter.at(price)
+    gained = few.again + price * few.bytes - (middle.again + price * middle.bytes)
+    if middle in (few, many) or gained <= _NOTHING * few.again:
+        return []
+    return [*_between(cutter, few, middle), middle, *_between(cutter, middle, many)]
+
+
+def _thinned(points: list[Saved]) -> list[Saved]:
+    """At most `_MOST` of a hull: again and again the one goes that a mixture of its neighbours replaces best."""
+    left = list(points)
+    while len(left) > _MOST:
+        left.pop(min(range(1, len(left) - 1), key=lambda k: _above(left[k - 1], left[k], left[k + 1])))
+    return left
+
+
+def _above(few: Saved, point: Saved, many: Saved) -> float:
+    """How much longer a mixture of the outer two takes than the one between, at its bytes."""
+    share = (point.bytes - few.bytes) / (many.bytes - few.bytes)
+    return few.again + share * (many.again - few.again) - point.again

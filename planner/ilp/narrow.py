@@ -1,0 +1,55 @@
+"""Fewer options for the integer program: those that its linear relaxation uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pulp
+
+from planner.candidate.setting import Setting
+from planner.ilp.columns import Columns
+from planner.ilp.instance import Instance, make_instance
+from planner.ilp.program import build
+from planner.ilp.solver import solve
+
+_ENOUGH = 6
+"""So many options are decided among as they are: the integer program takes no longer than its relaxation."""
+_LIMIT_S = 120.0
+_USED = 0.01  # of a block: less is a rounding of the solver's
+
+
+def narrowed(setting: Setting, always: Sequence[str]) -> Setting:
+    """`setting`, where blocks of each kind have only the options that the relaxation of its O-ILP gives a share of any
+    of them, and those that they have in `always`, an option per block. The relaxation mixes options at will: what it
+    does without is not missed where whole blocks have one each.
+
+    The same setting where no block has more than six options, or the relaxation has no answer.
+    """
+    chain = setting.chain
+    if max(len(setting.options(block)) for block in chain.blocks) <= _ENOUGH:
+        return setting
+    instance = make_instance(setting)
+    relaxed = _relaxed(instance)
+    if relaxed is None:
+        return setting
+    used: dict[str, set[str]] = {}
+    for index, block in enumerate(chain.blocks):
+        names = used.setdefault(block.kind, set())
+        names.add(always[index])
+        shares = zip(instance.choices[index], relaxed.comp[index], strict=True)
+        names.update(block.options[choice.index].name for choice, x in shares if (x.value() or 0.0) > _USED)
+    blocks = tuple(
+        replace(block, options=tuple(o for o in block.options if o.name in used[block.kind])) for block in chain.blocks
+    )
+    return replace(setting, chain=replace(chain, blocks=blocks))
+
+
+def _relaxed(instance: Instance) -> Columns | None:
+    """The solved relaxation; None where it has no answer."""
+    columns = build(instance)
+    for chosen in columns.comp:
+        for x in chosen:
+            x.cat = pulp.LpContinuous
+    columns.rows.problem.setObjective(columns.step_time())
+    return columns if solve(columns.rows.problem, time_limit_s=_LIMIT_S, gap=0.0).found else None
