@@ -29,7 +29,6 @@ from planner.graph.tangents import Layout, arriving, is_arrival
 _aten = torch.ops.aten
 _UNKNOWN = {
     _aten.mkldnn_rnn_layer.default: "only {} itself knows what it saves for backward",  # laid out as oneDNN likes
-    _aten.affine_grid_generator.default: "{} multiplies matrices inside, where autocast rounds what goes in",
     _aten.rrelu_with_noise_functional.default: "{} lays its result out otherwise than the operation it stands for",
 }
 """What a trace cannot follow, and why."""

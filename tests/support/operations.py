@@ -103,9 +103,9 @@ def shift(x):
 
 def grid(x):
     turn = torch.eye(2, 3, device=x.device).expand(len(x), 2, 3) * 0.9
-    return F.grid_sample(
-        image(x).float(), F.affine_grid(turn, [len(x), 1, *x.shape[1:]], align_corners=False), align_corners=False
-    )[:, 0].to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):  # of the points, see docs/exactness.md
+        points = F.affine_grid(turn, [len(x), 1, *x.shape[1:]], align_corners=False)
+    return F.grid_sample(image(x).float(), points, align_corners=False)[:, 0].to(x.dtype)
 
 
 def of_qkv(d):
