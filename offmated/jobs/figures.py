@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from planner.errors import UserError
 from planner.job.source import read_text, read_yaml
 from planner.run.folder import RunFolder
 from planner.run.step_times import StepTimes, step_times
@@ -19,6 +20,8 @@ _T = TypeVar("_T")
 
 KEPT_FILES = 512
 _DISK_BYTES_PER_S = 400e6  # of a disk that nobody has measured: what a SATA one writes, or less
+DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError, UserError)
+"""What a look at files raises that are closed, or hold something else than they should."""
 _STEPS_UNSEEN = 2  # a stop may come as a step begins, and the first ones of a run take longer
 _SPARE_S = 15.0  # until the processes have ended
 _PLAN_FIELDS = (

@@ -12,14 +12,13 @@ from pathlib import Path
 from sqlalchemy import ColumnElement, Subquery, and_, case, func, or_, select, true
 from sqlalchemy.orm import Session
 
-from offmated.jobs.figures import left_s, stop_s
+from offmated.jobs.figures import DAMAGED, left_s, stop_s
 from offmated.jobs.forecast import UNKNOWN, Expected, Work, forecast
 from offmated.jobs.queue import wishes
 from offmated.jobs.states import FINAL, TAKEN_FROM, JobState
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow
 from offmated.jobs.turns import has_turn, queue_order
-from planner.errors import UserError
 from planner.job.window import Window
 from planner.run.folder import RunFolder
 
@@ -178,13 +177,15 @@ def _expected(session: Session, paused: bool) -> dict[int, Expected]:
     for row in rows:
         run = RunFolder(Path(row.run_dir))
         after = row.after_id if row.after_id not in done else None
-        left, stop = None, 0.0
-        with suppress(OSError, KeyError, TypeError, ValueError, UserError):  # of a folder that is damaged: nothing
+        left, stop, window, known = None, 0.0, None, False
+        with suppress(*DAMAGED):  # of a damaged folder nothing is said
             left, stop = left_s(run), stop_s(run)
+        with suppress(ValueError):  # a time zone that this machine does not know any more
+            window, known = Window.parse(row.window) if row.window is not None else None, True
         works.append(Work(
             id=row.id, left_s=left, stop_s=stop, begin_at=row.begin_at or 0.0,
-            window=Window.parse(row.window) if row.window is not None else None,
-            after=after, blocked=row.hold is not None or (after is not None and after not in here),
+            window=window, after=after,
+            blocked=not known or row.hold is not None or (after is not None and after not in here),
             running=row.state is JobState.RUNNING and row.stop_reason is None,
         ))  # fmt: skip
     return forecast(works, time.time())

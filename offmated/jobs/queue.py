@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from offmated.jobs.figures import stop_s
+from offmated.jobs.figures import DAMAGED, stop_s
 from offmated.jobs.room import missing_bytes
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold
 from offmated.jobs.store import Store, no_such_job
@@ -94,11 +94,16 @@ def until_next_window(store: Store, row: JobRow) -> None:
 
 
 def is_too_late(row: JobRow) -> bool:
-    """Whether what is left of a job's window is too little for a step and a save, or it is not open."""
+    """Whether what is left of a job's window is too little for a step and a save, or it is not open. Of a job whose
+    folder is damaged the window alone counts: whoever works on it finds that out. Raises ValueError for a window that
+    is none on this machine."""
     if row.window is None:
         return False
     now, span = time.time(), Window.parse(row.window).span(time.time())
-    return now < span.opens or now >= span.closes - stop_s(RunFolder(Path(row.run_dir)))
+    needed_s = 0.0
+    with suppress(*DAMAGED):
+        needed_s = stop_s(RunFolder(Path(row.run_dir)))
+    return now < span.opens or now >= span.closes - needed_s
 
 
 def pause_all(store: Store) -> None:

@@ -94,9 +94,10 @@ class Dispatcher:
     def keep_windows(self) -> None:
         """Have a job that runs save and end before its window does."""
         for row in self._store.jobs(JobState.RUNNING):
-            if row.stop_reason is None and is_too_late(row):
-                until_next_window(self._store, row)
-                self._store.stop(row.id, StopReason.WINDOW)
+            with self._errors.of(f"looking at the window of job {row.id}", ValueError):
+                if row.stop_reason is None and is_too_late(row):
+                    until_next_window(self._store, row)
+                    self._store.stop(row.id, StopReason.WINDOW)
 
     def look_for_room(self) -> None:
         """Have jobs go on that waited for room on their disks, where it is there now."""
@@ -120,9 +121,13 @@ class Dispatcher:
 
     def _send_next(self, name: str, phase: JobState) -> None:
         while due := self._store.due(phase, 1):
-            if phase is JobState.PLANNING or not is_too_late(due[0]):
-                break
-            until_next_window(self._store, due[0])
+            try:
+                if phase is JobState.PLANNING or not is_too_late(due[0]):
+                    break
+                until_next_window(self._store, due[0])
+            except ValueError as error:  # no window: at any hour it might have the GPU when it must not
+                log.exception("job %d cannot be handed out, and has failed", due[0].id)
+                self._store.give_up(due[0], error)
         else:
             return
         try:

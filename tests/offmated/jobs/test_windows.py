@@ -10,6 +10,7 @@ from typing import cast
 from zoneinfo import ZoneInfo
 
 import pytest
+from sqlalchemy import update
 
 from offmated.api.views import job_view
 from offmated.cli import job_view as words
@@ -159,6 +160,38 @@ def test_a_machine_that_slept_through_the_end_of_a_window_stops_the_job_when_it_
     night.begin(number)
     night.set("2026-06-11 09:00")
     assert night.tick(number).stop_reason is StopReason.WINDOW
+
+
+@pytest.mark.parametrize("text", ["{}", '{"plan": []}', '{"plan": {}, "measured": true}', None])
+def test_a_job_whose_plan_cannot_be_read_keeps_no_other_from_the_gpu(night: Night, text: str | None) -> None:
+    broken, other = night.submit("schedule: 23:00-07:00 Europe/Berlin\n"), night.submit()
+    night.set("2026-06-11 01:00")
+    plan = night.paths.run_folder(broken) / "plan.json"
+    if text is None:
+        plan.unlink()
+        plan.mkdir()
+    else:
+        plan.write_text(text)
+    assert night.handed_out() == [broken], "whoever takes it finds out, and it fails"
+    night.begin(broken)
+    assert night.tick(broken).stop_reason is None
+    night.set("2026-06-11 07:00")
+    assert night.tick(broken).stop_reason is StopReason.WINDOW, "it leaves the GPU in the morning all the same"
+    assert [job.row.id for job in listing.queue(night.store, limit=9).jobs] == [broken, other]
+
+
+def test_a_window_that_is_none_any_more_fails_its_job_alone(night: Night) -> None:
+    lost, runs, other = (night.submit("schedule: 21:00-07:00 Europe/Berlin\n") for _ in range(3))
+    night.begin(runs)
+    with night.store.writing() as session:
+        session.execute(update(JobRow).where(JobRow.id != other).values(window="21:00-07:00 Atlantis/Poseidon"))
+    assert [job.row.id for job in listing.queue(night.store, limit=9).jobs] == [runs, lost, other]
+    assert night.tick(runs).stop_reason is None
+    night.store.end(night.store.job(runs), 0)
+    assert night.handed_out() == [other]
+    row = night.store.job(lost)
+    assert (row.state, (row.error or {})["code"]) == (JobState.FAILED, "job-not-handled")
+    assert "'Atlantis/Poseidon' is no time zone" in str(row.error)
 
 
 @pytest.mark.parametrize(
