@@ -6,8 +6,9 @@ published in.
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from planner.disk import check_space, sync_tree
 from planner.errors import Exit, UserError
@@ -25,6 +27,8 @@ from planner.job.schema import Job
 from planner.measure.hf_model import model_config, skeleton_model
 
 _WEIGHTS, _BESIDE = "*.safetensors", (".json", ".jinja", ".txt", ".model")
+# Mistral's own form beside that of transformers, the base once more: a server that finds it would take that.
+_ANOTHER_FORM = ("consolidated*", "params.json")
 
 
 def write_merged(job: Job, adapters: Path, folder: Path) -> None:
@@ -35,19 +39,18 @@ def write_merged(job: Job, adapters: Path, folder: Path) -> None:
             f"{folder} is not empty.", code="output-dir-used", exit_code=Exit.USAGE, hint="give a folder that is new"
         )
     base = _base_folder(job)
-    files = sorted(base.glob(_WEIGHTS))
+    files = _files(base)
+    keys: dict[str, str] = {}
+    for file in files:
+        for key in _keys(file):
+            if (other := keys.setdefault(key, file.name)) != file.name:
+                raise _not_mergeable(f"{key} is in {other} and in {file.name} of {base}")
     layers, prefix = _layers(job, adapters)
-    keys = {key for file in files for key in _keys(file)}
     named: dict[str, Any] = {}
     for name, layer in layers.items():
-        if (key := _stored(name, prefix, keys)) is not None:
-            named[key] = layer
-            continue
-        raise UserError(
-            "The base has its weights in another form than its layers, and cannot be merged file by file.",
-            code="not-mergeable", exit_code=Exit.USAGE, numbers=(f"{base} has no {name}.weight in {_WEIGHTS}",),
-            hint="peft merges in memory: PeftModel.from_pretrained(model, adapters).merge_and_unload()",
-        )  # fmt: skip
+        if (stored := _stored(name, prefix, keys)) is None:
+            raise _not_mergeable(f"{base} has no {name}.weight in its {len(files)} files of weights")
+        named[stored] = layer
     draft = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -55,9 +58,12 @@ def write_merged(job: Job, adapters: Path, folder: Path) -> None:
         check_space(draft, sum(file.stat().st_size for file in files) + FILES_BYTES, "the merged model")
         for file in files:
             _write(file, draft / file.name, named)
+        left_out = ("adapter_*", "*.index.json", *_ANOTHER_FORM)
+        if _is_sharded(base):
+            shutil.copyfile(base / SAFE_WEIGHTS_INDEX_NAME, draft / SAFE_WEIGHTS_INDEX_NAME)
         for source in (base, adapters):
             for file in source.iterdir():
-                if file.suffix in _BESIDE and file.is_file() and not file.name.startswith("adapter_"):
+                if file.suffix in _BESIDE and file.is_file() and not any(file.match(form) for form in left_out):
                     shutil.copyfile(file, draft / file.name)
         sync_tree(draft)
         if folder.exists():
@@ -72,11 +78,35 @@ def _base_folder(job: Job) -> Path:
     if Path(job.model).is_dir():
         return Path(job.model)
     try:
-        return Path(snapshot_download(job.model, allow_patterns=[_WEIGHTS, *(f"*{end}" for end in _BESIDE)]))
+        wanted = [_WEIGHTS, *(f"*{end}" for end in _BESIDE)]
+        return Path(snapshot_download(job.model, allow_patterns=wanted, ignore_patterns=list(_ANOTHER_FORM)))
     except Exception as error:
         if unreachable(error):
             raise not_reached(f"the weights of {job.model}", error) from error
         raise
+
+
+def _is_sharded(base: Path) -> bool:
+    """As transformers asks: one file of all weights goes before an index."""
+    return not (base / SAFE_WEIGHTS_NAME).is_file() and (base / SAFE_WEIGHTS_INDEX_NAME).is_file()
+
+
+def _files(base: Path) -> list[Path]:
+    """The files that transformers loads the base from, and none that lie beside them. Raises UserError."""
+    names = {SAFE_WEIGHTS_NAME}
+    if _is_sharded(base):
+        names = set(json.loads((base / SAFE_WEIGHTS_INDEX_NAME).read_text("utf-8"))["weight_map"].values())
+    if missing := sorted(name for name in names if not (base / name).is_file()):
+        raise _not_mergeable(f"{base} has no {missing[0]}")
+    return [base / name for name in sorted(names)]
+
+
+def _not_mergeable(number: str) -> UserError:
+    return UserError(
+        "The base has its weights in another form than its layers, and cannot be merged file by file.",
+        code="not-mergeable", exit_code=Exit.USAGE, numbers=(number,),
+        hint="peft merges in memory: PeftModel.from_pretrained(model, adapters).merge_and_unload()",
+    )  # fmt: skip
 
 
 def _layers(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
@@ -102,7 +132,7 @@ def _layers(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
     return {n.removeprefix("base_model.model."): layer for n, layer in found if isinstance(layer, LoraLayer)}, prefix
 
 
-def _stored(name: str, prefix: str, keys: set[str]) -> str | None:
+def _stored(name: str, prefix: str, keys: Container[str]) -> str | None:
     """The key of a layer's weight in the files."""
     wanted = f"{name}.weight"
     return next((key for key in (wanted, wanted.removeprefix(f"{prefix}.")) if key in keys), None)

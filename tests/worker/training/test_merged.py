@@ -83,3 +83,35 @@ def test_what_cannot_be_merged_leaves_nothing_behind(tmp_path: Path, capsys: pyt
     with pytest.raises(UserError, match="is not empty"):
         write_merged(job, run / "output", folder)
     assert {path.name for path in tmp_path.iterdir() if "merged" in path.name} == {"merged"}
+
+
+def test_only_the_files_that_the_base_is_loaded_from_are_taken(tmp_path: Path) -> None:
+    job = lora_job(tmp_path)
+    adapters, base, other = adapters_of(job, tmp_path / "adapters"), Path(job.model), b"the base under other names"
+    # As Mistral publishes it: the weights once more, and what its own loader reads first.
+    for name in ("consolidated.safetensors", "consolidated.safetensors.index.json", "params.json"):
+        (base / name).write_bytes(other)
+    (base / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+    write_merged(job, adapters, tmp_path / "one")
+    names = {file.name for file in (tmp_path / "one").iterdir()}
+    assert "model.safetensors" in names and "config.json" in names
+    assert not {name for name in names if "consolidated" in name or "index" in name or name == "params.json"}
+
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(tmp_path / "sharded", max_shard_size="200KB")
+    job = job.model_copy(update={"model": str(tmp_path / "sharded")})
+    index = tmp_path / "sharded" / "model.safetensors.index.json"
+    shards = sorted((tmp_path / "sharded").glob("model-*.safetensors"))
+    text = index.read_text("utf-8")
+    shards[-1].with_name("twice.safetensors").write_bytes(shards[0].read_bytes())
+    index.write_text(text.replace(shards[-1].name, "twice.safetensors"), "utf-8")
+    with pytest.raises(UserError, match="another form") as refused:
+        write_merged(job, adapters, tmp_path / "two")
+    assert refused.value.code == "not-mergeable" and f"is in {shards[0].name} and in twice" in refused.value.numbers[0]
+    index.write_text(text.replace(shards[-1].name, "gone.safetensors"), "utf-8")
+    with pytest.raises(UserError, match="another form") as refused:
+        write_merged(job, adapters, tmp_path / "two")
+    assert "has no gone.safetensors" in refused.value.numbers[0] and not (tmp_path / "two").exists()
+    index.write_text(text, "utf-8")  # what is beside the shards is none of them
+    write_merged(job, adapters, tmp_path / "two")
+    found = {file.name for file in (tmp_path / "two").glob("*.safetensors*")}
+    assert found == {index.name, *(shard.name for shard in shards)}
