@@ -51,6 +51,7 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], allow_cha
     if budgets:
         check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))
         job = job.model_copy(update=budgets)
+    run.forget_notches()  # whoever has it tried again may have made room: it is helped as often as before
     if job != before:
         run.plan.unlink(missing_ok=True)  # or a later retry, without budgets, would find it and go on under it
         run.write_resolved(job.resolved_yaml())

@@ -58,7 +58,7 @@ def rerun(
     own run folder, as that of the first is where the file says. As `submit` otherwise."""
     row = store.job(job_id)
     run = RunFolder(Path(row.run_dir))
-    before = as_asked(run, Job.from_resolved(run.resolved))
+    before = as_asked(run, Job.from_resolved(run.resolved), budgets=True)
     job = before.model_copy(update={"output_dir": None})
     notes = [f"the same as job {job_id}, on the data that are there now"]
     if before.output_dir is not None:
@@ -67,12 +67,17 @@ def rerun(
     return _once(store, key, text, lambda: _take_in(store, paths, job, tuple(notes), text, key, turn, window))
 
 
-def as_asked(run: RunFolder, job: Job) -> Job:
-    """`job` with the batch as its file has it: the planner may have split it, for the budgets of then."""
-    if job.train_batch_size is None:
+def as_asked(run: RunFolder, job: Job, *, budgets: bool = False) -> Job:
+    """`job` with the batch as its file has it: the planner may have split it, for the budgets of then. With `budgets`
+    those, too, are the file's: a retry may have changed them, and each time that the memory was not enough did."""
+    keys: tuple[str, ...] = ()
+    if job.train_batch_size is not None:
+        keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    if budgets and (job.gpu_budget, job.cpu_budget) != (None, None):
+        keys += ("gpu_budget", "cpu_budget")
+    if not keys:
         return job
     asked = Job.from_resolved(run.submitted)
-    keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
     return job.model_copy(update={key: getattr(asked, key) for key in keys})
 
 

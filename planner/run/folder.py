@@ -132,6 +132,10 @@ class RunFolder:
         """notches.json; a reader finds the old one or the new one, whole."""
         _write_object(self.path / "notches.json", {"notches": notches})
 
+    def forget_notches(self) -> None:
+        """Remove notches.json; budgets stay as they are."""
+        (self.path / "notches.json").unlink(missing_ok=True)
+
     def read_error(self) -> dict[str, Any] | None:
         """error.json."""
         found = _read_object(self.error)

@@ -13,9 +13,10 @@ from alembic.config import Config as AlembicConfig
 from offmated.jobs import retry as again
 from offmated.jobs.migrate import scripts_folder, upgrade
 from offmated.jobs.retry import retry
+from offmated.jobs.smaller import MOST_NOTCHES, take_a_notch
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.jobs.submission import submit, sweep_drafts
+from offmated.jobs.submission import rerun, submit, sweep_drafts
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
@@ -228,6 +229,44 @@ def test_budgets_that_one_retry_changed_hold_for_the_next(store: Store, paths: P
     store.stop(number, StopReason.CANCEL)
     assert retry(store, number).state is JobState.SUBMITTED, "the old plan was for another budget"
     assert Job.from_resolved(run.resolved).gpu_budget == 2**25
+
+
+OUT_OF_MEMORY = UserError("out of memory", code="out-of-memory").to_json()
+
+
+def lowered(run: RunFolder) -> list[int]:
+    """Have the job run out of GPU memory until that helps no more; returns its budgets."""
+    found: list[int] = []
+    while len(found) < 9:
+        budget = Job.from_resolved(run.resolved).gpu_budget or 2**25
+        run.write_plan({"measured": True, "plan": {"gpu_budget_bytes": budget}})
+        if not take_a_notch(run, OUT_OF_MEMORY):
+            break
+        found.append(Job.from_resolved(run.resolved).gpu_budget or 0)
+    return found
+
+
+@pytest.mark.parametrize("budget", [None, 2**24])
+def test_a_job_that_is_tried_again_is_helped_again(budget: int | None, store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths, checkpoint=True)
+    first = lowered(run)
+    assert len(first) == MOST_NOTCHES and first == sorted(first, reverse=True)
+    retry(store, number, gpu_budget=budget)
+    assert Job.from_resolved(run.resolved).gpu_budget == (budget or first[-1])
+    assert len(lowered(run)) == MOST_NOTCHES
+
+
+@pytest.mark.parametrize(("lines", "asked"), [("", (None, None)), ("gpu_budget: 32 MiB\n", (2**25, None))])
+def test_a_job_handed_in_once_more_has_the_budgets_of_its_file(
+    lines: str, asked: tuple[int | None, ...], store: Store, paths: Paths
+) -> None:
+    number, run = a_cancelled_job(store, paths, JOB + lines)
+    lowered(run)
+    retry(store, number, cpu_budget=2**20)
+    assert Job.from_resolved(run.resolved).cpu_budget == 2**20
+    again, _ = rerun(store, paths, number)
+    job = Job.from_resolved(RunFolder(Path(again.run_dir)).resolved)
+    assert (job.gpu_budget, job.cpu_budget) == asked
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
