@@ -273,9 +273,7 @@ class Job(BaseModel):
         """What to tell the person who submits this job, whatever its file looked like."""
         notes = []
         if self.gradient_checkpointing is not None:
-            notes.append(
-                "gradient_checkpointing is decided by the planner, block by block; the value in the file is not used."
-            )
+            notes.append("gradient_checkpointing: the planner decides it, block by block; the value is not used.")
         if self.per_device_eval_batch_size is not None:
             notes.append("per_device_eval_batch_size is not used: evaluation has the rows of training.")
         if has_no_weights(self.model):
@@ -287,7 +285,6 @@ class Job(BaseModel):
 
 CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases} | {k: k for k in Job.model_fields}
 """Every name a key may have -> its canonical name."""
-
 
 _NULLABLE = {key for key, field in Job.model_fields.items() if field.default is None} | {
     "max_grad_norm", "save_minutes", "save_total_limit",

@@ -14,11 +14,12 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from offmated.jobs import database
-from offmated.jobs.database import choose_journal, has_sound_log
+from offmated.jobs.database import choose_journal, has_sound_log, open_engine
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.paths import Paths
+from planner.errors import UserError
 
 VERSIONS = {
     (3, 6, 23): False, (3, 7, 0): False, (3, 40, 1): False, (3, 44, 5): False, (3, 44, 6): True, (3, 44, 7): True,
@@ -172,3 +173,12 @@ def test_workers_wait_longer_for_a_write_than_for_a_look(paths: Paths, store: St
     assert writing.result() is JobState.CANCELLED
     assert seen == [1000 * database.PATIENCE_S]
     patient.engine.dispose()
+
+
+@pytest.mark.parametrize("file", ["/nonexistent/x.db", "/"])
+def test_a_database_that_cannot_be_opened_is_a_persons_error(paths: Paths, file: str) -> None:
+    with pytest.raises(UserError) as caught:
+        upgrade(open_engine(f"sqlite:///{file}"), paths)
+    assert (caught.value.code, caught.value.numbers) == (
+        "database-unreachable", (f"sqlite:///{file}", "unable to open database file"),
+    )  # fmt: skip

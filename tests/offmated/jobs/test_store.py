@@ -326,15 +326,6 @@ def test_a_new_take_forgets_why_the_job_was_stopped(store: Store, paths: Paths) 
     assert row.stop_reason is None
 
 
-@pytest.mark.parametrize("file", ["/nonexistent/x.db", "/"])
-def test_a_database_that_cannot_be_opened_is_a_persons_error(paths: Paths, file: str) -> None:
-    with pytest.raises(UserError) as caught:
-        upgrade(open_engine(f"sqlite:///{file}"), paths)
-    assert (caught.value.code, caught.value.numbers) == (
-        "database-unreachable", (f"sqlite:///{file}", "unable to open database file"),
-    )  # fmt: skip
-
-
 def test_a_cancel_is_no_cancel_while_the_database_does_not_answer(store: Store, paths: Paths) -> None:
     number = waiting(store, paths)
     row = store.take(number, JobState.RUNNING, ME)

@@ -301,9 +301,7 @@ def test_two_installations_on_one_broker_have_their_own_queues(desk: Desk) -> No
     assert other.queue(PLAN, desk.redis).name != desk.broker.queue(PLAN, desk.redis).name
 
 
-def test_a_server_of_the_system_comes_before_the_one_of_the_wheel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_of_the_system_comes_before_the_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_server().endswith("valkey-server") or find_server().endswith("redis-server")
     server = tmp_path / "redis-server"
     server.write_text("#!/bin/sh\n")
