@@ -17,7 +17,7 @@ from torch import fx
 from planner.graph.joint import Joint
 from planner.graph.min_cut import Network
 from planner.graph.nodes import StorageId, Storages, is_mutable
-from planner.graph.recipes import Recipe, recipes_saving
+from planner.graph.recipes import RECIPES, Recipe, recipes_saving
 from planner.graph.saved import cut, forward_nodes, savable
 from planner.graph.work import work_of
 
@@ -38,12 +38,13 @@ class Saved:
 
 
 def front(joint: Joint) -> list[Saved]:
-    """At most four sets, from the fewest bytes to the fewest seconds; none where all is nearly free, or where the block
-    writes into what it has made."""
+    """At most four sets, from the fewest bytes to the fewest seconds, none of which a named recipe saves; none where
+    the block writes into what it has made."""
     cutter = _Cutter(joint)
     if not cutter.operations or any(is_mutable(node) for node in cutter.forward):
         return []
-    return [point for point in _thinned(_hull(cutter)) if point.nodes]
+    named = [cutter.saved({n for n in cutter.savable if recipe.may_save(n)}).nodes for recipe in RECIPES.values()]
+    return [point for point in _thinned(_hull(cutter)) if point.nodes not in named]
 
 
 def recipes_on_front(joint: Joint) -> Iterator[Recipe]:
@@ -70,8 +71,8 @@ class _Cutter:
         self.operations = made
         self.takes = {node: _taken(node) for node in made}
         self.savers: dict[StorageId, fx.Node] = {}
-        may_save = savable(ahead)
-        for node in (node for node in ahead if node in may_save):
+        self.savable = savable(ahead)
+        for node in (node for node in ahead if node in self.savable):
             for storage in self.storages.of[node]:
                 self.savers.setdefault(storage, node)
         given = (node for i, node in enumerate(joint.inputs) if node is not None and joint.grads.get(i) is not None)
@@ -108,12 +109,12 @@ class _Cutter:
         for storage in self.wanted & values.keys():
             network.arc(values[storage], 1, float("inf"))
         absent = network.cut(0, 1)
-        return self._saved({
+        return self.saved({
             self.savers[storage] for node, number in operations.items() if number in absent
             for storage in self.operations[node] if values[storage] not in absent
         })  # fmt: skip
 
-    def _saved(self, chosen: set[fx.Node]) -> Saved:
+    def saved(self, chosen: set[fx.Node]) -> Saved:
         """The set that is really saved where `chosen` may be: some may be reached by no way."""
         saved, needed = cut(self.grads, chosen)
         kept = {s for node in saved for s in self.storages.of[node]}
@@ -133,7 +134,7 @@ def _hull(cutter: _Cutter) -> list[Saved]:
     """All sets that are best at some price, from the fewest bytes to the fewest seconds."""
     most = sum(cutter.takes.values())
     few, many = cutter.at(1e3 * most), cutter.at(1e-9)
-    return [few, *_between(cutter, few, many), many]
+    return list(dict.fromkeys((few, *_between(cutter, few, many), many)))
 
 
 def _between(cutter: _Cutter, few: Saved, many: Saved) -> list[Saved]:

@@ -11,6 +11,7 @@ from torch import fx
 
 _aten = torch.ops.aten
 _MATMULS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
+_SAVES = ("all", "matmul", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +33,15 @@ class Recipe:
             return source.target in _MATMULS or "scaled_dot_product" in str(source.target)
         return self.saves == "all" or node.name in self.saves.split(" ")
 
+    def not_in(self, graph: fx.Graph) -> list[str]:
+        """The names among those of saved nodes that no node has."""
+        names = {node.name for node in graph.nodes}
+        return [] if self.saves in _SAVES else [name for name in self.saves.split(" ") if name not in names]
+
     @property
     def text(self) -> str:
         """What `recipe_of` makes the recipe of."""
-        return self.name if self.saves in ("all", "matmul", "none") else f"{self.name.rpartition('-')[0]} {self.saves}"
+        return self.name if self.saves in _SAVES else f"{self.name.rpartition('-')[0]} {self.saves}"
 
 
 RECIPES = {
@@ -57,10 +63,10 @@ def recipes_saving(number: int, nodes: Collection[str]) -> Iterator[Recipe]:
         yield replace(RECIPES[word], name=f"{word}-{number}", saves=" ".join(sorted(nodes)))
 
 
-def recipe_of(text: str) -> Recipe:
-    """The recipe of a chain's option: a name of RECIPES, behind it the nodes that are saved. KeyError for others."""
+def recipe_of(text: str, name: str = "") -> Recipe:
+    """The recipe of an option `name`: one of RECIPES, behind it the nodes that are saved. KeyError for others."""
     word, _, nodes = text.partition(" ")
-    return replace(RECIPES[word], saves=nodes) if nodes else RECIPES[word]
+    return replace(RECIPES[word], name=name or word, saves=nodes or RECIPES[word].saves)
 
 
 EAGER = Recipe(name="eager", saves="none")

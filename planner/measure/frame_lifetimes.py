@@ -15,7 +15,7 @@ written, with three more.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from planner.cpu.meter import Meter
 from planner.errors import Exit, UserError
-from planner.graph import RECIPES, BlockCode, BlockNames, EagerPair, flatten_call, make_pairs, mappings_of, run_slice
+from planner.graph import BlockCode, BlockNames, EagerPair, Recipe, flatten_call, make_pairs, mappings_of, run_slice
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
 from planner.graph.tangents import Layout
 from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn
@@ -63,16 +63,16 @@ def block_lifetimes(
 
 
 def lifetimes_of(
-    model: nn.Module, names: BlockNames, options: Mapping[str, Collection[str]], batch: Mapping[str, Tensor],
+    model: nn.Module, names: BlockNames, recipes: Mapping[str, Iterable[Recipe]], batch: Mapping[str, Tensor],
     device: torch.device, model_kwargs: Mapping[str, Any], *, chunk_rows: int = 0,
 ) -> tuple[tuple[Lifetimes, ...], tuple[str, ...]]:  # fmt: skip
-    """Of blocks and frame for slices like `batch`, which may be another shape than that of `names.kinds`; `options`: of
-    each kind. None of the blocks may look at data. Raises UserError."""
+    """Of blocks and frame for slices like `batch`, which may be another shape than that of `names.kinds`; `recipes`: of
+    each kind, named as its options. None of the blocks may look at data. Raises UserError."""
     pairs: dict[str, dict[str, BlockCode]] = {}
     for kind, joint in trace_blocks(model, names, batch, device, model_kwargs).items():
         if isinstance(joint, EagerPair):
             raise UserError(f"{joint.name} cannot be traced.", code="block-not-traceable", exit_code=Exit.USAGE)
-        pairs[kind] = {**make_pairs(joint, [RECIPES[option] for option in options[kind]])}
+        pairs[kind] = {**make_pairs(joint, recipes[kind])}
     codes = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
     layouts = measure_frame(model, names, codes, batch, device, model_kwargs, chunk_rows=chunk_rows).layouts
     frame = frame_lifetimes(model, names, codes, batch, device, model_kwargs, chunk_rows=chunk_rows)

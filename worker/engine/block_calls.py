@@ -99,7 +99,7 @@ def model_blocks(model: nn.Module, chain: Chain, plan: Plan) -> list[ModelBlock]
         blocks.append(
             ModelBlock(
                 index, model.get_submodule(block.name), name=block.name, kind=block.kind,
-                recipe=EAGER if its.recipe == EAGER.name else recipe_of(its.recipe), names=names,
+                recipe=EAGER if its.recipe == EAGER.name else recipe_of(its.recipe, its.name), names=names,
                 last=index == len(chain.blocks) - 1, chunk_rows=its.chunk_rows,
                 compiled_bytes=block.output_bytes if its.compiled else 0,
             )

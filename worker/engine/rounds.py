@@ -130,7 +130,11 @@ class Rounds:
         with self._machine.on_host(), block.own_forward():
             if block.recipe == EAGER:
                 return EagerPair(block.module, args, kwargs, name=block.name)
-            pair = Pair(trace_block(block.module, args, kwargs, name=block.name), block.recipe)
+            joint = trace_block(block.module, args, kwargs, name=block.name)
+            if missing := block.recipe.not_in(joint.module.graph):
+                # Of another shape, or another version of torch. The numbers are the same, the bytes perhaps not.
+                log.warning("%s makes no %s, which the plan saves: computed again", block.name, ", ".join(missing))
+            pair = Pair(joint, block.recipe)
             # The plan has room for compiled code of its own shape; for that of a shorter slice nobody has measured it.
             if pair.output_bytes == block.compiled_bytes:
                 try:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UserError
-from planner.graph import EAGER, BlockNames
+from planner.graph import EAGER, BlockNames, Recipe
 from planner.measure.frame_lifetimes import lifetimes_of
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -34,11 +34,9 @@ class ShorterSlices:
         names = [block.name for block in chain.blocks]
         kinds = tuple(block.kind for block in chain.blocks)
         self._names = BlockNames(embedding=names[0], layers=tuple(names[1:-1]), head=names[-1], kinds=kinds)
-        self._options: dict[str, list[str]] = {}
-        for kind, block, option in zip(kinds, chain.blocks, plan.options, strict=True):
-            recipes = self._options.setdefault(kind, [])
-            if (recipe := block.option(option).recipe) not in recipes:
-                recipes.append(recipe)
+        self._recipes: dict[str, dict[str, Recipe]] = {}
+        for kind, block, option in zip(kinds, blocks, plan.options, strict=True):
+            self._recipes.setdefault(kind, {})[option] = block.recipe
 
     def expect(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
         """The step to come has these slices. Whose shape is new is looked through first, which takes seconds."""
@@ -50,14 +48,15 @@ class ShorterSlices:
 
     def _chain_of(self, batch: Mapping[str, Tensor]) -> Chain | None:
         """The chain with the lifetimes of such a slice; None where code looks at data."""
-        if any(EAGER.name in options for options in self._options.values()):
+        recipes = {kind: tuple(its.values()) for kind, its in self._recipes.items()}
+        if any(EAGER in its for its in recipes.values()):
             return None
         try:
             with contextlib.ExitStack() as own:
                 for block in self._blocks:
                     own.enter_context(block.own_forward())
                 lifetimes, frame = lifetimes_of(
-                    self._model, self._names, self._options, batch, self._device, {"num_items_in_batch": _ITEMS},
+                    self._model, self._names, recipes, batch, self._device, {"num_items_in_batch": _ITEMS},
                     chunk_rows=self._blocks[-1].chunk_rows,
                 )  # fmt: skip
         except UserError as error:  # as it will be raised where the slice is computed, or is of no interest there

@@ -42,7 +42,7 @@ def test_the_front_is_the_lower_hull_of_all_sets(rows: int) -> None:
     nodes = sorted(set(cutter.savers.values()), key=str)
     assert 5 <= len(nodes) <= 12
     every = {
-        cutter._saved(set(chosen)) for count in range(len(nodes) + 1) for chosen in itertools.combinations(nodes, count)
+        cutter.saved(set(chosen)) for count in range(len(nodes) + 1) for chosen in itertools.combinations(nodes, count)
     }
     hull = fronts._hull(cutter)
     assert len(hull) >= 3

@@ -144,7 +144,9 @@ def test_slices_of_all_lengths_run_in_the_memory_of_the_longest_ones(
     if name == "llama-least":
         plan = least_plan(chain, slices=2, clip=True)
     else:
-        plan = placed(PLANS["mixed"](chain, slices=2, clip=True), chain)
+        plan = PLANS["mixed"](chain, slices=2, clip=True)
+        sets = (plan.options[0], "keep-1", "offload-1", "offload-all-1", plan.options[-1])  # of a front
+        plan = placed(replace(plan, options=sets), chain)
     model, plain_model = make(dtype=dtype), make(dtype=dtype).to(CUDA)
     settings = {"optimizer": adamw(model), "max_grad_norm": 0.5, "device": CUDA}
     plain, wanted = PlainEngine(plain_model, **settings), []
