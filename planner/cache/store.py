@@ -50,7 +50,8 @@ class CachedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """All that a plan depends on. Times and rates are left out, but for whether they are measured."""
+    """All that a plan depends on. Times and rates are left out, but for whether they are measured. `weights_in_files`:
+    whether frozen weights may be read from the model's files, which is no matter where `chain` says which are."""
 
     chain: Chain
     machine: str
@@ -63,6 +64,7 @@ class Question:
     optimizer: str = "adamw"
     exact: bool = True
     compiling: bool = False
+    weights_in_files: bool = False
 
     def key(self) -> str:
         """Digest of the question, the planner's and torch's versions included."""

@@ -138,6 +138,7 @@ class _Planning:
         # On a GPU tensors get places, also where a plan is an estimate for it; the host's memory has no need of them.
         arranged = device.type == "cuda" and can_arrange()
         self.analysis: Analysis = analyse(job, self.target.device, arranged=arranged)
+        self.weights_in_files = weights_are_in_files(job, self.analysis.model)
         several = job.gradient_accumulation_steps > 1
         self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)
         self.distinct_tokens = distinct_tokens if self.asks_for_data else ()
@@ -207,6 +208,7 @@ class _Planning:
             dtype=str(working_dtype(job)),
             exact=job.exact,
             compiling=self.compiling,
+            weights_in_files=self.weights_in_files,
         )
 
     def _found(self, question: Question) -> Answer | None:
@@ -229,7 +231,7 @@ class _Planning:
             gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
             slices=question.slices, clip=question.clip,
         )  # fmt: skip
-        if weights_are_in_files(self.job, self.analysis.model):
+        if question.weights_in_files:
             problem = with_weights_on_disk(problem)
         chain = problem.chain
         if size := disk_bytes(chain):

@@ -143,6 +143,7 @@ def test_the_key_does_not_depend_on_measured_times() -> None:
         {"dtype": "torch.bfloat16"},
         {"exact": False},
         {"compiling": True},
+        {"weights_in_files": True},
         {"chain": small.chain(3)},
         {"chain": small.chain(2, tied=True)},
     ],

@@ -19,6 +19,7 @@ from planner.codec import from_json
 from planner.commands.plan_job import plan_job
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
+from planner.measure.analysis import analyse
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
@@ -79,6 +80,22 @@ def test_the_second_submission_of_a_job_solves_nothing(
     assert second.cached and second.solve_s == 0
     assert (second.plan, second.chain, second.key) == (first.plan, first.chain, first.key)
     assert Cache(database).hits(first.key) == 1
+
+
+def test_a_plan_whose_weights_are_in_files_is_found_for_no_model_whose_are_not(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "model" / "config.json"
+    config.parent.mkdir()
+    (config.parent / "model.safetensors").touch()
+    job = tiny_job(tmp_path, method="lora", lora_target_modules=["q_proj"], gpu_budget="1GB")
+    traced = analyse(job, CPU)  # of one architecture, and so the same for all
+    monkeypatch.setattr("planner.commands.plan_job.analyse", lambda *_args, **_keywords: traced)
+    cached = []
+    for published in ("float32", "bfloat16", "float32"):  # as it is used; in another dtype
+        config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"dtype": published}), "utf-8")
+        cached.append(plan_job(job, CPU, cache=Cache(database), measure=False).cached)
+    assert cached == [False, False, True]
 
 
 def test_what_was_measured_once_is_used_from_then_on(job: Job, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
