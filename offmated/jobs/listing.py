@@ -4,7 +4,7 @@ there are."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,9 +106,12 @@ def working(store: Store) -> tuple[Listed, ...]:
         return _listed(session, rows)
 
 
-def ended_since(store: Store, since: float, limit: int = FORESEEN) -> tuple[Listed, ...]:
-    """The first jobs that are over since after this moment, in the order in which they ended."""
-    ended = select(JobRow).where(JobRow.state.in_(tuple(FINAL)), JobRow.ended_at > since)
+def ended_since(
+    store: Store, since: float, limit: int = FORESEEN, *, states: Iterable[JobState] = FINAL
+) -> tuple[Listed, ...]:
+    """The first jobs that are over, in one of these states, since after this moment, in the order in which they
+    ended."""
+    ended = select(JobRow).where(JobRow.state.in_(tuple(states)), JobRow.ended_at > since)
     with store.looking() as session:
         return _listed(session, session.scalars(ended.order_by(JobRow.ended_at).limit(limit)).all())
 

@@ -32,8 +32,8 @@ from offmated.service.broker import QUEUES, Broker
 from offmated.service.browsers import Browsers
 from offmated.service.dispatcher import Dispatcher
 from offmated.service.gpu_users import Watcher, Yielding, idle_seconds
-from offmated.service.notifier import Notifier
-from offmated.service.notify import check_notify
+from offmated.service.notifier import Notifier, forget_others
+from offmated.service.notify import address_names, check_notify
 from offmated.service.supervisor import Child, living_children
 from offmated.service.systemd import ServiceManager
 from offmated.service.wakeup import WakeupPipe
@@ -95,9 +95,9 @@ class Daemon:
         self._workers = {
             name: Child(f"{name}-worker", [*_RQ_WORKER, name], paths.state, environment) for name in QUEUES
         }
-        self._notifier = (
-            Notifier(self._store, paths.state, environment) if self._config.notify is not None else None
-        )
+        self._notifiers = {
+            name: Notifier(self._store, paths.state, environment, name) for name in address_names(self._config.notify)
+        }
         services = Services(
             store=self._store,
             paths=self._paths,
@@ -123,6 +123,7 @@ class Daemon:
         self._store.engine.dispose()
         choose_journal(self._store.engine)
         sweep_drafts(self._paths)
+        forget_others(self._store, tuple(self._notifiers))
         if self._idle_s is None:
             leave_gpu(self._store, False)  # as it was left when the settings asked for it
         else:
@@ -181,8 +182,8 @@ class Daemon:
             self._watcher.tick(time.monotonic())
 
     def _tell(self) -> None:
-        if self._notifier is not None:
-            self._notifier.tick()
+        for notifier in self._notifiers.values():
+            notifier.tick()
 
     def _stop_workers(self) -> None:
         """Have running jobs save and end, and the workers with them. A second request to stop kills."""

@@ -1,6 +1,7 @@
 """Tells people what has become of their jobs: what is done, what failed, what needs them, and in the morning all of it.
 
-What was told is in the database, so that a daemon that ends before it has told a thing tells it at its next start."""
+What was told is in the database, for each address by itself: a daemon that ends before it has told a thing tells it at
+its next start, and an address that does not answer keeps no other waiting."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sqlalchemy import select
+
 from offmated.api.report import outcome, report
 from offmated.api.views import job_view
 from offmated.jobs import listing
@@ -28,6 +31,7 @@ log = logging.getLogger(__name__)
 EVERY_S = 2.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 30.0, 1800.0
 _TOLD, _REPORTED = "told", "reported"
+_TO_TELL = (JobState.DONE, JobState.FAILED)
 _MOST_TEXT = 8000
 _SENDER = (sys.executable, "-P", "-m", "offmated.service.notify")
 
@@ -42,11 +46,22 @@ class Message:
     key: str | None = None
 
 
-class Notifier:
-    """`tick()` is called often, and never waits. `environment`: of the process that sends."""
+def forget_others(store: Store, addresses: Sequence[str]) -> None:
+    """Forget what addresses were told that are not among these: one that comes back later is told what comes then."""
+    with store.writing() as session:
+        for row in session.scalars(select(WishRow)).all():
+            name, dash, address = row.name.partition("-")
+            if dash and name in (_TOLD, _REPORTED) and address not in addresses:
+                session.delete(row)
 
-    def __init__(self, store: Store, folder: Path, environment: Mapping[str, str]) -> None:
+
+class Notifier:
+    """Tells one address. `tick()` is called often, and never waits. `environment`: of the process that sends;
+    `address`: its name, as `address_names` has it."""
+
+    def __init__(self, store: Store, folder: Path, environment: Mapping[str, str], address: str) -> None:
         self._store = store
+        self._address = address
         self._folder = folder
         self._environment = environment
         self._due = 0.0
@@ -66,8 +81,7 @@ class Notifier:
     def next(self) -> Message | None:
         """What is to be told next, if there is anything."""
         told, reported = self._mark(_TOLD), self._mark(_REPORTED)
-        over = [job for job in listing.ended_since(self._store, told) if job.row.state is not JobState.CANCELLED]
-        if over:
+        if over := listing.ended_since(self._store, told, states=_TO_TELL):
             return _ended(over)
         active = listing.queue(self._store, limit=listing.FORESEEN).jobs
         for job in active:
@@ -84,7 +98,7 @@ class Notifier:
         if message.marks:
             with self._store.writing() as session:
                 for name, at in message.marks.items():
-                    session.merge(WishRow(name=name, since=at))
+                    session.merge(WishRow(name=self._named(name), since=at))
 
     def _morning(self, active: Sequence[Listed], reported: float) -> Message | None:
         """The report: when a window has ended a job's night, or the queue has come to its end."""
@@ -103,16 +117,20 @@ class Notifier:
     def _mark(self, name: str) -> float:
         """Since when things of this name are to be told: at first only what comes now."""
         with self._store.looking() as session:
-            row = session.get(WishRow, name)
+            row = session.get(WishRow, self._named(name))
         if row is not None and row.since is not None:
             return row.since
         now = time.time()
         with self._store.writing() as session:
-            session.merge(WishRow(name=name, since=now))
+            session.merge(WishRow(name=self._named(name), since=now))
         return now
 
+    def _named(self, mark: str) -> str:
+        return f"{mark}-{self._address}"
+
     def _send(self, message: Message) -> None:
-        text = json.dumps({"title": f"offmate: {message.title}", "body": message.body[:_MOST_TEXT]}).encode()
+        said = {"title": f"offmate: {message.title}", "body": message.body[:_MOST_TEXT], "address": self._address}
+        text = json.dumps(said).encode()
         child = subprocess.Popen(
             _SENDER, stdin=subprocess.PIPE, cwd=self._folder, env={**os.environ, **self._environment},
             start_new_session=True,

@@ -1,12 +1,14 @@
-"""Sends one message where the settings say: `python -m offmated.service.notify` reads {"title", "body"} from stdin. A
-process of its own, as what sends is large, and servers may take their time. Exit code 1, and why on stderr: it did not
-reach all of them."""
+"""Sends one message where the settings say: `python -m offmated.service.notify` reads {"title", "body"} from stdin, and
+"address", where it is to go to one alone. A process of its own, as what sends is large, and servers may take their
+time. Exit code 1, and why on stderr: it did not reach all of them."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import logging
+import re
 import sys
 
 from offmated.config import Config
@@ -23,26 +25,44 @@ def check_notify(urls: str | None) -> None:
         )  # fmt: skip
 
 
-def send(urls: str, title: str, body: str) -> None:
-    """Send it to all of `urls`, apart by spaces, in apprise's form. Raises UserError; no message has an address in it:
-    many are secrets."""
+def address_names(urls: str | None) -> tuple[str, ...]:
+    """What each of `urls` is called where it must not be told itself, 12 characters; an address has the same name
+    wherever it stands, and each time."""
+    return tuple(dict.fromkeys(map(_name, (urls or "").split())))
+
+
+def send(urls: str, title: str, body: str, *, address: str | None = None) -> None:
+    """Send it to all of `urls`, apart by spaces, in apprise's form; to the one that `address` is the name of, where
+    that is given. Raises UserError; no message has an address in it: many are secrets."""
     check_notify(urls)
     import apprise  # late, as only this process needs it
 
     told = apprise.Apprise()
     for number, url in enumerate(urls.split(), 1):
+        if address not in (None, _name(url)):
+            continue
         if not told.add(url):
+            scheme = re.match("[A-Za-z0-9]+://", url)
             raise UserError(
                 f"Address {number} of notify is none that apprise knows.", code="bad-notify", exit_code=Exit.USAGE,
-                numbers=(f"it begins with {url.partition('://')[0]}://",),
+                numbers=(f"it begins with {scheme[0]}" if scheme else "it does not begin with a scheme, like ntfy://",),
                 hint="https://appriseit.com lists the forms, such as ntfy://topic",
             )  # fmt: skip
+    if not told:
+        raise UserError(
+            "This address is not in the settings any more.", code="bad-notify", exit_code=Exit.USAGE,
+            hint="offmate down, offmate up",
+        )  # fmt: skip
     failed = [server.service_name for server in told if not server.notify(title=title, body=body)]
     if failed:
         raise UserError(
             "The message was not taken.", code="not-notified", numbers=tuple(map(str, failed)),
             hint="is the network there, is the address right?",
         )  # fmt: skip
+
+
+def _name(url: str) -> str:
+    return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def main() -> int:
@@ -56,7 +76,7 @@ def main() -> int:
                 "The settings name nobody to notify.", code="no-notify", exit_code=Exit.USAGE,
                 hint='notify = "ntfy://your-topic" in config.toml in the state folder; then offmate down, offmate up',
             )  # fmt: skip
-        send(urls, message["title"], message["body"])
+        send(urls, message["title"], message["body"], address=message.get("address"))
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return int(error.exit_code)

@@ -14,15 +14,15 @@ import pytest
 
 from offmated.api.report import report
 from offmated.config import Config
-from offmated.jobs import queue
+from offmated.jobs import listing, queue
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from offmated.service import notifier
-from offmated.service.notifier import Notifier
-from offmated.service.notify import send
+from offmated.service.notifier import Notifier, forget_others
+from offmated.service.notify import address_names, send
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
@@ -78,9 +78,10 @@ class Home:
         self.environment = {**self.paths.environment(), "OFFMATE_NOTIFY": url}
         self.notifier = self.again()
 
-    def again(self) -> Notifier:
-        """That of a daemon that starts now."""
-        return Notifier(self.store, self.paths.state, self.environment)
+    def again(self, number: int = 0) -> Notifier:
+        """That of a daemon that starts now, for the address with this number."""
+        names = address_names(self.environment["OFFMATE_NOTIFY"])
+        return Notifier(self.store, self.paths.state, self.environment, names[number])
 
     def add(self, name: str, turn: Turn = AT_ONCE) -> int:
         def folder(number: int) -> Path:
@@ -170,6 +171,49 @@ def test_a_server_that_is_away_is_asked_again_and_nothing_is_lost(
     assert "was not told" in caplog.text and "secret-word" not in caplog.text
 
 
+def test_an_address_that_does_not_answer_keeps_no_other_waiting_and_has_it_sent_once(
+    home: Home, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "FIRST_DELAY_S", 0.0)
+    home.environment["OFFMATE_NOTIFY"] += " json://127.0.0.1:1/other-word"
+    good, dead = home.again(), home.again(1)
+    assert (good.next(), dead.next()) == (None, None)
+    home.end(home.add("pydoc"))
+    home.add("next")
+    refused: list[str] = []
+    monkeypatch.setattr(notifier.log, "warning", lambda *words: refused.append(str(words)))
+
+    def tried() -> bool:
+        good.tick()
+        dead.tick()
+        return len(refused) > 1 and len(receiver.got) > 0 and good._sending is None
+
+    until(tried, "one was told, the other refused twice")
+    assert (len(receiver.got), good.next(), home.again().next()) == (1, None, None)
+    waiting = home.again(1).next()
+    assert waiting is not None and waiting.title == "job 1 (pydoc) is done"
+
+
+def test_many_cancelled_jobs_silence_nobody(home: Home) -> None:
+    for _ in range(listing.FORESEEN + 1):
+        home.store.stop(home.add("gone", Turn(held=True)), StopReason.CANCEL)
+    home.end(home.add("pydoc"))
+    message = home.notifier.next()
+    assert message is not None and message.title == "job 52 (pydoc) is done"
+
+
+def test_what_ended_while_nobody_was_to_be_told_is_no_news_later(home: Home) -> None:
+    here = address_names(home.environment["OFFMATE_NOTIFY"])
+    forget_others(home.store, here)
+    home.end(home.add("pydoc"))
+    home.end(home.add("other"))
+    assert home.again().next() is not None
+    queue.pause_all(home.store)
+    forget_others(home.store, ())
+    assert home.again().next() is None
+    assert queue.is_paused(home.store), "other wishes stay"
+
+
 def test_several_at_once_are_one_message_and_cancelled_ones_none(home: Home) -> None:
     one, other, gone = home.add("a"), home.add("b"), home.add("c")
     home.add("another")
@@ -222,7 +266,8 @@ def test_the_report_tells_what_ran_step_times_against_the_plan_and_what_is_next(
 
 @pytest.mark.parametrize(
     ("urls", "code"),
-    [("nonsense", "bad-notify"), ("json://127.0.0.1:1/secret", "not-notified"), ("x://secret", "bad-notify")],
+    [("nonsense", "bad-notify"), ("json://127.0.0.1:1/secret", "not-notified"), ("x://secret", "bad-notify"),
+     ("me:secret@example.org", "bad-notify"), ("my.secret!word://x", "bad-notify"), ("://secret", "bad-notify")],
 )
 def test_an_address_that_does_not_work_is_told_without_its_secrets(urls: str, code: str) -> None:
     with pytest.raises(UserError) as caught:
