@@ -39,12 +39,12 @@ class OpenFile:
     """A file to read from, as long as this object lives. Raises OSError where it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._direct = path, True
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         except OSError:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            log.info("disk: %s is read through the page cache, its file system knows no direct reads", path)
+            self._fd, self._direct = os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+            _tell_cached(path.parent)
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
@@ -57,10 +57,29 @@ class OpenFile:
         lead = offset - first
         span = -(-(lead + size) // ALIGNMENT) * ALIGNMENT
         assert span <= memory.nbytes and memory.data_ptr() % ALIGNMENT == 0
+        was_direct = self._direct
         error = _reader()(self._fd, memory, first, span, lead + size)
+        # Some file systems of networks and virtual machines open a file for direct reads and refuse them then, or stop
+        # short in its middle, where no block begins.
+        if error == errno.EINVAL and was_direct:
+            self._read_cached()
+            error = _reader()(self._fd, memory, first, span, lead + size)
         if error:
             raise OSError(error, os.strerror(error), str(self.path))
         return memory[lead : lead + size]
+
+    def _read_cached(self) -> None:
+        """From now on through the page cache: the same file, also where another has its name by now."""
+        cached = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(cached, self._fd, inheritable=False)
+        os.close(cached)
+        self._direct = False
+        _tell_cached(self.path.parent)
+
+
+@functools.cache
+def _tell_cached(folder: Path) -> None:
+    log.info("disk: files in %s are read through the page cache, their file system knows no direct reads", folder)
 
 
 class _Native:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +65,59 @@ def _no_direct(opened, name, flags):
     if flags & os.O_DIRECT:
         raise OSError(errno.EINVAL, "no direct reads here")
     return opened(name, flags)
+
+
+@pytest.mark.usefixtures("reader")
+def test_where_a_file_system_opens_for_direct_reads_and_refuses_them_files_are_read_as_usual(
+    path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read, refused = direct._reader(), []
+
+    def refusing(fd: int, *rest: Any) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(fd)
+            return errno.EINVAL
+        return read(fd, *rest)
+
+    monkeypatch.setattr(direct, "_reader", lambda: refusing)
+    caplog.set_level("INFO")
+    files = [OpenFile(path), OpenFile(path)]
+    path.unlink()
+    path.write_bytes(b"other")  # what was opened is read, not what has its name now
+    for file in files:
+        for offset, size in ((456, 5 * 2**20), (SIZE - 1, 1)):
+            got = file.read(offset, size, memory_for(size)).numpy().tobytes()
+            assert got == content[offset : offset + size]
+    assert len(refused) in (0, 2)  # once a file; never where the folder of tests knows no direct reads itself
+    assert [record.message for record in caplog.records if "page cache" in record.message] == [
+        f"disk: files in {path.parent} are read through the page cache, their file system knows no direct reads"
+    ]
+
+
+def test_a_file_that_is_refused_either_way_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_reader", lambda: lambda *_of: errno.EINVAL)
+    file = OpenFile(path)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Invalid argument"):
+            file.read(0, 10, memory_for(10))
+
+
+def test_a_direct_read_that_stops_short_in_mid_file_is_done_as_usual(
+    path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv = os.preadv
+
+    def short(fd: int, views: list[memoryview], offset: int) -> int:
+        if not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            return preadv(fd, views, offset)
+        if offset % ALIGNMENT:
+            raise OSError(errno.EINVAL, "no block begins there")
+        return preadv(fd, [views[0][:ALIGNMENT]], offset) - 100
+
+    found = direct._InPython()
+    monkeypatch.setattr(direct, "_reader", lambda: found)
+    monkeypatch.setattr(os, "preadv", short)
+    assert OpenFile(path).read(456, 10**6, memory_for(10**6)).numpy().tobytes() == content[456 : 456 + 10**6]
 
 
 @pytest.mark.usefixtures("reader")
