@@ -33,6 +33,8 @@ class Turn(TypedDict, total=False):
 
 KEY_HEADER = "Idempotency-Key"
 PATIENCE_S = 30.0
+SUBMIT_PATIENCE_S = 90.0  # the daemon looks at the first records meanwhile; asked again, it would look a second time
+CLEAN_PATIENCE_S = 3600.0  # a disk takes its time to give many gigabytes free
 RETRY_S = 0.5
 BUSY_PATIENCE_S = 120.0
 """So long a daemon that is busy is asked again, and a submission that was not answered is handed in again."""
@@ -84,7 +86,7 @@ class Client:
         `job()` does, with "notes"."""
         body = {"yaml": yaml_text, "folder": folder, "name": name, **(turn or {})}
         try:
-            answer: Json = self._send("POST", "/jobs", body, key=uuid.uuid4().hex).json()
+            answer: Json = self._send("POST", "/jobs", body, key=uuid.uuid4().hex, patience_s=SUBMIT_PATIENCE_S).json()
         except UnicodeEncodeError:
             raise UserError(
                 "The name of the job's folder is no text.", numbers=(repr(folder),), code="bad-folder-name",
@@ -94,7 +96,8 @@ class Client:
 
     def rerun(self, job_id: int, turn: Turn) -> Json:
         """Hand a job in once more, as a new one; returns that."""
-        answer: Json = self._send("POST", f"/jobs/{job_id}/rerun", {**turn}, key=uuid.uuid4().hex).json()
+        url, key = f"/jobs/{job_id}/rerun", uuid.uuid4().hex
+        answer: Json = self._send("POST", url, {**turn}, key=key, patience_s=SUBMIT_PATIENCE_S).json()
         return answer
 
     def page(self, *states: str, limit: int, label: str | None = None) -> Json:
@@ -144,7 +147,8 @@ class Client:
     def clean(self, **asked: Any) -> Json:
         """What is, or with `remove` was, not wanted any more: {"jobs": [{"id", "name", "state", "bytes"}], "bytes"};
         see `offmated.jobs.clean`."""
-        return self._object("POST", "/clean", asked)
+        answer: Json = self._send("POST", "/clean", asked, patience_s=CLEAN_PATIENCE_S).json()
+        return answer
 
     def report(self, since: float) -> Json:
         """What has ended since then, what works and what comes next: {"since", "title", "lines"}."""
@@ -208,23 +212,25 @@ class Client:
 
     def _send(
         self, method: str, url: str, body: Json | None = None, params: dict[str, Any] | None = None,
-        key: str | None = None,
+        key: str | None = None, patience_s: float | None = None,
     ) -> httpx.Response:  # fmt: skip
-        """The answer to one request. Where it is not known whether the daemon has done it, it is asked again only when
-        that does no harm: to look, and to submit under a `key`."""
+        """The answer to one request, waited for `patience_s`, `PATIENCE_S` where not given. Where it is not known
+        whether the daemon has done it, it is asked again only when that does no harm: to look, and to submit under a
+        `key`."""
         headers = {KEY_HEADER: key} if key is not None else {}
+        timeout = httpx.Timeout(PATIENCE_S, read=patience_s or PATIENCE_S)
         deadline = time.monotonic() + BUSY_PATIENCE_S
         taken: tuple[str, ...] = ()
         while True:
             pause_s = RETRY_S
             try:
-                answer = self._http.request(method, url, json=body, params=params, headers=headers)
+                answer = self._http.request(method, url, json=body, params=params, headers=headers, timeout=timeout)
             except httpx.TransportError as error:
                 if not (_not_heard(error) or _nobody_there(error)) and key is not None:
                     taken = ("whether the job was taken is not known: offmate status says so once a daemon answers",)
                 harmless = _not_heard(error) or key is not None or (method == "GET" and not _silent(error))
                 if not harmless or _nobody_there(error) or time.monotonic() > deadline:
-                    raise self._unanswered(error, taken) from None
+                    raise self._unanswered(error, taken, timeout.read) from None
             else:
                 if not answer.is_error:
                     return answer
@@ -234,8 +240,11 @@ class Client:
                 pause_s = float(later)
             time.sleep(pause_s * random.uniform(0.5, 1.5))  # or all who were refused would come back at once
 
-    def _unanswered(self, error: httpx.TransportError, more: tuple[str, ...] = ()) -> UserError:
-        silent = f"no answer within {PATIENCE_S:g} s" if _silent(error) else ""
+    def _unanswered(
+        self, error: httpx.TransportError, more: tuple[str, ...] = (), patience_s: float | None = None
+    ) -> UserError:
+        patience_s = patience_s if isinstance(error, httpx.ReadTimeout) and patience_s is not None else PATIENCE_S
+        silent = f"no answer within {patience_s:g} s" if _silent(error) else ""
         if self.remote is not None:
             return self.remote.unanswered(silent or str(error), *more)
         if silent:

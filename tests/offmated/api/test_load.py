@@ -20,11 +20,12 @@ import pytest
 from offmated.api import limits
 from offmated.cli import client as client_module
 from offmated.cli.client import KEY_HEADER, Client
-from offmated.jobs import database
+from offmated.jobs import database, submission
 from offmated.jobs.database import choose_journal
 from planner.errors import UserError
 from tests.support.cutting_proxy import cutting
 from tests.support.daemons import until
+from tests.support.desks import short_paths
 from tests.support.served import JOB, Served, served
 
 CLIENTS, EACH = 20, 10
@@ -147,6 +148,27 @@ def test_who_only_looks_does_not_wait_for_those_who_write(own: Served, monkeypat
 
 def test_all_that_the_daemon_waits_for_is_less_than_a_client_waits() -> None:
     assert limits.TURN_S + 2 * database.PATIENCE_S < client_module.PATIENCE_S < client_module.BUSY_PATIENCE_S
+    to_take_a_job_in = limits.TURN_S + submission.LOOK_S + 2 * database.PATIENCE_S
+    assert to_take_a_job_in < client_module.SUBMIT_PATIENCE_S < client_module.BUSY_PATIENCE_S
+
+
+def test_what_takes_the_daemon_longer_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, patience_s in (("", 0.02), ("SUBMIT_", 0.04), ("CLEAN_", 0.06), ("BUSY_", 0.0)):
+        monkeypatch.setattr(client_module, f"{name}PATIENCE_S", patience_s)
+    with short_paths() as paths, socket.socket(socket.AF_UNIX) as silent:
+        paths.create()
+        silent.bind(str(paths.api_socket))
+        silent.listen(9)
+        client = Client(paths)
+        said = []
+        for ask in (
+            client.health, lambda: client.submit(JOB, "/"), lambda: client.rerun(1, {}), lambda: client.clean(),
+            lambda: client.cancel(1),
+        ):  # fmt: skip
+            with pytest.raises(UserError, match="daemon-silent") as caught:
+                ask()
+            said += [number for number in caught.value.numbers if number.startswith("no answer")]
+    assert said == [f"no answer within {patience_s} s" for patience_s in (0.02, 0.04, 0.04, 0.06, 0.02)]
 
 
 def test_a_job_is_taken_in_once_under_its_key(own: Served) -> None:
