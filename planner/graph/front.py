@@ -38,19 +38,23 @@ class Saved:
 
 
 def front(joint: Joint) -> list[Saved]:
-    """At most four sets, from the fewest bytes to the fewest seconds, none of which a named recipe saves; none where
-    the block writes into what it has made."""
+    """At most four sets, from the fewest bytes to the fewest seconds, without the empty one; none where the block
+    writes into what it has made."""
     cutter = _Cutter(joint)
     if not cutter.operations or any(is_mutable(node) for node in cutter.forward):
         return []
-    named = [cutter.saved({n for n in cutter.savable if recipe.may_save(n)}).nodes for recipe in RECIPES.values()]
-    return [point for point in _thinned(_hull(cutter)) if point.nodes not in named]
+    return [point for point in _thinned(_hull(cutter)) if point.nodes]
 
 
 def recipes_on_front(joint: Joint) -> Iterator[Recipe]:
-    """Those that save a set of the front."""
+    """Those that save a set of the front, without what the named recipes do."""
+    cutter = _Cutter(joint)
+    named = {
+        cutter.saved({node for node in cutter.savable if recipe.may_save(node)}).nodes: recipe.saves
+        for recipe in RECIPES.values()
+    }
     for number, saved in enumerate(front(joint), 1):
-        yield from recipes_saving(number, [node.name for node in saved.nodes])
+        yield from recipes_saving(number, named.get(saved.nodes, " ".join(sorted(node.name for node in saved.nodes))))
 
 
 class _Cutter:

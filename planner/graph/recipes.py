@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,7 +41,7 @@ class Recipe:
     @property
     def text(self) -> str:
         """What `recipe_of` makes the recipe of."""
-        return self.name if self.saves in _SAVES else f"{self.name.rpartition('-')[0]} {self.saves}"
+        return self.name if self.name in (*RECIPES, EAGER.name) else f"{self.name.rpartition('-')[0]} {self.saves}"
 
 
 RECIPES = {
@@ -56,15 +56,18 @@ RECIPES = {
 }
 
 
-def recipes_saving(number: int, nodes: Collection[str]) -> Iterator[Recipe]:
-    """The recipes that save these nodes: as "keep", "offload", "offload-input" and "offload-all" do with what they save
-    and with the block's input."""
+def recipes_saving(number: int, saves: str) -> Iterator[Recipe]:
+    """What "keep", "offload", "offload-input" and "offload-all" do with what they save and with the block's input, with
+    this that is saved; but for what is a recipe of RECIPES."""
+    named = {replace(recipe, name="") for recipe in RECIPES.values()}
     for word in ("keep", "offload", "offload-input", "offload-all"):
-        yield replace(RECIPES[word], name=f"{word}-{number}", saves=" ".join(sorted(nodes)))
+        recipe = replace(RECIPES[word], name=f"{word}-{number}", saves=saves)
+        if replace(recipe, name="") not in named:
+            yield recipe
 
 
 def recipe_of(text: str, name: str = "") -> Recipe:
-    """The recipe of an option `name`: one of RECIPES, behind it the nodes that are saved. KeyError for others."""
+    """The recipe of an option `name`: one of RECIPES, behind it what is saved instead. KeyError for others."""
     word, _, nodes = text.partition(" ")
     return replace(RECIPES[word], name=name or word, saves=nodes or RECIPES[word].saves)
 

@@ -85,6 +85,8 @@ def treatment(option: Option) -> str:
     word, _, nodes = option.recipe.partition(" ")
     if not nodes:
         return _ALL.get(word, word)
+    if nodes == "all":
+        return _PART[word].format("all its activations")
     counts = Counter(re.sub(r"_\d+$", "", node).strip("_") for node in nodes.split(" "))
     made = ", ".join(f"{name} (×{count})" if count > 1 else name for name, count in sorted(counts.items()))
     return f"{_PART[word].format(f'the results of {made}')}, computes the rest again"
