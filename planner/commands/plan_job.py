@@ -167,6 +167,8 @@ class _Planning:
                 cpu_budget_bytes=self.job.cpu_budget or self.machine.cpu_bytes,
                 slices=self.job.gradient_accumulation_steps, clip=self.job.max_grad_norm is not None,
             )  # fmt: skip
+            if self.weights_in_files:
+                problem = with_weights_on_disk(problem)
             ways = ways_to_fit(self.job, problem, self.target.device, time.monotonic() + _WAYS_S, runs=True)
             told = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
             numbers = (*error.numbers, *told)

@@ -20,7 +20,9 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import Analysis, analyse, estimate_times
+from planner.measure.files_of_weights import weights_are_in_files
 from planner.schedule.chain import Block, Chain
+from planner.search.from_disk import with_weights_on_disk
 from planner.search.make_plan import GAP
 from planner.search.problem import Problem
 
@@ -123,6 +125,7 @@ class _Chains:
         # What is traced with one row has other strides, and shapes that are special.
         self.few = next((rows for rows in self.candidates if rows > 1), self.many)
         least = self._traced(self.few, device) if self.few < self.many else most
+        self.weights_in_files = weights_are_in_files(job, most.model)
         self.low, self.high = alike(*(a.chain(estimate_times(a, hardware), distinct_tokens) for a in (least, most)))
 
     def _traced(self, rows: int, device: torch.device) -> Analysis:
@@ -132,11 +135,12 @@ class _Chains:
         """The problem of this split."""
         job, machine = self.job, self.hardware
         share = (rows - self.few) / (self.many - self.few) if self.many > self.few else 1.0
-        return Problem(
+        problem = Problem(
             chain=between(self.low, self.high, share), hardware=machine, slices=self.total // rows,
             gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes, cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
             clip=job.max_grad_norm is not None,
         )  # fmt: skip
+        return with_weights_on_disk(problem) if self.weights_in_files else problem
 
 
 def candidates(total: int) -> list[int]:

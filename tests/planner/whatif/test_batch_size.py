@@ -22,8 +22,12 @@ from planner.measure.hf_model import skeleton_model
 from planner.measure.machine_rates import estimate_hardware
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from planner.search.from_disk import disk_bytes
 from planner.search.make_plan import GAP, make_plan
-from planner.whatif.batch_size import between, candidates, ranked
+from planner.search.problem import Problem
+from planner.whatif.batch_size import between, candidates, hopeful, ranked
+from planner.whatif.ways_to_fit import Way
 from tests.planner.measure.test_analysis import a_mean_per_slice
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
@@ -157,3 +161,38 @@ def test_a_job_that_does_not_fit_is_told_what_would_with_its_numbers(
     assert rows * slices == 16
     smaller = tight.model_copy(update={"per_device_train_batch_size": rows, "gradient_accumulation_steps": slices})
     assert plan_job(smaller, CPU, cache=None, measure=False).plan.gpu_peak_bytes <= (tight.gpu_budget or 0)
+
+
+def test_where_weights_are_in_files_splits_and_ways_to_fit_are_looked_for_with_them_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_llama_folder(tmp_path / "model") / "config.json"
+    wide = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "dtype": "float32"}
+    (config.parent / "model.safetensors").touch()
+    data = write_jsonl(tmp_path / "data.jsonl", sentences(8))
+    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | wide), "utf-8")
+    job = make_job(
+        config.parent, data, method="lora", lora_target_modules=["q_proj"], max_length=32, train_batch_size=2,
+        gpu_budget="24MB", cpu_budget="24MB",
+    )  # fmt: skip
+    traced = analyse(job.with_slices(2), CPU)
+    for place in ("whatif.batch_size", "commands.plan_job"):
+        monkeypatch.setattr(f"planner.{place}.analyse", lambda *_of, **_keys: traced)
+    splits = hopeful(job, CPU, machine())
+    assert [split.rows for split in splits] == [2, 1] and all(split.hope_s < math.inf for split in splits)
+    assert all(disk_bytes(split.problem.chain) > 0 for split in splits)
+
+    asked: list[Problem] = []
+
+    def no_plan(*_of: object, **_keys: object) -> Plan:
+        raise UserError("No.", code="budget-too-small", hint="none", exit_code=Exit.DOES_NOT_FIT)
+
+    def ways(_job: Job, problem: Problem, *_of: object, **_keys: object) -> list[Way]:
+        asked.append(problem)
+        return []
+
+    monkeypatch.setattr("planner.commands.plan_job.make_plan", no_plan)  # as where its places lose too much
+    monkeypatch.setattr("planner.commands.plan_job.ways_to_fit", ways)
+    with pytest.raises(UserError, match="budget-too-small"):
+        plan_job(job.with_slices(2), CPU, cache=None, measure=False)
+    assert disk_bytes(asked[0].chain) > 0
