@@ -105,10 +105,12 @@ def remaining(job: Json) -> str:
 
 
 def expected(job: Json) -> str:
-    """ "06:40", "Tue 06:40, 3 nights", "begins 23:00", or nothing where nobody can know."""
+    """ "06:40", "Tue 06:40, 3 nights", "many nights", "begins 23:00", or nothing where nobody can know."""
     found = job["expected"]
     if found["ends_at"] is not None:
         return wall(found["ends_at"]) + (f", {found['nights']} nights" if found["nights"] > 1 else "")
+    if found["nights"]:
+        return "many nights"
     begun = job["state"] == JobState.RUNNING
     return f"begins {wall(found['starts_at'])}" if found["starts_at"] is not None and not begun else ""
 

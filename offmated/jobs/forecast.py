@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.job.window import Window
+from planner.job.window import Span, Window
 
-_MOST_TURNS = 2000  # of all jobs together: nobody plans further
+MOST_NIGHTS = 100  # nobody plans further
+_MOST_TURNS = 1000  # of all jobs together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,8 @@ class Work:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
     """When a job begins to work, or goes on, and when it is done, in seconds since 1970; None where that cannot be
-    known. `nights`: of its window so many, this one too; 0 where it has no window, or is not known to end."""
+    known. `nights`: of its window so many, this one too; 0 where it has no window, or is not known to end; without
+    `ends_at`: it takes more."""
 
     starts_at: float | None = None
     ends_at: float | None = None
@@ -41,7 +43,8 @@ UNKNOWN = Expected()
 
 def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
     """Of the jobs of a queue in the order of their turns, the running one among them; those that nothing is known of
-    are left out."""
+    are left out, and so is what comes after a job's first `MOST_NIGHTS` nights."""
+    spans = _Spans()
     found: dict[int, Expected] = {}
     there = {work.id for work in queue}
     left = {work.id: work for work in queue}
@@ -52,22 +55,24 @@ def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
         ]
         if not waiting:
             break
-        work = min(waiting, key=lambda work: _turn(work, clock))  # of several the first
-        at = max(clock, _turn(work, clock))
+        work = min(waiting, key=lambda work: spans.turn(work, clock))  # of several the first
+        at = max(clock, spans.turn(work, clock))
         begun = found.get(work.id, Expected(starts_at=at))
         if work.left_s is None:  # all behind it begin nobody knows when
             found[work.id] = begun
             break
-        span = work.window.span(at) if work.window is not None else None
+        span = spans.at(work.window, at) if work.window is not None else None
         over = at + work.left_s
         nights = begun.nights + (span is not None)
         if span is not None and over > span.closes - work.stop_s:
             stops = max(at, span.closes - work.stop_s)
             left[work.id] = replace(
-                work, left_s=work.left_s - (stops - at), begin_at=_after(work, span.closes), running=False
+                work, left_s=work.left_s - (stops - at), begin_at=spans.after(work, span), running=False
             )
             found[work.id] = replace(begun, nights=nights)
             clock = stops
+            if nights >= MOST_NIGHTS:
+                break
             if work.stop_s >= span.closes - span.opens:  # no night has room for a step: nobody knows
                 del left[work.id]
         else:
@@ -75,20 +80,35 @@ def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
             del left[work.id]
             there.discard(work.id)
             clock = over
-    return {number: one if one.ends_at is not None else replace(one, nights=0) for number, one in found.items()}
+    return {
+        number: one if one.ends_at is not None or one.nights >= MOST_NIGHTS else replace(one, nights=0)
+        for number, one in found.items()
+    }
 
 
-def _turn(work: Work, clock: float) -> float:
-    """When it may begin, from `clock` on; one that runs does before all others."""
-    at = max(clock, work.begin_at)
-    if work.running and (work.window is None or work.window.span(clock).opens <= clock):
-        return -1.0
-    if work.window is None:
-        return at
-    span = work.window.span(at)
-    return _after(work, span.closes) if at >= span.closes - work.stop_s else max(at, span.opens)
+class _Spans:
+    """The windows' spans, each looked up once: the jobs of a queue mostly have the same one."""
 
+    def __init__(self) -> None:
+        self._found: dict[tuple[Window, float], Span] = {}
 
-def _after(work: Work, closes: float) -> float:
-    assert work.window is not None
-    return work.window.opening(closes)
+    def at(self, window: Window, at: float) -> Span:
+        """The one that is open then, else the next."""
+        if (found := self._found.get((window, at))) is None:
+            found = self._found[window, at] = window.span(at)
+        return found
+
+    def after(self, work: Work, span: Span) -> float:
+        """When a job's window opens after this one of its spans."""
+        assert work.window is not None
+        return max(span.closes, self.at(work.window, span.closes).opens)
+
+    def turn(self, work: Work, clock: float) -> float:
+        """When a job may begin, from `clock` on; one that runs does before all others."""
+        at = max(clock, work.begin_at)
+        if work.running and (work.window is None or self.at(work.window, clock).opens <= clock):
+            return -1.0
+        if work.window is None:
+            return at
+        span = self.at(work.window, at)
+        return self.after(work, span) if at >= span.closes - work.stop_s else max(at, span.opens)

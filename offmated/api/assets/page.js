@@ -35,7 +35,7 @@ function share(job) {
 
 function howFar(job) {
   const progress = job.progress, { ends_at: end, nights } = job.expected;
-  const when = end == null || job.state === "running" ? "" : `done by ${moment(end)}${nights > 1 ? `, ${nights} nights` : ""}`;
+  const when = end == null && nights ? "done after many nights" : end == null || job.state === "running" ? "" : `done by ${moment(end)}${nights > 1 ? `, ${nights} nights` : ""}`;
   if (!progress) return [job.reason, when].filter(Boolean).join("; ");
   const left = progress.eta_s == null ? "" : `, ${duration(progress.eta_s)} left`;
   return [`step ${progress.step} of ${progress.total_steps}${job.state === "running" ? left : ""}`, job.reason, when]

@@ -106,6 +106,8 @@ def test_status_tells_progress_loss_time_left_and_reason() -> None:
         ["4", "pydoc", "waiting", "waits", "for", "job", "3"],
     ]
     begun, ends = time.time() + 3600, time.time() + 7200
+    waiting |= {"expected": {"starts_at": begun, "ends_at": None, "nights": 100}}
+    assert "many nights  waits" in printed(job_view.jobs([waiting]))[1]
     waiting |= {"expected": {"starts_at": begun, "ends_at": None, "nights": 0}}
     assert f"begins {job_view.wall(begun)}  waits" in printed(job_view.jobs([waiting]))[1]
     waiting |= {"expected": {"starts_at": begun, "ends_at": ends, "nights": 3}}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offmated.jobs.forecast import Expected, Work, forecast
-from planner.job.window import Window
+from offmated.jobs.forecast import MOST_NIGHTS, Expected, Work, forecast
+from planner.job.window import Span, Window
 
 H = 3600.0
 NIGHT = Window.parse("23:00-07:00 UTC")
@@ -73,6 +73,23 @@ def test_a_window_without_room_for_a_step_promises_nothing() -> None:
 def test_a_job_that_runs_outside_its_window_goes_on_in_the_next() -> None:
     (found,) = forecast([Work(id=1, left_s=H, window=NIGHT, running=True)], NOON).values()
     assert (found.starts_at, found.ends_at) == (TONIGHT, TONIGHT + H)
+
+
+def test_of_a_job_of_more_nights_than_anybody_plans_just_that_is_said_and_few_windows_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[float] = []
+    span = Window.span
+
+    def look(window: Window, now: float) -> Span:
+        looked.append(now)
+        return span(window, now)
+
+    monkeypatch.setattr(Window, "span", look)
+    queue = [Work(id=n, left_s=1e9, stop_s=60, window=NIGHT) for n in range(49)] + [Work(id=49, left_s=H)]
+    found = forecast(queue, NOON)
+    assert found == {0: Expected(starts_at=TONIGHT, nights=MOST_NIGHTS), 49: Expected(starts_at=NOON, ends_at=NOON + H)}
+    assert len(looked) < 5 * MOST_NIGHTS
 
 
 @given(
