@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from offmated.jobs.figures import NO_STEPS, Steps, plan_of, steps_of
+from offmated.jobs.figures import DAMAGED, NO_STEPS, Steps, plan_of, steps_of, stop_s
 from offmated.jobs.listing import Listed
 from offmated.jobs.room import missing_bytes
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
+from planner.job.window import Window
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.step_times import StepTimes
-from planner.units import format_bytes
+from planner.units import format_bytes, format_seconds
 
 Json = dict[str, Any]
 
@@ -126,12 +128,28 @@ def _waits(job: Listed) -> str:
         if job.after in FINAL:
             return f"job {row.after_id} is {job.after}: offmate retry {row.after_id}, or offmate release {row.id}"
         return f"begins after job {row.after_id}, which is {job.after}"
+    if row.state is JobState.WAITING and (short := _too_short(row)):
+        return short
     if row.state is JobState.WAITING and row.begin_at is not None and row.begin_at > time.time():
         return f"begins at {time.strftime('%Y-%m-%d %H:%M', time.localtime(row.begin_at))}"
     worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
     if job.ahead:
         return f"waits for the {worker}, {job.ahead + len(job.busy)} before it"
     return f"waits for job {job.busy[0]}" if job.busy else f"goes to the {worker} next"
+
+
+def _too_short(row: JobRow) -> str:
+    """Of a job whose window is never long enough to begin: that; "" of all others, and where it is not known."""
+    if row.window is None:
+        return ""
+    with suppress(*DAMAGED):
+        span, needed_s = Window.parse(row.window).span(time.time()), stop_s(RunFolder(Path(row.run_dir)))
+        if needed_s >= span.closes - span.opens:
+            return (
+                f"its window {row.window} has {format_seconds(span.closes - span.opens)}, and a step and a save take "
+                f"up to {format_seconds(needed_s)}: it never begins; offmate release {row.id} leaves the window out"
+            )
+    return ""
 
 
 def _room(row: JobRow) -> str:

@@ -219,6 +219,21 @@ def test_a_job_of_many_hours_says_over_how_many_nights(night: Night) -> None:
     assert words.expected(night.view(number)).endswith(", 2 nights")
 
 
+def test_a_window_that_is_too_short_for_a_step_and_a_save_is_named_with_both_numbers(night: Night) -> None:
+    number = night.submit("schedule: 23:00-23:02 Europe/Berlin\n")
+    for now in ("2026-06-10 22:00", "2026-06-10 23:00", "2026-06-11 12:00"):
+        night.set(now)
+        assert night.handed_out() == []
+        assert night.view(number)["reason"] == (
+            "its window 23:00-23:02 Europe/Berlin has 2 min, and a step and a save take up to 3 min: it never "
+            f"begins; offmate release {number} leaves the window out"
+        )
+    queue.release(night.store, number)
+    assert night.handed_out() == [number]
+    fits = night.submit("schedule: 23:00-23:04 Europe/Berlin\n")
+    assert str(night.view(fits)["reason"]).startswith("begins at ")
+
+
 def test_the_machines_window_is_for_jobs_that_name_none_and_a_release_is_for_now(night: Night) -> None:
     machines, own = f"01:00-05:00 {BERLIN}", f"23:00-07:00 {BERLIN}"
     plain = night.submit(window=machines)
