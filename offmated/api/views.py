@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from offmated.jobs.figures import DAMAGED, NO_STEPS, Steps, plan_of, steps_of, stop_s
+from offmated.jobs.figures import NO_STEPS, Steps, plan_of, steps_of
 from offmated.jobs.listing import Listed
+from offmated.jobs.queue import too_short
 from offmated.jobs.room import missing_bytes
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
-from planner.job.window import Window
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.step_times import StepTimes
@@ -139,17 +138,14 @@ def _waits(job: Listed) -> str:
 
 
 def _too_short(row: JobRow) -> str:
-    """Of a job whose window is never long enough to begin: that; "" of all others, and where it is not known."""
-    if row.window is None:
+    """Of a job whose window is never long enough to begin: that; "" of all others."""
+    if (found := too_short(row)) is None:
         return ""
-    with suppress(*DAMAGED):
-        span, needed_s = Window.parse(row.window).span(time.time()), stop_s(RunFolder(Path(row.run_dir)))
-        if needed_s >= span.closes - span.opens:
-            return (
-                f"its window {row.window} has {format_seconds(span.closes - span.opens)}, and a step and a save take "
-                f"up to {format_seconds(needed_s)}: it never begins; offmate release {row.id} leaves the window out"
-            )
-    return ""
+    has_s, needed_s = found
+    return (
+        f"its window {row.window} has {format_seconds(has_s)}, and a step and a save take up to "
+        f"{format_seconds(needed_s)}: it never begins; offmate release {row.id} leaves the window out"
+    )
 
 
 def _room(row: JobRow) -> str:

@@ -106,6 +106,18 @@ def is_too_late(row: JobRow) -> bool:
     return now < span.opens or now >= span.closes - needed_s
 
 
+def too_short(row: JobRow) -> tuple[float, float] | None:
+    """Of a job whose window is shorter than a step and a save: how long it is and what they take, in seconds. None of
+    all others, and where that is not known."""
+    if row.window is None:
+        return None
+    with suppress(*DAMAGED):
+        span, needed_s = Window.parse(row.window).span(time.time()), stop_s(RunFolder(Path(row.run_dir)))
+        if needed_s >= span.closes - span.opens:
+            return span.closes - span.opens, needed_s
+    return None
+
+
 def pause_all(store: Store) -> None:
     """Have no job work until `resume_all`: those that do save a checkpoint first."""
     with store.writing() as session:
