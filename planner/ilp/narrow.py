@@ -19,9 +19,9 @@ _LIMIT_S = 120.0
 _USED = 0.01  # of a block: less is a rounding of the solver's
 
 
-def narrowed(setting: Setting, always: Sequence[str]) -> Setting:
+def narrowed(setting: Setting, *always: Sequence[str]) -> Setting:
     """`setting`, where blocks of each kind have only the options that the relaxation of its O-ILP gives a share of any
-    of them, and those that they have in `always`, an option per block. The relaxation mixes options at will: what it
+    of them, and those of `always`, each of which has an option per block. The relaxation mixes options at will: what it
     does without is not missed where whole blocks have one each.
 
     The same setting where no block has more than six options, or the relaxation has no answer.
@@ -36,7 +36,7 @@ def narrowed(setting: Setting, always: Sequence[str]) -> Setting:
     used: dict[str, set[str]] = {}
     for index, block in enumerate(chain.blocks):
         names = used.setdefault(block.kind, set())
-        names.add(always[index])
+        names.update(options[index] for options in always)
         shares = zip(instance.choices[index], relaxed.comp[index], strict=True)
         names.update(block.options[choice.index].name for choice, x in shares if (x.value() or 0.0) > _USED)
     blocks = tuple(

@@ -38,9 +38,10 @@ def verify(
     _conflicts_are_ordered(program, chain)
     _contents_are_right(program, chain)
     if gpu_budget_bytes is not None:
-        peak = gpu_peak_bytes(program, chain) if measured is None else forward_peak_bytes(program, chain, measured)
-        if offsets:
-            peak = max(peak, _proven_places(program, chain, offsets))
+        if offsets:  # tensor by tensor, which is nearer than the sum of what turns need at most
+            peak = _proven_places(program, chain, offsets)
+        else:
+            peak = gpu_peak_bytes(program, chain) if measured is None else forward_peak_bytes(program, chain, measured)
         if peak > gpu_budget_bytes:
             raise InvalidProgram(f"the peak is {peak} bytes, the budget {gpu_budget_bytes}")
 

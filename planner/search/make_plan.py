@@ -12,7 +12,7 @@ from planner.candidate.candidate import Candidate
 from planner.candidate.evaluate import assembled, device_bytes, host_bytes, proven
 from planner.candidate.setting import Budgets, Setting
 from planner.errors import Exit, UserError
-from planner.greedy.streaming import frugal
+from planner.greedy.streaming import frugal, profile
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.narrow import narrowed
 from planner.ilp.program import Solution
@@ -179,7 +179,7 @@ def rounds_that_fit(step: Setting) -> dict[Setting, Candidate]:
         candidates = {setting: _frugal(setting) for setting in in_rounds(small)}
         found = {s: d for s, d in candidates.items() if d and device_bytes(d, s) <= step.budgets.gpu_bytes}
         if found:
-            return {narrowed(s, d.options): d for s, d in found.items()}
+            return {narrowed(s, d.options, profile(s, "fast")): d for s, d in found.items()}
     return {}
 
 

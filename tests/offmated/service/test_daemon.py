@@ -204,7 +204,7 @@ def test_a_job_that_dies_three_times_at_one_place_has_failed(shared: House) -> N
     job = shared.wait_for(number, "failed", "done")
     assert (job["state"], job["attempts"], job["crashes"]) == ("failed", 3, 3)
     assert job["error"]["what"] == "The trainer died 3 times without a new checkpoint."
-    assert "out-of-memory" in job["error"]["hint"]
+    assert (job["error"]["code"], job["error"]["hint"]) == ("crashed", "see the job's log")
 
 
 def test_an_emptied_broker_loses_no_waiting_job(shared: House) -> None:

@@ -103,11 +103,9 @@ def test_the_layers_that_fall_back_are_named_with_the_reason(caplog):
 
 def test_only_the_kind_that_cannot_be_traced_falls_back():
     chain = chain_of(counting())
-    assert [[option.name for option in block.options] for block in chain.blocks[1:4]] == [
-        [*RECIPES],
-        ["eager"],
-        [*RECIPES],
-    ]
+    first, second, third = ([option.name for option in block.options] for block in chain.blocks[1:4])
+    assert second == ["eager"]
+    assert first[: len(RECIPES)] == third[: len(RECIPES)] == [*RECIPES]
 
 
 def test_a_buffer_that_a_layer_changes_changes_once_a_slice():

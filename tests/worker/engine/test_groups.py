@@ -92,6 +92,6 @@ def test_values_of_groups_that_change_at_every_step_are_those_of_plain_pytorch(
             optimizer=adamw.settings(), num_items_in_batch=torch.tensor(30 * count),
         )  # fmt: skip
         change(optimizer, step)
-    state = {name: parts["master"] for name, parts in engine.state()}
+    state = {name: parts["master"].clone() for name, parts in engine.state()}
     assert [name for name in state if not torch.equal(state[name], expected[-1][name])] == []
     engine.close()

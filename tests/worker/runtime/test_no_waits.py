@@ -31,10 +31,12 @@ INSIDE = (
     "planner/graph/chunks.py", "planner/graph/interface.py", "planner/graph/codegen.py",
     "planner/graph/inductor.py", "planner/graph/eager.py", "planner/graph/label.py", "planner/graph/block_code.py",
     "planner/graph/result.py", "planner/graph/signature.py", "planner/graph/tangents.py", "worker/runtime/arena.py",
+    "planner/graph/pieces.py",
 )  # fmt: skip
 NOT_THERE = {
     "planner/cpu/adamw.py": "updates on the CPU; those on a GPU only call PyTorch's kernel by it",
     "planner/schedule/operations.py": "knows no tensors",
+    "worker/engine/shorter_slices.py": "before a step, of tensors without data",
     "worker/runtime/cpu.py": "the CPU as device",
     "worker/engine/weights.py": "compares names at the end of a step, the rest is done between steps",
 }
@@ -73,7 +75,7 @@ ALLOWED = {
     ("planner/graph/eager.py", "EagerPair._holding", "copy_"): "from the device to the device",
     ("worker/runtime/arena.py", "Arena.counts", "int"): "of the C library's numbers",
     ("worker/runtime/arena.py", "Arena.open", "bool"): "of the C library's answer",
-    ("worker/runtime/arena.py", "_slice_of", "int"): "of a name's digits",
+    ("worker/runtime/arena.py", "slice_of", "int"): "of a name's digits",
     ("planner/graph/codegen.py", "cpu_dropout", "to"): "on the CPU only",
     ("planner/graph/codegen.py", "_cpu_dropout_backward.backward", "to"): "on the CPU only",
 }  # fmt: skip
