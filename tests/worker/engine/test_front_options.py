@@ -45,7 +45,8 @@ def test_layers_with_any_option_of_their_front_equal_plain_pytorch_bitwise(famil
         assert_bitwise(trained(make, masked_batch, slices=2, steps=1, clip=0.5, plan_of=plan_of))
 
 
-def test_what_they_take_is_what_was_predicted() -> None:
+def test_what_they_take_is_at_most_what_was_predicted_and_little_less() -> None:
+    """What turns need at most is added up, though not all of it is there at one moment: so 5%, and not 1."""
     for first in (0, 7):
         model = family_model("llama")
         chain = chain_of(model, masked_batch())
@@ -56,5 +57,5 @@ def test_what_they_take_is_what_was_predicted() -> None:
         engine = Engine(model, plan=plan, chain=chain, device=torch.device("cpu"), metered=True, **settings)
         batches = [masked_batch(k) for k in range(2)]
         found = engine.step(batches, seeds=[0, 1], learning_rate=1e-3, num_items_in_batch=40)
-        assert 0.99 * predicted <= found.peak_bytes <= predicted
+        assert 0.95 * predicted <= found.peak_bytes <= predicted
         engine.close()
