@@ -40,7 +40,10 @@ class Saved:
 def front(joint: Joint) -> list[Saved]:
     """At most four sets, from the fewest bytes to the fewest seconds, without the empty one; none where the block
     writes into what it has made."""
-    cutter = _Cutter(joint)
+    return _front_of(_Cutter(joint))
+
+
+def _front_of(cutter: _Cutter) -> list[Saved]:
     if not cutter.operations or any(is_mutable(node) for node in cutter.forward):
         return []
     return [point for point in _thinned(_hull(cutter)) if point.nodes]
@@ -53,7 +56,7 @@ def recipes_on_front(joint: Joint) -> Iterator[Recipe]:
         cutter.saved({node for node in cutter.savable if recipe.may_save(node)}).nodes: recipe.saves
         for recipe in RECIPES.values()
     }
-    for number, saved in enumerate(front(joint), 1):
+    for number, saved in enumerate(_front_of(cutter), 1):
         yield from recipes_saving(number, named.get(saved.nodes, " ".join(sorted(node.name for node in saved.nodes))))
 
 
