@@ -149,7 +149,7 @@ def test_a_split_that_was_decided_reads_back(folder: Path) -> None:
 
 def test_notes_say_what_a_key_means_here(folder: Path) -> None:
     notes = parse("gradient_checkpointing: true\nmax_steps: 5\nnum_train_epochs: 1\n", folder).notes
-    assert [note.split()[0] for note in notes] == ["gradient_checkpointing", str(folder / "tiny"), "max_steps"]
+    assert [note.split()[0] for note in notes] == ["gradient_checkpointing:", str(folder / "tiny"), "max_steps"]
     (folder / "tiny" / "model.safetensors").touch()
     assert parse("", folder).notes == ()
 
