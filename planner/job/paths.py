@@ -11,11 +11,12 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from planner.job.data_entry import DataEntry, simplest
 from planner.job.dataset_words import read_entry
 from planner.job.local_data import KINDS, local_data
-from planner.job.source import MOST_CHARACTERS, shown
+from planner.job.source import MOST_CHARACTERS, Mistake, Source, shown
 from planner.job.templates import NAMES, named_template
 
 _TOKENIZER_FILES = (
@@ -129,3 +130,39 @@ def local_file_or_template(text: object, folder: Path | None) -> str:
     if "{{" not in template and "{%" not in template:
         raise ValueError(f"{path} is not a Jinja template: it has no {{{{ }}}} and no {{% %}}")
     return template
+
+
+_PATH_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}
+_FINDERS: dict[str, Callable[[object, Path | None], object]] = {
+    "model": local_model,
+    "tokenizer": local_tokenizer,
+    "dataset": local_dataset,
+    "eval_dataset": local_dataset,
+    "chat_template": local_file_or_template,
+    "output_dir": resolve,
+}
+NOTHING = "none"
+"""The tokenizer and the data of a question."""
+
+
+def resolve_paths(
+    values: dict[str, Any], folder: Path | None, source: Source, name_of: Callable[[str], str], *, only_planned: bool
+) -> list[Mistake]:
+    """Make the paths in `values` (by canonical name) absolute, in place; the mistakes are those of missing or unfit
+    files. `name_of` gives the file's name of a key. `only_planned`: the model's config is enough."""
+    mistakes: list[Mistake] = []
+    for key, find in ({"model": local_config} if only_planned else _FINDERS).items():
+        if key == "tokenizer" and values.get(key) is None:  # it follows the model, whose own mistake says enough
+            values.pop(key, None)
+            if values.get("model") is not None and not mistakes:
+                values[key] = values["model"]
+        if values.get(key) is None:
+            continue
+        try:
+            values[key] = find(values[key], folder)
+        except (OSError, TypeError, ValueError) as error:
+            code = next(code for kind, code in _PATH_CODES.items() if isinstance(error, kind))
+            mistakes.append(source.mistake(name_of(key), code, str(error)))
+    if only_planned:
+        values |= {"tokenizer": NOTHING, "dataset": (NOTHING,)}
+    return mistakes

@@ -8,7 +8,7 @@ and this module what a right file is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -43,14 +43,7 @@ from planner.job.fields import (
 )
 from planner.job.foreign_data import settle_data
 from planner.job.lora import check_lora, check_weights, has_no_weights
-from planner.job.paths import (
-    local_config,
-    local_dataset,
-    local_file_or_template,
-    local_model,
-    local_tokenizer,
-    resolve,
-)
+from planner.job.paths import resolve_paths
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
 from planner.job.window import check_window
@@ -61,6 +54,7 @@ NOT_PLANNED = frozenset({
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
     "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "schedule",
+    "group_by_length",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""
 
@@ -84,6 +78,7 @@ class Job(BaseModel):
     max_samples: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null for all")] = None
     max_length: Annotated[int, Field(ge=2, le=10**7, description="a whole number of tokens from 2 to 10^7")] = 1024
     packing: Packing = False
+    group_by_length: Switch = False
     per_device_train_batch_size: Annotated[
         Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"],
         Field(description="a whole number from 1 to 10^9, or auto"),
@@ -204,9 +199,7 @@ class Job(BaseModel):
             dialect = Dialect.of(source.values)
             data_names = {key: _name_in(source, key) for key in ("dataset", "eval_dataset")}
             mistakes += settle_data(values, data_names, source, dialect.tool, folder)
-        mistakes += _resolve_paths(values, folder, source, _CONFIG if only_planned else _FINDERS)
-        if only_planned:
-            values |= {"tokenizer": _NOTHING, "dataset": (_NOTHING,)}
+        mistakes += resolve_paths(values, folder, source, lambda key: _name_in(source, key), only_planned=only_planned)
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source) + check_lora(values, names, source)
         mistakes += [] if only_planned else check_schedule(values, names, source)
@@ -290,40 +283,6 @@ _NULLABLE = {key for key, field in Job.model_fields.items() if field.default is 
     "max_grad_norm", "save_minutes", "save_total_limit",
 }  # fmt: skip
 """Keys whose null says something; of others it is as if they were not given."""
-_PATH_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}
-
-
-_FINDERS: dict[str, Callable[[object, Path | None], object]] = {
-    "model": local_model,
-    "tokenizer": local_tokenizer,
-    "dataset": local_dataset,
-    "eval_dataset": local_dataset,
-    "chat_template": local_file_or_template,
-    "output_dir": resolve,
-}
-_CONFIG: dict[str, Callable[[object, Path | None], object]] = {"model": local_config}
-_NOTHING = "none"  # the tokenizer and the data of a question
-
-
-def _resolve_paths(
-    values: dict[str, Any], folder: Path | None, source: Source,
-    finders: Mapping[str, Callable[[object, Path | None], object]],
-) -> list[Mistake]:  # fmt: skip
-    """Make the paths in `values` absolute, in place; the mistakes are those of missing or unfit files."""
-    mistakes: list[Mistake] = []
-    for key, find in finders.items():
-        if key == "tokenizer" and values.get(key) is None:  # it follows the model, whose own mistake says enough
-            values.pop(key, None)
-            if values.get("model") is not None and not mistakes:
-                values[key] = values["model"]
-        if values.get(key) is None:
-            continue
-        try:
-            values[key] = find(values[key], folder)
-        except (OSError, TypeError, ValueError) as error:
-            code = next(code for kind, code in _PATH_CODES.items() if isinstance(error, kind))
-            mistakes.append(source.mistake(_name_in(source, key), code, str(error)))
-    return mistakes
 
 
 def _name_in(source: Source, canonical: str) -> str:

@@ -62,6 +62,8 @@ def translated(key: str, value: object) -> object:
         return f"{value}GB"
     if key == "save_steps" and isinstance(value, float) and value < 1:
         return None
+    if key == "train_sampling_strategy":
+        return True if value == "group_by_length" else None
     if key == "excess_length_strategy":
         return _LONG.get(str(value), value)
     return None if key == "chat_template" and value == "tokenizer_default" else value
@@ -121,6 +123,9 @@ def check_value(key: str, name: str, value: object, source: Source) -> list[Mist
         return [source.mistake(key, "not-there", text)]
     if key == "quantization_bit" and value not in (4, *SWITCHED_OFF):
         text = f"it is {shown(value)}; a base in 4 bits is there, and no other yet"
+        return [source.mistake(key, "not-there", text)]
+    if key == "train_sampling_strategy" and value not in ("random", "group_by_length", *SWITCHED_OFF):
+        text = f"it is {shown(value)}; the order is random, or has rows of like length together (group_by_length)"
         return [source.mistake(key, "not-there", text)]
     if key == "packing_strategy" and value not in (*_STRATEGIES, *SWITCHED_OFF):
         text = f"it is {shown(value)}; documents are packed whole (bfd), or cut (wrapped)"

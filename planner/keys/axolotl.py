@@ -42,7 +42,7 @@ AXOLOTL: Table = table(
         max_grad_norm
         max_steps warmup_steps seed bf16 gradient_checkpointing eval_steps eval_strategy save_steps save_total_limit
         chat_template lora_r lora_alpha lora_dropout lora_target_modules attn_implementation special_tokens plugins
-        load_in_4bit
+        load_in_4bit group_by_length
     """,
     honoured={
         "model": "base_model",
@@ -96,7 +96,7 @@ AXOLOTL: Table = table(
             preprocess_iterable dataloader_pin_memory dataloader_num_workers dataloader_prefetch_factor
             remove_unused_columns sample_packing_group_size sample_packing_bin_size sample_packing_eff_est
             sample_packing_mp_start_method eval_sample_packing pad_to_sequence_len pad_to_multiple_of
-            multipack_real_batches batch_flattening group_by_length streaming streaming_multipack_buffer_size
+            multipack_real_batches batch_flattening streaming streaming_multipack_buffer_size
             pretrain_multipack_buffer_size pretrain_multipack_attn tokenizer_use_fast tokenizer_legacy
             total_num_tokens total_supervised_tokens max_packed_sequence_len
         """,

@@ -13,7 +13,6 @@ from planner.keys.meaning import (
     LOGS,
     ONE_DEVICE,
     OPTIMIZER,
-    ORDER,
     READS,
     REPORTS,
     SAVES,
@@ -29,9 +28,10 @@ TRANSFORMERS = table(
         warmup_steps
         optim weight_decay adam_beta1 adam_beta2 adam_epsilon gradient_accumulation_steps max_grad_norm bf16
         gradient_checkpointing report_to run_name eval_strategy eval_steps per_device_eval_batch_size eval_on_start
-        save_steps save_total_limit seed
+        save_steps save_total_limit seed group_by_length
     """,
-    honoured={"warmup_steps": "warmup_ratio", "eval_strategy": "evaluation_strategy"},
+    honoured={"warmup_steps": "warmup_ratio", "eval_strategy": "evaluation_strategy",
+              "group_by_length": "train_sampling_strategy"},
     unused={
         LOGS: """
             logging_strategy logging_steps logging_first_step logging_dir logging_nan_inf_filter log_level
@@ -56,7 +56,7 @@ TRANSFORMERS = table(
         """,
         GENERATES: "predict_with_generate generation_max_length generation_num_beams generation_config use_cache",
         READS: """
-            remove_unused_columns label_names group_by_length length_column_name dataloader_num_workers
+            remove_unused_columns label_names length_column_name dataloader_num_workers
             dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
             dataloader_multiprocessing_context dataloader_in_order dispatch_batches split_batches sortish_sampler
         """,
@@ -82,11 +82,9 @@ TRANSFORMERS = table(
         "label smoothing": "label_smoothing_factor",
         "noise on embeddings": "neftune_noise_alpha",
         BEST: "load_best_model_at_end",
-        ORDER: "train_sampling_strategy",
     },
     parts={"load_best_model_at_end": "metric_for_best_model greater_is_better"},
     fine={
         "fp16_backend": ("auto",), "half_precision_backend": ("auto",), "fp16_opt_level": ("O1",),
-        "train_sampling_strategy": ("random", "group_by_length"),
     },
 )  # fmt: skip

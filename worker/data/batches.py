@@ -7,7 +7,8 @@ cannot fill takes its remaining rows from the next epoch, so every step has the 
 So the position in the data is the number of the step, and a resumed run needs nothing else.
 
 The rows of one step are dealt to its slices by length, longest first, so that short rows share a slice and its padding
-is small. A slice's length is that of its longest row, rounded up to a quarter, a half or all of `max_length`.
+is small. A slice's length is that of its longest row, rounded up to one of `padding.buckets`. With `group_by_length` an
+epoch's order is transformers' one in which rows of like length follow each other.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen
@@ -180,7 +182,12 @@ class Batches:
         epoch, index = divmod(place, len(self._rows))
         if epoch not in self._orders:
             generator = torch.Generator().manual_seed(epoch_seed(self._job.seed, epoch))
-            order = torch.randperm(len(self._rows), generator=generator).numpy()
+            if self._job.group_by_length:
+                lengths = self._rows.lengths.tolist()
+                grouped = get_length_grouped_indices(lengths, self.rows_per_step, generator=generator)  # type: ignore[no-untyped-call]
+                order = np.array(grouped, np.int64)
+            else:
+                order = torch.randperm(len(self._rows), generator=generator).numpy()
             # A step touches two epochs at most, or many tiny ones: the last two are enough to keep.
             self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
         return int(self._orders[epoch][index])

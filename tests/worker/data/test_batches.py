@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from planner.errors import UserError
 from planner.job.frozen import freeze
@@ -16,6 +17,7 @@ from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_
 from tests.support.tiny_models import make_model
 from worker.data.batches import Batches
 from worker.data.padding import IGNORED, buckets
+from worker.data.seeds import epoch_seed
 
 
 @pytest.fixture(autouse=True)
@@ -115,8 +117,37 @@ def test_padding_is_on_the_right_and_never_learned(tmp_path: Path) -> None:
     assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
 
 
-def test_lengths_round_up_to_a_quarter_a_half_or_all() -> None:
-    assert (buckets(64), buckets(10), buckets(2)) == ((16, 32, 64), (3, 5, 10), (1, 2))
+def test_lengths_are_few_and_a_third_of_one_at_most_is_padding() -> None:
+    assert (buckets(64), buckets(10), buckets(2)) == ((16, 24, 32, 48, 64), (3, 4, 5, 8, 10), (1, 2))
+    assert buckets(512) == (64, 96, 128, 192, 256, 384, 512)
+    for most in (64, 1000, 4096, 100_000):
+        found = buckets(most)
+        assert found[-1] == most and len(found) < 24
+        for size in range(found[0], most + 1, 7):
+            length = next(length for length in found if length >= size)
+            assert 3 * (length - size) <= length + 3
+
+
+def test_a_slice_of_short_rows_is_as_long_as_they_need(tmp_path: Path) -> None:
+    records = [{"text": "x" * size} for size in (50, 58, 30, 70)]
+    data = batches(tmp_path, records, max_length=4096, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    assert [batch["input_ids"].shape[1] for batch in data.step(0)] == [96, 64]
+
+
+def test_rows_of_like_length_follow_each_other_in_the_order_of_transformers(tmp_path: Path) -> None:
+    records = [{"text": "x" * (1 + number * 7 % 50)} for number in range(40)]
+    keys = {"max_length": 64, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    data = batches(tmp_path, records, group_by_length=True, **keys)
+    lengths = [len(encoded(record)) for record in records]
+    for epoch in range(2):
+        generator = torch.Generator().manual_seed(epoch_seed(42, epoch))
+        order = list(LengthGroupedSampler(4, lengths=lengths, generator=generator))
+        for step in range(10):
+            wanted = sorted((lengths[row] for row in order[4 * step : 4 * step + 4]), reverse=True)
+            assert [len(row) for row in rows(data, 10 * epoch + step)] == wanted
+    mixed = batches(tmp_path, records, **keys)
+    padded = [sum(b["input_ids"].numel() for step in range(10) for b in its.step(step)) for its in (data, mixed)]
+    assert padded[0] < padded[1]
 
 
 def test_short_rows_share_a_slice(tmp_path: Path) -> None:
