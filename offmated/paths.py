@@ -64,7 +64,7 @@ class Paths:
 
     @property
     def config(self) -> Path:
-        """The user's settings, if any."""
+        """The user's settings, if any: some hold passwords."""
         return self.state / "config.toml"
 
     @property
@@ -144,6 +144,8 @@ class Paths:
             for file in (self.log, self.log_before, self.lock, self.token, *self.state.glob(f"{self.database.name}*")):
                 if file.is_file():
                     file.chmod(0o600)
+            if self.config.is_file() and self.config.stat().st_uid == os.getuid():  # addresses may hold passwords
+                self.config.chmod(0o600)
         except OSError as error:
             raise _unusable(str(error)) from None
 

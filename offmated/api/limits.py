@@ -4,6 +4,7 @@ refused while it comes in, and nothing of it is kept."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,9 +22,13 @@ REQUEST_S = 20.0
 """To send a request in; answers may take longer."""
 MOST_CONNECTIONS = 256
 """Connections are file descriptors, of which a process often has 1,024, and jobs need them, too."""
+MOST_STRANGERS = 32
+"""Of these over TCP that have not shown the token. The oldest gives its place up to who comes after: whoever has the
+token shows it at once, and nobody can keep them out by sitting there."""
 WRITERS = 4
 """Requests that change jobs and are worked on at once. Others wait in line without a thread, so that there are threads
 for those who only look."""
+ADMIT = "admit"
 TURN_S = 5.0
 """So long they wait, and then are asked to come again: with what the database waits it is less than a client waits."""
 
@@ -152,6 +157,32 @@ class Connection(H11Protocol):
             self.transport.close()
 
 
+class Stranger(Connection):
+    """A connection over TCP, where everybody can connect: a stranger's until `admit` is called, which the application
+    finds in the state of each request."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.app_state = {**self.app_state, ADMIT: self.admit}
+        self._came = next(_arrivals)
+        self._is_stranger = True
+
+    def admit(self) -> None:
+        """Keep it: it has shown the token."""
+        self._is_stranger = False
+
+    def connection_made(self, transport: Any) -> None:
+        """Take it, and let the oldest stranger go where there are too many."""
+        super().connection_made(transport)
+        strangers = [
+            one for one in self.connections
+            if isinstance(one, Stranger) and one._is_stranger and not one.transport.is_closing()
+        ]  # fmt: skip
+        if len(strangers) > MOST_STRANGERS:
+            min(strangers, key=lambda one: one._came).transport.close()
+
+
+_arrivals = itertools.count()
 _TOO_MANY = (
     "HTTP/1.1 503 Service Unavailable\r\n"
     f"retry-after: {RETRY_AFTER_S}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"

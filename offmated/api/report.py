@@ -82,6 +82,6 @@ def _progress(job: Json) -> str:
 def _until(job: Json) -> str:
     found = job["expected"]
     if found["ends_at"] is None:
-        return ""
+        return ", done after many nights" if found["nights"] else ""
     nights = f", {found['nights']} nights" if found["nights"] > 1 else ""
     return f", done by {time.strftime('%a %H:%M', time.localtime(found['ends_at'] + 59))}{nights}"

@@ -21,8 +21,9 @@ BACKLOG = 128  # connections that the system holds, and that are taken at once, 
 class Server:
     """Has `app` answer at `address`."""
 
-    def __init__(self, app: ASGIApp, address: Address) -> None:
+    def __init__(self, app: ASGIApp, address: Address, connection: type[Connection] = Connection) -> None:
         self._app = app
+        self._connection = connection
         self._address = address
         self._lock = threading.Lock()  # the daemon keeps it, and who asks for the page starts it
         self._running: list[tuple[uvicorn.Server, threading.Thread]] = []
@@ -39,7 +40,7 @@ class Server:
                 return
             listener = self._address.listen()
             settings = uvicorn.Config(
-                self._app, http=Connection, ws="none", backlog=BACKLOG, log_config=None, access_log=False,
+                self._app, http=self._connection, ws="none", backlog=BACKLOG, log_config=None, access_log=False,
                 lifespan="off", timeout_graceful_shutdown=int(PATIENCE_S), proxy_headers=False,
                 workers=1,  # or uvicorn reads the number from a variable that is other servers', and may be none
             )  # fmt: skip

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from offmated.api.limits import ADMIT
 from offmated.api.refusals import refused
 from planner.errors import Exit, UserError
 
@@ -63,9 +64,12 @@ class Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or refuse it with 401."""
+        shown = scope["type"] == "http" and self._is_shown(scope)
+        if shown and (admit := scope.get("state", {}).get(ADMIT)):
+            admit()
         if scope["type"] != "http" or _is_open(scope) or self._has_ticket(scope):
             await self._app(scope, receive, send)
-        elif not self._is_shown(scope):
+        elif not shown:
             error = UserError(
                 "This needs the daemon's token.", code="no-token", exit_code=Exit.USAGE,
                 hint="offmate page gives an address that has it",

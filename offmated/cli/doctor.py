@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import resource
 import shlex
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -33,6 +38,7 @@ DRIVER_PATIENCE_S = 20
 _ASKED = ("driver_version", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max")
 LITTLE_DISK_BYTES = 20 * 2**30  # a small model's checkpoints and output
 LITTLE_RAM_BYTES = 8 * 2**30
+_TIME_ERROR = 5  # linux/timex.h
 
 _TORCH = """
 import json, torch
@@ -63,7 +69,10 @@ def examine(paths: Paths) -> Iterator[Check]:
     yield _python()
     yield from _packages()
     yield _memory()
+    yield _locked(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    yield _clock(_is_kept_right())
     yield _disk(paths)
+    yield from _settings(paths.config)
     yield _database()
     yield _broker(paths)
     yield _daemon(paths)
@@ -120,6 +129,48 @@ def _memory() -> Check:
         advice = "weights and optimizer states live here: about 12 bytes per parameter; train small models"
         return Check(name="memory", verdict=WARNING, found=found, advice=advice)
     return Check(name="memory", verdict=OK, found=found)
+
+
+def _locked(limit: int) -> Check:
+    """How much memory a process may lock: the driver's own pinning, on which transfers rest, is not counted by it
+    everywhere, and NVIDIA has containers started without a limit."""
+    if limit == resource.RLIM_INFINITY:
+        return Check(name="locked memory", verdict=OK, found="no limit")
+    advice = "where pinning fails: --ulimit memlock=-1 for a container, else memlock in /etc/security/limits.conf"
+    return Check(name="locked memory", verdict=OK, found=f"at most {format_bytes(limit)}", advice=advice)
+
+
+def _is_kept_right() -> bool | None:
+    """Whether the kernel has its clock from one that is right; None where it does not say. See adjtimex(2)."""
+    try:
+        state = int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)))  # modes 0: nothing is changed
+    except (OSError, AttributeError):
+        return None
+    return state != _TIME_ERROR if state >= 0 else None
+
+
+def _clock(kept_right: bool | None) -> Check:
+    """Windows and `--begin` go by this machine's clock."""
+    found = time.strftime("%Y-%m-%d %H:%M %Z")
+    if kept_right is not False:
+        return Check(name="clock", verdict=OK, found=found)
+    advice = "windows and --begin go by it; timedatectl set-ntp true has it kept right"
+    return Check(name="clock", verdict=OK, found=f"{found}, which the kernel has from nobody", advice=advice)
+
+
+def _settings(file: Path) -> Iterator[Check]:
+    """Addresses of notifications hold passwords. The daemon closes the file at its start."""
+    try:
+        status = file.stat()
+    except OSError:
+        return
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077 and "notify" in file.read_text("utf-8", errors="replace"):
+        whose = "" if status.st_uid == os.getuid() else "; it is another user's"
+        found, advice = f"{file.name} has addresses and can be read by others ({mode:03o}{whose})", f"chmod 600 {file}"
+        yield Check(name="settings", verdict=WARNING, found=found, advice=advice)
+    else:
+        yield Check(name="settings", verdict=OK, found=f"{file}, {mode:03o}")
 
 
 def _disk(paths: Paths) -> Check:

@@ -10,6 +10,7 @@ import time
 from offmated.cli.client import Client, daemon_silent
 from offmated.cli.service import start_installed
 from offmated.lock import lock_holder
+from offmated.log_file import LOG_BYTES
 from offmated.paths import Paths
 from planner.errors import UserError
 from planner.run.processes import Process
@@ -17,7 +18,6 @@ from planner.run.processes import Process
 START_PATIENCE_S = 60.0
 OTHER_PATIENCE_S = 15.0  # for a daemon that holds the lock, and starts or ends just now
 TRIES = 5
-LOG_BYTES = 10 * 1024**2  # a log that is larger is put aside at the next start; the one before it goes
 TAIL_LINES = 15
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from offmated.api.addresses import TcpAddress
+from offmated.api.limits import Stranger
 from offmated.api.server import Server
 from offmated.api.token import Guarded, read_token
 
@@ -52,5 +53,5 @@ class Browsers:
             return
         if self._server is None:
             self._token = read_token(self._file)  # once: what the file says later is for the next start
-            self._server = Server(Guarded(self._app, self._token), self._address)
+            self._server = Server(Guarded(self._app, self._token), self._address, Stranger)
         self._server.keep()

@@ -26,6 +26,7 @@ from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.submission import sweep_drafts, window_of
 from offmated.lock import Lock
+from offmated.log_file import keep_short
 from offmated.paths import Paths
 from offmated.repeated_errors import RepeatedErrors
 from offmated.service.broker import QUEUES, Broker
@@ -159,6 +160,8 @@ class Daemon:
         again at the next tick. Ending here, whatever is wrong, would end trainings that are well."""
         self._listen()
         self._keep_lock()
+        with self._errors.of("putting the log aside", OSError):
+            keep_short(self._paths)
         self._keep([*self._servers, *self._workers.values()])
         for what, do in (
             ("taking jobs back", self._dispatcher.adopt),

@@ -100,7 +100,7 @@ def test_what_is_made_is_closed_to_others_whatever_the_umask(umask: int) -> None
 
 def test_what_an_open_umask_left_before_is_closed(tmp_path: Path) -> None:
     paths = Paths.at(tmp_path)
-    names = ("offmate.db", "offmate.db-wal", "daemon.log", "daemon.log.1", "daemon.lock")
+    names = ("offmate.db", "offmate.db-wal", "daemon.log", "daemon.log.1", "daemon.lock", "config.toml")
     for folder in (paths.runs, paths.backups):
         folder.mkdir(mode=0o777)
         folder.chmod(0o777)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
 from offmated.api.addresses import TcpAddress
+from offmated.api.limits import MOST_CONNECTIONS
 from offmated.api.token import TICKET_S, Guarded, read_token
 from offmated.config import Config
 from offmated.paths import Paths
@@ -53,6 +56,29 @@ def test_with_the_token_it_is_the_api(shared: House, place: tuple[str, str]) -> 
         shared.wait_for(number, "done")
         refused = client.post(f"/jobs/{number}/cancel")
         assert (refused.status_code, refused.json()["code"]) == (422, "job-ended")
+
+
+def test_who_sits_there_without_the_token_keeps_nobody_out_who_has_it(shared: House, place: tuple[str, str]) -> None:
+    address, token = place
+    where = (httpx.URL(address).host, httpx.URL(address).port)
+    with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}) as before, ExitStack() as stack:
+        assert before.get("/health").status_code == 200
+        (kept,) = connections(before)
+        silent = [stack.enter_context(socket.create_connection(where)) for _ in range(MOST_CONNECTIONS + 50)]
+        with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}) as after:
+            assert after.get("/health").status_code == 200
+        assert before.get("/health").status_code == 200
+        assert connections(before) == [kept], "who has shown the token stays connected"
+        for one in silent[:100]:
+            one.settimeout(120)
+            assert one.recv(1) == b"", "the first to sit there are the first to go"
+
+
+def connections(client: httpx.Client) -> list[object]:
+    """Those that a client keeps."""
+    transport = client._transport
+    assert isinstance(transport, httpx.HTTPTransport)
+    return list(transport._pool.connections)
 
 
 def test_a_ticket_opens_one_plan_for_a_minute(

@@ -61,3 +61,24 @@ def test_windows_own_linux_is_told_and_a_plain_one_is_not(tmp_path: Path) -> Non
 def test_an_sqlite_that_can_lose_what_two_write_is_told() -> None:
     assert "can lose" in doctor._database((3, 45, 1)).found
     assert doctor._database((3, 51, 3)).found == "3.51.3"
+
+
+def test_settings_that_others_can_read_are_told_where_they_hold_addresses(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    assert list(doctor._settings(file)) == []
+    for text, mode, verdict in (
+        ('notify = "mailto://me:secret@x"', 0o644, "warning"), ('notify = "mailto://me:secret@x"', 0o600, "ok"),
+        ('window = "23:00-07:00"', 0o644, "ok"),
+    ):  # fmt: skip
+        file.write_text(text)
+        file.chmod(mode)
+        (check,) = doctor._settings(file)
+        assert (check.verdict, "secret" in str(check)) == (verdict, False)
+
+
+def test_a_limit_of_locked_memory_and_a_clock_that_nobody_keeps_right_are_told() -> None:
+    assert doctor._locked(8 * 2**20).found == "at most 8.0 MiB"
+    assert doctor._locked(-1).found == "no limit"
+    assert doctor._clock(kept_right=False).found.endswith("which the kernel has from nobody")
+    assert [doctor._clock(kept_right=known).advice for known in (True, None)] == ["", ""]
+    assert doctor._is_kept_right() in (True, False, None)

@@ -15,6 +15,7 @@ import pytest
 from offmated.api.report import report
 from offmated.config import Config
 from offmated.jobs import listing, queue
+from offmated.jobs.forecast import MOST_NIGHTS, Expected
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
@@ -262,6 +263,14 @@ def test_the_report_tells_what_ran_step_times_against_the_plan_and_what_is_next(
     assert found["lines"][0].startswith("1 a: done; loss 2.500; 3 steps of 500.0 ms, planned 400.0 ms; ")
     assert found["lines"][1:] == ["2 b: failed: It went wrong.", "next: 3 c: held: offmate release 3"]
     assert report(home.store, time.time() + 1)["title"] == "no job has ended; 1 in the queue"
+
+
+def test_the_report_tells_what_takes_more_nights_than_anybody_plans(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.add("endless", Turn(window="23:00-07:00"))
+    monkeypatch.setattr(listing, "forecast", lambda works, now: {1: Expected(starts_at=now, nights=MOST_NIGHTS)})
+    assert report(home.store, time.time())["lines"] == ["next: 1 endless, done after many nights"]
 
 
 @pytest.mark.parametrize(
