@@ -78,7 +78,7 @@ def _rows(store: Store, job_ids: Sequence[int], unfinished: bool, older_s: float
 
 def _folders(run: RunFolder) -> tuple[Path, ...]:
     """What is not wanted any more, and what an earlier removal was cut short of."""
-    return run.checkpoints, run.trained, run.path / "data", *run.path.glob(f"{_GONE}*")
+    return run.checkpoints, run.trained, run.best, run.path / "data", *run.path.glob(f"{_GONE}*")
 
 
 def _remove(store: Store, row: JobRow, folders: Sequence[Path]) -> None:

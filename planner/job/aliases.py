@@ -31,6 +31,7 @@ _BEGINNINGS = dict.fromkeys(REPORTING, REPORTS) | {
 }  # fmt: skip
 _PLUGINS = ("liger", "cut_cross_entropy", "spectrum")  # of axolotl: those that change no number that is learned
 _METHODS = (*ALIASES["method"], "method")
+_CHOOSING = ("load_best_model_at_end", "early_stopping_patience", "early_stopping_steps")
 _ALONE = (REWARDS, PICTURES)
 """What a file is about altogether: where that is not there, nothing else needs to be said of it."""
 
@@ -184,6 +185,17 @@ def _bnb_config(reading: _Reading, key: str, value: object) -> None:
         reading.unused.setdefault("a base in 4 bits is so here, too", []).append(key)
 
 
+def _metric(reading: _Reading, key: str, value: object) -> None:
+    """What a best model is the best by."""
+    chosen = any(reading.source.values.get(name) not in SWITCHED_OFF for name in _CHOOSING)
+    fine = (*SWITCHED_OFF, "eval_loss", "loss") if key == "metric_for_best_model" else SWITCHED_OFF
+    if not chosen and value not in SWITCHED_OFF:
+        reading.unused.setdefault("it says nothing without load_best_model_at_end", []).append(key)
+    elif value not in fine:
+        text = f"it is {shown(value)}; the best evaluation is that with the smallest loss (eval_loss)"
+        reading.refuse(key, text)
+
+
 def _resume(reading: _Reading, key: str, value: object) -> None:
     if value is not True and value not in SWITCHED_OFF:
         reading.refuse(key, f"it is {shown(value)}; a job starts at its model; leave this key out")
@@ -192,6 +204,7 @@ def _resume(reading: _Reading, key: str, value: object) -> None:
 _SPECIAL: dict[str, Callable[[_Reading, str, object], None]] = {
     "special_tokens": _special_tokens, "bnb_config_kwargs": _bnb_config,
     "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
+    "metric_for_best_model": _metric, "greater_is_better": _metric,
     **dict.fromkeys(("dataset_dir", *_PARTS), lambda *_: None),
 }  # fmt: skip
 

@@ -74,6 +74,8 @@ class Dialect:
                 absent["lora_alpha"] = 2 * _whole(values.get("lora_r", absent["lora_r"]))
         if self.tool == AXOLOTL and _are_completions(values.get("dataset")):
             absent["long_rows"] = "split"
+        if self.tool == AXOLOTL and _chooses(values):
+            absent["load_best_model_at_end"] = True
         if values.get("train_batch_size") is not None:
             absent.pop("per_device_train_batch_size", None)
         filled = {key: value for key, value in absent.items() if values.get(key) is None}
@@ -82,6 +84,13 @@ class Dialect:
             return None
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         return f"the file reads as {self.tool}'s; what it leaves out is as there: {words}"
+
+
+def _chooses(values: Mapping[str, Any]) -> bool:
+    """Whether axolotl, where nothing is said of it, takes the best of the evaluations: where each save is at one."""
+    save, every = values.get("save_steps"), values.get("eval_steps")
+    steps = isinstance(save, int) and isinstance(every, int) and save > 0 and every > 0 and save % every == 0
+    return steps and (bool(values.get("val_size")) or bool(values.get("eval_dataset")))
 
 
 def _are_completions(entries: object) -> bool:

@@ -8,11 +8,19 @@ from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 _SUBJECTS = ("eval_dataset", "val_size", "sample_prompts")
 _TIMES = ("eval_strategy", "eval_steps", "eval_on_start")
+_CHOICES = ("load_best_model_at_end", "early_stopping_patience")
 
 
 def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
     """Mistakes in what the keys of evaluation say together. `values` by canonical name; `names`: canonical name -> the
     name in the file. `eval_strategy: no` takes the others out of `values`."""
+    choices = [key for key in _CHOICES if values.get(key) not in SWITCHED_OFF]
+    if choices and not any(values.get(key) not in SWITCHED_OFF for key in ("val_size", "eval_dataset")):
+        text = "it goes by the loss of evaluations; give val_size or eval_dataset, too"
+        return [source.mistake(names[key], "bad-value", text) for key in choices]
+    if choices and values.get("eval_strategy", "steps") in SWITCHED_OFF[1:]:
+        text = "it goes by the loss of evaluations, and eval_strategy is no"
+        return [source.mistake(names[key], "bad-value", text) for key in choices]
     if "eval_strategy" in values and values["eval_strategy"] in SWITCHED_OFF[1:]:
         for key in (*_SUBJECTS, *_TIMES):
             values.pop(key, None)

@@ -32,6 +32,7 @@ from planner.job.fields import (
     Minutes,
     NotNegative,
     Packing,
+    Patience,
     Positive,
     Prompts,
     ReportTo,
@@ -54,7 +55,7 @@ NOT_PLANNED = frozenset({
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
     "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "schedule",
-    "group_by_length",
+    "group_by_length", "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""
 
@@ -143,6 +144,9 @@ class Job(BaseModel):
         Field(description="a path or Hugging Face id, a list of them, or null"),
     ] = None
     val_size: ValSize = None
+    load_best_model_at_end: Switch = False
+    early_stopping_patience: Patience = None
+    early_stopping_threshold: NotNegative = 0.0
     eval_strategy: EvalStrategy = None
     eval_steps: EvalSteps = None
     eval_on_start: Switch = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from planner.keys.meaning import (
     ATTENTION,
-    BEST,
     CHANGED_MODEL,
     COMPILES,
     EVALUATES,
@@ -42,7 +41,7 @@ AXOLOTL: Table = table(
         max_grad_norm
         max_steps warmup_steps seed bf16 gradient_checkpointing eval_steps eval_strategy save_steps save_total_limit
         chat_template lora_r lora_alpha lora_dropout lora_target_modules attn_implementation special_tokens plugins
-        load_in_4bit group_by_length
+        load_in_4bit group_by_length load_best_model_at_end early_stopping_patience
     """,
     honoured={
         "model": "base_model",
@@ -181,7 +180,6 @@ AXOLOTL: Table = table(
         "noise on embeddings": "neftune_noise_alpha noisy_embedding_alpha",
         "label smoothing": "label_smoothing_factor",
         LOSS: "use_eaft",
-        BEST: "load_best_model_at_end early_stopping_patience",
         TOKENS: "tokens added_tokens_overrides fix_untrained_tokens",
         ORDER: "curriculum_sampling sample_packing_sequentially",
         "a part of the data": "dataset_shard_num dataset_shard_idx min_sample_len",

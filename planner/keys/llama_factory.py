@@ -4,7 +4,6 @@ training arguments; those of earlier versions among them."""
 from __future__ import annotations
 
 from planner.keys.meaning import (
-    BEST,
     CHANGED_MODEL,
     EVALUATES,
     GENERATES,
@@ -49,6 +48,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "bf16": "pure_bf16",
         "load_in_4bit": "quantization_bit",
         "bnb_4bit_quant_type": "quantization_type",
+        "early_stopping_patience": "early_stopping_steps",
         "bnb_4bit_use_double_quant": "double_quantization",
     },
     unused={
@@ -117,7 +117,6 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         OPTIMIZER: "use_galore use_apollo use_badam use_adam_mini use_muon",
         LOSS: "use_dft_loss use_asft_loss use_eaft_loss",
         REWARDS: "reward_model pref_loss pref_ftx",
-        BEST: "early_stopping_steps",
     },
     parts={
         "quantization_bit": "quantization_device_map",

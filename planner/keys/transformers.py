@@ -4,7 +4,6 @@ have, too; those of earlier versions among them."""
 from __future__ import annotations
 
 from planner.keys.meaning import (
-    BEST,
     COMPILES,
     EVALUATES,
     FP16,
@@ -28,7 +27,7 @@ TRANSFORMERS = table(
         warmup_steps
         optim weight_decay adam_beta1 adam_beta2 adam_epsilon gradient_accumulation_steps max_grad_norm bf16
         gradient_checkpointing report_to run_name eval_strategy eval_steps per_device_eval_batch_size eval_on_start
-        save_steps save_total_limit seed group_by_length
+        save_steps save_total_limit seed group_by_length load_best_model_at_end
     """,
     honoured={"warmup_steps": "warmup_ratio", "eval_strategy": "evaluation_strategy",
               "group_by_length": "train_sampling_strategy"},
@@ -81,7 +80,6 @@ TRANSFORMERS = table(
         OPTIMIZER: "optim_args optim_target_modules adafactor",
         "label smoothing": "label_smoothing_factor",
         "noise on embeddings": "neftune_noise_alpha",
-        BEST: "load_best_model_at_end",
     },
     parts={"load_best_model_at_end": "metric_for_best_model greater_is_better"},
     fine={

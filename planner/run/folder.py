@@ -85,6 +85,11 @@ class RunFolder:
         return self.path / "trained"
 
     @property
+    def best(self) -> Path:
+        """Parent of `step-N/`, the weights of the best evaluation so far, where the job wants them in the end."""
+        return self.path / "best"
+
+    @property
     def output(self) -> Path:
         """Where the trained model goes unless the job says otherwise, or that place will not have it."""
         return self.path / "output"

@@ -12,7 +12,9 @@ from tests.support.plain_engine import PlainEngine
 from tests.support.texts import CHATML, byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
 from worker.runtime.step_values import AdamW
-from worker.storage.checkpoint import Checkpoints, Origin
+from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
+from worker.storage.trained import TrainedWeights
+from worker.training.best import Best, losses_of
 from worker.training.evaluation import Evaluations
 from worker.training.learning_rate import decay_names
 from worker.training.loop import Training
@@ -49,12 +51,18 @@ class Run:
             job=job, engine=self.engine, batches=self.batches, metrics=self.metrics, stop=self.stop,
             samples=Samples.of(job, byte_tokenizer(chat_template=CHATML), model),
             done=[(event["event"], event["step"]) for event in read_metrics(self.metrics_path)],
+            losses=losses_of(read_metrics(self.metrics_path)),
         )  # fmt: skip
+        self.kept = TrainedWeights(folder / "best", origin=origin)
+        best = Best(job=job, kept=self.kept, write=self._write) if Best.wanted(job) else None
         self.training = Training(
             job=job, engine=self.engine, batches=self.batches, checkpoints=checkpoints, metrics=self.metrics,
-            stop=self.stop, state_bytes=1000, evaluations=evaluations,
+            stop=self.stop, state_bytes=1000, evaluations=evaluations, best=best,
             predicted_s=lambda batches: float(sum(batch["input_ids"].shape[1] for batch in batches)),
         )  # fmt: skip
+
+    def _write(self, where: TrainedWeights) -> Checkpoint:
+        return where.write(self.engine.state(), step=self.engine.steps_done, dtype=torch.float32)
 
     def before_each_step(self, act: Callable[[int], None]) -> None:
         step = self.engine.step

@@ -13,11 +13,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from planner.disk import sync
 from planner.errors import disk_full
 from worker.storage.checkpoint import Checkpoint, Origin, TornCheckpoint, read_checkpoint, write_checkpoint
 
@@ -48,8 +50,24 @@ class TrainedWeights:
         self._folder.mkdir(exist_ok=True)
         rounded = ((name, {"weight": parts["master"].to(dtype)}) for name, parts in state)
         path = write_checkpoint(self._folder, step, self._origin, "weights", rounded)
+        for other in self._folder.iterdir():
+            if other != path:
+                shutil.rmtree(other)
         files = tuple(sorted(file.name for file in path.glob("weights-*")))
         return Checkpoint(path=path, step=step, origin=self._origin, files=files)
+
+    def step(self) -> int | None:
+        """The step that they are of, unread; None where there are none."""
+        names = (path.name.removeprefix("step-") for path in self._folder.glob("step-*"))
+        return max((int(name) for name in names if name.isdigit()), default=None)
+
+    def take(self, found: Checkpoint) -> Checkpoint:
+        """Have `found`, those of another folder on this disk, instead of what is here. Raises OSError."""
+        self.remove()
+        self._folder.mkdir()
+        path = found.path.rename(self._folder / found.path.name)
+        sync(self._folder)
+        return replace(found, path=path)
 
     def remove(self) -> None:
         """Remove them: the model folder is in place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -65,6 +65,8 @@ class Evaluations:
     stop: StopRequest
     samples: Samples | None = None
     done: Collection[tuple[object, object]] = ()
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """(step, loss) of all so far, in their order."""
 
     def check(self) -> None:
         """Raise UserError now when an evaluation will not fit the budget."""
@@ -118,6 +120,7 @@ class Evaluations:
         self.metrics.write(
             "eval", step=step, eval_loss=loss, tokens=tokens, eval_s=seconds, gpu_peak_bytes=max(peaks, default=None)
         )
+        self.losses.append((step, loss))
         log.info("step %d/%d  eval loss %.4f  %s", step, self.batches.total_steps, loss, format_seconds(seconds))
         return True
 

@@ -18,6 +18,7 @@ from planner.units import format_seconds
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.storage.checkpoint import Checkpoints, finite, non_finite
+from worker.training.best import Best
 from worker.training.evaluation import Evaluates, Evaluations
 from worker.training.learning_rate import learning_rate
 from worker.training.metrics import Metrics
@@ -110,6 +111,8 @@ class Training:
     stop: StopRequest
     state_bytes: int
     evaluations: Evaluations
+    best: Best | None = None
+    """Which evaluation counts, where the job asks that."""
     predicted_s: Callable[[Sequence[Mapping[str, Tensor]]], float]
     """How long a step on these batches should take."""
 
@@ -133,6 +136,9 @@ class Training:
             self.evaluations.run_if_due()
             if self.stop.asked:  # another step would be one too many to make up for the evaluation
                 continue
+            if self._ends():
+                self._check_state()
+                return True
             batches = self.batches.step(self.engine.steps_done)
             text = self._step(batches, self.engine.steps_done, total, metered=meter.on)
             if meter.seen_enough(batches):
@@ -151,8 +157,13 @@ class Training:
             if total > saved:
                 self._save()
             return False
+        self._ends()
         self._check_state()
         return True
+
+    def _ends(self) -> bool:
+        """Whether the evaluations say that it is enough."""
+        return self.best is not None and self.best.ends(self.evaluations.losses, self.engine.steps_done)
 
     def _check_state(self) -> None:
         """Nothing follows the last step: no loss of a next one, and no checkpoint, would show what it did."""

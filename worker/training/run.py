@@ -33,6 +33,7 @@ from worker.runtime.arena import take_over
 from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.storage.model_folder import Output
 from worker.storage.trained import TrainedWeights, room_kept, weights_room
+from worker.training.best import Best, losses_of
 from worker.training.delivery import Delivery
 from worker.training.evaluation import Evaluations
 from worker.training.forecast import Forecast
@@ -99,7 +100,7 @@ class _Run:
         """From the last checkpoint to the end or to a stop; where it is trained already, to the model folder."""
         total, place = self.batches.total_steps, self.delivery.place
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        published = place.published() == total
+        published = place.published() is not None
         weights = None if published else self.trained.find()
         if published or weights is not None:
             with Metrics(self.folder.metrics) as metrics:
@@ -137,22 +138,35 @@ class _Run:
         self, engine: Engine, metrics: Metrics, stop: StopRequest, give_room: Callable[[], None]
     ) -> tuple[bool, Path | None]:  # fmt: skip
         """Train, and write the trained weights and the model folder: whether that is done, and where it is."""
-        written = frozenset((event["event"], event["step"]) for event in read_metrics(self.folder.metrics))
+        events = read_metrics(self.folder.metrics)
+        written = frozenset((event["event"], event["step"]) for event in events)
+        best = None
+        if Best.wanted(self.job):
+            kept = TrainedWeights(self.folder.best, origin=self.origin)
+            best = Best(job=self.job, kept=kept, write=lambda where: self._write(where, engine))
         training = Training(
             job=self.job, engine=engine, batches=self.batches, checkpoints=self.checkpoints, metrics=metrics,
             stop=stop, state_bytes=self.state_bytes,
             evaluations=Evaluations(
                 job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop,
-                samples=self.samples, done=written,
+                samples=self.samples, done=written, losses=losses_of(events),
             ),
-            predicted_s=self.forecast.step_s,
+            predicted_s=self.forecast.step_s, best=best,
         )  # fmt: skip
         if not training.run():
             return False, None
-        lora = self.job.method == "lora"  # then only adapters are written, and they are fp32
         give_room()
+        chosen = best.chosen(training.evaluations.losses) if best is not None else None
+        weights = self._write(self.trained, engine) if chosen is None else self.trained.take(chosen)
+        if best is not None:
+            best.kept.remove()
+        return self._deliver_only(weights)
+
+    def _write(self, where: TrainedWeights, engine: Engine) -> Checkpoint:
+        """Write the weights of now. Raises UserError on a full disk."""
+        lora = self.job.method == "lora"  # then only adapters are written, and they are fp32
         try:
-            weights = self.trained.write(
+            return where.write(
                 itertools.chain(engine.state(), () if lora else engine.frozen()), step=engine.steps_done,
                 dtype=torch.float32 if lora else working_dtype(self.job),
             )  # fmt: skip
@@ -160,7 +174,6 @@ class _Run:
             if not is_disk_full(error):
                 raise
             raise disk_full(error, "the trained weights") from error
-        return self._deliver_only(weights)
 
     def _deliver_only(self, weights: Checkpoint | None) -> tuple[bool, Path]:
         """Write the model folder; None: it is there already."""

@@ -1,0 +1,103 @@
+"""Which evaluation of a run was the best, and when it has gone on for long enough without a better one.
+
+The rules are those of transformers' Trainer and its `EarlyStoppingCallback`, by the evaluations' losses alone, which
+stand in metrics.jsonl: a run that goes on from a checkpoint comes to the same end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planner.job.schema import Job
+from worker.storage.checkpoint import Checkpoint
+from worker.storage.trained import TrainedWeights
+from worker.training.metrics import Event
+
+log = logging.getLogger(__name__)
+
+Evaluated = tuple[int, float]
+"""The step after which, and the loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """`step` and `loss` of the best evaluation so far; `without`: how many since then were no better by more than the
+    threshold."""
+
+    step: int
+    loss: float
+    without: int
+
+
+def losses_of(events: Sequence[Event]) -> list[Evaluated]:
+    """The evaluations among what a run has written down."""
+    found = [(event["step"], event.get("eval_loss")) for event in events if event["event"] == "eval"]
+    return [
+        (step, float(loss) if isinstance(loss, (int, float)) else float("nan"))
+        for step, loss in found if isinstance(step, int)
+    ]  # fmt: skip
+
+
+def standing(evaluations: Sequence[Evaluated], threshold: float) -> Standing | None:
+    """How things stand after these evaluations, which are in order; None without any. The model that nothing was done
+    to yet (step 0) is not among those to choose from."""
+    found: Standing | None = None
+    for step, loss in evaluations:
+        if step == 0:
+            continue
+        if found is None:
+            found = Standing(step=step, loss=loss, without=0)
+            continue
+        better = loss < found.loss and found.loss - loss > threshold
+        without = 0 if better else found.without + 1
+        best = (step, loss) if loss < found.loss else (found.step, found.loss)
+        found = Standing(step=best[0], loss=best[1], without=without)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Best:
+    """Keeps the weights of the best evaluation in `kept`, where the job wants them; `write` writes those of now."""
+
+    job: Job
+    kept: TrainedWeights
+    write: Callable[[TrainedWeights], Checkpoint]
+
+    @classmethod
+    def wanted(cls, job: Job) -> bool:
+        """Whether a job asks for any of this."""
+        return job.load_best_model_at_end or job.early_stopping_patience is not None
+
+    def ends(self, evaluations: Sequence[Evaluated], step: int) -> bool:
+        """After `step` steps: keep the weights where the evaluation after them is the best one. Whether to stop."""
+        if not evaluations or evaluations[-1][0] != step:
+            return False
+        found = standing(evaluations, self.job.early_stopping_threshold)
+        if found is None:
+            return False
+        if self.job.load_best_model_at_end and found.step == step and self.kept.step() != step:
+            self.write(self.kept)
+            log.info("step %d: the best evaluation so far; its weights are kept", step)
+        patience = self.job.early_stopping_patience
+        if patience is None or found.without < patience:
+            return False
+        log.info(
+            "step %d: %d evaluations without a better one (early_stopping_patience); the best was that after step %d, "
+            "loss %.4f: the training ends here", step, found.without, found.step, found.loss,
+        )  # fmt: skip
+        return True
+
+    def chosen(self, evaluations: Sequence[Evaluated]) -> Checkpoint | None:
+        """The kept weights, at the end of training; None where those of the last step are wanted, or are all there
+        is."""
+        if not self.job.load_best_model_at_end:
+            return None
+        found = standing(evaluations, 0.0)
+        weights = self.kept.find()
+        if found is None or weights is None or weights.step != found.step:
+            log.warning("the weights of the best evaluation are damaged or gone: the model is that of the last step")
+            return None
+        log.info("the model is that after step %d, whose evaluation was the best: loss %.4f", found.step, found.loss)
+        return weights
