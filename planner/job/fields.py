@@ -90,6 +90,9 @@ ValSize = Annotated[
     BeforeValidator(_nothing),
     Field(description="a share of the rows below 1, a whole number of rows, or 0 for none"),
 ]
+Noise = Annotated[
+    Positive | None, BeforeValidator(_nothing), Field(description="a number above 0, or 0 or null for no noise")
+]
 Patience = Annotated[
     Count | None, BeforeValidator(_nothing), Field(description="a whole number of evaluations from 1 to 10^9, or null")
 ]

@@ -30,6 +30,7 @@ from planner.job.fields import (
     EvalSteps,
     EvalStrategy,
     Minutes,
+    Noise,
     NotNegative,
     Packing,
     Patience,
@@ -100,6 +101,8 @@ class Job(BaseModel):
     adam_beta1: Beta = 0.9
     adam_beta2: Beta = 0.999
     adam_epsilon: Positive = 1e-8
+    label_smoothing_factor: Beta = 0.0
+    neftune_noise_alpha: Noise = None
     optim: Annotated[
         Literal["adamw_torch_fused", "adamw_torch"],
         Field(description="adamw_torch_fused or adamw_torch; their states are fp32 and need no GPU memory"),

@@ -42,6 +42,7 @@ AXOLOTL: Table = table(
         max_steps warmup_steps seed bf16 gradient_checkpointing eval_steps eval_strategy save_steps save_total_limit
         chat_template lora_r lora_alpha lora_dropout lora_target_modules attn_implementation special_tokens plugins
         load_in_4bit group_by_length load_best_model_at_end early_stopping_patience
+        label_smoothing_factor neftune_noise_alpha
     """,
     honoured={
         "model": "base_model",
@@ -67,6 +68,7 @@ AXOLOTL: Table = table(
         "long_rows": "excess_length_strategy",
         "use_rslora": "peft_use_rslora",
         "use_dora": "peft_use_dora",
+        "neftune_noise_alpha": "noisy_embedding_alpha",
         "gpu_budget": "gpu_memory_limit",
         "bf16": "bfloat16 float32",
         "attn_implementation": "eager_attention",
@@ -177,8 +179,6 @@ AXOLOTL: Table = table(
             cosine_constant_lr_ratio lr_quadratic_warmup lr_div_factor
             jagged_restart_steps
         """,
-        "noise on embeddings": "neftune_noise_alpha noisy_embedding_alpha",
-        "label smoothing": "label_smoothing_factor",
         LOSS: "use_eaft",
         TOKENS: "tokens added_tokens_overrides fix_untrained_tokens",
         ORDER: "curriculum_sampling sample_packing_sequentially",

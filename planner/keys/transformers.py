@@ -28,6 +28,7 @@ TRANSFORMERS = table(
         optim weight_decay adam_beta1 adam_beta2 adam_epsilon gradient_accumulation_steps max_grad_norm bf16
         gradient_checkpointing report_to run_name eval_strategy eval_steps per_device_eval_batch_size eval_on_start
         save_steps save_total_limit seed group_by_length load_best_model_at_end
+        label_smoothing_factor neftune_noise_alpha
     """,
     honoured={"warmup_steps": "warmup_ratio", "eval_strategy": "evaluation_strategy",
               "group_by_length": "train_sampling_strategy"},
@@ -78,8 +79,6 @@ TRANSFORMERS = table(
     not_there={
         FP16: "fp16 fp16_backend fp16_opt_level half_precision_backend",
         OPTIMIZER: "optim_args optim_target_modules adafactor",
-        "label smoothing": "label_smoothing_factor",
-        "noise on embeddings": "neftune_noise_alpha",
     },
     parts={"load_best_model_at_end": "metric_for_best_model greater_is_better"},
     fine={

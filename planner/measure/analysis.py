@@ -46,6 +46,7 @@ from planner.measure.times import (
     measure_rest,
     sums,
 )
+from planner.measure.trainer_options import check_trainer_options
 from planner.schedule.chain import Block, Chain, Lifetimes, Option, Tensor
 
 log = logging.getLogger(__name__)
@@ -194,6 +195,7 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analys
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight.shape[-1])
     with watching_isolation(model) if job.packing is True else nullcontext():
         analysis = analyse_model(model, sample_batch(job), device=device, chunk_rows=rows, arranged=arranged)
+    check_trainer_options(model, job)
     if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
         raise UserError(
             f"{job.model} takes the mean over each micro-batch by itself.", code="loss-per-slice",

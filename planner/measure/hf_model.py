@@ -18,6 +18,7 @@ from planner.hub import not_reached, patiently, unreachable
 from planner.job.schema import Job
 from planner.measure.peft_lora import with_adapters
 from planner.measure.quantized import Quantization
+from planner.measure.trainer_options import set_trainer_options
 
 _HINT = "give a folder with config.json, or the id of a causal language model on huggingface.co"
 
@@ -98,6 +99,7 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
             quantized.apply(model)
         if job.method == "lora":
             model = with_adapters(model, job)
+    set_trainer_options(model, job)
     return model.train()
 
 

@@ -1,0 +1,60 @@
+"""What transformers' Trainer does to a model beside training it: noise on its embeddings (NEFTune), a smoothed loss.
+
+Both are transformers' own code, and both stand in the model's frame, between its blocks: a block that is computed again
+meets neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+from transformers.integrations.neftune import activate_neftune
+from transformers.trainer_pt_utils import LabelSmoother
+
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+
+
+class SmoothedLoss:
+    """The loss of Trainer with `label_smoothing_factor`, in the place of the model's own. `used`: the model has asked
+    for it."""
+
+    def __init__(self, factor: float) -> None:
+        self._smoother = LabelSmoother(epsilon=factor)
+        self.used = False
+
+    def __call__(
+        self, logits: Tensor, labels: Tensor, vocab_size: int | None = None,
+        num_items_in_batch: Tensor | int | None = None, **_: object,
+    ) -> Tensor:  # fmt: skip
+        """The mean over `num_items_in_batch` tokens; logits [rows, length, vocabulary], labels [rows, length]."""
+        self.used = True
+        smoother: Any = self._smoother
+        loss = smoother({"logits": logits.float()}, labels, shift_labels=True, num_items_in_batch=num_items_in_batch)
+        return cast(Tensor, loss)
+
+
+def set_trainer_options(model: nn.Module, job: Job) -> None:
+    """Have `model` (peft's, where it has adapters) train as the job's keys say."""
+    if job.neftune_noise_alpha is not None:
+        activate_neftune(cast(Any, model), job.neftune_noise_alpha)  # type: ignore[no-untyped-call]
+    if job.label_smoothing_factor:
+        _causal(model).loss_function = SmoothedLoss(job.label_smoothing_factor)
+
+
+def check_trainer_options(model: nn.Module, job: Job) -> None:
+    """Raise UserError where `model`, which has been called, computes its loss by itself. `set_trainer_options` was
+    called with it."""
+    loss = getattr(_causal(model), "loss_function", None)
+    if job.label_smoothing_factor and not (isinstance(loss, SmoothedLoss) and loss.used):
+        raise UserError(
+            f"{job.model} has a loss of its own, which cannot be smoothed.", code="loss-not-smoothed",
+            exit_code=Exit.USAGE, hint="leave label_smoothing_factor out",
+        )  # fmt: skip
+
+
+def _causal(model: nn.Module) -> Any:
+    """The model itself, without peft's hull."""
+    found: Any = model
+    return found.get_base_model() if hasattr(found, "get_base_model") else found

@@ -1,0 +1,111 @@
+"""Label smoothing and NEFTune, against transformers' own code in plain PyTorch, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.integrations.neftune import activate_neftune
+from transformers.trainer_pt_utils import LabelSmoother
+
+from planner.errors import UserError
+from planner.job.schema import Job
+from planner.measure.analysis import analyse
+from planner.run.folder import RunFolder
+from tests.support.plain_engine import PlainEngine
+from tests.support.runs import make_run
+from tests.support.short_runs import tiny_job
+from worker.data.batches import Batches
+from worker.data.seeds import micro_batch_seed
+from worker.training.learning_rate import learning_rate, optimizer_of
+from worker.training.metrics import read_metrics
+from worker.training.model import load_model, load_tokenizer
+from worker.training.run import run_job
+from worker.training.stop import StopRequest
+
+STEPS = 3
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class AsTrainer(nn.Module):
+    """The model as transformers' Trainer calls it."""
+
+    def __init__(self, model: nn.Module, job: Job) -> None:
+        super().__init__()
+        self.inner, self._factor = model, job.label_smoothing_factor
+        if job.neftune_noise_alpha is not None:
+            activate_neftune(model, job.neftune_noise_alpha)
+
+    def forward(self, labels: torch.Tensor, num_items_in_batch: torch.Tensor, **inputs: Any) -> Any:
+        if not self._factor:
+            return self.inner(labels=labels, num_items_in_batch=num_items_in_batch, **inputs)
+        found = {"logits": self.inner(**inputs).logits.float()}
+        smoother = LabelSmoother(epsilon=self._factor)
+        return SimpleNamespace(
+            loss=smoother(found, labels, shift_labels=True, num_items_in_batch=num_items_in_batch)
+        )  # fmt: skip
+
+
+def plain_losses(job: Job, run: RunFolder) -> tuple[list[float], list[torch.Tensor]]:
+    torch.manual_seed(job.seed)
+    dtype = torch.bfloat16 if job.bf16 else torch.float32
+    config = load_model(job).config
+    torch.manual_seed(job.seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
+    settings = optimizer_of(job, model)
+    names = {f"inner.{name}" for name in settings.decay_names}
+    plain = PlainEngine(
+        AsTrainer(model, job), max_grad_norm=job.max_grad_norm,
+        optimizer=SimpleNamespace(
+            betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay, decay_names=names
+        ),
+    )  # fmt: skip
+    batches = Batches(job, load_tokenizer(job), run.path / "data")
+    losses = []
+    for step in range(STEPS):
+        data = batches.step(step)
+        result = plain.step(
+            data, seeds=[micro_batch_seed(job.seed, step, k) for k in range(len(data))],
+            learning_rate=learning_rate(job, step, STEPS), num_items_in_batch=torch.tensor(batches.num_items(data)),
+        )  # fmt: skip
+        losses.append(float(torch.stack(result.losses).sum()))
+    return losses, [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("llama", {"neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2}),
+        ("gpt2", {"neftune_noise_alpha": 50.0, "bf16": True}),
+    ],
+    ids=["llama-both", "gpt2-noise"],
+)
+def test_a_run_gives_the_numbers_of_transformers_code(tmp_path: Path, name: str, keys: dict[str, object]) -> None:
+    job, run = make_run(tmp_path, name, max_steps=STEPS, **keys)
+    losses, weights = plain_losses(job, run)
+    assert run_job(run, StopRequest())
+    assert [event["loss"] for event in read_metrics(run.metrics) if event["event"] == "step"] == losses
+    trained = AutoModelForCausalLM.from_pretrained(run.output).parameters()
+    assert all(torch.equal(one, other) for one, other in zip(trained, weights, strict=True))
+
+
+def test_a_model_with_a_loss_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tiny_job(tmp_path, label_smoothing_factor=0.1)
+    model = type(load_model(job))
+    forward = model.forward
+
+    def own(self: nn.Module, labels: torch.Tensor | None = None, **inputs: Any) -> Any:
+        found = forward(self, **{key: value for key, value in inputs.items() if key != "num_items_in_batch"})
+        found.loss = found.logits.float().mean()
+        return found
+
+    monkeypatch.setattr(model, "forward", own)
+    with pytest.raises(UserError, match="has a loss of its own") as refused:
+        analyse(job, torch.device("cpu"))
+    assert refused.value.code == "loss-not-smoothed"
