@@ -108,6 +108,11 @@ def grid(x):
     return F.grid_sample(image(x).float(), points, align_corners=False)[:, 0].to(x.dtype)
 
 
+def encoded(m, x):
+    with torch.autocast(x.device.type, enabled=False):  # its kernel for evaluation, see docs/exactness.md
+        return m.a(x)
+
+
 def of_qkv(d):
     return {"qkv": linear(d, 3), "o": linear(d)}
 
@@ -172,7 +177,7 @@ TRACED = {
         lambda m, x: m.a(x, x, x, need_weights=False)[0], lambda d: {"a": nn.MultiheadAttention(d, 2, batch_first=True)}
     ),
     "encoder layer": Operation(
-        lambda m, x: m.a(x), lambda d: {"a": nn.TransformerEncoderLayer(d, 2, 2 * d, dropout=0.1, batch_first=True)}
+        encoded, lambda d: {"a": nn.TransformerEncoderLayer(d, 2, 2 * d, dropout=0.1, batch_first=True)}
     ),
     "rnn": Operation(lambda m, x: x + m.g(x)[0], lambda d: {"g": nn.RNN(d, d, batch_first=True)}),
     # Norms
