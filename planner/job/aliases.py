@@ -148,12 +148,6 @@ def _settle(name: str, keys: list[str], reading: _Reading, values: dict[str, Any
         reading.unused.setdefault(REPORTS, []).append(key)
 
 
-def _special_tokens(reading: _Reading, key: str, value: object) -> None:
-    if value not in SWITCHED_OFF and (not isinstance(value, dict) or set(value) - {"pad_token"}):
-        text = "only pad_token may change here, which is never learned; change others in the tokenizer's folder"
-        reading.refuse(key, text)
-
-
 def _plugins(reading: _Reading, key: str, value: object) -> None:
     """axolotl's; those that would change what is learned are refused."""
     names = [str(plugin) for plugin in value] if isinstance(value, list) else []
@@ -202,7 +196,7 @@ def _resume(reading: _Reading, key: str, value: object) -> None:
 
 
 _SPECIAL: dict[str, Callable[[_Reading, str, object], None]] = {
-    "special_tokens": _special_tokens, "bnb_config_kwargs": _bnb_config,
+    "bnb_config_kwargs": _bnb_config,
     "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
     "metric_for_best_model": _metric, "greater_is_better": _metric,
     **dict.fromkeys(("dataset_dir", *_PARTS), lambda *_: None),

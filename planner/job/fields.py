@@ -40,6 +40,13 @@ def _nothing(value: object) -> object:
     return None if value in SWITCHED_OFF else value
 
 
+def _tokens(value: object) -> object:
+    """Lists in a mapping as tuples."""
+    if isinstance(value, dict):
+        return {name: tuple(tokens) if isinstance(tokens, list) else tokens for name, tokens in value.items()}
+    return _nothing(value)
+
+
 def _off(value: object) -> object:
     """YAML reads the bare word as false."""
     return "off" if value is False else value
@@ -90,6 +97,16 @@ ValSize = Annotated[
     BeforeValidator(_nothing),
     Field(description="a share of the rows below 1, a whole number of rows, or 0 for none"),
 ]
+_Token = Annotated[str, Field(min_length=1)]
+SpecialTokens = Annotated[
+    dict[
+        Literal["bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "mask_token",
+                "additional_special_tokens"],
+        _Token | tuple[_Token, ...],
+    ] | None,
+    BeforeValidator(_tokens),
+    Field(description="a mapping of eos_token, bos_token and the like to tokens of the tokenizer, or null"),
+]  # fmt: skip
 Noise = Annotated[
     Positive | None, BeforeValidator(_nothing), Field(description="a number above 0, or 0 or null for no noise")
 ]

@@ -38,6 +38,7 @@ from planner.job.fields import (
     Prompts,
     ReportTo,
     Size,
+    SpecialTokens,
     StepLimit,
     Switch,
     Text,
@@ -57,6 +58,7 @@ NOT_PLANNED = frozenset({
     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
     "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "schedule",
     "group_by_length", "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
+    "special_tokens",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""
 
@@ -77,6 +79,7 @@ class Job(BaseModel):
         tuple[Text | DataEntry, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")
     ]
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
+    special_tokens: SpecialTokens = None
     max_samples: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null for all")] = None
     max_length: Annotated[int, Field(ge=2, le=10**7, description="a whole number of tokens from 2 to 10^7")] = 1024
     packing: Packing = False

@@ -66,6 +66,10 @@ def translated(key: str, value: object) -> object:
         return True if value == "group_by_length" else None
     if key == "excess_length_strategy":
         return _LONG.get(str(value), value)
+    if key == "eos_token":
+        return {"eos_token": value} if value else None
+    if key == "special_tokens" and isinstance(value, dict):  # what is padded is never learned
+        return {name: token for name, token in value.items() if name != "pad_token" and token} or None
     return None if key == "chat_template" and value == "tokenizer_default" else value
 
 
@@ -75,6 +79,8 @@ def done_otherwise(key: str, name: str, value: object, tool: str | None) -> str 
         return "attention is PyTorch's sdpa, which takes its flash kernel where there is one"
     if name == "optim" and value in ADAMW_ROUNDED:
         return "AdamW's states are fp32 here, in host memory; those would be rounded"
+    if key == "special_tokens" and isinstance(value, dict) and value.get("pad_token"):
+        return "padding is never learned, and keeps its token"
     if key in ("dtype", "torch_dtype", "bfloat16", "pure_bf16") and value:
         return "masters and moments stay fp32, working weights are bf16"
     return None

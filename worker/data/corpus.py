@@ -57,7 +57,8 @@ def load_corpus(
     Raises UserError when a dataset cannot be read or understood, holds nothing to train on, or is to be read and is not
     what `frozen` says it was (`planner.job.frozen`; None: nobody knows).
     """
-    keys = {key: value for key, value in job.model_dump(mode="json").items() if key in _KEYS}
+    values = job.model_dump(mode="json")
+    keys = {key: value for key, value in values.items() if key in _KEYS or (key == "special_tokens" and value)}
     if (corpus := _open(folder, keys)) is not None:
         log.info("data: %d tokens as tokenized at the first start (%s)", len(corpus.tokens), folder)
         return corpus

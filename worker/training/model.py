@@ -8,8 +8,9 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.trainer_utils import align_special_tokens
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_reached, patiently, unreachable
@@ -111,7 +112,37 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
         ) from error  # fmt: skip
     if job.chat_template is not None:
         tokenizer.chat_template = job.chat_template
+    _set_special_tokens(tokenizer, job)
     return tokenizer
+
+
+def _set_special_tokens(tokenizer: PreTrainedTokenizerBase, job: Job) -> None:
+    """Let tokens that are there be the job's `special_tokens`. Raises UserError for others."""
+    given = dict(job.special_tokens or {})
+    if not given:
+        return
+    wanted = [token for value in given.values() for token in ([value] if isinstance(value, str) else value)]
+    there = tokenizer.get_vocab()
+    if missing := [token for token in wanted if token not in there]:
+        raise UserError(
+            f"The tokenizer {job.tokenizer} has no token {missing[0]}.", code="token-not-there", exit_code=Exit.USAGE,
+            numbers=(f"of special_tokens {', '.join(missing)} not among its {len(there)}",),
+            hint="add them in the tokenizer's and the model's folder (adding tokens is not there yet)",
+        )  # fmt: skip
+    special = {
+        name: AddedToken(value, normalized=False, special=True) if isinstance(value, str)
+        else [AddedToken(token, normalized=False, special=True) for token in value]
+        for name, value in given.items()
+    }  # fmt: skip
+    tokenizer.add_special_tokens(cast(Any, special))
+
+
+def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have the configs of the model name the job's `special_tokens`, as transformers' Trainer does: what is saved then
+    ends its answers there."""
+    if job.special_tokens:
+        base = cast(Any, model).get_base_model() if hasattr(model, "get_base_model") else model
+        align_special_tokens(base, tokenizer)  # type: ignore[no-untyped-call]
 
 
 def _own_code_of(tokenizer: str) -> dict[str, str]:

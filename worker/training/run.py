@@ -40,7 +40,7 @@ from worker.training.forecast import Forecast
 from worker.training.learning_rate import optimizer_of
 from worker.training.loop import Training, Trains
 from worker.training.metrics import Metrics, read_metrics
-from worker.training.model import check_reach, load_model, load_tokenizer
+from worker.training.model import check_reach, load_model, load_tokenizer, tell_special_tokens
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
 
@@ -85,6 +85,7 @@ class _Run:
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
         self.model = load_model(job)
         check_reach(job, self.model, self.batches.largest_token)
+        tell_special_tokens(job, self.model, self.tokenizer)
         self.samples = Samples.of(job, self.tokenizer, self.model)
         output = Output(self.model)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)

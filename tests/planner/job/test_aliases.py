@@ -24,7 +24,7 @@ VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosi
 SPELLED_OTHERWISE = {
     "train_on_inputs", "train_on_prompt", "assistant_only_loss", "completion_only_loss", "use_peft", "base_model",
     "model_name_or_path", "packing_strategy", "excess_length_strategy", "gpu_memory_limit", "bfloat16", "float32",
-    "pure_bf16", "dtype", "torch_dtype", "eager_attention", "quantization_bit", "train_sampling_strategy",
+    "pure_bf16", "dtype", "torch_dtype", "eager_attention", "quantization_bit", "train_sampling_strategy", "eos_token",
 }  # fmt: skip
 """Aliases with values of their own, or that tell whose a file is."""
 

@@ -44,7 +44,7 @@ def test_every_field_of_the_installed_trl_and_transformers_is_in_their_tables() 
 
 
 def test_what_a_key_is_honoured_as_is_a_key_of_a_job() -> None:
-    read_beside = {"special_tokens", "plugins", "stage", "dataset_dir"}
+    read_beside = {"plugins", "stage", "dataset_dir"}
     assert set(HONOURED.values()) - OWN - read_beside == set()
 
 

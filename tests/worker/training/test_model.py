@@ -16,7 +16,7 @@ from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_
 from tests.support.tiny_models import config_of
 from worker.data.batches import Batches
 from worker.storage.model_folder import Output
-from worker.training.model import check_reach, load_model, load_tokenizer
+from worker.training.model import check_reach, load_model, load_tokenizer, tell_special_tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -94,3 +94,20 @@ def test_more_tokens_than_learned_positions_are_an_error(tmp_path: Path) -> None
     job = make_job(folder, write_jsonl(tmp_path / "d.jsonl", sentences(3)), max_length=129)
     with pytest.raises(UserError, match="max_length 129, positions 128"):
         check_reach(job, load_model(job), 256)
+
+
+def test_a_token_that_is_there_may_end_texts_and_the_model_says_so(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, special_tokens={"eos_token": "!"}, max_length=128)
+    tokenizer, before = load_tokenizer(job), byte_tokenizer()
+    (end,) = before("!")["input_ids"]
+    assert (tokenizer.eos_token, tokenizer.eos_token_id, len(tokenizer)) == ("!", end, len(before))
+    assert Batches(job, tokenizer).step(0)[0]["input_ids"].eq(end).any(1).all()
+    model = load_model(job)
+    tell_special_tokens(job, model, tokenizer)
+    assert model.config.eos_token_id == end and end in torch.tensor(model.generation_config.eos_token_id)
+
+
+def test_a_token_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no token <new>") as refused:
+        load_tokenizer(tiny_job(tmp_path, special_tokens={"eos_token": "!", "additional_special_tokens": ["<new>"]}))
+    assert refused.value.code == "token-not-there"
