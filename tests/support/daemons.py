@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from planner.run.processes import Process
 from tests import ROOT
 
 FAKES = {"planner/__main__.py": "planner_main.py", "worker/trainer.py": "worker_trainer.py"}
+HELD = {"planner/__main__.py": "held_planner_main.py", "worker/trainer.py": "held_worker_trainer.py"}
+"""The real ones, which stand still where a job's name says so."""
 PATIENCE_S = 120.0
 HELD_AT = 20  # the step after which a job of the fakes that is called so waits, see fakes/worker_trainer.py
 
@@ -36,22 +38,22 @@ def until(claim: Callable[[], object], what: str, patience_s: float = PATIENCE_S
         time.sleep(every_s)
 
 
-def link_fakes(folder: Path) -> None:
-    """Packages `planner` and `worker` in `folder`: the real ones, but for the two programs."""
+def link_fakes(folder: Path, fakes: Mapping[str, str]) -> None:
+    """Packages `planner` and `worker` in `folder`: the real ones, but for the two programs of `fakes`."""
     for package in ("planner", "worker"):
         (folder / package).mkdir(parents=True)
         for real in (ROOT / package).iterdir():
             (folder / package / real.name).symlink_to(real)
-    for target, fake in FAKES.items():
+    for target, fake in fakes.items():
         (folder / target).unlink(missing_ok=True)
         (folder / target).symlink_to(ROOT / "tests" / "support" / "fakes" / fake)
 
 
 class House:
     """One installation in a folder, its daemon in the background. The jobs' model and data are for the tests to make
-    where the programs are `real`."""
+    where the programs are `real`, or the real ones `held` where a job's name says so."""
 
-    def __init__(self, home: Path, *, real: bool = False) -> None:
+    def __init__(self, home: Path, *, real: bool = False, held: bool = False) -> None:
         self.home = home
         self.paths = Paths.at(home / "state")
         self.client = Client(self.paths)
@@ -64,7 +66,9 @@ class House:
         self.daemon: subprocess.Popen[bytes] | None = None
         if real:
             return
-        link_fakes(home / "fakes")
+        link_fakes(home / "fakes", HELD if held else FAKES)
+        if held:
+            return
         model = home / "model"
         model.mkdir()
         (model / "config.json").write_text('{"model_type": "llama"}')
@@ -156,11 +160,14 @@ class House:
 
 
 @contextmanager
-def house(*, real: bool = False) -> Iterator[House]:
-    """A house with its daemon up; ended, and removed, at the end."""
+def house(
+    *, real: bool = False, held: bool = False, before: Callable[[House], None] = lambda _: None
+) -> Iterator[House]:
+    """A house with its daemon up, after `before`; ended, and removed, at the end."""
     home = Path(tempfile.mkdtemp(prefix="offmate-", dir="/tmp"))  # sockets have short paths
-    built = House(home, real=real)
+    built = House(home, real=real, held=held)
     try:
+        before(built)
         built.up()
         yield built
     finally:

@@ -1,6 +1,7 @@
 """Stands where planner/__main__.py does, for tests of the daemon: keeps to the same contract, without a model.
 
-The job's `run_name` says what happens: "too-big" does not fit, "slow-plan" takes until it is stopped.
+The job's `run_name` says what happens: "too-big" does not fit, "slow-plan" takes until it is stopped, or
+there is a file `go` in the run folder.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ if job["run_name"] == "too-big":
              "hint": "gpu_budget: 8GiB", "code": "budget-too-small", "exit_code": 3}  # fmt: skip
     (folder / "error.json").write_text(json.dumps(error))
     sys.exit(3)
-if job["run_name"] == "slow-plan":
-    time.sleep(60)
+until = time.monotonic() + 120
+while job["run_name"] == "slow-plan" and not (folder / "go").exists() and time.monotonic() < until:
+    time.sleep(0.02)
 plan = {
     "stages": [{"direction": direction, "block": block} for direction, block in stage_order(3)],
     "options": ["keep", "recompute", "keep"], "resident": [], "slices": 1, "rounds": 1, "clip": False,

@@ -1,14 +1,19 @@
 """Stands where worker/trainer.py does, for tests of the daemon: a process that keeps to the same contract, and trains
-nothing. A step takes 20 ms; a checkpoint is a folder with the step in its name.
+nothing. A step takes 20 ms; a checkpoint is a folder with the step in its name. What it makes depends on each step
+since the first, so that one which is left out, or done twice, is seen in the end; two that have the GPU at once are
+told of in the file `twice` of the state folder.
 
 The job's `run_name` says what happens: "wrong" fails, "mortal" dies of SIGKILL at its third step, each time, "stubborn"
 ignores SIGTERM but for the second, until there is a file `go` in the run folder, "held" waits after its 20th step for
-that file or for a SIGTERM, "evaluated" evaluates at every second step, "hungry" runs out of memory after its second
-step, with its checkpoint, as long as its budget is above 900 bytes, "insatiable" always.
+that file or for a SIGTERM, "firm" for the file alone, "late" after its last step, "evaluated" evaluates at every second
+step, "hungry" runs out of memory after its second step, with its checkpoint, as long as its budget is above 900 bytes,
+"insatiable" always.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -21,6 +26,7 @@ import yaml
 from planner.disk import check_space
 from planner.errors import UserError
 from planner.run.folder import RunFolder
+from worker.training.metrics import Metrics
 
 STEP_S = 0.02
 HELD_AT = 20
@@ -37,10 +43,23 @@ def tell(**event: object) -> None:
         file.write(json.dumps({"time": time.time(), **event}) + "\n")
 
 
+def keep(parent: str, step: int) -> Path:
+    path = folder / parent / f"step-{step}"
+    if not path.exists():
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.mkdir(parents=True)
+        (beside / "state").write_text(state)
+        beside.rename(path)
+    return path
+
+
 def save(step: int) -> None:
-    path = folder / "checkpoints" / f"step-{step}"
-    path.mkdir(parents=True, exist_ok=True)
-    tell(event="checkpoint", step=step, path=str(path))
+    tell(event="checkpoint", step=step, path=str(keep("checkpoints", step)))
+
+
+def wait_for_go(heeding: bool) -> None:
+    while not (heeding and signals) and not go.exists():
+        time.sleep(STEP_S)
 
 
 def end(status: str, step: int, output: str | None = None) -> None:
@@ -48,15 +67,27 @@ def end(status: str, step: int, output: str | None = None) -> None:
          predicted_step_s=0.1, predicted_gpu_peak_bytes=900)  # fmt: skip
 
 
+gpu = (folder.parents[1] / "gpu").open("a")
+try:
+    fcntl.flock(gpu, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    with (folder.parents[1] / "twice").open("a") as twice:
+        twice.write(f"{folder.name}\n")
 total = job["max_steps"]
-done = [int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")]
+saved = [path for parent in ("checkpoints", "trained") for path in folder.glob(f"{parent}/step-*")]
+torn = [path for path in saved if (path / "state").exists() and (path / "state").stat().st_size < 64]
+done = {int(path.name[5:]): path for path in saved if path not in torn}
 first = max(done, default=0)
+kept = done[first] / "state" if done else None
+state = kept.read_text() if kept is not None and kept.exists() else ""
 with (folder / "pids").open("a") as file:
     file.write(f"{os.getpid()}\n")
 print(f"trainer here, from step {first}", flush=True)
+Metrics(folder / "metrics.jsonl").close()  # cuts a torn line off
 tell(event="start", step=first, total_steps=total, resumed_from=first or None, device="cpu")
 for step in range(first + 1, total + 1):
     time.sleep(STEP_S)
+    state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
     tell(event="step", step=step, loss=5.0 / step, learning_rate=1e-4, grad_norm=None, step_s=STEP_S, tokens=64,
          gpu_peak_bytes=800)  # fmt: skip
     if job["run_name"] == "evaluated" and step % 2 == 0:
@@ -74,8 +105,8 @@ for step in range(first + 1, total + 1):
             sys.exit(error.exit_code)
     if job["run_name"] == "mortal" and step == first + 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    while job["run_name"] == "held" and step == HELD_AT and not signals and not go.exists():
-        time.sleep(STEP_S)
+    if job["run_name"] in ("held", "firm") and step == HELD_AT:
+        wait_for_go(heeding=job["run_name"] == "held")
     if (disk := folder / "disk").exists() and step == HELD_AT:  # one whose room a checkpoint would need
         try:
             check_space(Path(disk.read_text()), 2**19, "the checkpoint")
@@ -91,4 +122,9 @@ for step in range(first + 1, total + 1):
         if stopping:
             end("stopped", step)
             sys.exit(75)
+if job["run_name"] == "late":
+    keep("trained", total)
+    wait_for_go(heeding=True)
+(folder / "output").mkdir(exist_ok=True)
+(folder / "output" / "model.safetensors").write_text(state)
 end("done", total, str(folder / "output"))
