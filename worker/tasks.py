@@ -15,6 +15,7 @@ from offmated.jobs.table import JobRow
 from planner.cache.store import Cache
 from planner.codec import from_json
 from planner.errors import Exit, UserError
+from planner.job.frozen import changed_packages
 from planner.job.local_data import is_local
 from planner.job.output_dir import Place
 from planner.job.schema import Job
@@ -89,6 +90,8 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
         if code != Exit.DONE:
             return "planner", code
     step = run.last_checkpoint_step()
+    for change in changed_packages(run.read_packages()):
+        run.say(f"not what the job was submitted with: {change}; numbers may differ in their last bits")
     run.say(f"training, attempt {row.attempts}, " + ("from the start" if step is None else f"from step {step}"))
     return "trainer", watch.run([sys.executable, "-P", "-m", "worker.trainer", str(run.path)], run)
 

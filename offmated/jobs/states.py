@@ -135,7 +135,8 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
     """What becomes of a job whose process ended in `phase` (PLANNING or RUNNING), with `crashes` behind it.
 
     What is finished stays finished, even when a stop came late. A person's error is final; a death is not, before
-    `CRASH_LIMIT` of them, and a full disk never is: the job waits for room.
+    `CRASH_LIMIT` of them, and a full disk never is: the job waits for room. A failure that nobody has explained is
+    tried again from a checkpoint that is new, and without one it is final: what fails at the same step fails twice.
     """
     code, since = ending.exit_code, 0 if ending.progressed else crashes
     event, error, held = Event.RETURN, None, None
@@ -149,6 +150,8 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
         event, error = Event.FAIL, ending.error or _unexplained(ending)
         if error.get("code") == DISK_FULL:
             event, held = Event.RETURN, Hold.NO_ROOM
+        elif ending.error is None and ending.progressed:
+            event, error = Event.RETURN, None
     else:
         if stop is None and not ending.blameless and not (code == Exit.STOPPED and ending.progressed):
             since += 1

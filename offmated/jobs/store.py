@@ -54,10 +54,12 @@ class Store:
 
     def add(
         self, name: str, prepare: Callable[[int], Path], turn: Turn = AT_ONCE, *, key: str | None = None,
-        notes: Sequence[str] = (), output_dir: str | None = None,
+        notes: Sequence[str] = (), output_dir: str | None = None, fingerprint: str | None = None,
+        again: int | None = None,
     ) -> JobRow:  # fmt: skip
         """A new job. `prepare` gets its number and makes its run folder; what it raises leaves no row behind. `key`,
-        `notes` (as they are after `prepare`) and `output_dir` as in `JobRow`. Raises UserError `output-taken`,
+        `notes` (as they are after `prepare`), `output_dir` and `fingerprint` as in `JobRow`; where another job than
+        `again` has this fingerprint, one more note says so. Raises UserError `output-taken`,
         `no-such-job` for one to come after, and `KeyTaken` when there is a job of this `key`."""
         with self.writing() as session:
             _check_free(session, output_dir)
@@ -68,7 +70,7 @@ class Store:
                 name=name, state=JobState.SUBMITTED, priority=turn.priority, run_dir="", created_at=time.time(),
                 attempts=0, history=[], crashes=0, submission_key=key, notes=[], output_dir=output_dir,
                 position=last + 1, label=turn.label, hold=Hold.HELD if turn.held else None, after_id=turn.after,
-                begin_at=turn.begin_at, window=turn.window,
+                begin_at=turn.begin_at, window=turn.window, fingerprint=fingerprint,
             )  # fmt: skip
             session.add(row)
             try:
@@ -76,7 +78,7 @@ class Store:
             except IntegrityError as error:
                 raise KeyTaken from error
             row.run_dir = str(prepare(row.id))
-            row.notes = list(notes)
+            row.notes = [*notes, *_same_work(session, row, again)]
         return row
 
     def submitted(self, key: str) -> JobRow | None:
@@ -297,6 +299,19 @@ def no_such_job(job_id: int) -> UserError:
     return UserError(
         f"There is no job {job_id}.", hint="offmate status", code="no-such-job", exit_code=Exit.NO_SUCH_JOB
     )
+
+
+def _same_work(session: Session, row: JobRow, again: int | None) -> list[str]:
+    """That there is a job already which does the same, and has not failed: the newest one. None of it is refused:
+    people have their reasons."""
+    same = select(JobRow).where(
+        JobRow.fingerprint == row.fingerprint, JobRow.id.not_in({row.id, again or row.id}),
+        JobRow.state.not_in(AGAIN),
+    )  # fmt: skip
+    if row.fingerprint is None or (other := session.scalars(same.order_by(JobRow.id.desc()).limit(1)).first()) is None:
+        return []
+    told = f"job {other.id}, which is {other.state}, is the same on the same data"
+    return [f"{told}; offmate cancel {row.id} takes this one back"]
 
 
 def _check_free(session: Session, output_dir: str | None) -> None:

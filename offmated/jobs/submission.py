@@ -21,7 +21,7 @@ from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.data_check import check_data, is_rendered
-from planner.job.frozen import freeze
+from planner.job.frozen import fingerprint, freeze, package_versions
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
 from planner.job.window import Window
@@ -64,7 +64,9 @@ def rerun(
     if before.output_dir is not None:
         notes.append(f"output_dir is job {job_id}'s: the model goes to the run folder")
     text = job.resolved_yaml()
-    return _once(store, key, text, lambda: _take_in(store, paths, job, tuple(notes), text, key, turn, window))
+    return _once(
+        store, key, text, lambda: _take_in(store, paths, job, tuple(notes), text, key, turn, window, again=job_id)
+    )
 
 
 def as_asked(run: RunFolder, job: Job, *, budgets: bool = False) -> Job:
@@ -109,8 +111,9 @@ def _submitted(store: Store, key: str | None, yaml_text: str) -> JobRow | None:
 
 def _take_in(
     store: Store, paths: Paths, job: Job, notes: Sequence[str], yaml_text: str, key: str | None, turn: Turn,
-    window: str | None,
+    window: str | None, *, again: int | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
+    """`again`: the job that this is to be once more."""
     output_dir = check_output(job, store)
     check_budgets_here(job.gpu_budget, job.cpu_budget)
     unseen = check_data(job)
@@ -133,18 +136,23 @@ def _take_in(
         run = RunFolder(draft)
         _write(run.submitted, yaml_text)
         _write(run.resolved, job.resolved_yaml())
-        _write(run.frozen, json.dumps(freeze(job)))
+        frozen = freeze(job)
+        _write(run.frozen, json.dumps(frozen))
+        _write(run.packages, json.dumps(package_versions()))
         _flush(draft)
         if is_rendered(job) and (note := look_at_first_records(run)):
             told.append(note)
         turn = _in_window(turn, job.schedule or window)
-        row = store.add(name, make_folder, turn, key=key, notes=told, output_dir=output_dir)
+        row = store.add(
+            name, make_folder, turn, key=key, notes=told, output_dir=output_dir,
+            fingerprint=fingerprint(job, frozen), again=again,
+        )  # fmt: skip
         made.clear()
         for entry in unseen:
             RunFolder(Path(row.run_dir)).say(
                 f"{entry} is of the Hugging Face hub: it is read when the job has its turn, before all else"
             )
-        return row, tuple(told)
+        return row, tuple(row.notes)
     finally:
         for left in (draft, *made):  # there only when something went wrong
             shutil.rmtree(left, ignore_errors=True)
@@ -226,7 +234,7 @@ def _is_draft(folder: Path) -> bool:
     """Whether a run folder holds no more than a submission writes."""
     run = RunFolder(folder)
     return {path.name for path in folder.iterdir()} <= {
-        run.submitted.name, run.resolved.name, run.frozen.name, run.error.name,
+        run.submitted.name, run.resolved.name, run.frozen.name, run.packages.name, run.error.name,
     }  # fmt: skip
 
 

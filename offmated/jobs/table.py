@@ -87,6 +87,7 @@ class JobRow(Base):
     In the queue a higher `priority` comes first, then a lower `position`. A job has no turn while it has a `hold`; none
     on the GPU before `begin_at`, and before the job `after_id` is done. `label` is a word of the user's. `window` is
     the text of the `planner.job.window.Window` in which it may have the GPU, None where it may at any time.
+    `fingerprint` tells whether two jobs do the same on the same data; None for those of before there was one.
     """
 
     __tablename__ = "jobs"
@@ -123,6 +124,7 @@ class JobRow(Base):
     after_id: Mapped[int | None] = mapped_column(Integer)
     begin_at: Mapped[float | None] = mapped_column(Float)
     window: Mapped[str | None] = mapped_column(String(WINDOW_LENGTH))
+    fingerprint: Mapped[str | None] = mapped_column(String(32), index=True)
 
 
 class WishRow(Base):

@@ -1,9 +1,12 @@
-"""A job's data as they were when it was handed in: what is trained on is that, or the job is refused. No torch."""
+"""What a job was handed in with: its data, which is what is trained on, or the job is refused, and the versions of the
+packages that train. No torch."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,38 @@ HASHED_BYTES = 2**30
 _SHOWN = 5
 Frozen = Mapping[str, Mapping[str, Any]]
 """Path of a file -> its size in bytes, the hash of its beginning, and when it is longer the time of its last change."""
+
+
+PACKAGES = ("offmate", "torch", "transformers", "tokenizers", "datasets", "trl", "peft", "bitsandbytes", "numpy")
+"""Those of which it depends what a job learns; of some of them only for some jobs."""
+_NOT_LEARNED = {"run_name", "report_to", "output_dir", "schedule"}
+
+
+def fingerprint(job: Job, frozen: Frozen) -> str:
+    """The same for jobs that do the same on the same local data, whatever they are called and wherever their models
+    go."""
+    work = job.model_dump(mode="json", exclude=_NOT_LEARNED)
+    return hashlib.blake2b(json.dumps([work, frozen], sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def package_versions() -> dict[str, str]:
+    """The versions of `PACKAGES` that are installed; what is not is left out."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def changed_packages(before: Mapping[str, str] | None) -> tuple[str, ...]:
+    """In words, which packages are others than `before`; None: nobody knows what there was."""
+    if before is None:
+        return ()
+    now = package_versions()
+    names = (name for name in PACKAGES if now.get(name) != before.get(name))
+    return tuple(f"{name} {now.get(name, 'is gone')}, at its submission {before.get(name, 'none')}" for name in names)
 
 
 def freeze(job: Job) -> dict[str, dict[str, Any]]:

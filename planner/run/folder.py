@@ -55,6 +55,11 @@ class RunFolder:
         return self.path / "frozen.json"
 
     @property
+    def packages(self) -> Path:
+        """The versions of what trains, when the job was handed in."""
+        return self.path / "packages.json"
+
+    @property
     def is_tokenized(self) -> bool:
         """Whether the data have been read, once for all."""
         return (self.path / "data" / "corpus.json").exists()
@@ -123,6 +128,10 @@ class RunFolder:
     def read_frozen(self) -> dict[str, Any] | None:
         """frozen.json; None for a job of before there was one."""
         return _read_object(self.frozen)
+
+    def read_packages(self) -> dict[str, Any] | None:
+        """packages.json; None for a job of before there was one."""
+        return _read_object(self.packages)
 
     def write_frozen(self, frozen: dict[str, dict[str, Any]]) -> None:
         """frozen.json; a reader finds the old one or the new one, whole."""

@@ -144,6 +144,14 @@ def test_a_failure_without_words_shows_the_end_of_the_log() -> None:
     }
 
 
+def test_a_failure_without_words_is_tried_again_from_a_new_checkpoint_and_one_with_words_is_not() -> None:
+    verdict = judge(RUNNING, None, 2, trainer(exit_code=1, progressed=True))
+    assert (verdict.state, verdict.crashes, verdict.error) == (JobState.WAITING, 0, None)
+    assert judge(RUNNING, None, 0, trainer(exit_code=1)).state is JobState.FAILED, "the same once more: it has failed"
+    told = trainer(exit_code=1, progressed=True, error={"what": "No such column."})
+    assert judge(RUNNING, None, 0, told).state is JobState.FAILED
+
+
 def test_a_process_that_could_not_write_its_error_down_had_a_full_disk() -> None:
     verdict = judge(RUNNING, None, 0, trainer(exit_code=74))
     assert verdict.error is not None

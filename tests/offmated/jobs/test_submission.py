@@ -19,6 +19,7 @@ from offmated.jobs.store import Store
 from offmated.jobs.submission import rerun, submit, sweep_drafts
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
+from planner.job.frozen import changed_packages
 from planner.job.schema import Job
 from planner.machine.memory import ram_bytes
 from planner.run.folder import RunFolder
@@ -72,6 +73,40 @@ def test_drafts_of_submissions_that_were_cut_short_are_swept_and_nothing_else(pa
     sweep_drafts(paths)
     assert sorted(paths.runs.iterdir()) == sorted([fuller, mine, link, file, paths.runs / "1"])
     assert (tmp_path / "elsewhere").is_dir()
+
+
+def test_a_job_that_is_there_already_is_told_of_and_taken_in(store: Store, paths: Paths) -> None:
+    home = paths.state.parent
+
+    def told(text: str) -> list[str]:
+        _, notes = submit(store, paths, text, home)
+        return [note for note in notes if "is the same on the same data" in note]
+
+    assert told(JOB) == []
+    assert told(JOB + "run_name: another\nschedule: 23:00-07:00\n") == [
+        "job 1, which is submitted, is the same on the same data; offmate cancel 2 takes this one back"
+    ], "its name and its hours change nothing"
+    assert told(JOB + "seed: 7\n") == [], "another job"
+    _, notes = rerun(store, paths, 3)
+    assert not any("is the same on" in note for note in notes), "that was asked for"
+    for number in (1, 2):
+        store.stop(number, StopReason.CANCEL)
+    assert told(JOB) == [], "what was cancelled is not there"
+    (home / "text.jsonl").write_text('{"text": "two"}\n')
+    assert told(JOB) == [], "other data"
+
+
+def test_the_versions_of_what_trains_are_kept_and_told_where_they_changed(store: Store, paths: Paths) -> None:
+    row, _ = submit(store, paths, JOB, paths.state.parent)
+    before = RunFolder(Path(row.run_dir)).read_packages()
+    assert before is not None and {"offmate", "torch", "transformers"} <= before.keys()
+    assert changed_packages(before) == changed_packages(None) == ()
+    other = {**before, "torch": "2.1.0"}
+    del other["numpy"]
+    assert changed_packages(other) == (
+        f"torch {before['torch']}, at its submission 2.1.0", f"numpy {before['numpy']}, at its submission none",
+    )  # fmt: skip
+    assert changed_packages({**before, "peft": "0.1"}) != ()
 
 
 def test_what_a_submission_that_was_cut_short_left_gives_way(store: Store, paths: Paths) -> None:
