@@ -47,8 +47,11 @@ class Home:
             (run.path / name).parent.mkdir(parents=True, exist_ok=True)
             (run.path / name).write_bytes(bytes(1000))
         run.log.write_text(1000 * "x")
+        if end == "failed":
+            run.write_error(UserError("It went wrong.", code="wrong"))
         if end in ENDS:
             self.store.end(begun, ENDS[end])
+            run.error.unlink(missing_ok=True)
         return run
 
 
