@@ -6,6 +6,7 @@ import bisect
 import ctypes
 import functools
 import sys
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,10 +30,11 @@ OURS = tuple(str(ROOT / name) for name in ("planner", "worker"))
 @dataclass(frozen=True, slots=True)
 class HostWait:
     """The host waited for the device, or might have. `where`: the innermost function of planner/ and worker/ that was
-    running, as "worker/engine/engine.py:step"; empty where none was."""
+    running, as "worker/engine/engine.py:step"; empty where none was. `thread`: the name of the one that waited."""
 
     what: str
     where: str
+    thread: str
 
 
 class Layout(NamedTuple):
@@ -98,7 +100,7 @@ class Device:
 
     def host_waits(self, what: str, seen: bool) -> None:
         """Note that the host waits. `seen`: torch's debug mode takes notice. Raises RuntimeError if that is "error"."""
-        self.waits.append(HostWait(what, _where()))
+        self.waits.append(HostWait(what, _where(), threading.current_thread().name))
         if seen and self.sync_debug == "error":
             raise RuntimeError(f"called a synchronizing CUDA operation ({what})")
 
