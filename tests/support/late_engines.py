@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,6 +85,7 @@ def engine_for(case: Case, plan: Plan | None = None) -> Engine:
 def train(engine: Engine | PlainEngine, case: Case, steps: int = 3, drains: bool = False) -> Iterator[Tensor]:
     """Losses and norms of the steps, then the state, all on the host and by the time that each is asked for. No step of
     an engine waits for the device but where that is stated (late_waits.py). `drains`: after every second one."""
+    gc.collect()  # the host memory of an engine before, whose end waits
     for step in range(steps):
         batches, rest = data(step, case.batches)
         watched = isinstance(engine, Engine)

@@ -146,7 +146,7 @@ class Device:
                 block = self.allocator.allocate(nbytes, stream)
                 self._blocks[block.address] = block
                 address, free = block.address, functools.partial(self._free, block)
-            self._fill(address, nbytes, stream)
+            self._fill(address, nbytes, stream, self.queues.name)
         return lent(address, nbytes, functools.partial(self._dead.append, free))
 
     def _free(self, block: Block) -> None:
@@ -197,11 +197,11 @@ class Device:
         if self.poison and not self.dry:
             ctypes.memset(address, 0xFF, size)
 
-    def _fill(self, address: int, size: int, stream: object) -> None:
+    def _fill(self, address: int, size: int, stream: object, name: str | None = None) -> None:
         """Poison, in the stream's order: each floating point number of bytes 0xFF is NaN."""
         if self.poison and not self.dry:
             assert isinstance(stream, Stream)
-            self.queues.add(stream, functools.partial(ctypes.memset, address, 0xFF, size))
+            self.queues.add(stream, functools.partial(ctypes.memset, address, 0xFF, size), name=name)
 
 
 class HostMemory:

@@ -200,7 +200,7 @@ class Queues:
         after: Marker | None = None,
     ) -> None:  # fmt: skip
         """Queue work; then run what the mood likes. Raises what went wrong on the device."""
-        with self.lock:
+        with self._alone():
             self.check()
             self._add(stream, _Work(self.name, run, mark, after))
             going = True
@@ -210,10 +210,13 @@ class Queues:
                     while one.queue and self._hasty(one) and self._step(one):
                         going = True
 
-    def add(self, stream: Stream, run: Callable[[], object] | None = None, *, mark: Marker | None = None) -> None:
-        """Queue work without a name; run nothing."""
+    def add(
+        self, stream: Stream, run: Callable[[], object] | None = None, *, mark: Marker | None = None,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        """Queue work; run nothing."""
         with self.lock:
-            self._add(stream, _Work(None, run, mark, None))
+            self._add(stream, _Work(name, run, mark, None))
 
     def _add(self, stream: Stream, work: _Work) -> None:
         stream.queue.append(work)
@@ -229,7 +232,7 @@ class Queues:
         """Return when the place is passed. No more than that needs to run; a little more does, now and then."""
         if not marker.done and self._held:
             self.patience()
-        with self.lock:
+        with self._alone():
             for _ in range(0 if self._held else self._chance.choice((0, 0, 1, 8))):
                 if self._busy:
                     self._step(self._chance.choice(list(self._busy)))
@@ -240,7 +243,7 @@ class Queues:
         """Return when all streams are done."""
         if self._held:
             self.patience()
-        with self.lock:
+        with self._alone():
             while self._busy:
                 stream = next(iter(self._busy))
                 marker = Marker(stream)
@@ -297,12 +300,19 @@ class Queues:
                 pass
 
     def _run(self, run: Callable[[], object]) -> None:
-        collects = gc.isenabled()
-        gc.disable()  # what the collector calls may wait for the device, in the middle of its work
         try:
             run()
         except BaseException as error:
             self.error = error
-        finally:
-            if collects:
-                gc.enable()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Inside, nobody else runs anything, and the garbage collector ends nothing that would wait for the device."""
+        with self.lock:
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                yield
+            finally:
+                if collects:
+                    gc.enable()

@@ -5,7 +5,6 @@ That steps wait nowhere else is asked wherever engines train on the emulated dev
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
