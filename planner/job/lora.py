@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from planner.job.adapter import CONFIG, adapter_keys
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 ALL_LINEAR = "all-linear"
@@ -17,6 +18,7 @@ DEFAULTS: dict[str, object] = {
 """TRL's."""
 KINDS = ("use_rslora", "use_dora", "load_in_4bit")
 """Other kinds of LoRA, and of its base."""
+ADAPTER = "adapter_name_or_path"
 _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
 
 
@@ -26,15 +28,16 @@ def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) ->
     if values.get("method") != "lora":
         given = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
         given += [key for key in KINDS if values.get(key) is True]
-        for key in (*DEFAULTS, *KINDS):
+        given += [ADAPTER] if values.get(ADAPTER) is not None else []
+        for key in (*DEFAULTS, *KINDS, ADAPTER):
             values.pop(key, None)
         return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given]
+    mistakes = _as_the_adapter(values, names, source)
     targets = values.get("lora_target_modules")
     values["lora_target_modules"] = _targets(targets)
     for key, default in DEFAULTS.items():
         if values.get(key) is None:
             values[key] = default
-    mistakes = []
     if values.get("use_dora") is True and values.get("load_in_4bit") is True:
         text = "DoRA on a base in 4 bits is not there yet; leave one of them out"
         mistakes.append(source.mistake(names["use_dora"], "not-there", text))
@@ -44,6 +47,24 @@ def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) ->
         text = f"it is {shown(targets)}; it must be {ALL_LINEAR}, or a list of modules' names"
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", text))
     return mistakes
+
+
+def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
+    """Let the keys be those of the adapter that the job goes on from; the mistakes are in it, and keys of the file that
+    say something else."""
+    path = values.get(ADAPTER)
+    if not isinstance(path, str) or not (Path(path) / CONFIG).is_file():  # told where its path is looked at
+        return []
+    try:
+        found = adapter_keys(path)
+    except (ValueError, OSError) as error:
+        return [source.mistake(names[ADAPTER], "not-there", str(error))]
+    given = {key: values[key] for key in found if source.values.get(names.get(key, key)) is not None}
+    values |= found
+    return [
+        source.mistake(names[key], "bad-value", f"it is {shown(value)}; the adapter has {shown(found[key])}")
+        for key, value in given.items() if key != "lora_target_modules" and value != found[key]
+    ]  # fmt: skip
 
 
 def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:

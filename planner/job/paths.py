@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from planner.job.adapter import local_adapter
 from planner.job.data_entry import DataEntry, simplest
 from planner.job.dataset_words import read_entry
 from planner.job.local_data import KINDS, local_data
@@ -140,7 +141,9 @@ _FINDERS: dict[str, Callable[[object, Path | None], object]] = {
     "eval_dataset": local_dataset,
     "chat_template": local_file_or_template,
     "output_dir": resolve,
+    "adapter_name_or_path": local_adapter,
 }
+_PLANNED = {"model": local_config, "adapter_name_or_path": local_adapter}
 NOTHING = "none"
 """The tokenizer and the data of a question."""
 
@@ -151,7 +154,7 @@ def resolve_paths(
     """Make the paths in `values` (by canonical name) absolute, in place; the mistakes are those of missing or unfit
     files. `name_of` gives the file's name of a key. `only_planned`: the model's config is enough."""
     mistakes: list[Mistake] = []
-    for key, find in ({"model": local_config} if only_planned else _FINDERS).items():
+    for key, find in (_PLANNED if only_planned else _FINDERS).items():
         if key == "tokenizer" and values.get(key) is None:  # it follows the model, whose own mistake says enough
             values.pop(key, None)
             if values.get("model") is not None and not mistakes:

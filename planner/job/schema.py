@@ -125,6 +125,7 @@ class Job(BaseModel):
     lora_target_modules: Annotated[
         tuple[Text, ...] | Text | None, Field(description="all-linear, a list of modules' names, or a pattern of names")
     ] = None
+    adapter_name_or_path: Annotated[Text | None, Field(description="a folder with an adapter, or null")] = None
     use_rslora: Switch = False
     use_dora: Switch = False
     load_in_4bit: Switch = False

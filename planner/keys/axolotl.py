@@ -69,6 +69,7 @@ AXOLOTL: Table = table(
         "use_rslora": "peft_use_rslora",
         "use_dora": "peft_use_dora",
         "neftune_noise_alpha": "noisy_embedding_alpha",
+        "adapter_name_or_path": "lora_model_dir",
         "gpu_budget": "gpu_memory_limit",
         "bf16": "bfloat16 float32",
         "attn_implementation": "eager_attention",
@@ -165,7 +166,6 @@ AXOLOTL: Table = table(
         "shifted sparse attention": "s2_attention",
         REWARDS: "rl reward_model process_reward_model ebft",
         PICTURES: "image_size freeze_mm_modules",
-        "going on from adapters that are there": "lora_model_dir",
         "training whole modules beside LoRA's adapters": "lora_modules_to_save",
         OTHER_LORA: """
             peft_layers_to_transform peft_layers_pattern peft_layer_replication

@@ -34,7 +34,7 @@ _INSTEAD = TRANSFORMERS.keys() - {"generation_max_length", "generation_num_beams
 LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if key in _INSTEAD} | table(
     same="""
         dataset eval_dataset val_size packing max_samples lora_alpha
-        lora_dropout use_rslora use_dora stage dataset_dir
+        lora_dropout use_rslora use_dora stage dataset_dir adapter_name_or_path
     """,
     honoured={
         "model": "model_name_or_path",
@@ -102,7 +102,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "mixing the datasets in other shares": "mix_strategy interleave_probs",
         ORDER: "disable_shuffling",
         "tools in another form than the template's": "tool_format",
-        "going on from adapters that are there": "adapter_name_or_path adapter_folder",
+        "going on from adapters that are there": "adapter_folder",
         "a tokenizer that splits special tokens": "split_special_tokens",
         TOKENS: "resize_vocab add_tokens add_special_tokens new_special_tokens new_special_tokens_config",
         REVISION: "model_revision",

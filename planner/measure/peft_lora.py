@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from planner.errors import Exit, UserError, first_line
+from planner.job.adapter import WEIGHTS
 from planner.job.schema import Job
 from planner.measure.quantized import compute_in, computes_in, pack
 
@@ -47,3 +51,23 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
     if quantized:
         pack(adapted, computes_in(job))
     return adapted
+
+
+def load_adapter(adapted: nn.Module, folder: str) -> None:
+    """Let the adapter of `adapted`, as `with_adapters` gives it, be that in `folder`. Raises UserError where it is of
+    another model."""
+    from peft import set_peft_model_state_dict
+
+    try:
+        weights = load_file(Path(folder) / WEIGHTS)
+        result = set_peft_model_state_dict(adapted, weights)  # type: ignore[no-untyped-call]
+        wanted = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+        wrong = [*result.unexpected_keys, *sorted(wanted & set(result.missing_keys))]
+        cause = f"{wrong[0]} is not in both" if wrong else ""
+    except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as error:
+        cause = first_line(error)
+    if cause:
+        raise UserError(
+            f"The adapter in {folder} is not one of this model.", code="adapter-not-usable", exit_code=Exit.USAGE,
+            numbers=(cause,), hint="give the model that it was trained on, or leave adapter_name_or_path out",
+        )  # fmt: skip

@@ -31,6 +31,8 @@ INFO = {
     "hub": {"hf_hub_url": "owner/set"},
     "seen": {"file_name": "../alpaca.jsonl", "columns": {"images": "pictures"}},
 }
+ADAPTER = {"peft_type": "LORA", "r": 4, "lora_alpha": 12, "lora_dropout": 0.2, "target_modules": ["q_proj", "k_proj"],
+           "use_rslora": True, "bias": "none", "modules_to_save": None, "rank_pattern": {}}  # fmt: skip
 
 
 @pytest.fixture
@@ -46,6 +48,9 @@ def place(tmp_path: Path) -> Path:
     write_jsonl(tmp_path / "text.jsonl", [{"text": "a"}])
     write_jsonl(tmp_path / "segments.jsonl", [{"segments": [{"label": True, "text": "a"}]}])
     (tmp_path / "template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    (tmp_path / "saves").mkdir()
+    (tmp_path / "saves" / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    (tmp_path / "saves" / "adapter_model.safetensors").touch()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(INFO))
     return tmp_path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -61,3 +62,41 @@ def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: 
 )
 def test_a_wrong_key_of_lora_is_refused(line: str, words: str, lora_folder: Path) -> None:
     assert words in str(refusal(LORA + line, lora_folder))
+
+
+def adapter(folder: Path, **config: object) -> Path:
+    """A folder with the config of an adapter, and a file where its weights would be."""
+    (folder / "made").mkdir()
+    kind = {"peft_type": "LORA", "r": 4, "lora_alpha": 12, "lora_dropout": 0.2, "target_modules": ["q_proj"]}
+    (folder / "made" / "adapter_config.json").write_text(json.dumps({**kind, **config}))
+    (folder / "made" / "adapter_model.safetensors").touch()
+    return folder
+
+
+def test_a_job_that_goes_on_from_an_adapter_has_its_shape(lora_folder: Path) -> None:
+    adapter(lora_folder)
+    for lines in ("", "lora_r: 4\nlora_dropout: 0.2\n"):
+        job = Job.parse(LORA + "adapter_name_or_path: made\n" + lines, lora_folder)
+        assert (job.lora_r, job.lora_alpha, job.lora_dropout, job.lora_target_modules) == (4, 12, 0.2, ("q_proj",))
+    (lora_folder / "resolved.yaml").write_text(job.resolved_yaml())
+    assert Job.from_resolved(lora_folder / "resolved.yaml") == job
+    (lora_folder / "made" / "adapter_config.json").unlink()
+    assert Job.from_resolved(lora_folder / "resolved.yaml") == job, "what it is stands in the job"
+
+
+@pytest.mark.parametrize(
+    ("config", "line", "words"),
+    [
+        ({}, "lora_r: 8", "lora_r: it is 8; the adapter has 4"),
+        ({}, "use_dora: true", "use_dora: it is true; the adapter has false"),
+        ({"peft_type": "IA3"}, "", 'the adapter is "IA3"; LORA is there'),
+        ({"rank_pattern": {"q_proj": 2}}, "", "the adapter has rank_pattern"),
+        ({}, "adapter_name_or_path: gone", "there is no adapter_config.json in"),
+    ],
+)
+def test_an_adapter_that_is_another_is_refused(
+    config: dict[str, object], line: str, words: str, lora_folder: Path
+) -> None:  # fmt: skip
+    adapter(lora_folder, **config)
+    path = "" if line.startswith("adapter") else "adapter_name_or_path: made\n"
+    assert words in str(refusal(LORA + path + line, lora_folder))

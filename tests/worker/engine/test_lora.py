@@ -271,6 +271,32 @@ def test_adapters_are_made_without_a_warning(tmp_path: Path, recwarn: pytest.War
     assert [str(warning.message) for warning in recwarn if warning.category is FutureWarning] == []
 
 
+def test_a_job_goes_on_from_an_adapter_as_peft_does(tmp_path: Path) -> None:
+    job = lora_job(tmp_path, gradient_accumulation_steps=1, lora_target_modules=["q_proj", "down_proj"])
+    with torch.no_grad():
+        first = load_model(job)
+        for parameter in first.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    first.save_pretrained(tmp_path / "first")
+    job = lora_job(tmp_path, gradient_accumulation_steps=1, adapter_name_or_path=str(tmp_path / "first"), lora_r=4)
+    assert job.lora_target_modules == ("down_proj", "q_proj")
+    base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
+    plain = PeftModel.from_pretrained(base, tmp_path / "first", is_trainable=True).train()
+    engine, _ = engine_of(job, *plan_of(job))
+    ((batch,), (seed,), items), *_ = steps_of(job, 1)
+    torch.manual_seed(seed)
+    assert torch.equal(
+        engine.step([batch], seeds=[seed], learning_rate=1e-2, num_items_in_batch=items).losses[0],
+        plain(**batch, num_items_in_batch=items).loss,
+    )  # fmt: skip
+    engine.close()
+    (tmp_path / "first" / "adapter_model.safetensors").write_bytes(b"none")
+    with pytest.raises(UserError, match="is not one of this model") as refused:
+        load_model(job)
+    assert refused.value.code == "adapter-not-usable"
+
+
 def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing_like_it") as caught:
         skeleton_model(lora_job(tmp_path, lora_target_modules=["nothing_like_it"]))

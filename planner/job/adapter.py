@@ -1,0 +1,59 @@
+"""An adapter that is there, which a job goes on from: its folder, and what its config says. Light: no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.job.source import SWITCHED_OFF, shown
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_KEYS = {
+    "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
+    "use_rslora": "use_rslora", "use_dora": "use_dora",
+}  # fmt: skip
+"""peft's key -> the job's."""
+_SAYS_NOTHING = frozenset({
+    "task_type", "base_model_name_or_path", "auto_mapping", "revision", "inference_mode", "peft_version", "peft_type",
+    "fan_in_fan_out", "init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    "runtime_config", "megatron_core", "qalora_group_size", "velora_config", "arrow_config", "monteclora_config",
+})  # fmt: skip
+"""How it was made, or from what; once it is there, that is over."""
+
+
+def local_adapter(text: object, folder: Path | None) -> str:
+    """The absolute path of a folder with an adapter of peft's; relative ones start at `folder` (None: of
+    `resolved.yaml`, as it is). Raises FileNotFoundError, TypeError."""
+    if not isinstance(text, str) or not text:
+        raise TypeError(f"it is {shown(text)}; it must be a folder with an adapter")
+    if folder is None:
+        return text
+    path = (folder / Path(text).expanduser()).absolute()
+    for name in (CONFIG, WEIGHTS):
+        if not (path / name).is_file():
+            raise FileNotFoundError(f"there is no {name} in {path}; give the folder of one adapter, as peft saves it")
+    return str(path)
+
+
+def adapter_keys(path: str) -> dict[str, Any]:
+    """The keys of a job that the adapter in the folder `path` decides, and their values. Raises ValueError for an
+    adapter of another kind, OSError."""
+    try:
+        found = json.loads((Path(path) / CONFIG).read_text("utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{path}/{CONFIG} is no config of peft")
+    if found.get("peft_type") != "LORA":
+        raise ValueError(f"the adapter is {shown(found.get('peft_type'))}; LORA is there, and no other yet")
+    for key, value in found.items():
+        known = key in _KEYS or key in _SAYS_NOTHING or (key == "bias" and value == "none")
+        if not known and value not in (*SWITCHED_OFF, {}):
+            raise ValueError(f"the adapter has {key}: {shown(value)}, which is not there yet")
+    values = {ours: found.get(theirs) for theirs, ours in _KEYS.items()}
+    targets = values["lora_target_modules"]
+    values["lora_target_modules"] = tuple(sorted(targets)) if isinstance(targets, list) else targets
+    values["use_rslora"], values["use_dora"] = bool(values["use_rslora"]), bool(values["use_dora"])
+    return values
