@@ -60,7 +60,7 @@ def load_adapter(adapted: nn.Module, folder: str) -> None:
 
     try:
         weights = load_file(Path(folder) / WEIGHTS)
-        result = set_peft_model_state_dict(adapted, weights)  # type: ignore[no-untyped-call]
+        result: Any = set_peft_model_state_dict(adapted, weights)
         wanted = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
         wrong = [*result.unexpected_keys, *sorted(wanted & set(result.missing_keys))]
         cause = f"{wrong[0]} is not in both" if wrong else ""
