@@ -107,6 +107,12 @@ class Store:
         with self.looking() as session:
             return session.scalars(query).all()
 
+    def living(self) -> frozenset[JobState]:
+        """The states that jobs are in which are not over: one quick look, for who looks twice a second."""
+        query = select(JobRow.state).where(JobRow.state.not_in(FINAL)).distinct()
+        with self.looking() as session:
+            return frozenset(session.scalars(query))
+
     def due(self, phase: JobState, at_most: int) -> Sequence[JobRow]:
         """Jobs due for `phase` (PLANNING or RUNNING), the next one first."""
         # Found by an index alone; then the few are read.

@@ -163,14 +163,12 @@ class Daemon:
         with self._errors.of("putting the log aside", OSError):
             keep_short(self._paths)
         self._keep([*self._servers, *self._workers.values()])
+        there = frozenset(JobState)  # where the database does not say, each part finds that out by itself
+        with self._errors.of("seeing what jobs there are", Exception):
+            there = self._store.living()
         for what, do in (
-            ("taking jobs back", self._dispatcher.adopt),
             ("seeing who uses the GPU", self._watch_gpu),
-            ("pausing jobs", self._dispatcher.keep_paused),
-            ("keeping to windows", self._dispatcher.keep_windows),
-            ("passing stops on", self._dispatcher.pass_on_stops),
-            ("looking for room", self._dispatcher.look_for_room),
-            ("handing jobs out", self._dispatcher.hand_out),
+            *self._dispatcher.parts(there),
             ("telling people", self._tell),
         ):
             with self._errors.of(what, Exception):

@@ -10,13 +10,14 @@ import logging
 import signal
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import redis
 from sqlalchemy.exc import OperationalError
 
 from offmated.jobs.queue import go_on_where_there_is_room, is_paused, is_too_late, until_next_window, yields
-from offmated.jobs.states import JobState, StopReason
+from offmated.jobs.states import TAKEN_FROM, JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
@@ -33,7 +34,7 @@ GIVEN_UP_AFTER_S = 60.0  # what the system refuses may pass; a job whose folder 
 
 
 class Dispatcher:
-    """`tick()` is called a few times a second, and whenever something may have changed."""
+    """What `parts` says is done a few times a second, and whenever something may have changed."""
 
     def __init__(self, store: Store, broker: Broker) -> None:
         self._store = store
@@ -45,6 +46,16 @@ class Dispatcher:
         self._room_due = 0.0
         self._since: dict[int, float] = {}  # jobs that cannot be taken back, and since when
 
+    def parts(self, there: frozenset[JobState]) -> tuple[tuple[str, Callable[[], None]], ...]:
+        """What there is to do, in its order and with words for the log, where jobs are in these states: with an empty
+        queue nothing is asked of the database."""
+        worked_on = (
+            ("taking jobs back", self.adopt), ("pausing jobs", self.keep_paused),
+            ("keeping to windows", self.keep_windows), ("passing stops on", self.pass_on_stops),
+        )  # fmt: skip
+        idle = ("looking for room", self.look_for_room), ("handing jobs out", self.hand_out)
+        return (*(worked_on if there & TAKEN_FROM.keys() else ()), *(idle if there & {*TAKEN_FROM.values()} else ()))
+
     def adopt(self, *, blameless: bool = False) -> None:
         """Take jobs back whose worker died without saying how they ended. `blameless` as in `Ending`. One that cannot
         be taken back keeps no other from it, and not its worker for ever: it has failed."""
@@ -54,6 +65,7 @@ class Dispatcher:
             with self._errors.of(f"taking back job {row.id}", Exception):
                 try:
                     self._adopt(row, blameless)
+                    self._since.pop(row.id, None)
                 except (OperationalError, TimeoutError):  # its process does not die, and has what the next one needs
                     raise
                 except Exception as error:
