@@ -12,7 +12,7 @@ from planner.job.source import SWITCHED_OFF, shown
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _KEYS = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
-    "use_rslora": "use_rslora", "use_dora": "use_dora",
+    "use_rslora": "use_rslora", "use_dora": "use_dora", "modules_to_save": "lora_modules_to_save",
 }  # fmt: skip
 """peft's key -> the job's."""
 _SAYS_NOTHING = frozenset({
@@ -55,5 +55,7 @@ def adapter_keys(path: str) -> dict[str, Any]:
     values = {ours: found.get(theirs) for theirs, ours in _KEYS.items()}
     targets = values["lora_target_modules"]
     values["lora_target_modules"] = tuple(sorted(targets)) if isinstance(targets, list) else targets
+    modules = values["lora_modules_to_save"]
+    values["lora_modules_to_save"] = tuple(modules) if modules else None
     values["use_rslora"], values["use_dora"] = bool(values["use_rslora"]), bool(values["use_dora"])
     return values

@@ -47,6 +47,13 @@ def _tokens(value: object) -> object:
     return _nothing(value)
 
 
+def _modules(value: object) -> object:
+    """A list of names; also LLaMA-Factory's "a,b"."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    return tuple(value) if isinstance(value, list) and value else _nothing(value)
+
+
 def _off(value: object) -> object:
     """YAML reads the bare word as false."""
     return "off" if value is False else value
@@ -107,6 +114,9 @@ SpecialTokens = Annotated[
     BeforeValidator(_tokens),
     Field(description="a mapping of eos_token, bos_token and the like to tokens of the tokenizer, or null"),
 ]  # fmt: skip
+Modules = Annotated[
+    tuple[Text, ...] | None, BeforeValidator(_modules), Field(description="a list of modules' names, or null")
+]
 Noise = Annotated[
     Positive | None, BeforeValidator(_nothing), Field(description="a number above 0, or 0 or null for no noise")
 ]

@@ -18,7 +18,7 @@ DEFAULTS: dict[str, object] = {
 """TRL's."""
 KINDS = ("use_rslora", "use_dora", "load_in_4bit")
 """Other kinds of LoRA, and of its base."""
-ADAPTER = "adapter_name_or_path"
+ADAPTER, MODULES = "adapter_name_or_path", "lora_modules_to_save"
 _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
 
 
@@ -28,8 +28,8 @@ def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) ->
     if values.get("method") != "lora":
         given = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
         given += [key for key in KINDS if values.get(key) is True]
-        given += [ADAPTER] if values.get(ADAPTER) is not None else []
-        for key in (*DEFAULTS, *KINDS, ADAPTER):
+        given += [key for key in (ADAPTER, MODULES) if values.get(key) not in SWITCHED_OFF]
+        for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES):
             values.pop(key, None)
         return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given]
     mistakes = _as_the_adapter(values, names, source)
@@ -63,7 +63,7 @@ def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Sourc
     values |= found
     return [
         source.mistake(names[key], "bad-value", f"it is {shown(value)}; the adapter has {shown(found[key])}")
-        for key, value in given.items() if key != "lora_target_modules" and value != found[key]
+        for key, value in given.items() if key not in ("lora_target_modules", MODULES) and value != found[key]
     ]  # fmt: skip
 
 

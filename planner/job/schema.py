@@ -30,6 +30,7 @@ from planner.job.fields import (
     EvalSteps,
     EvalStrategy,
     Minutes,
+    Modules,
     Noise,
     NotNegative,
     Packing,
@@ -125,6 +126,7 @@ class Job(BaseModel):
     lora_target_modules: Annotated[
         tuple[Text, ...] | Text | None, Field(description="all-linear, a list of modules' names, or a pattern of names")
     ] = None
+    lora_modules_to_save: Modules = None
     adapter_name_or_path: Annotated[Text | None, Field(description="a folder with an adapter, or null")] = None
     use_rslora: Switch = False
     use_dora: Switch = False

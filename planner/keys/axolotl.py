@@ -42,7 +42,7 @@ AXOLOTL: Table = table(
         max_steps warmup_steps seed bf16 gradient_checkpointing eval_steps eval_strategy save_steps save_total_limit
         chat_template lora_r lora_alpha lora_dropout lora_target_modules attn_implementation special_tokens plugins
         load_in_4bit group_by_length load_best_model_at_end early_stopping_patience
-        label_smoothing_factor neftune_noise_alpha
+        label_smoothing_factor neftune_noise_alpha lora_modules_to_save
     """,
     honoured={
         "model": "base_model",
@@ -166,7 +166,6 @@ AXOLOTL: Table = table(
         "shifted sparse attention": "s2_attention",
         REWARDS: "rl reward_model process_reward_model ebft",
         PICTURES: "image_size freeze_mm_modules",
-        "training whole modules beside LoRA's adapters": "lora_modules_to_save",
         OTHER_LORA: """
             peft_layers_to_transform peft_layers_pattern peft_layer_replication
             peft_init_lora_weights peft_trainable_token_indices peft_ensure_weight_tying peft lora_target_parameters

@@ -21,7 +21,8 @@ from planner.keys.transformers import TRANSFORMERS
 TRL: Table = TRANSFORMERS | table(
     same="""
         use_rslora use_dora attn_implementation lora_r
-        lora_alpha lora_dropout lora_target_modules max_length packing load_in_4bit bnb_4bit_quant_type
+        lora_alpha lora_dropout lora_target_modules lora_modules_to_save
+        max_length packing load_in_4bit bnb_4bit_quant_type
     """,
     honoured={
         "model": "model_name_or_path",
@@ -53,7 +54,6 @@ TRL: Table = TRANSFORMERS | table(
         LOSS: "loss_type",
         REVISION: "model_revision",
         OTHER_LORA: "lora_target_parameters lora_task_type",
-        "training whole modules beside LoRA's adapters": "lora_modules_to_save",
         QUANTIZED: "load_in_8bit",
         TOKENS: "add_special_tokens",
     },

@@ -35,6 +35,7 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
         r=job.lora_r, lora_alpha=cast(int, job.lora_alpha), lora_dropout=job.lora_dropout,
         target_modules=list(targets) if isinstance(targets, tuple) else targets, task_type="CAUSAL_LM",
         base_model_name_or_path=job.model, use_rslora=job.use_rslora, use_dora=job.use_dora,
+        modules_to_save=list(job.lora_modules_to_save) if job.lora_modules_to_save else None,
     )  # fmt: skip
     if quantized := getattr(model, "is_loaded_in_4bit", False):
         compute_in(model, computes_in(job))
@@ -48,6 +49,14 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
             "The LoRA adapters cannot be added to this model.", code="lora-targets", numbers=(first_line(error),),
             hint="lora_target_modules: all-linear", exit_code=Exit.USAGE,
         ) from error  # fmt: skip
+    names = [name for name, _ in adapted.named_modules()]
+    for wanted in job.lora_modules_to_save or ():
+        if not any(name.endswith(f"{wanted}.modules_to_save") for name in names):
+            raise UserError(
+                f"There is no module {wanted} in this model to train as a whole.", code="lora-modules",
+                hint="lora_modules_to_save: [embed_tokens, lm_head], or what these are called in this model",
+                exit_code=Exit.USAGE,
+            )  # fmt: skip
     if quantized:
         pack(adapted, computes_in(job))
     return adapted

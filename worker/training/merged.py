@@ -26,6 +26,7 @@ from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 from planner.measure.hf_model import model_config, skeleton_model
 
+_HULL = "base_model.model."  # how names in peft's model begin
 _WEIGHTS, _BESIDE = "*.safetensors", (".json", ".jinja", ".txt", ".model")
 # Mistral's own form beside that of transformers, the base once more: a server that finds it would take that.
 _ANOTHER_FORM = ("consolidated*", "params.json")
@@ -45,12 +46,12 @@ def write_merged(job: Job, adapters: Path, folder: Path) -> None:
         for key in _keys(file):
             if (other := keys.setdefault(key, file.name)) != file.name:
                 raise _not_mergeable(f"{key} is in {other} and in {file.name} of {base}")
-    layers, prefix = _layers(job, adapters)
+    parts, prefix = _parts(job, adapters)
     named: dict[str, Any] = {}
-    for name, layer in layers.items():
+    for name, part in parts.items():
         if (stored := _stored(name, prefix, keys)) is None:
-            raise _not_mergeable(f"{base} has no {name}.weight in its {len(files)} files of weights")
-        named[stored] = layer
+            raise _not_mergeable(f"{base} has no {name} in its {len(files)} files of weights")
+        named[stored] = part
     draft = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -109,9 +110,11 @@ def _not_mergeable(number: str) -> UserError:
     )  # fmt: skip
 
 
-def _layers(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
-    """Name of each layer that has an adapter -> peft's layer, its base on meta; and the prefix that files may lack."""
+def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
+    """Name of each weight that is another in the merged model -> peft's layer, its base on meta, or of modules trained
+    as a whole the weight itself; and the prefix that files may lack."""
     from peft.tuners.lora import LoraLayer
+    from peft.utils.other import ModulesToSaveWrapper
 
     config = model_config(job)
     if getattr(config, "quantization_config", None):
@@ -121,21 +124,29 @@ def _layers(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
         )  # fmt: skip
     adapted: Any = skeleton_model(job.model_copy(update={"load_in_4bit": False}))
     weights = load_file(adapters / "adapter_model.safetensors")
-    own = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    modules = list(cast(nn.Module, adapted).named_modules())
+    whole: dict[str, Any] = {}
+    for name, module in modules:
+        if isinstance(module, ModulesToSaveWrapper):
+            for local, _ in module.modules_to_save["default"].named_parameters():
+                whole[f"{name.removeprefix(_HULL)}.{local}"] = weights.pop(f"{name}.{local}")
+    if whole and getattr(config.get_text_config(), "tie_word_embeddings", False):
+        raise _not_mergeable(f"{next(iter(whole))} was trained by itself, and embedding and head are one in the base")
+    named = adapted.named_parameters()
+    own = [name for name, parameter in named if parameter.requires_grad and ".modules_to_save." not in name]
     # peft's own loader would have them on meta, as the base is.
     saved = {name: name.replace(".default", "") for name in own}
     saved = {name: key if key in weights else key.removesuffix(".weight") for name, key in saved.items()}
     adapted.load_state_dict({name: weights.pop(key) for name, key in saved.items()}, strict=False, assign=True)
     assert not weights, f"there is no place for {min(weights)}"
     prefix = str(getattr(adapted.get_base_model(), "base_model_prefix", ""))
-    found = cast(nn.Module, adapted).named_modules()
-    return {n.removeprefix("base_model.model."): layer for n, layer in found if isinstance(layer, LoraLayer)}, prefix
+    layers = {f"{n.removeprefix(_HULL)}.weight": layer for n, layer in modules if isinstance(layer, LoraLayer)}
+    return {**layers, **whole}, prefix
 
 
 def _stored(name: str, prefix: str, keys: Container[str]) -> str | None:
-    """The key of a layer's weight in the files."""
-    wanted = f"{name}.weight"
-    return next((key for key in (wanted, wanted.removeprefix(f"{prefix}.")) if key in keys), None)
+    """The key of a weight in the files."""
+    return next((key for key in (name, name.removeprefix(f"{prefix}.")) if key in keys), None)
 
 
 def _keys(file: Path) -> list[str]:
@@ -149,7 +160,9 @@ def _write(source: Path, target: Path, layers: Mapping[str, Any]) -> None:
         tensors = {}
         for key in content.keys():  # noqa: SIM118, it is no mapping
             tensor = content.get_tensor(key)
-            if (layer := layers.get(key)) is not None:
+            if isinstance(layer := layers.get(key), torch.Tensor):
+                tensor = layer.to(tensor.dtype)
+            elif layer is not None:
                 its = layer.get_base_layer()
                 its.weight = nn.Parameter(tensor.clone(), requires_grad=False)
                 layer.merge()

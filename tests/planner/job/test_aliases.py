@@ -18,7 +18,7 @@ VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosi
           "eval_dataset": "text.jsonl", "val_size": "0.1", "eval_strategy": "no",
           "per_device_eval_batch_size": "2", "train_batch_size": "4",
           "use_rslora": "false", "use_dora": "false", "early_stopping_patience": "null",
-          "neftune_noise_alpha": "5", "adapter_name_or_path": "null",
+          "neftune_noise_alpha": "5", "adapter_name_or_path": "null", "lora_modules_to_save": "null",
           "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": "false"}  # fmt: skip
 
 

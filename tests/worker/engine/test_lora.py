@@ -103,6 +103,7 @@ def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
     config = LoraConfig(
         r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, target_modules=targets,
         task_type="CAUSAL_LM", use_rslora=job.use_rslora, use_dora=job.use_dora,
+        modules_to_save=list(job.lora_modules_to_save) if job.lora_modules_to_save else None,
     )  # fmt: skip
     model = get_peft_model(base, config).train()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -128,9 +129,9 @@ def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
         ("llama", {"bf16": True}),
         ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"]}),
         ("llama", {"use_rslora": True, "lora_target_modules": r".*layers\.[01]\..*(q|v)_proj"}),
-        ("llama", {"use_dora": True, "lora_dropout": 0.0}),
+        ("llama", {"use_dora": True, "lora_dropout": 0.0, "lora_modules_to_save": ["embed_tokens", "lm_head"]}),
     ],
-    ids=["llama", "llama-bf16-2-slices", "gpt2-2-slices", "llama-rslora-by-pattern", "llama-dora"],
+    ids=["llama", "llama-bf16-2-slices", "gpt2-2-slices", "llama-rslora-by-pattern", "llama-dora-whole-modules"],
 )
 def test_lora_under_a_plan_equals_plain_peft_in_every_bit(tmp_path: Path, name: str, keys: dict[str, object]) -> None:
     job = lora_job(tmp_path, name, **keys)
@@ -152,7 +153,8 @@ def test_lora_under_a_plan_equals_plain_peft_in_every_bit(tmp_path: Path, name: 
     for original, parameter in frozen.items():
         wrapped = f"base_model.model.{original}"
         module, _, local = wrapped.rpartition(".")
-        assert torch.equal(restored.get(wrapped, restored.get(f"{module}.base_layer.{local}")), parameter), original
+        names = (wrapped, f"{module}.base_layer.{local}", f"{module}.original_module.{local}")
+        assert torch.equal(next(restored[name] for name in names if name in restored), parameter), original
 
 
 def test_frozen_weights_travel_one_way_and_have_no_gradients_and_no_states(tmp_path: Path) -> None:

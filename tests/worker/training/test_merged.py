@@ -23,6 +23,7 @@ def adapters_of(job: Job, folder: Path) -> Path:
     config = LoraConfig(
         r=job.lora_r, lora_alpha=job.lora_alpha, task_type="CAUSAL_LM", use_rslora=job.use_rslora,
         target_modules=targets if isinstance(targets, str) else list(targets), use_dora=job.use_dora,
+        modules_to_save=list(job.lora_modules_to_save) if job.lora_modules_to_save else None,
     )  # fmt: skip
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(job.model), config)
     torch.manual_seed(3)
@@ -40,9 +41,10 @@ def adapters_of(job: Job, folder: Path) -> Path:
         ("llama", {"use_rslora": True}, torch.bfloat16),
         ("llama", {"use_dora": True}, torch.float32),
         ("llama", {"load_in_4bit": True}, torch.float32),
+        ("llama", {"lora_modules_to_save": ["embed_tokens", "lm_head"]}, torch.bfloat16),
         ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"]}, torch.float32),
     ],
-    ids=["sharded-bf16-rslora", "dora", "trained-on-4-bits", "gpt2"],
+    ids=["sharded-bf16-rslora", "dora", "trained-on-4-bits", "whole-modules", "gpt2"],
 )
 def test_a_merged_model_is_what_peft_merges_in_every_bit(
     tmp_path: Path, name: str, keys: dict[str, Any], dtype: torch.dtype
