@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offmated.jobs.awake import awake
+from offmated.jobs.nvml import energy_joules, energy_since
 from offmated.jobs.smaller import take_a_notch
 from offmated.jobs.states import Ending, JobState, account
 from offmated.jobs.store import Store
@@ -41,12 +42,15 @@ def run_job(job_id: int) -> None:
         with store.handling(row):
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
+            before = energy_joules()
             with awake(f"job {job_id} trains"):
                 process, code = _train(row, run, store.url, watch)
+            energy_j = energy_since(before)
             clear_place(run)
             ending = Ending(process=process, exit_code=code, error=run.read_error())
             run.say(account(store.job(job_id).stop_reason, ending))
-            store.end(row, code, process=process, less=process == "trainer" and take_a_notch(run, ending.error))
+            less = process == "trainer" and take_a_notch(run, ending.error)
+            store.end(row, code, process=process, less=less, energy_j=energy_j)
             if process == "trainer" and code == Exit.DONE:  # last: the job is done, whatever becomes of this
                 forget_if_wrong(run, store.url)
 

@@ -63,8 +63,18 @@ def _figures(job: Json) -> Iterator[str]:
         planned = f", planned {format_seconds(planned_s)}" if planned_s is not None else ""
         steps = f"{found['total_steps']} steps of" if found else "a step took"
         yield f"{steps} {format_seconds(measured_s)}{planned}"
+    if (energy := _energy(job["history"])) is not None:
+        yield energy
     if job["started_at"] is not None and job["ended_at"] is not None:
         yield f"{format_seconds(job['ended_at'] - job['started_at'])} from its start to its end"
+
+
+def _energy(history: list[Json]) -> str | None:
+    """What the GPU took for all attempts; of one whose worker was killed nobody knows."""
+    known = [attempt["energy_j"] for attempt in history if attempt.get("energy_j") is not None]
+    if not known:
+        return None
+    return f"{'at least ' if len(known) < len(history) else ''}{sum(known) / 3.6e6:.3g} kWh on the GPU"
 
 
 def _named(job: Json) -> str:

@@ -139,12 +139,13 @@ class Store:
         return self.job(job_id)
 
     def end(
-        self, row: JobRow, exit_code: int | None, *, process: str = "", blameless: bool = False, less: bool = False
-    ) -> JobState | None:
+        self, row: JobRow, exit_code: int | None, *, process: str = "", blameless: bool = False, less: bool = False,
+        energy_j: float | None = None,
+    ) -> JobState | None:  # fmt: skip
         """Record that the process of `row`, as `take` gave it, ended; returns the job's new state.
 
-        `exit_code`, `process` (the phase's own where not given), `blameless` and `less` are those of `Ending`. None
-        when the job is no longer `row.owner`'s.
+        `exit_code`, `process` (the phase's own where not given), `blameless` and `less` are those of `Ending`;
+        `energy_j` is what the GPU took meanwhile, where that is known. None when the job is no longer `row.owner`'s.
         """
         folder = RunFolder(Path(row.run_dir))
         step = folder.last_checkpoint_step()
@@ -178,6 +179,7 @@ class Store:
                 over = {
                     "ended_at": ended_at, "ending": account(now.stop_reason, ending),
                     "reached_step": (folder.last_event("step", since) or {}).get("step"), "checkpoint_step": step,
+                    "energy_j": energy_j,
                 }  # fmt: skip
                 values["history"] = [*now.history[:-1], attempt | over]
             if verdict.state in FINAL:

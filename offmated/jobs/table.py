@@ -76,9 +76,10 @@ class JobRow(Base):
 
     `owner` is the process that works on it now (`str(planner.run.processes.Process)`), `stop_reason` why it is to stop,
     or stopped last. `started_at` is its first start, `attempts` counts them, and `history` has for each {"number",
-    "started_at", "from_step", "metrics_from", "ended_at", "ending", "reached_step", "checkpoint_step"}: the checkpoint
-    it went on from, the byte of metrics.jsonl where its events begin, in words how it ended, the last step it did, and
-    the newest checkpoint then (null where there is none). `crashes` counts deaths since the last new checkpoint.
+    "started_at", "from_step", "metrics_from", "ended_at", "ending", "reached_step", "checkpoint_step", "energy_j"}: the
+    checkpoint it went on from, the byte of metrics.jsonl where its events begin, in words how it ended, the last step
+    it did, the newest checkpoint then, and the joules that the GPU took (null where there is none, or nobody knows).
+    `crashes` counts deaths since the last new checkpoint.
     `error` has the fields of `UserError`, also while a job waits for room; `result` is the trainer's last "end" event.
     `submission_key` is what a client calls its submission, so that it can hand it in again when it got no answer;
     `notes` are what it was told. `output_dir` is the real path of the model's folder, where the job names one. A

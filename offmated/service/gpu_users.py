@@ -7,10 +7,10 @@ import logging
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
+from offmated.jobs import nvml
 from planner.errors import Exit, UserError
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def read_users() -> tuple[User, ...]:
 
     try:
         pynvml.nvmlInit()
-        device = _device(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip())
+        device = nvml.device(pynvml)
         found = {}
         for computes, ask in (
             (False, pynvml.nvmlDeviceGetGraphicsRunningProcesses), (True, pynvml.nvmlDeviceGetComputeRunningProcesses),
@@ -46,12 +46,6 @@ def read_users() -> tuple[User, ...]:
         return tuple(found.values())
     except pynvml.NVMLError as error:
         raise RuntimeError(str(error)) from None
-
-
-def _device(nvml: Any, named: str) -> Any:
-    if named.isdigit() or not named:
-        return nvml.nvmlDeviceGetHandleByIndex(int(named or 0))
-    return nvml.nvmlDeviceGetHandleByUUID(named)
 
 
 def others(users: Collection[User], ours: Collection[int]) -> tuple[str, ...]:

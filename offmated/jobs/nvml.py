@@ -1,0 +1,34 @@
+"""What NVIDIA's management library (NVML) says of the GPU that jobs use: which one that is, and what it has taken."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def device(nvml: Any) -> Any:
+    """The first GPU that jobs may use, for `nvml`, the module, once it is initialized. Raises its `NVMLError`."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    if named.isdigit() or not named:
+        return nvml.nvmlDeviceGetHandleByIndex(int(named or 0))
+    return nvml.nvmlDeviceGetHandleByUUID(named)
+
+
+def energy_joules() -> float | None:
+    """What that GPU has taken since its driver was loaded, whoever used it. None where nobody says: without the package
+    nvidia-ml-py, without a card, and with one from before Volta, which has no such counter."""
+    try:
+        import pynvml  # late: an extra
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(device(pynvml))) / 1000
+    except pynvml.NVMLError:
+        return None
+
+
+def energy_since(before: float | None) -> float | None:
+    """The joules since `energy_joules` said `before`; None where either is not known, or the counter began anew."""
+    now = energy_joules()
+    return None if before is None or now is None or now < before else now - before
