@@ -35,9 +35,10 @@ class Output:
 
     def write(
         self, place: Place, model: nn.Module, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor], *,
-        run: str, step: int,
+        run: str, step: int, card: str | None = None,
     ) -> Path:  # fmt: skip
-        """Write the model folder of the trained `weights` (name -> values in the folder's dtype). Returns its path.
+        """Write the model folder of the trained `weights` (name -> values in the folder's dtype), with `card` as its
+        README.md. Returns its path.
 
         `model` gives the structure, buffers and configs, and the parameters that `weights` does not have: those that an
         engine took away must be in it, the frozen ones too. Of LoRA only the adapters are written. Raises OSError,
@@ -53,6 +54,8 @@ class Output:
                 state_dict = self._state_dict(model, weights)
                 cast(Any, model).save_pretrained(made, state_dict=state_dict, max_shard_size="5GB")
             tokenizer.save_pretrained(made)
+            if card is not None:
+                (made / "README.md").write_text(card, "utf-8")
             place.finish(made, run=run, step=step)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class Delivery:
     place: Place
     output: Output
     trained: TrainedWeights
+    card: Callable[[int], str] | None = None
+    """The README.md of the model after so many steps."""
 
     @property
     def at_home(self) -> Place:
@@ -58,7 +61,10 @@ class Delivery:
         self, place: Place, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase
     ) -> Path:  # fmt: skip
         weights = {name: parts["weight"] for name, parts in found.tensors()}
-        return self.output.write(place, model, tokenizer, weights, run=str(self.run.path), step=found.step)
+        card = self.card(found.step) if self.card is not None else None
+        return self.output.write(
+            place, model, tokenizer, weights, run=str(self.run.path), step=found.step, card=card
+        )  # fmt: skip
 
     def _kept(
         self, error: Exception, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase

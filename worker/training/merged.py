@@ -96,7 +96,10 @@ def _files(base: Path) -> list[Path]:
     """The files that transformers loads the base from, and none that lie beside them. Raises UserError."""
     names = {SAFE_WEIGHTS_NAME}
     if _is_sharded(base):
-        names = set(json.loads((base / SAFE_WEIGHTS_INDEX_NAME).read_text("utf-8"))["weight_map"].values())
+        try:
+            names = set(json.loads((base / SAFE_WEIGHTS_INDEX_NAME).read_text("utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _not_mergeable(f"{base / SAFE_WEIGHTS_INDEX_NAME} is no index of weights: {error!r}") from error
     if missing := sorted(name for name in names if not (base / name).is_file()):
         raise _not_mergeable(f"{base} has no {missing[0]}")
     return [base / name for name in sorted(names)]

@@ -34,6 +34,7 @@ from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.storage.model_folder import Output
 from worker.storage.trained import TrainedWeights, room_kept, weights_room
 from worker.training.best import Best, losses_of
+from worker.training.card import model_card
 from worker.training.delivery import Delivery
 from worker.training.evaluation import Evaluations
 from worker.training.forecast import Forecast
@@ -95,7 +96,10 @@ class _Run:
         )  # fmt: skip
         self.checkpoints = Checkpoints(folder.checkpoints, keep=job.save_total_limit, origin=self.origin)
         self.trained = TrainedWeights(folder.trained, origin=self.origin)
-        self.delivery = Delivery(run=folder, place=place, output=output, trained=self.trained)
+        self.delivery = Delivery(
+            run=folder, place=place, output=output, trained=self.trained,
+            card=lambda step: model_card(job, read_metrics(folder.metrics), step),
+        )  # fmt: skip
 
     def train(self, stop: StopRequest) -> bool:
         """From the last checkpoint to the end or to a stop; where it is trained already, to the model folder."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, TrainingArguments
 from transformers.trainer_callback import EarlyStoppingCallback, TrainerControl, TrainerState
 
@@ -172,6 +173,12 @@ def test_a_job_ends_with_the_model_of_its_best_evaluation(tmp_path: Path, monkey
     assert run_job(run, StopRequest())
     model = AutoModelForCausalLM.from_pretrained(run.output)
     assert equal({name: p.detach() for name, p in model.named_parameters()}, masters[2])
+    card = (run.output / "README.md").read_text()
+    _, head, text = card.split("---\n", 2)
+    assert yaml.safe_load(head)["library_name"] == "transformers"
+    assert "Made from model, trained on data.jsonl in 2 steps of 2 rows" in text
+    assert "- loss of the evaluation: 2.0000" in text
+    assert str(tmp_path) not in card, "a card goes to others"
     assert not list(run.best.glob("*")) and not run.trained.exists()
     monkeypatch.setattr(Engine, "step", lambda *_: pytest.fail("trained again"))
     assert run_job(run, StopRequest())

@@ -14,7 +14,7 @@ from planner.errors import UserError
 from planner.job.schema import Job
 from tests.worker.engine.test_lora import lora_job
 from worker.export import main
-from worker.training.merged import write_merged
+from worker.training.merged import _files, write_merged
 
 
 def adapters_of(job: Job, folder: Path) -> Path:
@@ -117,3 +117,10 @@ def test_only_the_files_that_the_base_is_loaded_from_are_taken(tmp_path: Path) -
     write_merged(job, adapters, tmp_path / "two")
     found = {file.name for file in (tmp_path / "two").glob("*.safetensors*")}
     assert found == {index.name, *(shard.name for shard in shards)}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}'])
+def test_a_broken_index_is_told_as_such(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(UserError, match="is no index of weights"):
+        _files(tmp_path)
