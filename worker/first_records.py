@@ -61,8 +61,10 @@ def look(job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenize
     from worker.data.corpus import Corpus, batched, check_tokenizer, encode
 
     check_tokenizer(job, tokenizer)
-    most = min(MOST, job.max_samples or MOST)
-    found = [(entry, first) for entry in entries if (first := first_rows(entry, most)) is not None]
+    found = [
+        (entry, first) for entry in entries
+        if (first := first_rows(entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
+    ]  # fmt: skip
     documents = _documents(job, found, tokenizer)
     encoded = [pair for alike in batched(documents) for pair in encode(alike, tokenizer, job)]
     if not encoded:

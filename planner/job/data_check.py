@@ -118,7 +118,7 @@ def _check_entry(entry: DataEntry, job: Job) -> int | None:
     kind = kind_in(entry, tuple(found.columns), path.name)
     learned = False
     # Of a part nobody knows here which rows are in it.
-    for row in found.rows[: job.max_samples] if entry.whole else ():
+    for row in found.rows[: entry.most(job.max_samples)] if entry.whole else ():
         try:
             learned |= check_record(kind, entry.mapped(row.record))
         except ValueError as error:

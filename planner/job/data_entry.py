@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from planner.job.fields import Text
+from planner.job.fields import Count, Text
 from planner.job.records import Kind, Record
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
@@ -46,7 +46,8 @@ class DataEntry(BaseModel):
     """Records of one file, folder or dataset of the hub.
 
     `columns`: offmate's name of a column -> the data's; `message_keys`: likewise of the keys of a message; `roles`: a
-    role in the data -> the role that it is. `type` None: the columns say what the records are.
+    role in the data -> the role that it is. `type` None: the columns say what the records are. `max_samples`: the first
+    so many of them.
     """
 
     model_config = _VALUE
@@ -61,12 +62,23 @@ class DataEntry(BaseModel):
     message_keys: dict[str, str] = {}
     roles: dict[str, str] = {}
     prompt_format: PromptFormat | None = None
+    max_samples: Count | None = None
     drop_system: bool = False
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `max_samples` where there is none: checkpoints of before it was there are of the same entry."""
+        found: dict[str, Any] = others(self)
+        return found if self.max_samples is not None else {k: v for k, v in found.items() if k != "max_samples"}
 
     @property
     def kind(self) -> Kind | None:
         """The kind of its records; None where their columns say it."""
         return _KINDS[self.type] if self.type is not None else None
+
+    def most(self, of_job: int | None) -> int | None:
+        """How many of its records count at most, in a job with `max_samples: of_job`; None: all."""
+        return min((most for most in (self.max_samples, of_job) if most is not None), default=None)
 
     @property
     def whole(self) -> bool:

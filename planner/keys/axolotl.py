@@ -215,6 +215,6 @@ AXOLOTL: Table = table(
     },
     fine={
         "revision_of_model": ("main",), "peft_init_lora_weights": (True,),
-        "rope_scaling": ("none",),
+        "rope_scaling": ("none",), "train_on_eos": ("turn",), "roles_to_train": (["assistant"], ["gpt"]),
     },
 )  # fmt: skip

@@ -159,7 +159,7 @@ def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Documen
             ", ".join(form.uses), f"; not used: {', '.join(unused)}" if unused else "",
         )  # fmt: skip
         empty = 0
-        for number, record in enumerate(islice(_records(source), job.max_samples), start=1):
+        for number, record in enumerate(islice(_records(source), entry.most(job.max_samples)), start=1):
             document = document_of(form, entry, record, f"record {number} of {source.name}")
             if document is None:
                 empty += 1

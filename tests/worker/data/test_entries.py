@@ -8,7 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from planner.errors import UserError
 from planner.job.data_check import check_data
+from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
@@ -84,3 +86,17 @@ def test_an_arrow_file_is_read_as_any_other(tmp_path: Path) -> None:
     job = Job.parse("model: model\ndataset: data.arrow\nmax_length: 64\n", tmp_path)
     check_data(job)
     assert Batches(job, byte_tokenizer()).sample() == "⟦hello<eos>⟧"
+
+
+def test_an_entry_may_be_its_first_records_alone(tmp_path: Path) -> None:
+    records = [{"text": f"row {number}"} for number in range(5)]
+    assert learn(tmp_path, records, "max_samples: 3").rows == 3
+    assert learn(tmp_path, records, "max_samples: 3", "max_samples: 2\n").rows == 2
+    assert learn(tmp_path, records, "type: text", "max_samples: 4\n").rows == 4
+    with pytest.raises(UserError, match=r"max_samples of an entry is 0\.5"):
+        learn(tmp_path, records, "max_samples: 0.5")
+
+
+def test_an_entry_without_a_most_is_written_as_it_was_before_there_was_one() -> None:
+    assert "max_samples" not in DataEntry(path="a").model_dump(mode="json")
+    assert DataEntry(path="a", max_samples=2).model_dump(mode="json")["max_samples"] == 2
