@@ -1,22 +1,65 @@
-/* Reads files at the disk's depth: several blocks under way, by threads that each wait for one. Whether the page cache is
-   passed by is a matter of the descriptor (O_DIRECT); of the kernel nothing but pread is asked, which containers and WSL
-   have, too.
+/* Moves parts of files at the disk's depth: several blocks under way, by threads that each wait for one. Whether the page
+   cache is passed by is a matter of the descriptor (O_DIRECT); of the kernel nothing but pread and pwrite is asked, which
+   containers and WSL have, too.
 */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <unistd.h>
 
 #define MOST_THREADS 64
+#define SUMMED (1L << 20) /* bytes summed up by themselves; blocks are multiples of it */
 
-struct work { int fd; char *memory; long offset, bytes, needed, block; atomic_long next; atomic_int error; };
+struct work {
+  int fd, write, sums; char *memory; long offset, bytes, needed, block, floats;
+  atomic_long next; atomic_int error, not_finite; atomic_ullong sum;
+};
+
+typedef uint32_t words __attribute__((vector_size(32)));
+
+/* A sum that tells torn, stale and rotten pages: 32 lanes of h = h * odd + x, mixed in the end. Not against malice. Of
+   the first `floats` bytes it tells, too, whether a number among them is not finite. */
+static uint64_t sum_of(const char *memory, long bytes, long floats, uint64_t seed, int *not_finite) {
+  const words *x = (const words *)memory;
+  words h[4] = {{0}}, odd[4] = {{0}};
+  long wide = floats / 128 * 4, all = bytes / 32, i = 0;
+  for (; i < wide; i += 4)
+    for (int k = 0; k < 4; k++) {
+      h[k] = h[k] * 0x9E3779B1u + x[i + k];
+      odd[k] |= (words)((x[i + k] & 0x7f800000u) == 0x7f800000u);
+    }
+  for (; i < all; i += 4)
+    for (int k = 0; k < 4; k++) h[k] = h[k] * 0x9E3779B1u + x[i + k];
+  for (long rest = wide * 8; rest < floats / 4; rest++)
+    *not_finite |= (((const uint32_t *)memory)[rest] & 0x7f800000u) == 0x7f800000u;
+  uint64_t sum = seed * 0x9E3779B97F4A7C15u + bytes;
+  for (int k = 0; k < 4; k++)
+    for (int lane = 0; lane < 8; lane++) {
+      *not_finite |= odd[k][lane] != 0;
+      sum = (sum ^ h[k][lane]) * 0x9E3779B97F4A7C15u;
+      sum ^= sum >> 29;
+    }
+  return sum;
+}
+
+static void add_sums(struct work *w, long lo, long hi) {
+  for (; lo < hi; lo += SUMMED) {
+    long bytes = lo + SUMMED < hi ? SUMMED : hi - lo, floats = w->floats - lo;
+    int not_finite = 0;
+    floats = floats < 0 ? 0 : floats < bytes ? floats : bytes;
+    atomic_fetch_add(&w->sum, sum_of(w->memory + lo, bytes, floats, lo / SUMMED + 1, &not_finite));
+    if (not_finite) atomic_store(&w->not_finite, 1);
+  }
+}
 
 static int part(const struct work *w, long lo, long hi) { /* a read may stop short; at the file's end it has to */
   while (lo < hi) {
-    ssize_t done = pread(w->fd, w->memory + lo, hi - lo, w->offset + lo);
+    ssize_t done = w->write ? pwrite(w->fd, w->memory + lo, hi - lo, w->offset + lo)
+                            : pread(w->fd, w->memory + lo, hi - lo, w->offset + lo);
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) return errno;
-    if (done == 0) return lo < w->needed ? ENODATA : 0;
+    if (done == 0) return w->write ? ENOSPC : lo < w->needed ? ENODATA : 0;
     lo += done;
     if (lo >= w->needed) return 0; /* what is beyond is there only to end with a block */
   }
@@ -26,20 +69,41 @@ static int part(const struct work *w, long lo, long hi) { /* a read may stop sho
 static void *run(void *given) {
   struct work *w = given;
   for (long lo; !atomic_load(&w->error) && (lo = atomic_fetch_add(&w->next, w->block)) < w->bytes;) {
-    int none = 0, error = part(w, lo, lo + w->block < w->bytes ? lo + w->block : w->bytes);
+    long hi = lo + w->block < w->bytes ? lo + w->block : w->bytes;
+    if (w->sums && w->write) add_sums(w, lo, hi);
+    int none = 0, error = part(w, lo, hi);
     if (error) atomic_compare_exchange_strong(&w->error, &none, error);
+    else if (w->sums && !w->write) add_sums(w, lo, hi);
   }
   return 0;
+}
+
+static int all(struct work *w, long depth) {
+  pthread_t others[MOST_THREADS];
+  long blocks = (w->bytes + w->block - 1) / w->block, wanted = blocks < depth ? blocks : depth, started = 0;
+  while (started + 1 < wanted && started < MOST_THREADS && !pthread_create(others + started, 0, run, w)) started++;
+  run(w);
+  while (started) pthread_join(others[--started], 0);
+  return atomic_load(&w->error);
 }
 
 /* `bytes` from `offset`, of which the file must have the first `needed`; offset, bytes, block and memory are multiples of
    the disk's blocks. Returns 0, or an error's number. */
 int offmate_read(int fd, void *memory, long offset, long bytes, long needed, long block, long depth) {
-  struct work w = {fd, memory, offset, bytes, needed, block, 0, 0};
-  pthread_t others[MOST_THREADS];
-  long wanted = (bytes + block - 1) / block < depth ? (bytes + block - 1) / block : depth, started = 0;
-  while (started + 1 < wanted && started < MOST_THREADS && !pthread_create(others + started, 0, run, &w)) started++;
-  run(&w);
-  while (started) pthread_join(others[--started], 0);
-  return atomic_load(&w.error);
+  struct work w = {.fd = fd, .memory = memory, .offset = offset, .bytes = bytes, .needed = needed, .block = block};
+  return all(&w, depth);
+}
+
+/* All of `bytes` into a file, or out of it. With `sum` it becomes what the bytes sum up to, and `not_finite` whether a
+   float among the first `floats` bytes is not. Returns 0, or an error's number. */
+int offmate_move(int fd, int write, void *memory, long offset, long bytes, long block, long depth, long floats,
+                 uint64_t *sum, int *not_finite) {
+  struct work w = {.fd = fd, .write = write, .memory = memory, .offset = offset, .bytes = bytes, .needed = bytes,
+                   .block = block, .floats = floats, .sums = sum != 0};
+  int error = all(&w, depth);
+  if (sum) {
+    *sum = atomic_load(&w.sum);
+    *not_finite = atomic_load(&w.not_finite);
+  }
+  return error;
 }

@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 ALIGNMENT = 4096  # of offsets, lengths and memory: enough for every disk
 SOURCE = Path(__file__).with_name("direct.c")
-_DEPTH = 4
-_BLOCK = 4 * 2**20
-_PYTHON_BLOCK = 16 * 2**20
+DEPTH = 4
+BLOCK = 4 * 2**20
+PYTHON_BLOCK = 16 * 2**20
 _PROBED_S = 0.5
 
 
@@ -90,20 +90,20 @@ class _Native:
         self._read.restype = ctypes.c_int
 
     def __call__(self, fd: int, memory: Tensor, offset: int, size: int, needed: int) -> int:
-        return int(self._read(fd, memory.data_ptr(), offset, size, needed, _BLOCK, _DEPTH))
+        return int(self._read(fd, memory.data_ptr(), offset, size, needed, BLOCK, DEPTH))
 
 
 class _InPython:
     """The same by Python's threads: a busy one beside them holds them up."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_DEPTH, "offmate-read")
+        self._pool = ThreadPoolExecutor(DEPTH, "offmate-read")
 
     def __call__(self, fd: int, memory: Tensor, offset: int, size: int, needed: int) -> int:
         view = memory.numpy().data
 
         def part(low: int) -> int:
-            high = min(low + _PYTHON_BLOCK, size)
+            high = min(low + PYTHON_BLOCK, size)
             while low < min(high, needed):
                 done = os.preadv(fd, [view[low:high]], offset + low)
                 if done == 0:
@@ -112,7 +112,7 @@ class _InPython:
             return 0
 
         try:
-            return max(self._pool.map(part, range(0, size, _PYTHON_BLOCK)), default=0)
+            return max(self._pool.map(part, range(0, size, PYTHON_BLOCK)), default=0)
         except OSError as error:
             return error.errno or errno.EIO
 

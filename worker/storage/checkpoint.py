@@ -4,9 +4,11 @@ A checkpoint is written to `.step-N.tmp` beside, flushed to disk, then renamed. 
 its size and checksum and carries a checksum of itself; `latest` reads every byte before it trusts one, and falls back
 to the one before. Older ones are removed only when a newer one is durable.
 
-What is in it: masters and moments (fp32, in safetensors), the step, and what the run depends on (`Origin`). The place
-in the data is the step (see `worker/data/batches.py`), and no random state is kept: every micro-batch draws from a
-generator seeded by (seed, step, slice), nothing else in a run is random. Working copies are roundings of the masters.
+What is in it: masters and moments (fp32, in safetensors), the step, and what the run depends on (`Origin`). Of states
+that are on disk anyway (`worker/storage/states.py`) it may only say where they are, with sums of them: what it names is
+not written again while it is the newest. The place in the data is the step (see `worker/data/batches.py`), and no
+random state is kept: every micro-batch draws from a generator seeded by (seed, step, slice), nothing else in a run is
+random. Working copies are roundings of the masters.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from planner.codec import to_json
+from planner.codec import from_json, to_json
 from planner.disk import check_space, sync
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.job.schema import Job
 from planner.schedule.plan import Plan
-from worker.storage.shards import FileRecord, Item, read_shards, write_shards
+from worker.storage.shards import FileRecord, Streamed, Written, read_shards, write_shards
+from worker.storage.states import StatesOnDisk
+from worker.storage.states_record import StatesRecord
 
 log = logging.getLogger(__name__)
 
+_NAMED = "states.json"
 _FREE_KEYS = frozenset(
     {"run_name", "report_to", "output_dir", "save_steps", "save_minutes", "save_total_limit", "gpu_budget",
      "cpu_budget", "gradient_checkpointing", "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start",
@@ -90,17 +95,23 @@ def _as_learned(job: dict[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose every byte was found right."""
+    """A checkpoint whose every byte was found right, those that it only names apart: `states`, read when asked for."""
 
     path: Path
     step: int
     origin: Origin
     files: tuple[str, ...]
+    states: StatesRecord | None = None
 
-    def tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    def tensors(self, *, taken_over: bool = False) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(parameter, {"master", "exp_avg", "exp_avg_sq"}) or, of trained weights, (parameter, {"weight"}); mapped from
-        disk one at a time."""
-        return read_shards(self.path / name for name in self.files)
+        disk one at a time. `taken_over`: only what is in the checkpoint itself, for an engine that has taken over the
+        states that it names. Raises UserError "states-torn", "disk-failed"."""
+        named = {} if taken_over or self.states is None else dict(self.states.read())
+        for name, parts in read_shards(self.path / file for file in self.files):
+            yield name, {**parts, **next(named.pop(name, iter([{}])))}
+        for name, states in named.items():
+            yield name, dict(next(states))
 
 
 class Checkpoints:
@@ -142,22 +153,33 @@ class Checkpoints:
             return checkpoint
         return None
 
-    def save(self, step: int, state: Iterable[tuple[str, dict[str, Tensor]]], state_bytes: int) -> Path:
+    def save(
+        self, step: int, state: Iterable[Written], state_bytes: int, *, states: StatesOnDisk | None = None
+    ) -> Path:  # fmt: skip
         """Write the checkpoint of `step`; when this returns it is durable, and older ones beyond `keep` are gone.
 
-        `state_bytes` is about what it takes on disk. Raises UserError when the disk has no room, or when the state
+        `state_bytes` is about what it takes on disk. `states`: those on disk, which with two homes are named and not
+        copied; nothing is written to them meanwhile. Raises UserError when the disk has no room, or when the state
         holds a number that is not finite; the checkpoints before stay as they are.
         """
         what = f"the checkpoint of step {step}"
         check_space(self._folder, state_bytes, what)
+        if states is not None and (name := states.not_finite()) is not None:
+            raise non_finite(f"a state of {name}", step, self.last())
+        named = states.flush() if states is not None and states.homes > 1 else None
         try:
-            path = write_checkpoint(self._folder, step, self._origin, "state", finite(state, step, self.last()))
-        except OSError as error:
-            if not is_disk_full(error):
+            items = finite(state, step, self.last())
+            path = write_checkpoint(self._folder, step, self._origin, "state", items, named)
+        except BaseException as error:
+            if states is not None and not (self._folder / f"step-{step}").exists():
+                states.withdrawn()  # else nobody can know which of the two is there after a power cut
+            if not isinstance(error, OSError) or not is_disk_full(error):
                 raise
             raise disk_full(error, what) from error
+        if states is not None:
+            states.published()
         self._torn.discard(path)
-        self._prune()
+        self._prune(states)
         return path
 
     def last(self) -> Path | None:
@@ -165,23 +187,35 @@ class Checkpoints:
         whole = [path for path in _steps(self._folder) if path not in self._torn]
         return whole[-1] if whole else None
 
-    def _prune(self) -> None:
+    def _prune(self, states: StatesOnDisk | None) -> None:
         whole = [path for path in _steps(self._folder) if path not in self._torn]
         surplus = whole[: -self._keep] if self._keep is not None else []
+        kept = set(states.files() if states is not None else ()).union(
+            *(_named_files(path) for path in whole if path not in surplus)
+        )
         for path in [*surplus, *self._torn, *self._folder.glob(".step-*.old")]:
+            for file in _named_files(path) - kept:
+                file.unlink(missing_ok=True)
             hidden = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
             shutil.rmtree(hidden)  # renamed first: a half-removed folder must not look like a checkpoint
         self._torn.clear()
 
 
-def write_checkpoint(folder: Path, step: int, origin: Origin, stem: str, items: Iterable[Item]) -> Path:
-    """Write `step-N/` in `folder`, with the items in files called `stem-…`; when this returns it is durable. An earlier
-    one of the step becomes `.step-N.old`. Nothing new is left where this raises, as on a full disk: OSError."""
+def write_checkpoint(
+    folder: Path, step: int, origin: Origin, stem: str, items: Iterable[Written], named: StatesRecord | None = None
+) -> Path:  # fmt: skip
+    """Write `step-N/` in `folder`, with the items in files called `stem-…`; `named` are the states that stay where they
+    are. When this returns it is durable. An earlier one of the step becomes `.step-N.old`. Nothing new is left where
+    this raises, as on a full disk: OSError."""
     temporary = folder / f".step-{step}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
         files = write_shards(temporary, stem, items)
+        if named is not None:
+            (temporary / _NAMED).write_text(json.dumps(to_json(named)), "utf-8")
+            sync(temporary / _NAMED)
+            files.append(temporary / _NAMED)
         _write_manifest(temporary, step, origin, files)
         sync(temporary)
         path = folder / f"step-{step}"
@@ -195,16 +229,14 @@ def write_checkpoint(folder: Path, step: int, origin: Origin, stem: str, items: 
     return path
 
 
-def finite(
-    state: Iterable[tuple[str, dict[str, Tensor]]], step: int, last: Path | None
-) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def finite(state: Iterable[Written], step: int, last: Path | None) -> Iterator[Written]:
     """The items of `state`, taken after `step`. Raises UserError at a number that is not finite; `last` is the
-    checkpoint to go back to."""
+    checkpoint to go back to. What is streamed was looked at when it was written to disk."""
     for name, parts in state:
-        for part, tensor in parts.items():
+        for part, tensor in (parts.rest if isinstance(parts, Streamed) else parts).items():
             if not torch.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
                 raise non_finite(f"{part} of {name}", step, last)
-        yield name, parts
+        yield name, parts  # type: ignore[misc]
 
 
 def non_finite(what: str, step: int, last: Path | None) -> UserError:
@@ -232,14 +264,27 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 raise TornCheckpoint(f"{record.name} has {file.stat().st_size} bytes, not {record.bytes}")
             if FileRecord.of(file) != record:
                 raise TornCheckpoint(f"{record.name} does not match its checksum")
+        files = tuple(entry["name"] for entry in manifest["files"])
         return Checkpoint(
             path=path, step=manifest["step"], origin=Origin(**manifest["origin"]),
-            files=tuple(entry["name"] for entry in manifest["files"]),
+            files=tuple(name for name in files if name != _NAMED), states=_named(path) if _NAMED in files else None,
         )  # fmt: skip
     except FileNotFoundError:
         raise TornCheckpoint("manifest.json is missing") from None
     except (ValueError, KeyError, TypeError) as error:
         raise TornCheckpoint(f"manifest.json is not a manifest: {error}") from error
+
+
+def _named(path: Path) -> StatesRecord:
+    return from_json(StatesRecord, json.loads((path / _NAMED).read_text("utf-8")))
+
+
+def _named_files(path: Path) -> set[Path]:
+    """Files of optimizer states that a checkpoint needs; none where that cannot be told any more."""
+    try:
+        return set(map(Path, _named(path).files))
+    except (OSError, ValueError):
+        return set()
 
 
 def _write_manifest(folder: Path, step: int, origin: Origin, files: list[Path]) -> None:

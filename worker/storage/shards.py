@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,8 +16,26 @@ from torch import Tensor
 
 from planner.disk import sync
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Streamed:
+    """fp32 tensors of one shape that are nowhere whole: `pieces` gives from which element on, and some of each of
+    `parts`, flat, until the next ones come. `rest` are tensors beside them."""
+
+    shape: tuple[int, ...]
+    parts: tuple[str, ...]
+    pieces: Callable[[], Iterator[tuple[int, Sequence[Tensor]]]]
+    rest: Mapping[str, Tensor]
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return 4 * math.prod(self.shape) * len(self.parts) + sum(tensor.nbytes for tensor in self.rest.values())
+
+
 Item = tuple[str, Mapping[str, Tensor]]
 """A parameter's name, and tensors that belong to it by their part: {"master": …, "exp_avg": …}."""
+Written = Item | tuple[str, Streamed]
 
 SHARD_BYTES = 256 * 2**20
 _HEADER_BYTES = 2**16
@@ -62,11 +81,25 @@ class _Shard:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Append a tensor."""
-        start, self.bytes = self.bytes, self.bytes + tensor.nbytes
-        entry = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, self.bytes]}
+        self._add(name, tensor.dtype, tensor.shape)
+        self._file.write(_bytes_of(tensor))
+
+    def write_pieces(self, name: str, item: Streamed) -> None:
+        """Append tensors piece by piece, beside each other."""
+        starts = [self._add(f"{name}/{part}", torch.float32, item.shape) for part in item.parts]
+        for first, pieces in item.pieces():
+            for start, piece in zip(starts, pieces, strict=True):
+                self._file.seek(_HEADER_BYTES + start + 4 * first)
+                self._file.write(_bytes_of(piece))
+        self._file.seek(_HEADER_BYTES + self.bytes)
+
+    def _add(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> int:
+        """Where a tensor begins."""
+        start, self.bytes = self.bytes, self.bytes + math.prod(shape) * dtype.itemsize
+        entry = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [start, self.bytes]}
         self._entries[name] = entry
         self._entries_bytes += len(json.dumps({name: entry}))
-        self._file.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return start
 
     def finish(self) -> None:
         """Write the header, and all of it to disk."""
@@ -82,7 +115,11 @@ class _Shard:
         self._file.close()
 
 
-def write_shards(folder: Path, stem: str, items: Iterable[Item], *, shard_bytes: int = SHARD_BYTES) -> list[Path]:
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def write_shards(folder: Path, stem: str, items: Iterable[Written], *, shard_bytes: int = SHARD_BYTES) -> list[Path]:
     """Write `stem-00001.safetensors` … with about `shard_bytes` each, flushed to disk; returns them in order.
 
     Tensors are on the host, and those of one item need not outlive the next: they go straight to the file. An item's
@@ -92,14 +129,16 @@ def write_shards(folder: Path, stem: str, items: Iterable[Item], *, shard_bytes:
     shard: _Shard | None = None
     try:
         for name, parts in items:
-            item_bytes = sum(tensor.nbytes for tensor in parts.values())
+            item_bytes = parts.bytes if isinstance(parts, Streamed) else sum(t.nbytes for t in parts.values())
             if shard is not None and (shard.full or shard.bytes + item_bytes > shard_bytes):
                 shard.finish()
                 shard = None
             if shard is None:
                 shard = _Shard(folder / f"{stem}-{len(paths) + 1:05}.safetensors")
                 paths.append(shard.path)
-            for part, tensor in parts.items():
+            if isinstance(parts, Streamed):
+                shard.write_pieces(name, parts)
+            for part, tensor in (parts.rest if isinstance(parts, Streamed) else parts).items():
                 shard.write(f"{name}/{part}", tensor)
         if shard is not None:
             shard.finish()

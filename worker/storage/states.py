@@ -1,0 +1,305 @@
+"""Optimizer states on disk, in pieces with two homes each: so checkpoints copy nothing.
+
+The home that the newest checkpoint names is never written. Updates go to the other one, over what steps since that
+checkpoint left there. A checkpoint is: flush the files, publish a record of which home of each piece is current, and
+the sum of what is in it. Whatever stops the process or the machine, the homes of the last record are whole. That takes
+twice the states' room; where checkpoints are copies, pieces have one home.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from planner.cpu.direct_file import DirectFile, Sum
+from planner.disk import sync
+from planner.errors import Room, UserError, first_line, is_disk_full
+from planner.schedule.state_pieces import PAGE, Piece, StoredTensor, stored_bytes
+from planner.units import format_bytes
+from worker.storage.shards import Streamed
+from worker.storage.states_record import StatesRecord, all_pieces, parts_of, places, torn
+
+log = logging.getLogger(__name__)
+
+_IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
+
+
+class File(Protocol):
+    """What is asked of a file: see planner.cpu.direct_file."""
+
+    def reserve(self, size: int) -> None: ...
+    def read(self, offset: int, memory: Tensor, *, floats: int | None = None) -> Sum | None: ...
+    def write(self, offset: int, memory: Tensor, *, floats: int | None = None) -> Sum | None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class StatesOnDisk:
+    """The states of some tensors in a file in each of `folders`, which are this run's alone: files that neither it nor
+    the newest checkpoint needs are removed from them.
+
+    homes            2 where checkpoints name homes, 1 where they are copies
+    resumed          whether the files of the newest checkpoint were taken over, states and all
+    read_bytes       since it was made
+    written_bytes    likewise
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], tensors: Sequence[StoredTensor], *, piece_elements: int, homes: int,
+        found: StatesRecord | None = None, open_file: Callable[[Path], File] = DirectFile,
+    ) -> None:  # fmt: skip
+        """`found`: what the newest checkpoint names. Its files are taken over where they are laid out as wanted; else
+        new ones are made beside. Raises UserError "disk-is-memory", "disk-not-direct", "disk-too-small", "disk-failed",
+        "states-torn"."""
+        self.homes, self.read_bytes, self.written_bytes = homes, 0, 0
+        self._tensors, self._piece_elements = tuple(tensors), piece_elements
+        self.pieces = all_pieces(tensors, piece_elements)
+        self._numbers = {(piece.name, piece.number): k for k, piece in enumerate(self.pieces)}
+        self._places = places(self.pieces, len(folders), homes)
+        self._lock = threading.Lock()
+        self._failed: UserError | None = None
+        self._published = True  # what was flushed last
+        self._not_finite: set[int] = set()
+        self._current, self._sums = [0] * len(self.pieces), [0] * len(self.pieces)
+        self._kept: list[int] | None = None  # the homes that the newest checkpoint names
+        folders = [_prepared(folder) for folder in folders]
+        self.resumed = found is not None and found.is_laid_out(folders, tensors, piece_elements, homes)
+        if found is not None and self.resumed:
+            self._paths = [Path(file) for file in found.files]
+            self._current = found.current()
+            self._kept, self._sums = list(self._current), found.sums()
+        else:
+            name = f"states-{secrets.token_hex(4)}.bin"
+            self._paths = [folder / name for folder in folders]
+        _tidy(folders, [*self._paths, *map(Path, found.files if found is not None else ())])
+        self._files: list[File] = []
+        try:
+            self._open(open_file)
+        except BaseException:
+            self.close() if self.resumed else self.delete()
+            raise
+
+    def _open(self, open_file: Callable[[Path], File]) -> None:
+        sizes = [0] * len(self._paths)
+        for piece, (number, _) in zip(self.pieces, self._places, strict=True):
+            sizes[number] += stored_bytes([piece], self.homes)
+        if self.resumed:
+            for path, size in zip(self._paths, sizes, strict=True):
+                if not path.is_file() or path.stat().st_size < size:
+                    raise torn(f"{path} is missing or too short; it has {format_bytes(size)} where it is whole")
+        else:
+            _check_space(self._paths, sizes)
+        for path, size in zip(self._paths, sizes, strict=True):
+            try:
+                self._files.append(open_file(path))
+                if not self.resumed:
+                    self._files[-1].reserve(size)
+                    page = torch.zeros(2 * PAGE, dtype=torch.uint8)
+                    self._files[-1].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some open, and refuse then
+            except OSError as error:
+                raise _refused(path, size, error) from error
+        for folder in {path.parent for path in self._paths}:
+            sync(folder)
+            sync(folder.parent)
+
+    def read(self, name: str, piece: int, memory: Tensor) -> None:
+        """Piece `piece` of tensor `name`, as it was written last, into `memory`: bytes from a whole page on, at least
+        `Piece.bytes`. Any number of threads may read and write different pieces. Raises UserError "disk-failed"."""
+        self._read(self._numbers[name, piece], memory)
+
+    def _read(self, k: int, memory: Tensor, *, floats: int | None = None) -> Sum | None:
+        file, offset, size = self._where(k, self._current[k])
+        try:
+            found = self._files[file].read(offset, memory[:size], floats=floats)
+        except OSError as error:
+            raise self._fail("read from", file, error) from error
+        with self._lock:
+            self.read_bytes += size
+        return found
+
+    def write(self, name: str, piece: int, memory: Tensor) -> None:
+        """Write a piece from `memory`, to the home that the newest checkpoint does not name. After an error every later
+        write and checkpoint raises, too. Raises UserError "disk-failed"."""
+        k = self._numbers[name, piece]
+        assert self._published, "between flush and publication both homes are kept"
+        if self._failed is not None:
+            raise self._failed
+        home = self._home_to_write(k)
+        file, offset, size = self._where(k, home)
+        try:
+            found = self._files[file].write(offset, memory[:size], floats=_floats(self.pieces[k]))
+        except OSError as error:
+            raise self._fail("written to", file, error) from error
+        assert found is not None
+        with self._lock:
+            self.written_bytes += size
+            self._current[k], self._sums[k] = home, found.sum
+            (self._not_finite.discard if found.finite else self._not_finite.add)(k)
+
+    def _home_to_write(self, k: int) -> int:
+        return 1 - self._kept[k] if self._kept is not None and self.homes == 2 else self._current[k]
+
+    def _where(self, k: int, home: int) -> tuple[int, int, int]:
+        file, base = self._places[k]
+        return file, base + home * self.pieces[k].bytes, self.pieces[k].bytes
+
+    def parts(self, name: str, piece: int, memory: Tensor) -> list[Tensor]:
+        """The piece's states in `memory`, flat: exp_avg, exp_avg_sq and, where there is one, the master."""
+        return parts_of(self.pieces[self._numbers[name, piece]], memory)
+
+    def check(self, memory: Tensor) -> Iterator[tuple[Piece, list[Tensor]]]:
+        """Every piece of the checkpoint that was taken over, and its states in `memory`, read and compared. Raises
+        UserError "states-torn", "disk-failed"."""
+        for k, piece in enumerate(self.pieces):
+            found = self._read(k, memory, floats=_floats(piece))
+            assert found is not None
+            if found.sum != self._sums[k]:
+                raise torn(f"piece {piece.number} of {piece.name} in {self._paths[self._places[k][0]]}")
+            yield piece, parts_of(piece, memory)
+
+    def streamed(self, name: str, memory: Tensor, rest: Mapping[str, Tensor]) -> Streamed:
+        """A tensor's states for a checkpoint that is a copy, read piece by piece through `memory`; `rest` is written
+        with them."""
+        tensor = next(tensor for tensor in self._tensors if tensor.name == name)
+
+        def pieces() -> Iterator[tuple[int, list[Tensor]]]:
+            for piece in tensor.pieces(self._piece_elements):
+                self.read(name, piece.number, memory)
+                yield piece.first, parts_of(piece, memory)
+
+        return Streamed(tensor.shape, tensor.parts, pieces, rest)
+
+    def not_finite(self) -> str | None:
+        """A tensor of whose states some number is not finite, as they were written last."""
+        return self.pieces[min(self._not_finite)].name if self._not_finite else None
+
+    def flush(self) -> StatesRecord:
+        """Make what was written durable; what a checkpoint names. Until `published` or `withdrawn` nothing may be
+        written. Raises UserError "disk-failed"."""
+        if self._failed is not None:
+            raise self._failed
+        for number, file in enumerate(self._files):
+            try:
+                file.flush()
+            except OSError as error:  # what the drive lost it does not tell a second time
+                raise self._fail("written to", number, error) from error
+        self._published = False
+        return StatesRecord.of(
+            self._paths, self._tensors, self._piece_elements, self.homes, self._current, self._sums
+        )  # fmt: skip
+
+    def published(self) -> None:
+        """The record that `flush` gave is durable: only now may the other homes be written."""
+        self._kept, self._published = list(self._current), True
+
+    def withdrawn(self) -> None:
+        """The record that `flush` gave is nowhere: the checkpoint before stands."""
+        self._published = True
+
+    def files(self) -> list[Path]:
+        """Where they are."""
+        return list(self._paths)
+
+    def close(self) -> None:
+        """Let go of the files, which stay."""
+        for file in self._files:
+            file.close()
+        self._files = []
+
+    def delete(self) -> None:
+        """Remove the files: nothing needs them any more."""
+        self.close()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+    def _fail(self, done: str, file: int, error: OSError) -> UserError:
+        failed = UserError(
+            f"The optimizer states cannot be {done} disk any more.", code="disk-failed",
+            numbers=(f"{self._paths[file]}: {first_line(error)}",),
+            hint="see to the disk; the job goes on from its last checkpoint: offmate retry",
+        )  # fmt: skip
+        self._failed = self._failed or failed
+        return failed
+
+
+def _floats(piece: Piece) -> int:
+    return piece.elements * sum(width for width in piece.widths if width == 4)
+
+
+def _prepared(folder: Path) -> Path:
+    """The folder, made where it is not there, by its true name. Raises UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kind = _IN_MEMORY.get(_file_system(folder))
+    except OSError as error:
+        raise UserError(
+            "A folder for optimizer states cannot be used.", code="disk-failed", numbers=(first_line(error),),
+            hint="see to the disk, and to the rights of the folder",
+        ) from error  # fmt: skip
+    if kind is not None:
+        raise UserError(
+            "What would be on disk would be in memory.", code="disk-is-memory", numbers=(f"{folder} is a {kind}",),
+            hint="give a folder on a drive",
+        )  # fmt: skip
+    return folder.resolve()
+
+
+def _file_system(folder: Path) -> int:
+    """The number of its kind, as statfs tells it in its first word."""
+    told = (ctypes.c_long * 64)()
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), told) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    return int(told[0])
+
+
+def _tidy(folders: Sequence[Path], needed: Sequence[Path]) -> None:
+    """A process that was killed before its first checkpoint leaves files that nobody knows of."""
+    for path in (path for folder in folders for path in folder.glob("states-*.bin")):
+        if path not in needed:
+            log.info("disk: %s belongs to no checkpoint; removed", path)
+            path.unlink(missing_ok=True)
+
+
+def _check_space(paths: Sequence[Path], sizes: Sequence[int]) -> None:
+    """Several folders may be on one disk."""
+    needed: dict[int, int] = {}
+    for path, size in zip(paths, sizes, strict=True):
+        disk = path.parent.stat().st_dev
+        needed[disk] = needed.get(disk, 0) + size
+    for path in paths:
+        size, free = needed[path.parent.stat().st_dev], shutil.disk_usage(path.parent).free
+        if free < size:
+            raise _too_small(path.parent, size, free)
+
+
+def _too_small(folder: Path, needed: int, free: int) -> UserError:
+    return UserError(
+        "The disk has no room for the optimizer states.", code="disk-too-small",
+        numbers=(f"needed {format_bytes(needed)}, free {format_bytes(free)} at {folder}",),
+        hint="free some space, or give a folder on a larger drive", needs=Room(str(folder), needed),
+    )  # fmt: skip
+
+
+def _refused(path: Path, size: int, error: OSError) -> UserError:
+    if is_disk_full(error):
+        return _too_small(path.parent, size, shutil.disk_usage(path.parent).free)
+    if error.errno == errno.EINVAL:
+        return UserError(
+            "The file system knows no direct reads and writes.", code="disk-not-direct",
+            numbers=(f"{path.parent}: {first_line(error)}",), hint="give a folder on ext4, xfs or btrfs",
+        )  # fmt: skip
+    return UserError(
+        "The optimizer states cannot be kept there.", code="disk-failed", numbers=(f"{path}: {first_line(error)}",),
+        hint="see to the disk, and to the rights of the folder",
+    )  # fmt: skip

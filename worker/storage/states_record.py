@@ -1,0 +1,119 @@
+"""What a checkpoint names of optimizer states on disk, and reading them by that alone."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.cpu.direct_file import DirectFile
+from planner.errors import UserError, first_line
+from planner.schedule.state_pieces import Piece, StoredTensor
+
+_DTYPES = {4: torch.float32, 2: torch.int16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatesRecord:
+    """The files by their full names, how they are laid out, the home of each piece, a digit each, and its sum, 16."""
+
+    files: tuple[str, ...]
+    tensors: tuple[StoredTensor, ...]
+    piece_elements: int
+    homes: int
+    in_homes: str
+    in_sums: str
+
+    @classmethod
+    def of(
+        cls, paths: Sequence[Path], tensors: tuple[StoredTensor, ...], piece_elements: int, homes: int,
+        current: Sequence[int], sums: Sequence[int],
+    ) -> StatesRecord:  # fmt: skip
+        """The record of states that are in such homes."""
+        return cls(
+            files=tuple(map(str, paths)), tensors=tensors, piece_elements=piece_elements, homes=homes,
+            in_homes="".join(map(str, current)), in_sums="".join(f"{each:016x}" for each in sums),
+        )  # fmt: skip
+
+    def current(self) -> list[int]:
+        """The home of each piece."""
+        return [int(digit) for digit in self.in_homes]
+
+    def sums(self) -> list[int]:
+        """The sum of each piece."""
+        return [int(self.in_sums[at : at + 16], 16) for at in range(0, len(self.in_sums), 16)]
+
+    def is_laid_out(
+        self, folders: Sequence[Path], tensors: Sequence[StoredTensor], piece_elements: int, homes: int
+    ) -> bool:  # fmt: skip
+        """Whether the files are in these folders, and the pieces where they would be."""
+        there = [str(Path(file).parent) for file in self.files]
+        same = (self.tensors, self.piece_elements, self.homes) == (tuple(tensors), piece_elements, homes)
+        return same and there == list(map(str, folders))
+
+    def read(self) -> Mapping[str, Iterator[Mapping[str, Tensor]]]:
+        """Tensor -> its states by part, fp32, whole, from an iterator that reads them when asked for its one value.
+        Raises UserError "states-torn", "disk-failed" then."""
+        return {tensor.name: self._tensor(tensor) for tensor in self.tensors}
+
+    def _tensor(self, tensor: StoredTensor) -> Iterator[Mapping[str, Tensor]]:
+        pieces = all_pieces(self.tensors, self.piece_elements)
+        where, homes, sums = places(pieces, len(self.files), self.homes), self.current(), self.sums()
+        own = [k for k, piece in enumerate(pieces) if piece.name == tensor.name]
+        memory = torch.frombuffer(mmap.mmap(-1, max(pieces[k].bytes for k in own)), dtype=torch.uint8)
+        whole = {part: torch.empty(tensor.shape) for part in tensor.parts}
+        for k in own:
+            piece, (file, base) = pieces[k], where[k]
+            path = Path(self.files[file])
+            if not path.is_file():
+                raise torn(f"{path} is missing")
+            try:
+                opened = DirectFile(path)
+                found = opened.read(base + homes[k] * piece.bytes, memory[: piece.bytes], floats=0)
+                opened.close()
+            except OSError as error:
+                raise UserError(
+                    "The optimizer states cannot be read from disk.", code="disk-failed",
+                    numbers=(f"{path}: {first_line(error)}",), hint="see to the disk, then offmate retry",
+                ) from error  # fmt: skip
+            if found is None or found.sum != sums[k]:
+                raise torn(f"piece {piece.number} of {piece.name} in {path}")
+            for part, values in zip(tensor.parts, parts_of(piece, memory), strict=True):
+                whole[part].view(-1)[piece.first : piece.first + piece.elements].copy_(values)
+        yield whole
+
+
+def all_pieces(tensors: Sequence[StoredTensor], piece_elements: int) -> tuple[Piece, ...]:
+    """The pieces of the tensors, in their order."""
+    return tuple(piece for tensor in tensors for piece in tensor.pieces(piece_elements))
+
+
+def places(pieces: Sequence[Piece], files: int, homes: int) -> list[tuple[int, int]]:
+    """The file of each piece, and where the first of its homes begins there. They are dealt in turn."""
+    ends, found = [0] * files, []
+    for k, piece in enumerate(pieces):
+        found.append((k % files, ends[k % files]))
+        ends[k % files] += homes * piece.bytes
+    return found
+
+
+def parts_of(piece: Piece, memory: Tensor) -> list[Tensor]:
+    """The states of a piece that lies in `memory`, flat, one after the other."""
+    parts, start = [], 0
+    for width in piece.widths:
+        end = start + width * piece.elements
+        parts.append(memory[start:end].view(_DTYPES[width]))
+        start = end
+    return parts
+
+
+def torn(what: str) -> UserError:
+    """The error for states that are not what the checkpoint names."""
+    return UserError(
+        "The optimizer states on disk are not those of the checkpoint.", code="states-torn", numbers=(what,),
+        hint="see whether the drive is there and whole; without them the job begins anew: submit it again",
+    )  # fmt: skip
