@@ -125,34 +125,40 @@ class _InPython:
 
         def part(low: int) -> list[Sum]:
             start, high = low, min(low + PYTHON_BLOCK, memory.nbytes)
-            sums = functools.partial(_sums, array, start, high, floats)
-            before = sums() if write else []
+            before = _sums(array, start, high, floats) if write else []
             while low < high:
                 done = call(fd, [view[low:high]], offset + low)
                 if done == 0:
                     raise OSError(errno.ENOSPC if write else errno.ENODATA, "")
                 low += done
-            return before if write else sums()
+            return before if write else _sums(array, start, high, floats)
 
         try:
             found = [s for part in self._pools[write].map(part, range(0, memory.nbytes, PYTHON_BLOCK)) for s in part]
         except OSError as error:
             return error.errno or errno.EIO, None
-        if floats is None:
-            return 0, None
-        return 0, Sum(sum(s.sum for s in found) & _WORD, all(s.finite for s in found))
+        return 0, None if floats is None else _together(found)
+
+
+def sum_of(memory: NDArray[np.uint8], floats: int) -> Sum:
+    """What `DirectFile` finds of the bytes `memory`, in whole pages, of which the first `floats` are fp32."""
+    return _together(_sums(memory, 0, memory.nbytes, floats))
+
+
+def _together(sums: list[Sum]) -> Sum:
+    return Sum(sum(each.sum for each in sums) & _WORD, all(each.finite for each in sums))
 
 
 def _sums(memory: NDArray[np.uint8], start: int, end: int, floats: int | None) -> list[Sum]:
     if floats is None:
         return []
     return [
-        _sum_of(memory[low : min(low + _SUMMED, end)], max(0, floats - low), low // _SUMMED + 1)
+        _one_sum(memory[low : min(low + _SUMMED, end)], max(0, floats - low), low // _SUMMED + 1)
         for low in range(start, end, _SUMMED)
     ]
 
 
-def _sum_of(memory: NDArray[np.uint8], floats: int, seed: int) -> Sum:
+def _one_sum(memory: NDArray[np.uint8], floats: int, seed: int) -> Sum:
     words = memory.view(np.uint32)
     rows = words.reshape(-1, _LANES)
     lanes = (rows * _powers()[-len(rows) :, None]).sum(axis=0, dtype=np.uint32)

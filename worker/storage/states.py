@@ -8,6 +8,7 @@ twice the states' room; where checkpoints are copies, pieces have one home.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -218,10 +219,12 @@ class StatesOnDisk:
         self._files = []
 
     def delete(self) -> None:
-        """Remove the files: nothing needs them any more."""
+        """Remove the files, and folders that nothing else is in: nothing needs them any more."""
         self.close()
         for path in self._paths:
             path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another's files are there, or it was here before
+                path.parent.rmdir()
 
     def _fail(self, done: str, file: int, error: OSError) -> UserError:
         failed = UserError(
