@@ -1,7 +1,9 @@
-"""Room from jobs that are over: their checkpoints and tokenized data go, everything people look at stays."""
+"""Room from jobs that are over: their checkpoints, optimizer states on other disks and tokenized data go, everything
+people look at stays."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 import uuid
@@ -16,6 +18,7 @@ from offmated.jobs.states import FINAL, JobState
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
 from planner.errors import Exit, UserError
+from planner.job.source import read_text, read_yaml
 from planner.run.folder import RunFolder
 
 _GONE = ".gone-"
@@ -46,10 +49,15 @@ def clean(
             if store.job(row.id).state is not row.state:
                 continue
             folders = [folder for folder in _folders(RunFolder(Path(row.run_dir))) if folder.is_dir()]
-            size = sum(_size(folder) for folder in folders)
+            states = _states(RunFolder(Path(row.run_dir)))
+            size = sum(_size(path) for path in (*folders, *states))
             if remove:
                 _remove(store, row, folders)
-        if folders:
+                for file in states:  # after the checkpoints that need them
+                    file.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # something else is there, too
+                        file.parent.rmdir()
+        if folders or states:
             found.append(Freed(id=row.id, name=row.name, state=row.state, bytes=size))
     return tuple(found)
 
@@ -81,6 +89,16 @@ def _folders(run: RunFolder) -> tuple[Path, ...]:
     return run.checkpoints, run.trained, run.best, run.path / "data", *run.path.glob(f"{_GONE}*")
 
 
+def _states(run: RunFolder) -> list[Path]:
+    """Files of optimizer states in the folders that the job gave for them."""
+    try:
+        given = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
+    except (OSError, ValueError, UserError):
+        return []
+    disks = given.get("disk_paths") or []
+    return [file for disk in disks if isinstance(disk, str) for file in run.states_on(disk).glob("states-*.bin")]
+
+
 def _remove(store: Store, row: JobRow, folders: Sequence[Path]) -> None:
     """Out of sight first: nobody takes half of a checkpoint for one."""
     for folder in folders:
@@ -98,4 +116,6 @@ def _remove(store: Store, row: JobRow, folders: Sequence[Path]) -> None:
 def _size(folder: Path) -> int:
     if folder.is_symlink():
         return 0
+    if folder.is_file():
+        return folder.stat().st_size
     return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())

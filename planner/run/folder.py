@@ -117,6 +117,10 @@ class RunFolder:
             _write_text(path, secrets.token_hex(16))
         return path.read_text("utf-8")
 
+    def states_on(self, disk: str) -> Path:
+        """The folder that is this run's alone where its optimizer states are kept on the drive of the folder `disk`."""
+        return Path(disk) / f"offmate-{self.token()}"
+
     def read_plan(self) -> dict[str, Any] | None:
         """plan.json."""
         return _read_object(self.plan)

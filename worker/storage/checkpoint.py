@@ -163,21 +163,22 @@ class Checkpoints:
         holds a number that is not finite; the checkpoints before stay as they are.
         """
         what = f"the checkpoint of step {step}"
+        at = states if states is not None and states.homes > 1 else None
         check_space(self._folder, state_bytes, what)
         if states is not None and (name := states.not_finite()) is not None:
             raise non_finite(f"a state of {name}", step, self.last())
-        named = states.flush() if states is not None and states.homes > 1 else None
+        named = at.flush() if at is not None else None
         try:
             items = finite(state, step, self.last())
             path = write_checkpoint(self._folder, step, self._origin, "state", items, named)
         except BaseException as error:
-            if states is not None and not (self._folder / f"step-{step}").exists():
-                states.withdrawn()  # else nobody can know which of the two is there after a power cut
+            if at is not None and not (self._folder / f"step-{step}").exists():
+                at.withdrawn()  # else nobody can know which of the two is there after a power cut
             if not isinstance(error, OSError) or not is_disk_full(error):
                 raise
             raise disk_full(error, what) from error
-        if states is not None:
-            states.published()
+        if at is not None:
+            at.published()
         self._torn.discard(path)
         self._prune(states)
         return path

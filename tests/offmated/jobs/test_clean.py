@@ -114,3 +114,23 @@ def test_what_a_link_leads_to_stays_and_a_removal_that_was_cut_short_is_done(hom
     assert freed.bytes == 3500
     assert (elsewhere / "corpus.json").exists()
     assert there(run) == set(STAYS)
+
+
+def test_optimizer_states_on_other_disks_go_with_the_checkpoints_and_nothing_else_there(
+    home: Home, tmp_path: Path
+) -> None:  # fmt: skip
+    run, disks = home.job("done"), [tmp_path / "drive one", tmp_path / "2", tmp_path / "is not there"]
+    run.resolved.write_text("disk_paths:\n" + "".join(f"- {disk}\n" for disk in disks))
+    photo = disks[0] / "photo.png"
+    for disk in disks[:2]:
+        run.states_on(str(disk)).mkdir(parents=True)
+        (run.states_on(str(disk)) / "states-0a.bin").write_bytes(bytes(700))
+    for other in (photo, run.states_on(str(disks[1])) / "photo.png"):
+        other.write_bytes(bytes(300))
+    (freed,) = clean(home.store, remove=False)
+    assert freed.bytes == 4000 + 2 * 700
+    assert clean(home.store, remove=True) == (freed,)
+    left = sorted(file for disk in disks for file in disk.rglob("*"))
+    folder = run.states_on(str(disks[1]))
+    assert left == sorted([photo, folder, folder / "photo.png"])
+    assert clean(home.store, remove=True) == ()
