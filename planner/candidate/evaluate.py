@@ -13,7 +13,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program, order_program
 from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_peaks
 from planner.schedule.plan import Plan
-from planner.schedule.simulate import host_traffic_bytes, simulate
+from planner.schedule.simulate import least_step_s, simulate
 from planner.schedule.verify import verify
 
 
@@ -42,17 +42,14 @@ def evaluate(setting: Setting, candidate: Candidate) -> Evaluation:
     return Evaluation(
         candidate=candidate, plan=model.plan, room_bytes=_room_bytes(model.plan, model.program, setting),
         host_bytes=setting.budgets.cpu_bytes - cpu_peak_bytes(model.plan, chain),
-        step_s=max(model.step_s(), _host_memory_s(model.program, chain, hardware)), operations=model.size,
+        step_s=max(model.step_s(), least_step_s(model.program, chain, hardware)), operations=model.size,
     )  # fmt: skip
 
 
 def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
-    """The simulated step, and not less than the host's memory takes for all transfers and CPU updates of a step."""
-    return max(simulate(program, chain, hardware).step_s, _host_memory_s(program, chain, hardware))
-
-
-def _host_memory_s(program: Program, chain: Chain, hardware: Hardware) -> float:
-    return host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
+    """The simulated step, and not less than the host's memory takes for all transfers and CPU updates of a step, and
+    the drive for all that is written to it."""
+    return max(simulate(program, chain, hardware).step_s, least_step_s(program, chain, hardware))
 
 
 def assembled(candidate: Candidate, setting: Setting) -> Plan:

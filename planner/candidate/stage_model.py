@@ -17,7 +17,7 @@ from planner.schedule.plan import Plan
 from planner.schedule.serial_order import SerialOrder
 from planner.schedule.simulate import STEPS, Durations
 
-_TURN, _UPDATE, _FREE, _FETCH, _SEND, _CPU, _READ = range(7)  # the first three on the computing queue
+_TURN, _UPDATE, _FREE, _FETCH, _SEND, _CPU, _READ, _WRITE = range(8)  # the first three on the computing queue
 _Numbers = tuple[int, ...]
 _Work = tuple[int, float, _Numbers, _Numbers, tuple[str, ...]]  # kind, seconds, copies read and written, subjects
 
@@ -111,7 +111,7 @@ class StageModel:
             if op.kind is OpKind.FETCH:
                 found.append((_FETCH, seconds, read, written, (op.subject,)))
             elif queue is not Queue.COMPUTE:
-                kind = {Queue.D2H: _SEND, Queue.CPU: _CPU, Queue.DISK_READ: _READ}[queue]
+                kind = {Queue.D2H: _SEND, Queue.CPU: _CPU, Queue.DISK_READ: _READ, Queue.DISK_WRITE: _WRITE}[queue]
                 found.append((kind, seconds, read, written, (op.subject,)))
             elif op.kind is OpKind.RUN:
                 found.append((_TURN, seconds, read, written, (op.subject,)))
@@ -197,7 +197,7 @@ def _played_s(work: Sequence[_Work], copies: int) -> float:
     of both writing."""
     written = [0.0] * copies  # when a copy is there
     used = [0.0] * copies  # when the last of its readers and writers is done
-    now = h2d = d2h = cpu = disk = before = 0.0
+    now = h2d = d2h = cpu = disk = writer = before = 0.0
     for _ in range(STEPS):
         before = now
         for kind, seconds, reads, writes, _ in work:
@@ -220,7 +220,7 @@ def _played_s(work: Sequence[_Work], copies: int) -> float:
             if kind == _FETCH:
                 at = h2d if h2d > now else now
             else:
-                at = d2h if kind == _SEND else cpu if kind == _CPU else disk
+                at = d2h if kind == _SEND else cpu if kind == _CPU else disk if kind == _READ else writer
             for i in reads:
                 if written[i] > at:
                     at = written[i]
@@ -239,8 +239,10 @@ def _played_s(work: Sequence[_Work], copies: int) -> float:
                 d2h = at
             elif kind == _CPU:
                 cpu = at
-            else:
+            elif kind == _READ:
                 disk = at
+            else:
+                writer = at
     return now - before
 
 
@@ -249,7 +251,7 @@ def _critical(work: Sequence[_Work], copies: int) -> list[tuple[str, str]]:
     after, the one before it in its queue where nothing else was later."""
     written, used = [0.0] * copies, [0.0] * copies
     wrote, last_use = [-1] * copies, [-1] * copies  # numbers of operations
-    free, last = [0.0] * 5, [-1] * 5  # computing, and the other queues
+    free, last = [0.0] * 6, [-1] * 6  # computing, and the other queues
     hangs: list[tuple[int, int]] = []  # on which, and by which of its own copies
     for at in range(STEPS * len(work)):
         kind, seconds, reads, writes, _ = work[at % len(work)]

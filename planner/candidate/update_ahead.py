@@ -48,8 +48,9 @@ def ahead_of_norm(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes
 
 
 def _earliest(chain: Chain, block: int, schedule: TensorSchedule) -> int | None:
-    """The first stage after the gradient was sent and the weight released; None for what the CPU does not update."""
-    if schedule.side is not Side.CPU or schedule.send is None:
+    """The first stage after the gradient was sent and the weight released; None for what the CPU does not update, and
+    where states are on disk: nothing there is kept as it was."""
+    if schedule.side is not Side.CPU or schedule.send is None or schedule.tensor.states_on_disk:
         return None
     backward = backward_stage(chain, block)
     return 1 + max([schedule.send, *(absence.evict for absence in schedule.weight if absence.evict >= backward)])

@@ -74,7 +74,7 @@ class Columns:
         return pulp.lpSum(getattr(c, what) * x for c, x in zip(self.p.choices[i], self.comp[i], strict=True))
 
     def states_on_host(self, i: int) -> Term:
-        """States of what the CPU updates, which are on the host for good."""
+        """States of what the CPU updates, which are on the host, or on its disk, for good."""
         return self.p.state_ratio[i] * self.total["X"][i]
 
     def released(self, kind: str, u: int) -> Term:

@@ -13,7 +13,7 @@ from planner.candidate.setting import Budgets, Setting
 from planner.candidate.update_ahead import ahead_bytes
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
-from planner.schedule.memory import ring_bytes
+from planner.schedule.memory import ring_bytes, state_ring_bytes
 from planner.schedule.peak_moments import Moment, kept_bytes, moments, standing_bytes
 
 
@@ -52,12 +52,14 @@ class Instance:
     weights: list[float]  # of trainable tensors that may leave
     frozen: list[float]  # of others that may leave
     on_disk: list[float]  # which part of these the host reads from disk
-    ring: float  # host memory through which that goes
+    ring: float  # host memory through which that goes, and the states that are on disk
+    states_on_disk: list[float]  # states of trainable tensors that are there where the CPU updates them
     states: list[float]  # of these trainable tensors, and of those that only their states may leave
     gradients: list[float]
     cpu_updatable: list[bool]
     first_is_one_tensor: bool  # of block 0, what is trainable and may leave
     choices: list[list[Choice]]
+    disk_state_ratio: float  # bytes of states on disk per byte of trainable weight
     state_ratio: list[float]  # bytes of states per byte of weight, of the trainable tensors that may leave
     gradient_ratio: float  # bytes of gradient per byte of trainable weight
     host_gradient_ratio: float  # likewise, of those that need memory of their own on the host, less what states spare
@@ -72,6 +74,8 @@ class Instance:
     stage_standing: list[float]  # bytes always there in a stage: frame, pinned weights and states, tied gradients
     moments: list[Moment]
     disk: float
+    disk_both: float  # what is read and written again, one after the other
+    disk_sustained: float  # written, hour by hour; 0: no matter
     d2h: float
     h2d: float
     host: float
@@ -91,6 +95,10 @@ class Instance:
     def stages(self) -> int:
         """T = 2L - 1."""
         return 2 * self.blocks - 1
+
+    def states_beside_disk(self, i: int) -> float:
+        """States of a block's trainable tensors that may leave, without those on disk."""
+        return max(0.0, self.state_ratio[i] * self.weights[i] - self.states_on_disk[i])
 
 
 def make_instance(setting: Setting) -> Instance:
@@ -120,7 +128,8 @@ def make_instance(setting: Setting) -> Instance:
         weights=[w / unit_bytes for w in weights],
         frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
         on_disk=[_on_disk(tensors) for tensors in free],
-        ring=ring_bytes(chain) / unit_bytes,
+        ring=(ring_bytes(chain) + state_ring_bytes(chain)) / unit_bytes,
+        states_on_disk=[sum(t.state_bytes for t in tensors if t.states_on_disk) / unit_bytes for tensors in trainable],
         states=[
             sum(t.state_bytes for t in (*tensors, *others)) / unit_bytes
             for tensors, others in zip(trainable, staying, strict=True)
@@ -130,6 +139,7 @@ def make_instance(setting: Setting) -> Instance:
         cpu_updatable=[budgets.cpu_updates and (index > 0 or rounds == 1) for index in range(last + 1)],
         first_is_one_tensor=len(trainable[0]) == 1 and budgets.cpu_updates and rounds == 1,
         choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
+        disk_state_ratio=sum(t.state_bytes for t in moving if t.states_on_disk) / moving_bytes,
         state_ratio=[_ratio(tensors) for tensors in trainable],
         gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,
         host_gradient_ratio=sum(_beside(chain, t, rounds) for t in moving) / moving_bytes,
@@ -146,6 +156,8 @@ def make_instance(setting: Setting) -> Instance:
         stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
         moments=list(moments(chain, slices, clip, rounds)),
         disk=hardware.disk_read_bytes_per_s * rate,
+        disk_both=rate / (1 / hardware.disk_read_bytes_per_s + 1 / hardware.disk_write_bytes_per_s),
+        disk_sustained=hardware.disk_sustained_bytes_per_s * rate,
         d2h=hardware.d2h_bytes_per_s * rate * budgets.rate_scale.d2h,
         h2d=hardware.h2d_bytes_per_s * rate * budgets.rate_scale.h2d,
         host=hardware.cpu_memory_bytes_per_s * rate,

@@ -3,9 +3,10 @@
 Whatever the order of operations, in one step every queue does all its work, at the head every block's saved
 activations are there at once, and at block 0's backward the weights that never leave after their own. One linear
 program over classes of identical blocks, their options relaxed; valid for the asynchronous program, not only for
-the stages of `planner.ilp.program`. Letters are those of its legend; D stands for D and K together, and A, new here,
-for what of X is updated ahead of the norm. With clipping there is a window: what waits for the norm is updated between
-the end of one step's backward and the head's turn in the next, for every weight is read by then.
+the stages of `planner.ilp.program`. Letters are those of its legend; D stands for D and K together. New here are A,
+what of X is updated ahead of the norm, and S and V, its states on the host and on disk. With clipping there is a
+window: what waits for the norm is updated between the end of one step's backward and the head's turn in the next, for
+every weight is read by then.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
     for i in range(p.blocks):
         alone = i if i in (0, p.blocks - 1) else -1
         choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded) for c in p.choices[i])
-        sizes = (p.weights[i], p.frozen[i], p.on_disk[i], p.states[i], p.parameters[i])
+        on_disk = (p.on_disk[i], p.states_on_disk[i])
+        sizes = (p.weights[i], p.frozen[i], on_disk, p.states[i], p.parameters[i])
         spreads = (p.gradient_spread[i], p.host_gradient_spread[i], p.parameter_spread[i], p.state_spread[i])
         groups.setdefault((alone, sizes, spreads, p.ahead_spread[i], choices), []).append(i)
     classes = []
@@ -73,6 +75,7 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
         total["Z"] = rows.variable(f"Z_{number}", count * p.frozen[first])
         total["H"] = rows.variable(f"H_{number}")  # of Z on the host: what is on disk may be what leaves first
         rows.at_most(f"host_{number}", total["Z"] - count * p.on_disk[first] * p.frozen[first], total["H"])
+        total |= _states_of_cpu_updates(rows, p, number, first, count, total["X"])
         total["A"] = rows.variable(f"A_{number}", count * limits["X"][first] if p.clip else 0.0)
         comp = [rows.variable(f"Comp_{number}_{c.index}") for c in p.choices[first]]
         weights, states = count * p.weights[first], count * p.states[first]
@@ -84,6 +87,20 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
         rows.at_most(f"states_{number}", total["Y"] + p.state_spread[first].least * total["X"], states)
         classes.append(_Class(blocks, total, comp))
     return classes
+
+
+def _states_of_cpu_updates(
+    rows: Rows, p: Instance, number: int, first: int, count: int, updated: Term
+) -> dict[str, Term]:  # fmt: skip
+    """S on the host, V read from disk and written again: what the CPU does not update may be of either."""
+    states = p.state_spread[first].least * updated
+    if not p.states_on_disk[first]:
+        return {"S": states, "V": 0}
+    found: dict[str, Term] = {kind: rows.variable(f"{kind}_{number}") for kind in "SV"}
+    rows.at_most(f"states_on_host_{number}", states - count * p.states_on_disk[first], found["S"])
+    rows.at_most(f"states_on_disk_{number}", states - count * p.states_beside_disk(first), found["V"])
+    rows.at_most(f"states_somewhere_{number}", states, found["S"] + found["V"])
+    return found
 
 
 def _chosen(p: Instance, c: _Class, what: str) -> Term:
@@ -119,10 +136,16 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     rows.at_most("h2d", h2d, p.h2d * time)
     rows.at_most("d2h", d2h, p.d2h * time)
     rows.at_most("cpu", updated, p.cpu_update * time)
-    rows.at_most("host", h2d + d2h + UPDATE_TRAFFIC_BYTES * updated, p.host * time)
+    through_disk = pulp.lpSum(c.total["V"] for c in classes)
+    traffic = h2d + d2h + UPDATE_TRAFFIC_BYTES * updated + 2 * through_disk
+    rows.at_most("host", traffic, p.host * time)
+    if p.disk_state_ratio:
+        rows.at_most("disk", through_disk, p.disk_both * time)
+        if p.disk_sustained:
+            rows.at_most("disk_sustained", through_disk, p.disk_sustained * time)
     rows.at_most("launch", p.rounds * p.launch, time)
     host = [c.total["X"] + c.total["H"] for c in classes]
-    beside = on_cpu(p.host_gradient_spread, "least") + on_cpu(p.state_spread, "least")
+    beside = on_cpu(p.host_gradient_spread, "least") + pulp.lpSum(c.total["S"] for c in classes)
     copies = updated_there + states + offloaded + pulp.lpSum(host) + beside
     rows.at_most("cpu_memory", copies + on_cpu(p.ahead_spread, "least", "A"), p.cpu_budget - p.ring)
 

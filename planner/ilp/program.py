@@ -232,7 +232,8 @@ def host_memory_fits(v: Columns) -> None:
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):
-        used += [(1 + p.host_gradient_ratio) * t["X"][i], v.states_on_host(i), (1 - p.on_disk[i]) * v.frozen_moved[i]]
+        states = p.states_beside_disk(i) / p.weights[i] * t["X"][i] if p.states_on_disk[i] else v.states_on_host(i)
+        used += [(1 + p.host_gradient_ratio) * t["X"][i], states, (1 - p.on_disk[i]) * v.frozen_moved[i]]
         used += [t["N"][i], t["D"][i], t["K"][i], t["Y"][i], v.choice(i, "offloaded")]
     v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget - p.ring)
 

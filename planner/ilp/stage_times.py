@@ -16,6 +16,9 @@ def stages_last_as_long_as_their_work(v: Columns) -> None:
     for s in range(p.stages):
         _stage_lasts(v, s, v.time[s], "", updates=True)
     v.rows.at_most("eq4_23_launch", p.launch, pulp.lpSum(v.time))
+    if p.disk_sustained and p.disk_state_ratio:
+        written = p.disk_state_ratio * v.flow["update"].upto(p.stages - 1)
+        v.rows.at_most("disk_sustained", written, p.disk_sustained * v.step_time())
     if p.rounds > 1:
         for s in range(p.stages):
             _stage_lasts(v, s, v.round_time[s], "round_", updates=False)
@@ -40,9 +43,10 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
     v.rows.at_most(f"{name}{kind}_s{s}", pulp.lpSum(compute), time)
     v.rows.at_most(f"{name}eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
     v.rows.at_most(f"{name}eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
-    if any(p.on_disk):
-        v.rows.at_most(f"{name}disk_s{s}", _read(v, s, u), p.disk * time)
-    traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updated
+    states: Term = (p.disk_state_ratio * v.flow["update"].moved(u)) if updates and p.disk_state_ratio else 0
+    if any(p.on_disk) or (updates and p.disk_state_ratio):
+        v.rows.at_most(f"{name}disk_s{s}", _read(v, s, u) + (p.disk / p.disk_both) * states, p.disk * time)
+    traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updated + 2 * states
     v.rows.at_most(f"{name}host_bandwidth_s{s}", traffic, p.host * time)
 
 

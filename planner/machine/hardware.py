@@ -15,8 +15,10 @@ class Hardware:
     issuing thread per block and slice. `cpu_memory_bytes_per_s` is shared by transfers and CPU updates (28 bytes per
     parameter). Tensors below `min_transfer_bytes` stay where there is room. `shared_compute`: which part of its speed
     computing loses while a copy or a CPU update runs beside it; 0 but where the CPU is the device and they share its
-    cores. `disk_read_bytes_per_s`: of the drive with the model's files, as long as it was not measured that of a plain
-    NVMe one.
+    cores. `disk_read_bytes_per_s`, `disk_write_bytes_per_s`: of the drive with the model's files and the optimizer
+    states, as long as they were not measured those of a plain NVMe one. `disk_sustained_bytes_per_s`: what it writes
+    for hours; 0: as fast as ever. `disk_bytes`: what states may take of it, 0: none may be there. `disk_rated_bytes`:
+    how much may be written to it by its maker's warranty; 0: not known.
     """
 
     name: str
@@ -32,10 +34,15 @@ class Hardware:
     flops_per_s: float = 0.0
     shared_compute: float = 0.0
     disk_read_bytes_per_s: float = 2e9
+    disk_write_bytes_per_s: float = 1.5e9
+    disk_sustained_bytes_per_s: float = 0.0
+    disk_bytes: int = 0
+    disk_rated_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_numbers(self)
         for rate in ("h2d_bytes_per_s", "d2h_bytes_per_s", "gpu_update_parameters_per_s",
-                     "cpu_update_parameters_per_s", "cpu_memory_bytes_per_s", "disk_read_bytes_per_s"):  # fmt: skip
+                     "cpu_update_parameters_per_s", "cpu_memory_bytes_per_s", "disk_read_bytes_per_s",
+                     "disk_write_bytes_per_s"):  # fmt: skip
             if getattr(self, rate) == 0:
                 raise ValueError(f"Hardware.{rate} is 0; a rate is more than zero")

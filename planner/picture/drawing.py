@@ -13,7 +13,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue, compile_program
 from planner.schedule.memory import Breakdown, Parts, gpu_breakdown
 from planner.schedule.plan import Direction, Plan
-from planner.schedule.simulate import Span, host_traffic_bytes, last_steps, simulate
+from planner.schedule.simulate import Span, host_traffic_bytes, last_steps, least_step_s, simulate
 
 STEPS = 2  # that are shown
 AROUND = 1  # more of them on both sides: a queue may still be at the step before, or at the one after already
@@ -43,7 +43,7 @@ def sort_of(op: Op) -> Sort:
     match op.kind:
         case OpKind.RUN:
             return TURNS[op.turn[0]]
-        case OpKind.FETCH | OpKind.SEND | OpKind.READ:
+        case OpKind.FETCH | OpKind.SEND | OpKind.READ | OpKind.WRITE:
             return _ITEMS[op.subject[0]]
         case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
             return Sort.UPDATE
@@ -114,7 +114,7 @@ def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Bas
     timeline = simulate(program, chain, hardware)
     host_s = host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
     busy = {**{_RESOURCES[queue]: s for queue, s in timeline.busy_s}, "host memory bandwidth": host_s}
-    step_s = max(timeline.step_s, host_s)
+    step_s = max(timeline.step_s, least_step_s(program, chain, hardware))
     loads = [Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in busy.items() if s]
     return Drawing(
         title=title, plan=plan, chain=chain, hardware=hardware, basis=basis, program=program,
@@ -126,7 +126,7 @@ def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Bas
 
 _RESOURCES = {
     Queue.COMPUTE: "GPU", Queue.H2D: "link to the GPU", Queue.D2H: "link from the GPU", Queue.CPU: "CPU updates",
-    Queue.DISK_READ: "reads from disk",
+    Queue.DISK_READ: "reads from disk", Queue.DISK_WRITE: "writes to disk",
 }  # fmt: skip
 
 

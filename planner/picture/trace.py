@@ -19,11 +19,11 @@ from planner.schedule.simulate import Span
 
 _PROCESS = 1
 _STAGES = 2  # a track with the number of the process would be called its main thread
-_TRACKS = {Queue.COMPUTE: 3, Queue.H2D: 4, Queue.D2H: 5, Queue.CPU: 6, Queue.DISK_READ: 7}
-_MOMENTS = 8
+_TRACKS = {Queue.COMPUTE: 3, Queue.H2D: 4, Queue.D2H: 5, Queue.CPU: 6, Queue.DISK_READ: 7, Queue.DISK_WRITE: 8}
+_MOMENTS = 9
 _LABELS = {
     Queue.COMPUTE: "GPU computes", Queue.H2D: "copies to the GPU", Queue.D2H: "copies to the host",
-    Queue.CPU: "CPU updates", Queue.DISK_READ: "reads from disk",
+    Queue.CPU: "CPU updates", Queue.DISK_READ: "reads from disk", Queue.DISK_WRITE: "writes to disk",
 }  # fmt: skip
 _COLOURS = {  # names chrome://tracing knows; Perfetto chooses by the event's name
     Sort.FORWARD: "thread_state_running", Sort.BACKWARD: "thread_state_iowait", Sort.HEAD: "thread_state_runnable",

@@ -110,6 +110,7 @@ def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
         ("offloaded activations", parts.offloaded_bytes),
         ("weights and states before the norm", parts.kept_bytes),
         ("weights on their way from disk", parts.ring_bytes),
+        ("states on their way from and to disk", parts.state_ring_bytes),
     )
 
 
@@ -144,6 +145,7 @@ def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> 
         "link from the GPU": busy[Queue.D2H],
         "CPU updates": busy[Queue.CPU],
         "reads from disk": busy[Queue.DISK_READ],
+        "writes to disk": busy[Queue.DISK_WRITE],
         "host memory bandwidth": host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s,
     }
     found = (Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in seconds.items() if s)

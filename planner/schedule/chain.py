@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.checks import check_numbers
+from planner.schedule.state_pieces import Piece, StoredTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,8 @@ class Tensor:
     (moments, and the fp32 master where the working copy is narrower). `row_bytes` is one row's gradient of an embedding
     that is tied to the head: with several slices the rows of the step's tokens are kept aside
     (`planner.schedule.peak_moments.Rows`). `on_disk`, of a frozen one: the host keeps no copy of it;
-    where it travels it is read from the model's files each time.
+    where it travels it is read from the model's files each time. `states_on_disk`, of a trained one: where the CPU
+    updates it, the host keeps no optimizer states of it; they are read for the update, and written after it.
     """
 
     name: str
@@ -27,11 +29,14 @@ class Tensor:
     trainable: bool = True
     row_bytes: int = 0
     on_disk: bool = False
+    states_on_disk: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.on_disk and self.trainable:
             raise ValueError(f"tensor {self.name} is trained: it cannot be read from the model's files")
+        if self.states_on_disk and not self.state_bytes:
+            raise ValueError(f"tensor {self.name} has no optimizer states that could be on disk")
 
     def item_bytes(self, kind: str) -> int:
         """Size of its item "w", "g" or "s"."""
@@ -160,6 +165,7 @@ class Chain(_Derived):
     `distinct_tokens[k]`: the most distinct tokens that slices 0 … k of a step have together; empty where the data is
     not known, and every token may be another.
     `packs`: states that the CPU updates beside their working copies are kept without the masters' upper halves.
+    `piece_elements`: states on disk are read, updated and written in pieces of so many elements; 0: none are there.
     `lifetimes`, `frame_lifetimes`: which memory turns allocate, tensor by tensor; the frame's and the head's stage by
     stage (`planner.measure.frame_lifetimes`). Empty where nobody asks where in the device's memory a tensor is.
     """
@@ -171,6 +177,7 @@ class Chain(_Derived):
     distinct_tokens: tuple[int, ...] = ()
     frame_tensors: tuple[Tensor, ...] = ()
     packs: bool = False
+    piece_elements: int = 0
     lifetimes: tuple[Lifetimes, ...] = ()
     frame_lifetimes: tuple[str, ...] = ()
 
@@ -178,6 +185,8 @@ class Chain(_Derived):
         check_numbers(self)
         if len(self.blocks) < 2:
             raise ValueError(f"a chain has at least two blocks, this one has {len(self.blocks)}")
+        if not self.piece_elements and any(t.states_on_disk for block in self.blocks for t in block.tensors):
+            raise ValueError("states are on disk, and nothing says in what pieces")
         seen: dict[str, Tensor] = {}
         for tensor in (t for block in self.blocks for t in block.tensors):
             if seen.setdefault(tensor.name, tensor) != tensor:
@@ -191,7 +200,12 @@ class Chain(_Derived):
         """What the states of a tensor that the CPU updates take less on the host than on the device. Where its gradient
         takes the working copy's place, nothing: the master is all there is of the weight."""
         beside = ahead or tensor.host_gradient_bytes(rounds)
-        return tensor.shared_bytes if self.packs and beside else 0
+        return tensor.shared_bytes if self.packs and beside and not tensor.states_on_disk else 0
+
+    def state_pieces(self, tensor: Tensor) -> tuple[Piece, ...]:
+        """Of a tensor whose states are on disk: the moments, and the master where it has one."""
+        widths = (4,) * (tensor.state_bytes // (4 * tensor.elements))
+        return StoredTensor(name=tensor.name, shape=(tensor.elements,), widths=widths).pieces(self.piece_elements)
 
     @property
     def adds_by_rows(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 
 from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
-from planner.schedule.operations import SLOTS
+from planner.schedule.operations import SLOTS, STATE_SLOTS
 from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, tied_rows
 from planner.schedule.plan import Direction, Plan, stage_order
 
@@ -242,6 +242,7 @@ class HostParts:
                        take the working copy's place
     offloaded_bytes    activations of a round's slices
     ring_bytes         slots through which weights come from disk
+    state_ring_bytes   slots through which states come from disk and go there
     kept_bytes         weights and states before an update that runs ahead of the norm
     """
 
@@ -251,6 +252,7 @@ class HostParts:
     offloaded_bytes: int = 0
     kept_bytes: int = 0
     ring_bytes: int = 0
+    state_ring_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -274,7 +276,7 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
         states_bytes=sum(
             t.state_bytes - packed.get(t.name, 0)
             for t in chain.tensors()
-            if t.name in updated or f"s:{t.name}" in moved
+            if (t.name in updated and not t.states_on_disk) or f"s:{t.name}" in moved
         ),
         gradients_bytes=sum(
             t.gradient_bytes if t.name in ahead else t.host_gradient_bytes(plan.rounds)
@@ -284,6 +286,7 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
         offloaded_bytes=plan.slices * offloaded,
         kept_bytes=sum(t.master_bytes for t in chain.tensors() if t.name in ahead),
         ring_bytes=ring_bytes(chain),
+        state_ring_bytes=state_ring_bytes(chain),
     )
 
 
@@ -295,6 +298,16 @@ def slot_bytes(chain: Chain) -> int:
 def ring_bytes(chain: Chain) -> int:
     """All slots."""
     return SLOTS * slot_bytes(chain)
+
+
+def state_slot_bytes(chain: Chain) -> int:
+    """Of a slot that any piece of states on disk fits into; 0 where none is there."""
+    return max((p.bytes for t in chain.tensors() if t.states_on_disk for p in chain.state_pieces(t)), default=0)
+
+
+def state_ring_bytes(chain: Chain) -> int:
+    """All of these slots."""
+    return STATE_SLOTS * state_slot_bytes(chain)
 
 
 def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:

@@ -8,16 +8,19 @@ from enum import StrEnum
 
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Direction
+from planner.schedule.state_pieces import Piece
 
 
 class Queue(StrEnum):
-    """COMPUTE on the device, H2D and D2H copies, CPU updates, DISK_READ. Each runs its operations in program order."""
+    """COMPUTE on the device, H2D and D2H copies, CPU updates, DISK_READ and DISK_WRITE. Each runs its operations in
+    program order."""
 
     COMPUTE = "compute"
     H2D = "h2d"
     D2H = "d2h"
     CPU = "cpu"
     DISK_READ = "disk_read"
+    DISK_WRITE = "disk_write"
 
 
 class OpKind(StrEnum):
@@ -33,13 +36,14 @@ class OpKind(StrEnum):
     SEND = "send"
     CPU_UPDATE = "cpu_update"
     CPU_AHEAD = "cpu_ahead"  # a CPU update before the norm is known, as if it did not clip; what was before is kept
-    READ = "read"  # of a file, into a slot of host memory; a fetch follows
+    READ = "read"  # of a file, into a slot of host memory; a fetch follows, or the update of a piece of states
+    WRITE = "write"  # of an updated piece of states, from its slot
     CPU_REPLAY = "cpu_replay"  # once more from what was before, where the norm does clip
 
 
 _QUEUES = {
     OpKind.FETCH: Queue.H2D, OpKind.SEND: Queue.D2H,
-    OpKind.READ: Queue.DISK_READ,
+    OpKind.READ: Queue.DISK_READ, OpKind.WRITE: Queue.DISK_WRITE,
     OpKind.CPU_UPDATE: Queue.CPU, OpKind.CPU_AHEAD: Queue.CPU, OpKind.CPU_REPLAY: Queue.CPU,
 }  # fmt: skip
 
@@ -51,7 +55,8 @@ class Op:
     `stage` and `round` say where in the step it stands; `place` is both ("F3", and "F3/1" in the second round).
     `subject`: an item ("w:…", "g:…", "s:…", or "a:3.1", the offloaded activations of block 3, slice 1), a turn
     ("F3.1"), tensor names, comma-separated, or "all". `bytes`: moved, allocated or freed; for an update its scratch.
-    `slot`: of a read, and of the fetch of what was read, which part of the host's ring it goes through.
+    Of states on disk "s:NAME#3", and "NAME#3" in an update, are piece 3.
+    `slot`: of a read, and of what is done with what was read, which part of the host's ring it goes through.
     A `carried` CPU update works on the gradient of the step before: it is left out right after a drain, and run by the
     drain.
     """
@@ -83,7 +88,13 @@ class Op:
     @property
     def names(self) -> tuple[str, ...]:
         """The tensor names of an update, norm or clip."""
-        return tuple(self.subject.split(","))
+        return tuple(self.subject.partition("#")[0].split(","))
+
+    @property
+    def piece(self) -> int | None:
+        """Which piece of the states it reads, updates or writes; None where it is about all of them, or none."""
+        number = self.subject.partition("#")[2]
+        return int(number) if number else None
 
     @property
     def turn(self) -> tuple[Direction, int, int]:
@@ -156,18 +167,23 @@ def packed(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
     """Names of the tensors whose states are packed on the host (`Chain.packs`): the CPU updates them, and the working
     copy is there when it does."""
     updated = {name for op in ops if op.queue is Queue.CPU for name in op.names}
-    able = {t.name for t in chain.tensors() if chain.packs and t.shared_bytes}
+    able = {t.name for t in chain.tensors() if chain.packs and t.shared_bytes and not t.states_on_disk}
     return frozenset((updated & able) - overwritten(chain, ops))
 
 
 def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collection[str]) -> Iterator[Access]:
     """The copies an operation reads and writes: "d:" + item on the device, "h:" + item on the host, "slot:" + number,
-    "clip"."""
+    "disk:" + piece, "clip"."""
     match op.kind:
         case OpKind.ALLOC | OpKind.FREE:
             yield f"d:{op.subject}", True
         case OpKind.READ:
+            if op.piece is not None:  # a model's own files are never written
+                yield f"disk:{op.subject}", False
             yield f"slot:{op.slot}", True
+        case OpKind.WRITE:
+            yield f"slot:{op.slot}", False
+            yield f"disk:{op.subject}", True
         case OpKind.FETCH:
             yield f"h:{op.subject}" if op.slot is None else f"slot:{op.slot}", False
             yield f"d:{op.subject}", True
@@ -186,7 +202,7 @@ def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collecti
             for name in op.names:
                 yield f"{side}:g:{name}", False
                 yield f"{side}:w:{name}", True
-                yield f"{side}:s:{name}", True
+                yield f"{side}:s:{name}" if op.slot is None else f"slot:{op.slot}", True
             if op.kind is not OpKind.CPU_AHEAD:
                 yield "clip", False
         case OpKind.RUN:
@@ -227,3 +243,18 @@ read ahead of it."""
 def slots_of(chain: Chain) -> dict[str, int]:
     """Tensor read from disk -> its slot, in turns: so neighbours have different ones, in either direction."""
     return {t.name: number % SLOTS for number, t in enumerate(t for t in chain.tensors() if t.on_disk)}
+
+
+STATE_SLOTS = 6
+"""Pieces of the ring of host memory through which states come from disk and go there: while one is updated, others are
+read ahead of it and written behind it."""
+
+
+def state_slots_of(chain: Chain, *, clip: bool) -> dict[str, tuple[tuple[Piece, int], ...]]:
+    """Tensor whose states may be on disk -> its pieces, each with its slot, in the order in which they are updated:
+    from the chain's last to its first, as backward gives gradients; after the norm from the first to the last."""
+    each = [(t.name, piece) for t in chain.tensors() if t.states_on_disk for piece in chain.state_pieces(t)]
+    found: dict[str, list[tuple[Piece, int]]] = {}
+    for number, (name, piece) in enumerate(each if clip else reversed(each)):
+        found.setdefault(name, []).append((piece, SLOTS + number % STATE_SLOTS))
+    return {name: tuple(of) for name, of in found.items()}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from planner.schedule.chain import Chain
-from planner.schedule.operations import Op, OpKind, slots_of
+from planner.schedule.operations import Op, OpKind, slots_of, state_slots_of
 from planner.schedule.peak_moments import scratch_bytes
 from planner.schedule.plan import Direction, Plan, Stage
 
@@ -35,7 +35,7 @@ class SerialOrder:
         if unknown:
             raise ValueError(f"the plan moves what the chain does not have: {', '.join(unknown)}")
         self.users = chain.users()
-        self.slots = slots_of(chain)
+        self.slots, self.pieces = slots_of(chain), state_slots_of(chain, clip=plan.clip)
         self.stages = list(plan.stages)
         self.names = [stage.name for stage in plan.stages]
         stages = list(enumerate(plan.stages))
@@ -126,7 +126,7 @@ class SerialOrder:
             if f"g:{name}" not in made and not self._waits_for_norm(name):
                 carried = n < self.sent.get(f"g:{name}", n + 1)  # the gradient of the step before
                 if r == 0 if carried else self._last(r):
-                    yield Op(kind=self.early, stage=self.names[n], subject=name, carried=carried, round=r)
+                    yield from self._update_on_cpu(self.early, n, name, r, carried=carried)
 
     def _stage_end(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         if self._last(r):
@@ -135,7 +135,7 @@ class SerialOrder:
             if item in made and self._sends(item, n, r):
                 yield self._move(OpKind.SEND, n, item, r)
         updates = list(self._cpu_updates(n, stage, r, made)) if self._last(r) else []
-        stale = {f"w:{op.subject}" for op in updates}  # block 0's leave here, before the host has newer ones
+        stale = {f"w:{name}" for op in updates for name in op.names}  # they leave before the host has newer ones
         evicted = [item for item in stage.evict if self._evicts(item, n, r)]
         yield from (self._move(OpKind.FREE, n, item, r) for item in evicted if item in stale)
         yield from updates
@@ -175,10 +175,20 @@ class SerialOrder:
         the replays of the others."""
         for name in stage.cpu_update:
             if f"g:{name}" in made and not self._waits_for_norm(name):
-                yield Op(kind=self.early, stage=self.names[n], subject=name, round=r)
+                yield from self._update_on_cpu(self.early, n, name, r)
         for name in self._by_need() if self.plan.clip and n == len(self.stages) - 1 else ():
             kind = OpKind.CPU_UPDATE if self._waits_for_norm(name) else OpKind.CPU_REPLAY
-            yield Op(kind=kind, stage=self.names[n], subject=name, round=r)
+            yield from self._update_on_cpu(kind, n, name, r)
+
+    def _update_on_cpu(self, kind: OpKind, n: int, name: str, r: int, *, carried: bool = False) -> Iterator[Op]:
+        """Where its states are on disk, piece by piece: read, update, write."""
+        update = Op(kind=kind, stage=self.names[n], subject=name, carried=carried, round=r)
+        if name not in self.pieces:
+            yield update
+        for piece, slot in self.pieces.get(name, ()):
+            its = replace(update, subject=f"{name}#{piece.number}", slot=slot)
+            states = replace(its, subject=f"s:{its.subject}", bytes=piece.bytes)
+            yield from (replace(states, kind=OpKind.READ), its, replace(states, kind=OpKind.WRITE))
 
     def _waits_for_norm(self, name: str) -> bool:
         return self.plan.clip and name not in self.ahead

@@ -45,7 +45,7 @@ class Durations:
 
     def __init__(self, options: Sequence[str], chain: Chain, hardware: Hardware) -> None:
         self.hardware = hardware
-        self.elements = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
+        self.parameters = parameters_of(chain)
         self.options = [block.option(name) for block, name in zip(chain.blocks, options, strict=True)]
 
     def of(self, op: Op, share: float = 1.0) -> float:
@@ -54,15 +54,19 @@ class Durations:
         match op.kind:
             case OpKind.FETCH:
                 return share * op.bytes / machine.h2d_bytes_per_s
+            case OpKind.WRITE:
+                return self._on_drive(op)
+            case OpKind.READ if op.piece is not None:
+                return self._on_drive(op)
             case OpKind.READ:
                 return op.bytes / machine.disk_read_bytes_per_s
             case OpKind.SEND:
                 return share * op.bytes / machine.d2h_bytes_per_s
             case OpKind.UPDATE:
-                return sum(self.elements[name] for name in op.names) / machine.gpu_update_parameters_per_s
+                return self._updated(op) / machine.gpu_update_parameters_per_s
             case OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
                 work = _UPDATE_BYTES[op.kind] / UPDATE_TRAFFIC_BYTES
-                return work * sum(self.elements[name] for name in op.names) / machine.cpu_update_parameters_per_s
+                return work * self._updated(op) / machine.cpu_update_parameters_per_s
             case OpKind.RUN:
                 direction, index, _ = op.turn
                 option = self.options[index]
@@ -70,6 +74,21 @@ class Durations:
                 backward = option.backward_s if direction is not Direction.FORWARD else 0.0
                 return max(share * (forward + backward), machine.launch_s)
         return 0.0
+
+    def _on_drive(self, op: Op) -> float:
+        """A piece is read and written, and the drive does one at a time: each takes as long as both do."""
+        return op.bytes / self.hardware.disk_read_bytes_per_s + op.bytes / self.hardware.disk_write_bytes_per_s
+
+    def _updated(self, op: Op) -> int:
+        return sum(self.parameters[name] for name in op.subject.split(","))
+
+
+def parameters_of(chain: Chain) -> dict[str, int]:
+    """Of each tensor, and of each piece "NAME#3" of states that may be on disk."""
+    found = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
+    for tensor in (t for t in chain.tensors() if t.states_on_disk):
+        found |= {f"{tensor.name}#{piece.number}": piece.elements for piece in chain.state_pieces(tensor)}
+    return found
 
 
 def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> list[float]:
@@ -104,11 +123,23 @@ def _share(op: Op, program: Program, shares: Sequence[float]) -> float:
 def host_traffic_bytes(program: Program, chain: Chain, shares: Sequence[float] = ()) -> float:
     """What a step moves through the host's memory: copies and CPU updates, replays by their share of steps. `shares`:
     see `durations_s`."""
-    elements = {t.name: t.elements for t in chain.tensors()}
-    moved = (op for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND, OpKind.READ))
+    parameters = parameters_of(chain)
+    moved = (op for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND, OpKind.READ, OpKind.WRITE))
     copies = sum(_share(op, program, shares) * op.bytes for op in moved)
-    updates = (_UPDATE_BYTES[op.kind] * elements[n] for op in program.queue(Queue.CPU) for n in op.names)
+    updates = (_UPDATE_BYTES[op.kind] * parameters[n] for op in program.queue(Queue.CPU) for n in op.subject.split(","))
     return copies + sum(updates)
+
+
+def written_bytes(program: Program) -> int:
+    """What a step writes to disk."""
+    return sum(op.bytes for op in program.queue(Queue.DISK_WRITE))
+
+
+def least_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
+    """What a step takes at least for what the host's memory moves in it, and for what the drive writes hour by hour."""
+    memory_s = host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
+    sustained = hardware.disk_sustained_bytes_per_s
+    return max(memory_s, written_bytes(program) / sustained if sustained else 0.0)
 
 
 def simulate(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> Timeline:

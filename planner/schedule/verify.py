@@ -134,6 +134,10 @@ class _State:
         self.sent: set[str] = set()  # complete gradients on the host
         self.on_disk = {t.name for t in chain.tensors() if t.on_disk}
         self.slots: dict[int | None, str] = {}  # what was read last
+        self.pieces = {t.name: len(chain.state_pieces(t)) for t in chain.tensors() if t.states_on_disk}
+        self.written: dict[str, int] = {}  # piece of states -> the version that is on disk
+        self.in_ring: dict[int | None, tuple[str, int]] = {}  # piece of states in a slot, and its version
+        self.updated_pieces: dict[str, set[int]] = {}  # of tensors whose update has begun
         self.tentative: set[str] = set()  # updated ahead of the norm, not replayed yet
         self.updated: dict[str, int] = {}
         self.normed: set[str] = set()
@@ -163,6 +167,13 @@ class _State:
                 if op.subject[0] == "g" and not self._used(op.subject):
                     raise InvalidProgram(f"{op.name} drops a gradient that nothing has used")
                 del self.device[op.subject]
+            case OpKind.READ if op.piece is not None:
+                self.in_ring[op.slot] = op.subject, self.written.get(op.subject, 0)
+            case OpKind.WRITE:
+                piece, version = self.in_ring.get(op.slot, ("", 0))
+                if piece != op.subject or version <= self.written.get(piece, 0):
+                    raise InvalidProgram(f"{op.name}: its slot does not hold the updated piece")
+                self.written[piece] = version
             case OpKind.READ:
                 if op.subject[2:] not in self.on_disk or op.slot is None:
                     raise InvalidProgram(f"{op.name}: {op.subject} is not on disk")
@@ -184,7 +195,10 @@ class _State:
                 self.clipped = True
             case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD:
                 for name in op.names:
-                    self._update(op, name)
+                    if op.piece is None:
+                        self._update(op, name)
+                    else:
+                        self._update_piece(op, name, op.piece)
             case OpKind.CPU_REPLAY:
                 for name in op.names:
                     self._replay(op, name)
@@ -211,6 +225,8 @@ class _State:
             return
         if item[2:] in self.on_disk and (op.slot is None or self.slots.get(op.slot) != item):
             raise InvalidProgram(f"{op.name}: {item} was not read from disk, or something else was after it")
+        if item[2:] in self.updated_pieces:
+            raise InvalidProgram(f"{op.name}: the update of {item} is not over")
         if item[2:] in self.tentative:
             raise InvalidProgram(f"{op.name}: {item} is not final before the norm is known")
         if self.host.get(item) != self.version[item[2:]]:
@@ -250,18 +266,45 @@ class _State:
             self.version[name] += 1
             self.device[f"w:{name}"] = self.device[f"s:{name}"] = self.version[name]
         else:
-            if f"g:{name}" not in self.sent:
-                raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
-            for kind in "ws":
-                there = self.host[f"{kind}:{name}"]
-                if there != (_GRADIENT if kind == "w" and name in self.overwritten else self.version[name]):
-                    raise InvalidProgram(f"{op.name}: the host's copy of {kind}:{name} is not current")
-                if f"{kind}:{name}" in self.device:
-                    raise InvalidProgram(f"{op.name}: {kind}:{name} is on the device, and would be stale there")
+            if name in self.pieces:
+                raise InvalidProgram(f"{op.name}: the states of {name} are on disk")
+            self._ready_on_host(op, name, "ws")
             self.version[name] += 1
             self.host[f"w:{name}"] = self.host[f"s:{name}"] = self.version[name]
             if op.kind is not OpKind.CPU_AHEAD:  # a replay reads the gradient once more
                 self.sent.discard(f"g:{name}")
+
+    def _ready_on_host(self, op: Op, name: str, kinds: str) -> None:
+        """The gradient is there, and so are its items of these kinds, current, and nowhere else."""
+        if f"g:{name}" not in self.sent:
+            raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
+        for kind in kinds:
+            there = self.host[f"{kind}:{name}"]
+            if there != (_GRADIENT if kind == "w" and name in self.overwritten else self.version[name]):
+                raise InvalidProgram(f"{op.name}: the host's copy of {kind}:{name} is not current")
+            if f"{kind}:{name}" in self.device:
+                raise InvalidProgram(f"{op.name}: {kind}:{name} is on the device, and would be stale there")
+
+    def _update_piece(self, op: Op, name: str, piece: int) -> None:
+        """The tensor is updated when all its pieces are."""
+        if op.kind is not OpKind.CPU_UPDATE:
+            raise InvalidProgram(f"{op.name}: states on disk are updated once, when the norm is known")
+        if self.program.clip and not self.clipped:
+            raise InvalidProgram(f"{op.name} updates {name} before the norm of all gradients is known")
+        self._ready_on_host(op, name, "w")
+        if self.in_ring.get(op.slot) != (f"s:{op.subject}", self.version[name]):
+            raise InvalidProgram(f"{op.name}: its slot does not hold the piece as it is now")
+        done = self.updated_pieces.setdefault(name, set())
+        if piece in done or piece >= self.pieces.get(name, 0):
+            raise InvalidProgram(f"{op.name}: {name} has no such piece to update")
+        done.add(piece)
+        self.in_ring[op.slot] = f"s:{op.subject}", self.version[name] + 1
+        if len(done) == self.pieces[name]:
+            del self.updated_pieces[name]
+            self.updated[name] = self.updated.get(name, 0) + 1
+            self.version[name] += 1
+            self.host[f"w:{name}"] = self.host[f"s:{name}"] = self.version[name]
+            self.sent.discard(f"g:{name}")
 
     def _replay(self, op: Op, name: str) -> None:
         if not self.clipped:

@@ -67,6 +67,10 @@ def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
             return _Effect(writes=[device])
         case OpKind.FREE:
             return _Effect(writes=[device], alive=[device], frees=True)
+        case OpKind.READ if "#" in op.subject:
+            return _Effect(reads=[f"disk {op.subject}"], writes=[f"slot {op.slot}"])
+        case OpKind.WRITE:
+            return _Effect(reads=[f"slot {op.slot}"], writes=[f"disk {op.subject}"], copies=True)
         case OpKind.READ:  # no two have the same token: while the same is read once more, nothing is there
             return _Effect(reads=[host], writes=[f"slot {op.slot}"])
         case OpKind.FETCH:
@@ -92,7 +96,7 @@ def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
             return _Effect(reads=["coefficient", *items], writes=written, alive=items)
         case OpKind.CPU_UPDATE:
             (name,) = op.names
-            written = [f"h:w:{name}", f"h:s:{name}"]
+            written = [f"h:w:{name}", f"h:s:{name}" if op.slot is None else f"slot {op.slot}"]
             gradient = [] if name in overwritten else [f"h:g:{name}"]
             return _Effect(reads=["coefficient", *written, *gradient], writes=written)
         case OpKind.RUN:

@@ -14,6 +14,7 @@ from worker.engine import adamw
 from worker.engine.device_items import Device
 from worker.engine.gradients import Gradients
 from worker.engine.host_items import Host
+from worker.engine.stored_states import StoredStates
 from worker.runtime.step_values import StepValues
 
 
@@ -22,11 +23,12 @@ class Actions:
 
     def __init__(
         self, host: Host, device: Device, gradients: Gradients, frame: Mapping[str, nn.Parameter],
-        left_out: dict[str, int],
+        left_out: dict[str, int], states: StoredStates | None = None,
     ) -> None:  # fmt: skip
-        """`left_out`: weight -> in how many steps no gradient reached it, so that it was not updated."""
+        """`left_out`: weight -> in how many steps no gradient reached it, so that it was not updated. `states`: those
+        on disk."""
         self._host, self._device, self._gradients, self._frame = host, device, gradients, frame
-        self._left_out = left_out
+        self._left_out, self._stored = left_out, states
         self._clipped = False  # by the last norm
         self._ahead: set[str] = set()  # updated in this step before its norm is known
 
@@ -48,7 +50,15 @@ class Actions:
                     self._device.fetch_from(op.slot, op.subject)
             case OpKind.READ:
                 assert op.slot is not None
-                self._host.read(op.subject, op.slot)
+                if op.piece is None:
+                    self._host.read(op.subject, op.slot)
+                else:
+                    self._states.read(_of_states(op), op.piece, op.slot)
+            case OpKind.WRITE:
+                assert op.slot is not None and op.piece is not None
+                self._states.write(_of_states(op), op.piece, op.slot)
+            case OpKind.CPU_UPDATE if op.piece is not None:
+                self._update_piece(op, values)
             case OpKind.SEND:
                 self._device.send(op.subject)
             case OpKind.NORM:
@@ -90,6 +100,29 @@ class Actions:
                 if target.work is not target.master and not target.packed:  # the gradient may have taken its place
                     target.work.copy_(target.master)
         self._apply(targets, values, values.host_count, values.host_coefficient)
+
+    @property
+    def _states(self) -> StoredStates:
+        assert self._stored is not None
+        return self._stored
+
+    def _update_piece(self, op: Op, values: StepValues) -> None:
+        """A piece of a tensor, whose states are in a slot."""
+        assert op.slot is not None and op.piece is not None
+        (name,) = op.names
+        piece, (exp_avg, exp_avg_sq, *master) = self._states.in_slot(name, op.piece, op.slot)
+        span = slice(piece.first, piece.first + piece.elements)
+        work, gradient = (self._host.items[f"{kind}:{name}"][0].view(-1)[span] for kind in "wg")
+        target = Target(
+            name, self._decay(name, values), work, master[0] if master else work, exp_avg, exp_avg_sq, gradient
+        )
+        if name in values.reached:
+            self._apply([target], values, values.host_count, values.host_coefficient)
+            return
+        if piece.first == 0:
+            self._leave_out(name)
+        if master:
+            work.copy_(master[0])
 
     def _leave_out(self, name: str) -> None:
         """As plain AdamW does with a weight without a gradient: no decay, and no step counted."""
@@ -144,9 +177,18 @@ class Actions:
 
     def _target(self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor, values: StepValues) -> Target:
         work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]
-        decay = next(group for group in values.groups if group.has(name)).decay_of(name)
-        return Target(name, decay, work, master[0] if master else work, exp_avg, exp_avg_sq, gradient)
+        own = master[0] if master else work
+        return Target(name, self._decay(name, values), work, own, exp_avg, exp_avg_sq, gradient)
+
+    def _decay(self, name: str, values: StepValues) -> float:
+        return next(group for group in values.groups if group.has(name)).decay_of(name)
 
     def _goes_on_from_weight(self, name: str) -> bool:
         """The weight is its own master, or a part of it."""
         return len(self._host.items[f"s:{name}"]) == 2 or self._host.is_packed(name)
+
+
+def _of_states(op: Op) -> str:
+    """The tensor of "s:NAME#3"."""
+    (item,) = op.names
+    return item.removeprefix("s:")

@@ -22,6 +22,7 @@ from worker.engine.forward_only import Evaluation, Forward
 from worker.engine.gradients import Gradients
 from worker.engine.rounds import Rounds
 from worker.engine.shorter_slices import ShorterSlices
+from worker.engine.stored_states import Store
 from worker.engine.weights import Weights
 from worker.runtime.cpu import CpuMachine
 from worker.runtime.cuda import CudaMachine
@@ -51,10 +52,10 @@ class Engine:
 
     def __init__(
         self, model: nn.Module, *, plan: Plan, chain: Chain, optimizer: AdamW | Sequence[AdamW],
-        max_grad_norm: float | None, device: torch.device, metered: bool = False,
+        max_grad_norm: float | None, device: torch.device, metered: bool = False, states: Store | None = None,
     ) -> None:  # fmt: skip
         """`optimizer`: one for all tensors, or parameter groups. `max_grad_norm` is given exactly when the plan clips.
-        `metered`: count device bytes (on the CPU; slow)."""
+        `metered`: count device bytes (on the CPU; slow). `states`: keeps those that the plan has on disk."""
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
@@ -63,7 +64,7 @@ class Engine:
         self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
         self._memory = self._machine.memory(self._program, chain, plan.offsets)
-        self._weights = Weights(model, self._program, chain, self._machine, self._memory)
+        self._weights = Weights(model, self._program, chain, self._machine, self._memory, states)
         self._device = self._weights.device
         self._blocks = model_blocks(model, chain, plan)
         for block in self._blocks:
@@ -74,8 +75,9 @@ class Engine:
             by_rows=self._shared, max_norm=max_grad_norm,
         )  # fmt: skip
         self._actions = Actions(
-            self._weights.host, self._device, self._gradients, self._weights.frame, self._weights.left_out
-        )
+            self._weights.host, self._device, self._gradients, self._weights.frame, self._weights.left_out,
+            self._weights.stored,
+        )  # fmt: skip
         self._rounds = Rounds(
             model, plan=plan, blocks=self._blocks, gradients=self._gradients, device=self._device,
             machine=self._machine,
@@ -140,6 +142,7 @@ class Engine:
         staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
         parts = [slice(start, start + slices) for start in range(0, len(batches), slices)]
         tokens = [self._tokens(batches[part]) for part in parts]
+        self._weights.begin()
         before = machine.random_state()
         self._shorter.expect(batches)
         machine.reset_peak()
@@ -292,7 +295,21 @@ class Engine:
         """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory, one at a time.
         Some are the engine's own tensors: use them before the next step."""
         self.drain()
+        self._weights.begin()
         yield from self._weights.state()
+
+    def state_to_save(self) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        """What a checkpoint has to hold: as `state`, but of tensors whose states are on disk and can be named there
+        only what is not there."""
+        self.drain()
+        self._weights.begin()
+        yield from self._weights.state_to_save()
+
+    def masters(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """(name, {"master"}) of every trained tensor, as `state`; where that is on disk the working copy, which is its
+        rounding."""
+        self.drain()
+        yield from self._weights.masters()
 
     def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master"}) of every tensor that is not trained, as `state` gives the trained ones."""

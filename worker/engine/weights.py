@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from planner.schedule.compile import OpKind, Program, Queue, overwritten, packed
 from planner.schedule.memory import slot_bytes
 from worker.engine.device_items import Device
 from worker.engine.host_items import STATE_PARTS, Host, new_states
+from worker.engine.stored_states import Store, StoredStates
 from worker.runtime.arena import Memory
 from worker.runtime.machine import Machine
 
@@ -27,8 +29,16 @@ class Weights:
     """
 
     def __init__(
-        self, model: nn.Module, program: Program, chain: Chain, machine: Machine, memory: Memory
+        self, model: nn.Module, program: Program, chain: Chain, machine: Machine, memory: Memory,
+        store: Store | None = None,
     ) -> None:  # fmt: skip
+        """`store`: of the optimizer states that are on disk."""
+        self.stored = None if store is None else StoredStates(store, machine)
+        on_disk = {name for op in program.queue(Queue.DISK_WRITE) for name in op.names}
+        given = {f"s:{piece.name}" for piece in store.pieces} if store is not None else set()
+        if on_disk != given:
+            raise ValueError(f"the plan's states on disk are not those of the store: {sorted(on_disk ^ given)[:3]}")
+        self._begun = store is None or store.resumed
         self.host = Host(machine)
         self.device = Device(self.host, machine.device)
         self.left_out: dict[str, int] = {}
@@ -126,7 +136,9 @@ class Weights:
         """After an error in a step: working copies that gradients have overwritten are their masters' again, and on the
         device is what is there between steps."""
         for name in self._overwritten:
-            if f"g:{name}" in self.host.items:
+            if self.stored is not None and name in self.stored:
+                self.stored.make_anew(name, self.host.items[f"w:{name}"][0])
+            elif f"g:{name}" in self.host.items:
                 self.host.items[f"w:{name}"][0].copy_(self.host.items[f"s:{name}"][2])
         self.come_back()
 
@@ -135,15 +147,59 @@ class Weights:
         device comes down one tensor at a time. The tensors are the engine's own where they are on the host, until the
         next one comes. With "left_out", a number, for those that were left out of steps."""
         for name in self.trained:
-            with self._whole(name) as states:
-                parts = dict(zip(STATE_PARTS, (t.cpu() for t in states), strict=False))
-                parts.setdefault("master", self._current(f"w:{name}")[0].detach().cpu())
-                if name in self.left_out:
-                    parts["left_out"] = torch.tensor(float(self.left_out[name]))
-                yield name, parts
+            yield from self._state_of(name)
+
+    def _state_of(self, name: str) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """One tensor's of `state`."""
+        with self._whole(name) as states:
+            parts = dict(zip(STATE_PARTS, (t.cpu() for t in states), strict=False))
+            parts.setdefault("master", self._current(f"w:{name}")[0].detach().cpu())
+            if name in self.left_out:
+                parts["left_out"] = torch.tensor(float(self.left_out[name]))
+            yield name, parts
+
+    def state_to_save(self) -> Iterator[tuple[str, Any]]:
+        """As `state`. Of tensors whose states are on disk only what is not there, where a checkpoint can name them;
+        else what the store gives for a copy."""
+        for name in self.trained:
+            if self.stored is None or name not in self.stored:
+                yield from self._state_of(name)
+            elif self.stored.store.homes == 1:
+                yield name, self.stored.streamed(name, self._beside_disk(name))
+            elif rest := self._beside_disk(name):
+                yield name, rest
+
+    def masters(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """(name, {"master"}) of every trained tensor; where that is on disk the working copy, its rounding."""
+        for name in self.trained:
+            if self.stored is not None and name in self.stored:
+                yield name, {"master": self._current(f"w:{name}")[0].detach().cpu()}
+            else:
+                yield from ((name, {"master": parts["master"]}) for _, parts in self._state_of(name))
+
+    def _beside_disk(self, name: str) -> dict[str, Tensor]:
+        """Of a tensor whose states are on disk, what is not there."""
+        rest: dict[str, Tensor] = {}
+        weight = self._current(f"w:{name}")[0]
+        if weight.dtype == torch.float32:
+            rest["master"] = weight.detach().cpu()
+        if name in self.left_out:
+            rest["left_out"] = torch.tensor(float(self.left_out[name]))
+        return rest
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Before the first step: what nothing was loaded into is as it is in the beginning. Raises UserError."""
+        if not self._begun and self.stored is not None:
+            for name in self.trained:
+                if name in self.stored:
+                    self.stored.begin(name, self._current(f"w:{name}")[0])
+        self._begun = True
 
     def _whole(self, name: str) -> AbstractContextManager[list[Tensor]]:
         """The states that are up to date, not packed."""
+        if self.stored is not None and name in self.stored:
+            return nullcontext(self.stored.whole(name, self._parameters[name]))
         if f"s:{name}" in self._resident:
             return nullcontext(self.device.items[f"s:{name}"])
         return self.host.whole_states(name)
@@ -159,9 +215,11 @@ class Weights:
 
     @torch.no_grad()
     def load(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
-        """Take over what `state` gave. Raises ValueError when a tensor is missing, unknown or of another shape."""
+        """Take over what `state` gave, or where the store has resumed what was beside it. Raises ValueError when a
+        tensor is missing, unknown or of another shape; UserError for the store."""
         self.come_back()  # what was lost in an error
         missing = set(self.trained)
+        stored, written = self.stored, False
         self.left_out.clear()
         for name, parts in tensors:
             if name not in missing:
@@ -169,8 +227,11 @@ class Weights:
             missing.discard(name)
             if "left_out" in parts:
                 self.left_out[name] = int(parts["left_out"])
+            if stored is not None and name in stored and "exp_avg" in parts:
+                stored.load(name, parts)
+                written = True
             for copies in (self.host.items, self.device.items):
-                for target in copies.get(f"w:{name}", ()):
+                for target in copies.get(f"w:{name}", ()) if "master" in parts else ():
                     self._copy(name, target, parts["master"])
                 if self.host.is_packed(name):
                     continue
@@ -180,6 +241,10 @@ class Weights:
                 with self.host.whole_states(name) as states:
                     for target, part in zip(states, STATE_PARTS, strict=True):
                         self._copy(name, target, parts[part])
+        if stored is not None and stored.resumed and not written:
+            missing -= {name for name in self.trained if name in stored}
+            stored.take_over({item[2:]: own[0] for item, own in self.host.items.items() if item[0] == "w"})
+        self._begun = True
         if missing:
             raise ValueError(f"nothing was given for {min(missing)}")
 
@@ -223,4 +288,6 @@ def _host_items(program: Program) -> Iterator[str]:
             yield op.subject
         elif op.queue is Queue.CPU:
             for name in op.names:
-                yield from (f"w:{name}", f"s:{name}")
+                yield f"w:{name}"
+                if op.piece is None:
+                    yield f"s:{name}"

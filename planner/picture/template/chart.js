@@ -4,8 +4,8 @@ const base = document.getElementById("base");
 const over = document.getElementById("over");
 const AXIS = 24;
 const RULER = 20;
-const LANES = [["compute", 46], ["h2d", 34], ["d2h", 34], ["cpu", 34], ["disk_read", 34]]
-  .filter(([queue]) => queue !== "disk_read" || ops.queue.includes(ops.queues.indexOf(queue)));
+const LANES = [["compute", 46], ["h2d", 34], ["d2h", 34], ["cpu", 34], ["disk_read", 34], ["disk_write", 34]]
+  .filter(([queue]) => !queue.startsWith("disk") || ops.queue.includes(ops.queues.indexOf(queue)));
 const GAP = 8;
 const MEMORY = 230;
 const FONT = "12px system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif";
@@ -233,7 +233,7 @@ function paintNames(c) {
   c.textAlign = "right";
   c.font = view.left > 100 ? FONT : SMALL;
   c.fillStyle = colours.text;
-  const short = { compute: "GPU", h2d: "to GPU", d2h: "to host", cpu: "CPU", disk_read: "disk" };
+  const short = { compute: "GPU", h2d: "to GPU", d2h: "to host", cpu: "CPU", disk_read: "disk", disk_write: "to disk" };
   for (const [queue] of LANES) {
     const name = view.left > 100 ? QUEUE_NAMES[queue] : short[queue];
     c.fillText(name, view.left - 10, rows[queue].top + rows[queue].height / 2);

@@ -48,7 +48,7 @@ const PART_HELP = {
   running: "what the running block needs while it runs",
 };
 const PART_COLOURS = { saved: "activations" };
-const QUEUE_NAMES = { compute: "GPU computes", h2d: "copies to GPU", d2h: "copies to host", cpu: "CPU updates", disk_read: "reads from disk" };
+const QUEUE_NAMES = { compute: "GPU computes", h2d: "copies to GPU", d2h: "copies to host", cpu: "CPU updates", disk_read: "reads from disk", disk_write: "writes to disk" };
 const DIRECTIONS = { F: "forward", B: "backward", H: "head and loss" };
 
 const blockName = (number) => doc.blocks[number]?.name ?? `block ${number}`;

@@ -115,7 +115,7 @@ def test_what_other_steps_do_meanwhile_is_shown_too(drawing: Drawing) -> None:
 def test_queues_of_a_trace_never_do_two_things_at_once() -> None:
     found = trace(large())
     tracks = slices_of(found)
-    assert len(tracks) == len(Queue)  # with that of the stages, without that of the disk, which is not used
+    assert len(tracks) == len(Queue) - 1  # with that of the stages, without those of the disk, which is not used
     for events in tracks.values():
         for before, after in pairwise(events):
             assert after["ts"] >= before["ts"] + before["dur"] - 1e-9, (before["name"], after["name"])

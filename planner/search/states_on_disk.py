@@ -1,0 +1,63 @@
+"""Which optimizer states are on disk, where the host's memory is too small for all: they are read, updated and written
+again in every step. That takes time and wears a drive: as few as are needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.candidate.candidate import movable
+from planner.schedule.chain import Chain
+from planner.schedule.state_pieces import stored_bytes
+from planner.search.problem import Problem
+
+PIECE_ELEMENTS = 16 * 2**20
+"""192 MiB of states: a drive is at its full rate with much less, but each piece is three operations of the program."""
+HOMES = 2  # the states of the last checkpoint, and those that are written since
+_PARTS = 16
+
+
+def with_states_on_disk(problem: Problem) -> Problem:
+    """The problem as it is where no disk is given, where a plan keeps its budgets, or where none does with all states
+    on disk; else with as many of them there as are needed, in sixteenths, spread evenly over the tensors."""
+    names = _may_be_on_disk(problem)
+    if not problem.hardware.disk_bytes or not names or problem.fits():
+        return problem
+    low, high = 0, _PARTS
+    if not (best := _on_disk(problem, names, high)).fits():
+        return problem
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = _on_disk(problem, names, middle)
+        if tried.fits():
+            best, high = tried, middle
+        else:
+            low = middle
+    return best
+
+
+def states_on_disk(chain: Chain) -> bool:
+    """Whether any may be there."""
+    return any(t.states_on_disk for t in chain.tensors())
+
+
+def disk_need_bytes(chain: Chain) -> int:
+    """What states on disk take there."""
+    return stored_bytes((p for t in chain.tensors() if t.states_on_disk for p in chain.state_pieces(t)), HOMES)
+
+
+def _may_be_on_disk(problem: Problem) -> list[str]:
+    """What the CPU may update."""
+    tensors = movable(problem.chain, problem.hardware)
+    return [t.name for block in tensors for t in block if t.trainable and t.state_bytes]
+
+
+def _on_disk(problem: Problem, names: list[str], parts: int) -> Problem:
+    chosen = {name for k, name in enumerate(names) if (k + 1) * parts // _PARTS > k * parts // _PARTS}
+    blocks = tuple(
+        replace(
+            block, tensors=tuple(replace(t, states_on_disk=True) if t.name in chosen else t for t in block.tensors)
+        )
+        for block in problem.chain.blocks
+    )  # fmt: skip
+    return replace(problem, chain=replace(problem.chain, blocks=blocks, piece_elements=PIECE_ELEMENTS))

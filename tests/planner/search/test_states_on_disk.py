@@ -1,0 +1,155 @@
+"""Optimizer states on disk where the host has no memory for them: as many as are needed, and no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.candidate.evaluate import evaluate
+from planner.candidate.setting import Budgets, Setting
+from planner.greedy.streaming import profile, streamed
+from planner.schedule.compile import Queue, compile_program, with_waits
+from planner.schedule.memory import cpu_parts, cpu_peak_bytes, state_ring_bytes
+from planner.schedule.simulate import simulate
+from planner.schedule.verify import InvalidProgram, verify
+from planner.search import states_on_disk
+from planner.search.make_plan import bound_of
+from planner.search.problem import Problem
+from planner.search.states_on_disk import disk_need_bytes, with_states_on_disk
+from tests.support.chains import HARDWARE, chain, with_masters
+from tests.support.chaos import Chaos, waits
+
+_DISK = {Queue.DISK_READ, Queue.DISK_WRITE}
+LAYERS, SCALE, PIECE = 6, 10**4, 2**18
+MACHINE = replace(
+    HARDWARE, h2d_bytes_per_s=1e7, d2h_bytes_per_s=1e7, gpu_update_parameters_per_s=1e8, cpu_memory_bytes_per_s=1e9,
+    cpu_update_parameters_per_s=5e6, disk_read_bytes_per_s=2e7, disk_write_bytes_per_s=1e7, disk_bytes=10**12,
+)  # fmt: skip
+SLOW_DRIVE = replace(MACHINE, disk_read_bytes_per_s=2e6, disk_write_bytes_per_s=1e6)
+
+
+def large_chain(layers: int = LAYERS, *, masters: bool = False):
+    """Layers of 3 M parameters: 12 MB of fp32 weights and 24 MB of states, or 6 MB and 36 MB."""
+    found = with_masters(chain(layers)) if masters else chain(layers)
+
+    def large(t):
+        sizes = {name: getattr(t, name) * SCALE for name in ("elements", "bytes", "gradient_bytes", "state_bytes")}
+        return replace(t, **sizes)
+
+    blocks = tuple(replace(b, tensors=tuple(map(large, b.tensors))) for b in found.blocks)
+    return replace(found, blocks=blocks)
+
+
+def problem(host_bytes: int, *, hardware=MACHINE, gpu_bytes: int = 60 * 10**6, clip: bool = False, **of) -> Problem:
+    return Problem(
+        chain=large_chain(**of), hardware=hardware, gpu_budget_bytes=gpu_bytes, cpu_budget_bytes=host_bytes, slices=1,
+        clip=clip,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(states_on_disk, "PIECE_ELEMENTS", PIECE)
+
+
+def test_without_a_disk_and_where_the_host_has_memory_the_problem_is_the_same_one():
+    no_disk = problem(150 * 10**6, hardware=replace(MACHINE, disk_bytes=0))
+    assert not no_disk.fits() and with_states_on_disk(no_disk) is no_disk
+    for asked in (problem(10**9), problem(30 * 10**6)):  # enough; too little for the weights alone
+        assert with_states_on_disk(asked) is asked
+
+
+@pytest.mark.parametrize(("clip", "masters", "host_bytes"), [(False, False, 190), (True, True, 140)])
+def test_as_much_is_on_disk_as_is_needed_and_the_plan_keeps_both_budgets(clip, masters, host_bytes):
+    asked = problem(host_bytes * 10**6, clip=clip, masters=masters)
+    assert not asked.fits()
+    found = with_states_on_disk(asked)
+    names = states_on_disk._may_be_on_disk(asked)
+    parts = next(k for k in range(17) if states_on_disk._on_disk(asked, names, k) == found)
+    assert parts and not states_on_disk._on_disk(asked, names, parts - 1).fits()
+    assert disk_need_bytes(found.chain) >= 2 * sum(t.state_bytes for t in found.chain.tensors() if t.states_on_disk)
+    plan = found.plan(1.0)
+    program = compile_program(plan, found.chain)
+    verify(program, found.chain, gpu_budget_bytes=found.gpu_budget_bytes)
+    assert plan.cpu_peak_bytes == cpu_peak_bytes(plan, found.chain) <= host_bytes * 10**6
+    assert cpu_parts(plan, found.chain).state_ring_bytes == state_ring_bytes(found.chain) > 0
+    updated = [t for t in found.chain.tensors() if t.states_on_disk and t.name in plan.cpu_updated()]
+    read, written = (sum(op.bytes for op in program.queue(q)) for q in (Queue.DISK_READ, Queue.DISK_WRITE))
+    assert 0 < sum(t.state_bytes for t in updated) <= read == written
+    assert plan.bound_s <= plan.step_s
+    timeline = simulate(program, found.chain, found.hardware)
+    assert dict(timeline.busy_s)[Queue.DISK_READ] == pytest.approx(read / 2e7 + read / 1e7)
+    assert timeline.step_s >= 0.999 * (read / 2e7 + read / 1e7)
+
+
+def test_what_a_drive_sustains_bounds_the_step():
+    setting, made = streaming()
+    seen = evaluate(setting, made)
+    written = sum(op.bytes for op in compile_program(seen.plan, setting.chain).queue(Queue.DISK_WRITE))
+    tired = replace(setting, hardware=replace(SLOW_DRIVE, disk_sustained_bytes_per_s=2e5))
+    assert evaluate(tired, made).step_s == pytest.approx(written / 2e5)
+    assert written / 2e5 > seen.step_s
+    assert seen.step_s >= bound_of(setting) > 0 and written / 2e5 >= bound_of(tired)
+
+
+def streaming(*, clip: bool = False, masters: bool = False, layers: int = 3):
+    """All that may is updated by the CPU, with its states on disk."""
+    a_chain = large_chain(layers, masters=masters)
+    tensors = [tuple(replace(t, states_on_disk=True) for t in b.tensors) for b in a_chain.blocks]
+    blocks = tuple(replace(b, tensors=of) for b, of in zip(a_chain.blocks, tensors, strict=True))
+    a_chain = replace(a_chain, blocks=blocks, piece_elements=2**19)
+    budgets = Budgets(gpu_bytes=10**9, cpu_bytes=10**9)
+    setting = Setting(chain=a_chain, hardware=SLOW_DRIVE, budgets=budgets, slices=2, clip=clip)
+    return setting, streamed(setting, profile(setting, "recompute"), ahead=True, source="streamed")
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_the_stage_models_clock_counts_reads_and_writes_as_the_simulation_does(clip):
+    setting, made = streaming(clip=clip)
+    seen = evaluate(setting, made)
+    program = compile_program(seen.plan, setting.chain)
+    step_s = simulate(program, setting.chain, SLOW_DRIVE).step_s
+    assert seen.step_s == pytest.approx(step_s, rel=1e-12)
+    moved = sum(op.bytes for op in program.queue(Queue.DISK_WRITE))
+    assert 1.0 <= step_s / (1.5 * moved / 1e6) < (1.05 if not clip else 1.6)  # the drive limits, and has hardly to wait
+
+
+@pytest.mark.parametrize(("clip", "masters"), [(False, True), (True, False)])
+def test_every_order_computes_the_same_and_a_missing_wait_is_seen_by_the_proof_and_by_an_order(clip, masters):
+    setting, made = streaming(clip=clip, masters=masters, layers=2)
+    program = compile_program(evaluate(setting, made).plan, setting.chain)
+    verify(program, setting.chain)
+    chaos = Chaos(program, setting.chain)
+    serial = chaos.serial()
+    assert (chaos.random(200, seed=1) == serial).all() and (chaos.steered(seed=2) == serial).all()
+    of_disk = [w for w in waits(program) if _DISK & {program.ops[w.op].queue, program.ops[w.on].queue}]
+    assert len(of_disk) > 40
+    seen = chaos.without(of_disk, seed=3) != serial
+    assert seen.any(axis=(1, 2)).all()
+    for wait in of_disk:
+        op, on = program.ops[wait.op], program.ops[wait.on].name
+        less = replace(op, waits=tuple(name for name in op.waits if name != on))
+        with pytest.raises(InvalidProgram, match="nothing orders them"):
+            verify(replace(program, ops=tuple(less if o is op else o for o in program.ops)), setting.chain)
+
+
+def without(program, a_chain, *gone):
+    """What is left, with waits of its own."""
+    ops = (op for op in program.ops if op not in gone)
+    return replace(program, ops=with_waits(tuple(ops), a_chain, program.options))
+
+
+def test_pieces_that_are_not_read_not_written_or_left_out_are_rejected():
+    setting, made = streaming()
+    program = compile_program(evaluate(setting, made).plan, setting.chain)
+    read, update, write = (program.queue(queue)[3] for queue in (Queue.DISK_READ, Queue.CPU, Queue.DISK_WRITE))
+    assert read.subject == write.subject == f"s:{update.subject}"
+    for damaged, text in (
+        (without(program, setting.chain, read), "does not hold the piece as it is now"),
+        (without(program, setting.chain, write), "does not hold the piece as it is now"),
+        (without(program, setting.chain, update), "does not hold the updated piece"),
+        (without(program, setting.chain, read, update, write), "is not over"),
+    ):
+        with pytest.raises(InvalidProgram, match=text):
+            verify(damaged, setting.chain)

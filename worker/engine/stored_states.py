@@ -1,0 +1,116 @@
+"""Optimizer states that are on disk: pieces that go through a ring of host memory, to be updated there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from planner.schedule.operations import SLOTS, STATE_SLOTS
+from planner.schedule.state_pieces import Piece
+from worker.engine.host_items import STATE_PARTS
+from worker.runtime.machine import Machine
+
+
+class Store(Protocol):
+    """What keeps them: see worker.storage.states.StatesOnDisk. `homes`: 2 where checkpoints only name them; `resumed`:
+    whether those of the last checkpoint are there."""
+
+    @property
+    def homes(self) -> int: ...
+    @property
+    def resumed(self) -> bool: ...
+    @property
+    def pieces(self) -> Sequence[Piece]: ...
+    def read(self, name: str, piece: int, memory: Tensor) -> None: ...
+    def write(self, name: str, piece: int, memory: Tensor) -> None: ...
+    def parts(self, name: str, piece: int, memory: Tensor) -> list[Tensor]: ...
+    def streamed(self, name: str, memory: Tensor, rest: Mapping[str, Tensor]) -> Any: ...
+    def check(self, memory: Tensor) -> Iterator[tuple[Piece, list[Tensor]]]: ...
+
+
+class StoredStates:
+    """The states of some tensors in a store. Between steps the ring's first slot is there for what comes up."""
+
+    def __init__(self, store: Store, machine: Machine) -> None:
+        self.store = store
+        size = max(piece.bytes for piece in store.pieces)
+        self._slots = [machine.host_empty((size,), torch.uint8) for _ in range(STATE_SLOTS)]
+        self._pieces: dict[str, list[Piece]] = {}
+        for piece in store.pieces:
+            self._pieces.setdefault(piece.name, []).append(piece)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._pieces
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the store has those of the last checkpoint."""
+        return self.store.resumed
+
+    @property
+    def ring(self) -> Sequence[Tensor]:
+        """Its slots."""
+        return self._slots
+
+    def read(self, name: str, piece: int, slot: int) -> None:
+        """A piece into a slot. Raises UserError."""
+        self.store.read(name, piece, self._slots[slot - SLOTS])
+
+    def write(self, name: str, piece: int, slot: int) -> None:
+        """The piece in a slot. Raises UserError."""
+        self.store.write(name, piece, self._slots[slot - SLOTS])
+
+    def in_slot(self, name: str, piece: int, slot: int) -> tuple[Piece, list[Tensor]]:
+        """A piece, and its states as they are in the slot, flat."""
+        return self._pieces[name][piece], self.store.parts(name, piece, self._slots[slot - SLOTS])
+
+    def begin(self, name: str, weight: Tensor) -> None:
+        """Before the first step: no moments, and the master is the weight. Raises UserError."""
+        self._put(name, {"master": weight.reshape(-1)})
+
+    def _put(self, name: str, parts: Mapping[str, Tensor]) -> None:
+        """Write the states; what is not among the flat `parts` is zero."""
+        memory = self._slots[0]
+        for piece in self._pieces[name]:
+            memory.zero_()
+            for part, target in zip(STATE_PARTS, self.store.parts(name, piece.number, memory), strict=False):
+                if part in parts:
+                    target.copy_(parts[part][piece.first : piece.first + piece.elements])
+            self.store.write(name, piece.number, memory)
+
+    def load(self, name: str, parts: Mapping[str, Tensor]) -> None:
+        """Write what `whole` gave. Raises UserError."""
+        self._put(name, {part: parts[part].reshape(-1) for part in STATE_PARTS})
+
+    def streamed(self, name: str, rest: Mapping[str, Tensor]) -> Any:
+        """What the store gives for a checkpoint that is a copy: the states, and the `rest` with them."""
+        return self.store.streamed(name, self._slots[0], rest)
+
+    def whole(self, name: str, like: Tensor) -> list[Tensor]:
+        """The states in memory of their own, of the shape of `like`. Raises UserError."""
+        first = self._pieces[name][0]
+        states = [torch.empty(like.shape, dtype=torch.float32) for _ in first.widths]
+        for piece, parts in self._read_all(name):
+            for state, part in zip(states, parts, strict=True):
+                state.view(-1)[piece.first : piece.first + piece.elements] = part
+        return states
+
+    def make_anew(self, name: str, work: Tensor) -> None:
+        """Make the working copy anew from the masters, where there are any. Raises UserError."""
+        if len(self._pieces[name][0].widths) > 2:
+            for piece, parts in self._read_all(name):
+                work.view(-1)[piece.first : piece.first + piece.elements] = parts[2]
+
+    def _read_all(self, name: str) -> Iterator[tuple[Piece, list[Tensor]]]:
+        for piece in self._pieces[name]:
+            self.store.read(name, piece.number, self._slots[0])
+            yield piece, self.store.parts(name, piece.number, self._slots[0])
+
+    def take_over(self, works: Mapping[str, Tensor]) -> None:
+        """Make working copies from the masters of the checkpoint that the store has resumed. Raises UserError."""
+        for piece, parts in self.store.check(self._slots[0]):
+            if len(parts) > 2:
+                works[piece.name].view(-1)[piece.first : piece.first + piece.elements] = parts[2]
