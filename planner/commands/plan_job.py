@@ -19,16 +19,20 @@ from planner.machine.hardware import Hardware
 from planner.machine.memory import check_budgets
 from planner.measure.analysis import Analysis, analyse, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
+from planner.measure.drive import with_drive, with_rates
 from planner.measure.files_of_weights import model_read_rate, weights_are_in_files
 from planner.measure.hf_model import beyond_positions, working_dtype
 from planner.measure.machine_rates import measure_hardware
 from planner.measure.target import find_target
 from planner.measure.times import Times
 from planner.schedule.chain import Chain
+from planner.schedule.compile import compile_program
 from planner.schedule.plan import Plan
-from planner.search.from_disk import disk_bytes, with_weights_on_disk
+from planner.schedule.simulate import written_bytes
+from planner.search.from_disk import disk_bytes, with_disk
 from planner.search.make_plan import make_plan, without_loss
 from planner.search.problem import Problem
+from planner.search.states_on_disk import check_disk_budget, disk_need_bytes, states_on_disk
 from planner.units import format_bytes, format_bytes_down
 from planner.whatif.batch_size import WANTED, BatchSplit, ranked
 from planner.whatif.ways_to_fit import ways_to_fit
@@ -134,7 +138,7 @@ class _Planning:
         check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=self.target.gpu_bytes, ram_bytes=self.target.ram_bytes)
         if (note := beyond_positions(job)) is not None:
             log.warning("model: %s", note)
-        self.machine = self.target.machine
+        self.machine = with_drive(job, self.target.machine)
         # On a GPU tensors get places, also where a plan is an estimate for it; the host's memory has no need of them.
         arranged = device.type == "cuda" and can_arrange()
         self.analysis: Analysis = analyse(job, self.target.device, arranged=arranged)
@@ -167,8 +171,7 @@ class _Planning:
                 cpu_budget_bytes=self.job.cpu_budget or self.machine.cpu_bytes,
                 slices=self.job.gradient_accumulation_steps, clip=self.job.max_grad_norm is not None,
             )  # fmt: skip
-            if self.weights_in_files:
-                problem = with_weights_on_disk(problem)
+            problem = with_disk(problem, weights_in_files=self.weights_in_files)
             ways = ways_to_fit(self.job, problem, self.target.device, time.monotonic() + _WAYS_S, runs=True)
             told = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
             numbers = (*error.numbers, *told)
@@ -211,6 +214,7 @@ class _Planning:
             exact=job.exact,
             compiling=self.compiling,
             weights_in_files=self.weights_in_files,
+            states_on_disk=bool(job.disk_paths),
         )
 
     def _found(self, question: Question) -> Answer | None:
@@ -229,13 +233,14 @@ class _Planning:
     def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
         start = time.monotonic()
         problem = Problem(
-            chain=self.analysis.chain(times, self.distinct_tokens), hardware=hardware,
+            chain=self.analysis.chain(times, self.distinct_tokens), hardware=with_drive(self.job, hardware),
             gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
             slices=question.slices, clip=question.clip,
         )  # fmt: skip
-        if question.weights_in_files:
-            problem = with_weights_on_disk(problem)
-        chain = problem.chain
+        problem = with_disk(problem, weights_in_files=question.weights_in_files)
+        chain, hardware = problem.chain, problem.hardware
+        if states_on_disk(chain) and question.measured:
+            hardware = with_rates(self.job, hardware)
         if size := disk_bytes(chain):
             if question.measured and (rate := model_read_rate(self.job)):
                 hardware = replace(hardware, disk_read_bytes_per_s=rate)
@@ -247,6 +252,7 @@ class _Planning:
             chain, hardware, gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
             slices=question.slices, clip=question.clip,
         )  # fmt: skip
+        self._tell_states(plan, chain)
         solve_s = time.monotonic() - start
         key, measurement = question.key(), self._measurement_key() if question.measured else None
         if self.cache is not None:
@@ -256,6 +262,18 @@ class _Planning:
             rows=self.job.slice_rows, length=self.job.max_length, plan=plan, chain=chain, hardware=hardware,
             measured=question.measured,
             cached=False, solve_s=solve_s, key=key, measurement=measurement,
+        )  # fmt: skip
+
+    def _tell_states(self, plan: Plan, chain: Chain) -> None:
+        """What of the optimizer states is on disk. Raises UserError where the job's disk_budget has no room for it."""
+        if not states_on_disk(chain):
+            return
+        need = disk_need_bytes(plan, chain, homes=self.job.state_homes)
+        check_disk_budget(need, self.job.disk_budget)
+        moved = written_bytes(compile_program(plan, chain))
+        log.info(
+            "disk: optimizer states, which the host's budget has no room for, take %s of %s; each step reads %s and"
+            " writes %s", format_bytes(need), ", ".join(self.job.disk_paths or ()), *[format_bytes(moved)] * 2,
         )  # fmt: skip
 
     def _measurement_key(self) -> str:

@@ -38,6 +38,11 @@ def resolve(text: object, folder: Path | None) -> str:
         raise FileNotFoundError(f"there is no home folder {text.split('/')[0]}") from error
 
 
+def folders(value: object, folder: Path | None) -> tuple[str, ...]:
+    """One path or a list of them, absolute; they need not be there."""
+    return tuple(resolve(text, folder) for text in (value if isinstance(value, (list, tuple)) else [value]))
+
+
 def looks_local(text: str, folder: Path | None) -> bool:
     """True for a path, False for a Hugging Face id ("name" or "owner/name" of which nothing is in `folder`)."""
     if folder is None:
@@ -142,8 +147,11 @@ _FINDERS: dict[str, Callable[[object, Path | None], object]] = {
     "chat_template": local_file_or_template,
     "output_dir": resolve,
     "adapter_name_or_path": local_adapter,
+    "disk_paths": folders,
 }
-_PLANNED = {"model": local_config, "adapter_name_or_path": local_adapter}
+_PLANNED: dict[str, Callable[[object, Path | None], object]] = {
+    "model": local_config, "adapter_name_or_path": local_adapter, "disk_paths": folders,
+}  # fmt: skip
 NOTHING = "none"
 """The tokenizer and the data of a question."""
 

@@ -140,6 +140,10 @@ class Job(BaseModel):
     gradient_checkpointing: Annotated[bool | None, Field(description="true, false or null")] = None
     gpu_budget: Size = None
     cpu_budget: Size = None
+    disk_paths: Annotated[
+        Annotated[tuple[Text, ...], Field(min_length=1)] | None, Field(description="a path, a list of paths, or null")
+    ] = None
+    disk_budget: Size = None
     run_name: Annotated[Text | None, Field(description="text without control characters, or null")] = None
     report_to: ReportTo = "none"
     train_on: Annotated[Literal["completions", "pairs", "all"], Field(description="completions, pairs or all")] = (
@@ -273,6 +277,12 @@ class Job(BaseModel):
             return None
         steps = self.save_steps if self.eval_steps is None else self.eval_steps
         return max(1, math.ceil(steps * total_steps)) if steps < 1 else int(steps)
+
+    @property
+    def state_homes(self) -> int:
+        """Places of each piece of the optimizer states on disk: with two a checkpoint names one, and copies nothing;
+        but a second checkpoint would need one more."""
+        return 2 if self.save_total_limit == 1 else 1
 
     @property
     def notes(self) -> tuple[str, ...]:

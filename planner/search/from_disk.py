@@ -9,9 +9,16 @@ from dataclasses import replace
 from planner.candidate.candidate import movable
 from planner.schedule.chain import Chain
 from planner.search.problem import Problem
+from planner.search.states_on_disk import with_states_on_disk
 
 _PARTS = 16
 _LEAST_BYTES = 2**20  # what is smaller takes a disk nearly as long
+
+
+def with_disk(problem: Problem, *, weights_in_files: bool) -> Problem:
+    """The problem with what is read from disk: frozen weights where the model's files have them as they are, and
+    optimizer states where a disk is given for them."""
+    return with_states_on_disk(with_weights_on_disk(problem) if weights_in_files else problem)
 
 
 def with_weights_on_disk(problem: Problem) -> Problem:

@@ -7,13 +7,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.candidate.candidate import movable
+from planner.errors import Exit, UserError
 from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
 from planner.schedule.state_pieces import stored_bytes
 from planner.search.problem import Problem
+from planner.units import format_bytes, format_bytes_down
 
 PIECE_ELEMENTS = 16 * 2**20
 """192 MiB of states: a drive is at its full rate with much less, but each piece is three operations of the program."""
-HOMES = 2  # the states of the last checkpoint, and those that are written since
 _PARTS = 16
 
 
@@ -41,9 +43,20 @@ def states_on_disk(chain: Chain) -> bool:
     return any(t.states_on_disk for t in chain.tensors())
 
 
-def disk_need_bytes(chain: Chain) -> int:
-    """What states on disk take there."""
-    return stored_bytes((p for t in chain.tensors() if t.states_on_disk for p in chain.state_pieces(t)), HOMES)
+def disk_need_bytes(plan: Plan, chain: Chain, *, homes: int) -> int:
+    """What states on disk take there: those of the tensors that the CPU updates."""
+    there = [t for t in chain.tensors() if t.states_on_disk and t.name in plan.cpu_updated()]
+    return stored_bytes((piece for t in there for piece in chain.state_pieces(t)), homes)
+
+
+def check_disk_budget(need_bytes: int, budget_bytes: int | None) -> None:
+    """Raise UserError "disk-too-small" where the budget is less."""
+    if budget_bytes is not None and need_bytes > budget_bytes:
+        raise UserError(
+            "The disk budget has no room for the optimizer states.", code="disk-too-small",
+            numbers=(f"disk_budget {format_bytes_down(budget_bytes)}, needed {format_bytes(need_bytes)}",),
+            hint="give a larger disk_budget or cpu_budget", exit_code=Exit.DOES_NOT_FIT,
+        )  # fmt: skip
 
 
 def _may_be_on_disk(problem: Problem) -> list[str]:

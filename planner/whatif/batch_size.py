@@ -20,9 +20,10 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import Analysis, analyse, estimate_times
+from planner.measure.drive import with_drive
 from planner.measure.files_of_weights import weights_are_in_files
 from planner.schedule.chain import Block, Chain
-from planner.search.from_disk import with_weights_on_disk
+from planner.search.from_disk import with_disk
 from planner.search.make_plan import GAP
 from planner.search.problem import Problem
 
@@ -115,7 +116,7 @@ class _Chains:
         self, job: Job, device: torch.device, hardware: Hardware, distinct_tokens: tuple[int, ...]
     ) -> None:  # fmt: skip
         assert job.train_batch_size is not None
-        self.job, self.hardware, self.total = job, hardware, job.train_batch_size
+        self.job, self.hardware, self.total = job, with_drive(job, hardware), job.train_batch_size
         self.candidates = candidates(self.total)
         most = self._traced(self.candidates[-1], device)
         if not most.sums_slices:  # a mean over each micro-batch: only one of all rows is right
@@ -140,7 +141,7 @@ class _Chains:
             gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes, cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
             clip=job.max_grad_norm is not None,
         )  # fmt: skip
-        return with_weights_on_disk(problem) if self.weights_in_files else problem
+        return with_disk(problem, weights_in_files=self.weights_in_files)
 
 
 def candidates(total: int) -> list[int]:

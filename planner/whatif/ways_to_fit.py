@@ -13,8 +13,9 @@ from planner.job.lora import DEFAULTS, has_no_weights
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, estimate_times
+from planner.measure.drive import with_drive
 from planner.measure.files_of_weights import weights_are_in_files
-from planner.search.from_disk import with_weights_on_disk
+from planner.search.from_disk import with_disk
 from planner.search.problem import Problem
 from planner.units import format_bytes
 from planner.whatif.batch_size import alike, between
@@ -40,13 +41,13 @@ def problem_of(job: Job, hardware: Hardware, device: torch.device) -> Problem:
     analysis = analyse(job, device)
     problem = Problem(
         chain=analysis.chain(estimate_times(analysis, hardware)),
-        hardware=hardware,
+        hardware=with_drive(job, hardware),
         gpu_budget_bytes=job.gpu_budget or hardware.gpu_bytes,
         cpu_budget_bytes=job.cpu_budget or hardware.cpu_bytes,
         slices=job.gradient_accumulation_steps,
         clip=job.max_grad_norm is not None,
     )
-    return with_weights_on_disk(problem) if weights_are_in_files(job, analysis.model) else problem
+    return with_disk(problem, weights_in_files=weights_are_in_files(job, analysis.model))
 
 
 def ways_to_fit(

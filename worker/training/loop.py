@@ -18,6 +18,8 @@ from planner.units import format_seconds
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.storage.checkpoint import Checkpoints, finite, non_finite
+from worker.storage.shards import Written
+from worker.storage.states import StatesOnDisk
 from worker.training.best import Best
 from worker.training.evaluation import Evaluates, Evaluations
 from worker.training.learning_rate import learning_rate
@@ -72,6 +74,12 @@ class Trains(Evaluates, Protocol):
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Masters and moments."""
 
+    def state_to_save(self) -> Iterator[Written]:
+        """Likewise, for a checkpoint."""
+
+    def masters(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Masters, or what they round to."""
+
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
         """Go on from `state()` after `step` steps."""
 
@@ -110,6 +118,8 @@ class Training:
     metrics: Metrics
     stop: StopRequest
     state_bytes: int
+    states: StatesOnDisk | None = None
+    """Those of the optimizer that are on disk."""
     evaluations: Evaluations
     best: Best | None = None
     """Which evaluation counts, where the job asks that."""
@@ -167,7 +177,15 @@ class Training:
 
     def _check_state(self) -> None:
         """Nothing follows the last step: no loss of a next one, and no checkpoint, would show what it did."""
-        for _ in finite(self.engine.state(), self.engine.steps_done, self.checkpoints.last()):
+        step, last = self.engine.steps_done, self.checkpoints.last()
+        if self.states is None:
+            for _ in finite(self.engine.state(), step, last):
+                pass
+            return
+        self.engine.drain()
+        if (name := self.states.not_finite()) is not None:
+            raise non_finite(f"a state of {name}", step, last)
+        for _ in finite(self.engine.masters(), step, last):
             pass
 
     def _step(self, batches: list[dict[str, Tensor]], step: int, total: int, *, metered: bool) -> str:
@@ -200,7 +218,8 @@ class Training:
         self.engine.drain()
         began = time.perf_counter()
         step = self.engine.steps_done
-        path = self.checkpoints.save(step, self.engine.state(), self.state_bytes)
+        state = self.engine.state() if self.states is None else self.engine.state_to_save()
+        path = self.checkpoints.save(step, state, self.state_bytes, states=self.states)
         self.metrics.write("checkpoint", step=step, path=str(path))
         log.info("checkpoint: %s, in %s", path, format_seconds(time.perf_counter() - began))
         return path

@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ from worker.engine.engine import Engine
 from worker.runtime.arena import take_over
 from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.storage.model_folder import Output
+from worker.storage.states import StatesOnDisk
 from worker.storage.trained import TrainedWeights, room_kept, weights_room
 from worker.training.best import Best, losses_of
 from worker.training.card import model_card
@@ -44,6 +45,7 @@ from worker.training.metrics import Metrics, read_metrics
 from worker.training.model import check_reach, load_model, load_tokenizer, tell_special_tokens
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
+from worker.training.stored import bytes_named, forget_stores, open_store
 
 log = logging.getLogger(__name__)
 
@@ -117,13 +119,15 @@ class _Run:
         free_bytes = check_room(self.folder.path, place, trained=self.parameters, weight_bytes=weight_bytes)
         _tell_checkpoints(self.job, self.state_bytes, free_bytes)
         kept = room_kept(self.folder.path, weights_room(weight_bytes))
-        with kept as give_room, closing(self._engine(device)) as engine:
-            resume(engine, last, self.origin)
+        states = open_store(self.job, self.plan, self.chain, self.model, run=self.folder.token(), last=last)
+        store: AbstractContextManager[object] = nullcontext() if states is None else closing(states)
+        with kept as give_room, store, closing(self._engine(device, states)) as engine:
+            resume(engine, last, self.origin, taken_over=states is not None and states.resumed)
             with Metrics(self.folder.metrics) as metrics:
                 self._write_start(metrics, engine.steps_done, last.step if last else None, device)
                 stop.begin()
                 return self._until_end(
-                    metrics, lambda: engine.steps_done, lambda: self._train(engine, metrics, stop, give_room)
+                    metrics, lambda: engine.steps_done, lambda: self._train(engine, metrics, stop, give_room, states)
                 )  # fmt: skip
 
     def _write_start(self, metrics: Metrics, step: int, resumed_from: int | None, device: torch.device) -> None:
@@ -132,15 +136,16 @@ class _Run:
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         )  # fmt: skip
 
-    def _engine(self, device: torch.device) -> Engine:
+    def _engine(self, device: torch.device, states: StatesOnDisk | None) -> Engine:
         job = self.job
         return Engine(
             self.model, plan=self.plan, chain=self.chain, optimizer=optimizer_of(job, self.model),
-            max_grad_norm=job.max_grad_norm, device=device, metered=True,
+            max_grad_norm=job.max_grad_norm, device=device, metered=True, states=states,
         )  # fmt: skip
 
     def _train(
-        self, engine: Engine, metrics: Metrics, stop: StopRequest, give_room: Callable[[], None]
+        self, engine: Engine, metrics: Metrics, stop: StopRequest, give_room: Callable[[], None],
+        states: StatesOnDisk | None,
     ) -> tuple[bool, Path | None]:  # fmt: skip
         """Train, and write the trained weights and the model folder: whether that is done, and where it is."""
         events = read_metrics(self.folder.metrics)
@@ -151,7 +156,7 @@ class _Run:
             best = Best(job=self.job, kept=kept, write=lambda where: self._write(where, engine))
         training = Training(
             job=self.job, engine=engine, batches=self.batches, checkpoints=self.checkpoints, metrics=metrics,
-            stop=stop, state_bytes=self.state_bytes,
+            stop=stop, state_bytes=self.state_bytes - (0 if states is None else bytes_named(states)), states=states,
             evaluations=Evaluations(
                 job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop,
                 samples=self.samples, done=written, losses=losses_of(events),
@@ -172,7 +177,7 @@ class _Run:
         lora = self.job.method == "lora"  # then only adapters are written, and they are fp32
         try:
             return where.write(
-                itertools.chain(engine.state(), () if lora else engine.frozen()), step=engine.steps_done,
+                itertools.chain(engine.masters(), () if lora else engine.frozen()), step=engine.steps_done,
                 dtype=torch.float32 if lora else working_dtype(self.job),
             )  # fmt: skip
         except OSError as error:
@@ -182,6 +187,7 @@ class _Run:
 
     def _deliver_only(self, weights: Checkpoint | None) -> tuple[bool, Path]:
         """Write the model folder; None: it is there already."""
+        forget_stores(self.job, self.folder.token())  # what is trained is written
         if weights is None:
             path = self.delivery.place.folder
             self.delivery.tidy()
@@ -230,11 +236,11 @@ def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
     return plan, chain, hardware
 
 
-def resume(engine: Trains, last: Checkpoint | None, origin: Origin) -> None:
-    """Bring the engine to where the checkpoint `last` was taken."""
+def resume(engine: Trains, last: Checkpoint | None, origin: Origin, *, taken_over: bool = False) -> None:
+    """Bring the engine to where the checkpoint `last` was taken. `taken_over`: it has the states that this names."""
     if last is None:
         return
-    engine.load_state(last.tensors(), step=last.step)
+    engine.load_state(last.tensors(taken_over=taken_over), step=last.step)
     log.info("checkpoint: going on from step %d (%s)", last.step, last.path)
     if last.origin.plan != origin.plan:
         log.warning("the plan is not that of the checkpoint: from here on results need not be equal to the last bit")

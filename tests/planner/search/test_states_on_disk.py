@@ -68,13 +68,13 @@ def test_as_much_is_on_disk_as_is_needed_and_the_plan_keeps_both_budgets(clip, m
     names = states_on_disk._may_be_on_disk(asked)
     parts = next(k for k in range(17) if states_on_disk._on_disk(asked, names, k) == found)
     assert parts and not states_on_disk._on_disk(asked, names, parts - 1).fits()
-    assert disk_need_bytes(found.chain) >= 2 * sum(t.state_bytes for t in found.chain.tensors() if t.states_on_disk)
     plan = found.plan(1.0)
     program = compile_program(plan, found.chain)
     verify(program, found.chain, gpu_budget_bytes=found.gpu_budget_bytes)
     assert plan.cpu_peak_bytes == cpu_peak_bytes(plan, found.chain) <= host_bytes * 10**6
     assert cpu_parts(plan, found.chain).state_ring_bytes == state_ring_bytes(found.chain) > 0
     updated = [t for t in found.chain.tensors() if t.states_on_disk and t.name in plan.cpu_updated()]
+    assert disk_need_bytes(plan, found.chain, homes=2) >= 2 * sum(t.state_bytes for t in updated)
     read, written = (sum(op.bytes for op in program.queue(q)) for q in (Queue.DISK_READ, Queue.DISK_WRITE))
     assert 0 < sum(t.state_bytes for t in updated) <= read == written
     assert plan.bound_s <= plan.step_s
@@ -124,7 +124,7 @@ def test_every_order_computes_the_same_and_a_missing_wait_is_seen_by_the_proof_a
     serial = chaos.serial()
     assert (chaos.random(200, seed=1) == serial).all() and (chaos.steered(seed=2) == serial).all()
     of_disk = [w for w in waits(program) if _DISK & {program.ops[w.op].queue, program.ops[w.on].queue}]
-    assert len(of_disk) > 40
+    assert len(of_disk) > 30
     seen = chaos.without(of_disk, seed=3) != serial
     assert seen.any(axis=(1, 2)).all()
     for wait in of_disk:

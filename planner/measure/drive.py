@@ -1,0 +1,64 @@
+"""The drives that a job gives for optimizer states: how fast they are."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from planner.cpu.direct_file import DirectFile
+from planner.job.schema import Job
+from planner.machine.hardware import Hardware
+
+_ANY = 2**62
+_BYTES, _TIMES = 64 * 2**20, 16
+_PATIENCE_S = 1.0
+
+
+def with_drive(job: Job, hardware: Hardware) -> Hardware:
+    """The machine with as much of a disk as the job gives."""
+    return replace(hardware, disk_bytes=job.disk_budget or _ANY) if job.disk_paths else hardware
+
+
+def with_rates(job: Job, hardware: Hardware) -> Hardware:
+    """The machine with the rates of the job's drives, measured with a file that goes again: of all of them together,
+    pieces being dealt to them in turn. As it is where they cannot be measured; what keeps the states says why."""
+    found = [rates for path in job.disk_paths or () if (rates := _rates(Path(path))) is not None]
+    if not found or len(found) < len(job.disk_paths or ()):
+        return hardware
+    read, write = (len(found) * min(rates[k] for rates in found) for k in (0, 1))
+    return replace(hardware, disk_read_bytes_per_s=read, disk_write_bytes_per_s=write)
+
+
+def _rates(folder: Path) -> tuple[float, float] | None:
+    """Bytes a second read and written; None where it cannot be told."""
+    memory = torch.frombuffer(mmap.mmap(-1, _BYTES), dtype=torch.uint8).random_(256)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".offmate-", dir=folder) as place:
+            file = DirectFile(Path(place) / "drive")
+            try:
+                file.reserve(_TIMES * _BYTES)
+                written, write_s = _timed(lambda at: file.write(at, memory))
+                file.flush()
+                read, read_s = _timed(lambda at: file.read(at % written, memory))
+            finally:
+                file.close()
+            return read / read_s, written / write_s
+    return None
+
+
+def _timed(move: Callable[[int], object]) -> tuple[int, float]:
+    """Bytes that were moved from the beginning on, and in how many seconds."""
+    began = time.perf_counter()
+    for number in range(_TIMES):
+        move(number * _BYTES)
+        if (taken := time.perf_counter() - began) > _PATIENCE_S:
+            break
+    return (number + 1) * _BYTES, taken

@@ -1,0 +1,56 @@
+"""Which optimizer states of a run are on disk, and the store that keeps them there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from torch import nn
+
+from planner.job.schema import Job
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from planner.schedule.state_pieces import StoredTensor
+from worker.storage.checkpoint import Checkpoint
+from worker.storage.states import StatesOnDisk
+
+
+def stored_tensors(plan: Plan, chain: Chain, model: nn.Module) -> tuple[StoredTensor, ...]:
+    """Those that the CPU updates, of tensors whose states may be on disk."""
+    names = {t.name for t in chain.tensors() if t.states_on_disk} & plan.cpu_updated()
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return tuple(
+        StoredTensor(name=t.name, shape=shapes[t.name], widths=chain.state_pieces(t)[0].widths)
+        for t in chain.tensors()
+        if t.name in names
+    )
+
+
+def open_store(
+    job: Job, plan: Plan, chain: Chain, model: nn.Module, *, run: str, last: Checkpoint | None
+) -> StatesOnDisk | None:  # fmt: skip
+    """The store of the run called `run`, with what its newest checkpoint names; None where no states are on disk.
+    Raises UserError."""
+    tensors = stored_tensors(plan, chain, model)
+    if not tensors:
+        return None
+    return StatesOnDisk(
+        _folders(job, run), tensors, piece_elements=chain.piece_elements,
+        homes=job.state_homes, found=None if last is None else last.states,
+    )  # fmt: skip
+
+
+def bytes_named(states: StatesOnDisk) -> int:
+    """Of the states that a checkpoint only names."""
+    return sum(piece.elements * sum(piece.widths) for piece in states.pieces) if states.homes > 1 else 0
+
+
+def forget_stores(job: Job, run: str) -> None:
+    """Remove the states of a run that is over."""
+    for folder in _folders(job, run):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(job: Job, run: str) -> list[Path]:
+    """A folder of the run's own in each of the job's."""
+    return [Path(path) / f"offmate-{run}" for path in job.disk_paths or ()]
