@@ -149,6 +149,10 @@ class Lifetimes:
     sent: int | None = None
 
 
+PIECES_OF = 1024
+"""Elements of a piece of states are a multiple of it: no bit of an update depends on where a tensor is cut."""
+
+
 class _Derived:
     """What a chain works out from its fields when first asked: no field itself, of no interest to == or JSON."""
 
@@ -187,6 +191,8 @@ class Chain(_Derived):
             raise ValueError(f"a chain has at least two blocks, this one has {len(self.blocks)}")
         if not self.piece_elements and any(t.states_on_disk for block in self.blocks for t in block.tensors):
             raise ValueError("states are on disk, and nothing says in what pieces")
+        if self.piece_elements % PIECES_OF:
+            raise ValueError(f"piece_elements is {self.piece_elements}; it must be a multiple of {PIECES_OF}")
         seen: dict[str, Tensor] = {}
         for tensor in (t for block in self.blocks for t in block.tensors):
             if seen.setdefault(tensor.name, tensor) != tensor:

@@ -16,6 +16,7 @@ from planner.units import format_bytes, format_bytes_down
 
 PIECE_ELEMENTS = 16 * 2**20
 """192 MiB of states: a drive is at its full rate with much less, but each piece is three operations of the program."""
+LEAST_BYTES = 2**20
 _PARTS = 16
 
 
@@ -60,9 +61,9 @@ def check_disk_budget(need_bytes: int, budget_bytes: int | None) -> None:
 
 
 def _may_be_on_disk(problem: Problem) -> list[str]:
-    """What the CPU may update."""
-    tensors = movable(problem.chain, problem.hardware)
-    return [t.name for block in tensors for t in block if t.trainable and t.state_bytes]
+    """What the CPU may update; small ones would take a drive nearly as long as large ones."""
+    tensors = movable(problem.chain, replace(problem.hardware, min_transfer_bytes=0))
+    return [t.name for block in tensors for t in block if t.trainable and t.state_bytes >= LEAST_BYTES]
 
 
 def _on_disk(problem: Problem, names: list[str], parts: int) -> Problem:

@@ -1,0 +1,130 @@
+"""Whole runs whose optimizer states the host has no memory for, planned and trained: plain PyTorch's bits, also after a
+SIGKILL in the middle of a step's writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from planner.commands.plan_job import plan_job
+from planner.errors import UserError
+from planner.job.schema import Job
+from planner.run.folder import RunFolder
+from planner.search import states_on_disk
+from tests.support.runs import make_run
+from tests.worker.training.test_run import plain_run
+from worker.training.loop import Training
+from worker.training.metrics import read_metrics
+from worker.training.run import run_job
+from worker.training.stop import StopRequest
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BYTES = 300_000  # of weights, states and gradients there are 710,000
+
+
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **keys: object) -> tuple[Job, RunFolder]:
+    """The run folder as the planner leaves it, of a model that is small for states on disk."""
+    monkeypatch.setattr(states_on_disk, "PIECE_ELEMENTS", 1024)
+    monkeypatch.setattr(states_on_disk, "LEAST_BYTES", 4096)
+    job, run = make_run(
+        tmp_path, "llama", bf16=True, gradient_accumulation_steps=2, cpu_budget=BYTES, gpu_budget=BYTES,
+        disk_paths=(str(tmp_path / "drive"),), **keys,
+    )  # fmt: skip
+    answer = plan_job(job, torch.device("cpu"), cache=None, measure=False)
+    assert answer.plan.cpu_peak_bytes <= BYTES
+    assert any(t.states_on_disk and t.name in answer.plan.cpu_updated() for t in answer.chain.tensors())
+    run.plan.write_text(json.dumps(answer.to_json()))
+    return job, run
+
+
+def losses_of(run: RunFolder) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in read_metrics(run.metrics) if event["event"] == "step"}
+
+
+def assert_is_plain_pytorchs(job: Job, run: RunFolder) -> None:
+    losses, weights = plain_run(job, run)
+    assert list(losses_of(run).values()) == losses
+    trained = AutoModelForCausalLM.from_pretrained(run.path / "output")
+    assert [n for n, p in trained.named_parameters() if not torch.equal(p, weights[n])] == []
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from planner.run.folder import RunFolder
+from worker.storage.states import StatesOnDisk
+from worker.training.run import run_job
+from worker.training.stop import StopRequest
+write, left = StatesOnDisk.write, [int(sys.argv[2])]
+def counted(*args):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(*args)
+StatesOnDisk.write = counted
+run_job(RunFolder(Path(sys.argv[1])), StopRequest())
+"""
+
+
+def test_a_run_with_clipping_goes_on_after_a_sigkill_from_states_that_its_checkpoint_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, run = planned(tmp_path, monkeypatch, save_total_limit=1)
+    plan = json.loads(run.plan.read_text())
+    updated = {name for stage in plan["plan"]["stages"] for name in stage["cpu_update"]}
+    tensors = {t["name"]: t for b in plan["chain"]["blocks"] for t in b["tensors"]}
+    a_step = sum(-(-tensors[name]["elements"] // 1024) for name in updated if tensors[name]["states_on_disk"])
+    writes = a_step + 6 * a_step + a_step // 2  # the first states, six steps, and a half; the checkpoint is of step 4
+    ended = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(run.path), str(writes)], capture_output=True, text=True, timeout=600,
+        env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
+    before = losses_of(run)
+    assert list(before) in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7])  # a step's updates may follow its line
+    (saved,) = run.checkpoints.glob("step-*")
+    assert saved.name == "step-4" and json.loads((saved / "states.json").read_text())["homes"] == 2
+    written = sum(file.stat().st_size for file in saved.iterdir())
+    named = sum(12 * tensors[name]["elements"] for name in updated if tensors[name]["states_on_disk"])
+    assert written < 12 * sum(t["elements"] for t in tensors.values()) - named + 2**17  # nothing of that is copied
+    assert run_job(run, StopRequest())
+    assert next(e for e in read_metrics(run.metrics)[::-1] if e["event"] == "start")["resumed_from"] == 4
+    assert losses_of(run).items() >= before.items()
+    assert_is_plain_pytorchs(job, run)
+    assert list((tmp_path / "drive").iterdir()) == []
+
+
+def test_a_run_without_clipping_whose_checkpoints_are_copies_goes_on_after_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, run = planned(tmp_path, monkeypatch, max_grad_norm=None, save_total_limit=2)
+    stop = StopRequest()
+    step = Training._step
+
+    def stopping(self, batches, number, *args, **rest):
+        if number == 5:
+            stop.asked = True
+        return step(self, batches, number, *args, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_step", stopping)
+        assert not run_job(run, stop)
+    assert not any(run.checkpoints.glob("*/states.json"))
+    assert run_job(run, StopRequest())
+    assert_is_plain_pytorchs(job, run)
+
+
+def test_a_disk_budget_that_is_too_small_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="needed") as raised:
+        planned(tmp_path, monkeypatch, disk_budget=100_000)
+    assert raised.value.code == "disk-too-small"
