@@ -119,7 +119,7 @@ class _Run:
         free_bytes = check_room(self.folder.path, place, trained=self.parameters, weight_bytes=weight_bytes)
         _tell_checkpoints(self.job, self.state_bytes, free_bytes)
         kept = room_kept(self.folder.path, weights_room(weight_bytes))
-        states = open_store(self.job, self.plan, self.chain, self.model, run=self.folder.token(), last=last)
+        states = open_store(self.job, self.plan, self.chain, self.model, run=self.folder, last=last)
         store: AbstractContextManager[object] = nullcontext() if states is None else closing(states)
         with kept as give_room, store, closing(self._engine(device, states)) as engine:
             resume(engine, last, self.origin, taken_over=states is not None and states.resumed)
@@ -187,7 +187,7 @@ class _Run:
 
     def _deliver_only(self, weights: Checkpoint | None) -> tuple[bool, Path]:
         """Write the model folder; None: it is there already."""
-        forget_stores(self.job, self.folder.token())  # what is trained is written
+        forget_stores(self.job, self.folder)  # what is trained is written
         if weights is None:
             path = self.delivery.place.folder
             self.delivery.tidy()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 from torch import nn
 
 from planner.job.schema import Job
+from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.schedule.state_pieces import StoredTensor
@@ -27,15 +27,15 @@ def stored_tensors(plan: Plan, chain: Chain, model: nn.Module) -> tuple[StoredTe
 
 
 def open_store(
-    job: Job, plan: Plan, chain: Chain, model: nn.Module, *, run: str, last: Checkpoint | None
+    job: Job, plan: Plan, chain: Chain, model: nn.Module, *, run: RunFolder, last: Checkpoint | None
 ) -> StatesOnDisk | None:  # fmt: skip
-    """The store of the run called `run`, with what its newest checkpoint names; None where no states are on disk.
+    """The store of the `run`, with what its newest checkpoint names; None where no states are on disk.
     Raises UserError."""
     tensors = stored_tensors(plan, chain, model)
     if not tensors:
         return None
     return StatesOnDisk(
-        _folders(job, run), tensors, piece_elements=chain.piece_elements,
+        [run.states_on(disk) for disk in job.disk_paths or ()], tensors, piece_elements=chain.piece_elements,
         homes=job.state_homes, found=None if last is None else last.states,
     )  # fmt: skip
 
@@ -45,12 +45,7 @@ def bytes_named(states: StatesOnDisk) -> int:
     return sum(piece.elements * sum(piece.widths) for piece in states.pieces) if states.homes > 1 else 0
 
 
-def forget_stores(job: Job, run: str) -> None:
+def forget_stores(job: Job, run: RunFolder) -> None:
     """Remove the states of a run that is over."""
-    for folder in _folders(job, run):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _folders(job: Job, run: str) -> list[Path]:
-    """A folder of the run's own in each of the job's."""
-    return [Path(path) / f"offmate-{run}" for path in job.disk_paths or ()]
+    for disk in job.disk_paths or ():
+        shutil.rmtree(run.states_on(disk), ignore_errors=True)
