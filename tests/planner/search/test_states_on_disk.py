@@ -8,6 +8,7 @@ import pytest
 
 from planner.candidate.evaluate import evaluate
 from planner.candidate.setting import Budgets, Setting
+from planner.errors import UserError
 from planner.greedy.streaming import profile, streamed
 from planner.schedule.compile import Queue, compile_program, with_waits
 from planner.schedule.memory import cpu_parts, cpu_peak_bytes, state_ring_bytes
@@ -16,7 +17,7 @@ from planner.schedule.verify import InvalidProgram, verify
 from planner.search import states_on_disk
 from planner.search.make_plan import bound_of
 from planner.search.problem import Problem
-from planner.search.states_on_disk import disk_need_bytes, with_states_on_disk
+from planner.search.states_on_disk import check_disk_budget, disk_need_bytes, with_states_on_disk
 from tests.support.chains import HARDWARE, chain, with_masters
 from tests.support.chaos import Chaos, waits
 
@@ -149,7 +150,15 @@ def test_pieces_that_are_not_read_not_written_or_left_out_are_rejected():
         (without(program, setting.chain, read), "does not hold the piece as it is now"),
         (without(program, setting.chain, write), "does not hold the piece as it is now"),
         (without(program, setting.chain, update), "does not hold the updated piece"),
-        (without(program, setting.chain, read, update, write), "is not over"),
+        (without(program, setting.chain, read, update, write), "is updated 0 times a step"),
     ):
         with pytest.raises(InvalidProgram, match=text):
             verify(damaged, setting.chain)
+
+
+def test_a_disk_budget_without_room_for_the_states_is_told_with_both_sizes():
+    for enough in (None, 2**30):
+        check_disk_budget(2**30, enough)
+    with pytest.raises(UserError, match=r"512\.0 MiB, needed 1\.0 GiB") as raised:
+        check_disk_budget(2**30, 2**29)
+    assert raised.value.code == "disk-too-small"

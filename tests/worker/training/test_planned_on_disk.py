@@ -15,7 +15,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from planner.commands.plan_job import plan_job
-from planner.errors import UserError
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from planner.search import states_on_disk
@@ -120,11 +119,3 @@ def test_a_run_without_clipping_whose_checkpoints_are_copies_goes_on_after_a_sto
     assert not any(run.checkpoints.glob("*/states.json"))
     assert run_job(run, StopRequest())
     assert_is_plain_pytorchs(job, run)
-
-
-def test_a_disk_budget_that_is_too_small_is_told_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UserError, match="needed") as raised:
-        planned(tmp_path, monkeypatch, disk_budget=100_000)
-    assert raised.value.code == "disk-too-small"
