@@ -126,7 +126,7 @@ def test_a_trace_has_every_operation_of_both_steps_on_its_queue(drawing: Drawing
     names = {e["tid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
     assert names == {
         2: "stages", 3: "GPU computes", 4: "copies to the GPU", 5: "copies to the host", 6: "CPU updates",
-        7: "reads from disk", 8: "in no time",
+        7: "reads from disk", 8: "writes to disk", 9: "in no time",
     }  # fmt: skip
     tracks = slices_of(found)
     ahead_ns = -min(ns(span.start_s) for _, span in drawing.occasions())
