@@ -131,7 +131,7 @@ def test_a_trace_has_every_operation_of_both_steps_on_its_queue(drawing: Drawing
     tracks = slices_of(found)
     ahead_ns = -min(ns(span.start_s) for _, span in drawing.occasions())
     assert ahead_ns > 0, "one copy begins before the step it belongs to"
-    for queue, track in zip(Queue, (3, 4, 5, 6, 7), strict=True):
+    for queue, track in zip(Queue, (3, 4, 5, 6, 7, 8), strict=True):
         expected = sorted(
             (ns(s.start_s) + ahead_ns, ns(s.end_s) + ahead_ns, s.op.name)
             for _, s in drawing.occasions()
