@@ -154,7 +154,7 @@ class Checkpoints:
         return None
 
     def save(
-        self, step: int, state: Iterable[Written], state_bytes: int, *, states: StatesOnDisk | None = None
+        self, step: int, state: Iterable[Written], state_bytes: int, states: StatesOnDisk | None = None
     ) -> Path:  # fmt: skip
         """Write the checkpoint of `step`; when this returns it is durable, and older ones beyond `keep` are gone.
 
