@@ -44,6 +44,7 @@ class Dispatcher:
         self._sent: dict[str, tuple[tuple[int, int, int], float]] = {}
         self._silent_since: float | None = None
         self._room_due = 0.0
+        self._blameless: set[str | None] = set()  # workers that went down with a daemon
         self._since: dict[int, float] = {}  # jobs that cannot be taken back, and since when
 
     def parts(self, there: frozenset[JobState]) -> tuple[tuple[str, Callable[[], None]], ...]:
@@ -57,14 +58,17 @@ class Dispatcher:
         return (*(worked_on if there & TAKEN_FROM.keys() else ()), *(idle if there & {*TAKEN_FROM.values()} else ()))
 
     def adopt(self, *, blameless: bool = False) -> None:
-        """Take jobs back whose worker died without saying how they ended. `blameless` as in `Ending`. One that cannot
-        be taken back keeps no other from it, and not its worker for ever: it has failed."""
+        """Take jobs back whose worker died without saying how they ended. `blameless` as in `Ending`, also where one of
+        them is taken back later only. One that cannot be taken back keeps no other from it, and not its worker for
+        ever: it has failed."""
         rows = self._store.jobs(*QUEUES.values())
+        if blameless:
+            self._blameless = {row.owner for row in rows}
         self._since = {row.id: self._since[row.id] for row in rows if row.id in self._since}
         for row in rows:
             with self._errors.of(f"taking back job {row.id}", Exception):
                 try:
-                    self._adopt(row, blameless)
+                    self._adopt(row)
                     self._since.pop(row.id, None)
                 except (OperationalError, TimeoutError):  # its process does not die, and has what the next one needs
                     raise
@@ -75,13 +79,14 @@ class Dispatcher:
                     log.exception("job %d cannot be taken back, and has failed", row.id)
                     self._store.give_up(row, error)
 
-    def _adopt(self, row: JobRow, blameless: bool) -> None:
+    def _adopt(self, row: JobRow) -> None:
         assert row.owner is not None
         owner = Process.parse(row.owner)
         if owner.alive():
             return
         end_leftover(RunFolder(Path(row.run_dir)))
-        state = self._store.end(row, None, blameless=blameless or not owner.this_boot())
+        blameless = row.owner in self._blameless or not owner.this_boot()
+        state = self._store.end(row, None, blameless=blameless)
         if state is not None:
             log.warning("the process that worked on job %d is gone; the job is %s", row.id, state)
 

@@ -1,4 +1,4 @@
-"""What a daemon asks of the database twice a second, while there is nothing to do and while there is."""
+"""What a daemon does twice a second, while there is nothing to do and while there is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import event
 
 from offmated.jobs.states import TAKEN_FROM, JobState, StopReason
+from offmated.service import dispatcher as dispatcher_module
 from planner.run.processes import Process
-from tests.support.desks import Desk, desk_at, short_paths
+from tests.support.desks import Desk, dead_process, desk_at, short_paths
 
 
 @pytest.fixture
@@ -54,3 +55,22 @@ def test_no_job_that_is_not_over_is_left_alone(desk: Desk, state: JobState) -> N
     tick(desk)
     sent = desk.sent("gpu" if state in (JobState.WAITING, JobState.RUNNING) else "plan")
     assert sent == [number], "it is handed out"
+
+
+def test_a_job_that_cannot_be_taken_back_at_once_after_the_daemons_death_is_not_blamed_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = desk.planned()
+    assert desk.store.take(number, JobState.RUNNING, dead_process()) is not None
+
+    def refuse(run: object) -> None:
+        raise OSError("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatcher_module, "end_leftover", refuse)
+        desk.dispatcher.adopt(blameless=True)
+    assert desk.store.job(number).owner is not None
+    desk.dispatcher.adopt()
+    row = desk.store.job(number)
+    assert (row.state, row.crashes) == (JobState.WAITING, 0)
+    assert row.history[-1]["ending"] == "went down with the daemon or the machine"
