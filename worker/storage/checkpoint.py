@@ -13,6 +13,7 @@ random. Working copies are roundings of the masters.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -197,6 +198,8 @@ class Checkpoints:
         for path in [*surplus, *self._torn, *self._folder.glob(".step-*.old")]:
             for file in _named_files(path) - kept:
                 file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it is not empty, or not there
+                    file.parent.rmdir()
             hidden = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
             shutil.rmtree(hidden)  # renamed first: a half-removed folder must not look like a checkpoint
         self._torn.clear()

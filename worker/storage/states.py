@@ -243,7 +243,7 @@ def _floats(piece: Piece) -> int:
 def _prepared(folder: Path) -> Path:
     """The folder, made where it is not there, by its true name. Raises UserError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         kind = _IN_MEMORY.get(_file_system(folder))
     except OSError as error:
         raise UserError(

@@ -154,6 +154,15 @@ def test_older_checkpoints_keep_their_files_as_long_as_they_are_kept(tmp_path: P
     assert list((tmp_path / "drive").iterdir()) == training.states.files()
 
 
+def test_a_run_that_goes_on_in_memory_leaves_nothing_on_the_drive(tmp_path: Path) -> None:
+    training = Training(opened(tmp_path), 0)
+    save(training, tmp_path)
+    training.states.close()
+    assert list((tmp_path / "drive").iterdir()) == training.states.files()
+    checkpoints(tmp_path).save(1, [("a", {"master": torch.zeros(3)})], 1000)
+    assert not (tmp_path / "drive").exists()
+
+
 def test_a_checkpoint_that_was_not_written_leaves_the_one_before(tmp_path: Path) -> None:
     training = Training(opened(tmp_path), 0)
     save(training, tmp_path)
@@ -298,6 +307,11 @@ def test_a_disk_without_direct_transfers_is_refused(tmp_path: Path, when: str) -
             opened(tmp_path, open_file=refusing)
     assert raised.value.code == "disk-not-direct"
     assert not list(tmp_path.rglob("states-*"))
+
+
+def test_what_is_on_a_drive_is_for_this_user_alone(tmp_path: Path) -> None:
+    (path,) = opened(tmp_path).files()
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 def test_a_file_that_no_checkpoint_names_goes_and_others_stay(tmp_path: Path) -> None:
