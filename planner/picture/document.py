@@ -37,7 +37,9 @@ def document(drawing: Drawing) -> dict[str, Json]:
         "loads": to_json(drawing.loads),
         "host_limited": drawing.step_s > drawing.queues_step_s * (1 + 1e-9),
         "step_ns": ns(drawing.queues_step_s),
-        "end_ns": ns(drawing.end_s),
+        "planned_end_ns": ns(drawing.end_s),
+        "end_ns": max(ns(drawing.end_s), _computed_ns(drawing)),
+        "measured": _measured(drawing),
         "first_step": AROUND,
         "shown_steps": STEPS,
         "stages": [str(stage) for stage in plan.stages],
@@ -71,6 +73,25 @@ def _operations(drawing: Drawing) -> dict[str, Json]:
         "start_ns": [[ns(span.start_s) for span in step] for step in drawing.steps],
         "end_ns": [[ns(span.end_s) for span in step] for step in drawing.steps],
     }
+
+
+def _measured(drawing: Drawing) -> Json:
+    """The first step's number, the length of a step, and columns as those of operations; null where nothing was."""
+    found = drawing.measured
+    if found is None:
+        return None
+    return {
+        "first_step": found.first_step, "step_ns": found.step_ns(drawing.program), "start_ns": to_json(found.start_ns),
+        "end_ns": to_json(found.end_ns),
+    }  # fmt: skip
+
+
+def _computed_ns(drawing: Drawing) -> int:
+    """When the measured steps have computed."""
+    if drawing.measured is None:
+        return 0
+    ends_ns = zip(drawing.program.ops, drawing.measured.end_ns[-1], strict=True)
+    return max(end for op, end in ends_ns if op.queue is Queue.COMPUTE)
 
 
 def _memory(drawing: Drawing) -> dict[str, Json]:

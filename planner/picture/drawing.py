@@ -11,6 +11,7 @@ from planner.picture.basis import Basis
 from planner.reports.receipt import Load
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue, compile_program
+from planner.schedule.measured import Measured
 from planner.schedule.memory import Breakdown, Parts, gpu_breakdown
 from planner.schedule.plan import Direction, Plan
 from planner.schedule.simulate import Span, host_traffic_bytes, last_steps, least_step_s, simulate
@@ -68,7 +69,7 @@ class Drawing:
     `steps` holds the spans of each step in program order, seconds from the start of the first that is shown, which is
     number `AROUND`; `memory` one breakdown per operation of the computing queue, the same in every step; `loads` begins
     with the resource that limits; `step_s` is the predicted step, which the host's memory may make longer than the
-    queues alone would.
+    queues alone would; `measured`, two steps of a real run of this program.
     """
 
     title: str
@@ -82,6 +83,7 @@ class Drawing:
     loads: tuple[Load, ...]
     queues_step_s: float
     step_s: float
+    measured: Measured | None = None
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -108,8 +110,11 @@ class Drawing:
             yield from _samples(spans, self.memory)
 
 
-def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis) -> Drawing:
-    """Compile, walk and simulate the plan. Raises ValueError for a plan that does not speak of this chain."""
+def draw(
+    plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis, measured: Measured | None = None
+) -> Drawing:  # fmt: skip
+    """Compile, walk and simulate the plan. `measured` is left out where it is of another program. Raises ValueError for
+    a plan that does not speak of this chain."""
     program = compile_program(plan, chain)
     timeline = simulate(program, chain, hardware)
     host_s = host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
@@ -120,7 +125,7 @@ def draw(plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Bas
         title=title, plan=plan, chain=chain, hardware=hardware, basis=basis, program=program,
         steps=last_steps(program, chain, hardware, STEPS, around=AROUND), memory=tuple(gpu_breakdown(program, chain)),
         loads=tuple(sorted(loads, key=lambda load: -load.busy_s)), queues_step_s=timeline.step_s,
-        step_s=step_s,
+        step_s=step_s, measured=measured if measured is not None and measured.is_of(program) else None,
     )  # fmt: skip
 
 

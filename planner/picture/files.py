@@ -12,6 +12,7 @@ from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
 from planner.picture.basis import Basis
 from planner.schedule.chain import Chain
+from planner.schedule.measured import TIMELINE, Measured
 from planner.schedule.plan import Plan
 
 
@@ -37,8 +38,9 @@ class Pictures:
         return cls(trace=options.trace, html=options.html)
 
     def write(
-        self, plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis = Basis.ESTIMATED
-    ) -> None:
+        self, plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis = Basis.ESTIMATED,
+        measured: Measured | None = None,
+    ) -> None:  # fmt: skip
         """Draw the plan into the files. Raises UserError (exit 2) for one that cannot be written."""
         if self.trace is None and self.html is None:
             return
@@ -46,7 +48,7 @@ class Pictures:
         from planner.picture.page import page
         from planner.picture.trace import trace
 
-        drawing = draw(plan, chain, hardware, title=title, basis=basis)
+        drawing = draw(plan, chain, hardware, title=title, basis=basis, measured=measured)
         if self.trace is not None:
             _write(self.trace, json.dumps(trace(drawing), separators=(",", ":")) + "\n")
         if self.html is not None:
@@ -57,7 +59,7 @@ NO_PICTURES = Pictures()
 
 
 def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
-    """Draw the plan of a plan.json. Raises UserError (exit 2) where there is none."""
+    """Draw the plan of a plan.json, and what its run has recorded. Raises UserError (exit 2) where there is none."""
     try:
         found = json.loads(file.read_text("utf-8"))
         plan, chain = from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
@@ -66,7 +68,15 @@ def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
         raise UserError(
             f"There is no plan in {file}.", code="no-plan", numbers=(str(error),), exit_code=Exit.USAGE
         ) from None
-    pictures.write(plan, chain, hardware, title=title, basis=basis)
+    pictures.write(plan, chain, hardware, title=title, basis=basis, measured=_measured(file.with_name(TIMELINE)))
+
+
+def _measured(file: Path) -> Measured | None:
+    """What a run has recorded; None where it has not, or not so that it can be read."""
+    try:
+        return from_json(Measured, json.loads(file.read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _write(path: Path, text: str) -> None:

@@ -65,6 +65,11 @@ class RunFolder:
         return (self.path / "data" / "corpus.json").exists()
 
     @property
+    def timeline(self) -> Path:
+        """When the operations of two steps ran (planner.schedule.measured), beside the plan for whoever draws that."""
+        return self.path / "timeline.json"
+
+    @property
     def metrics(self) -> Path:
         """The trainer's events, one JSON object a line."""
         return self.path / "metrics.jsonl"
@@ -162,6 +167,10 @@ class RunFolder:
     def write_plan(self, plan: dict[str, Any]) -> None:
         """plan.json; a reader finds the old one or the new one, whole."""
         _write_object(self.plan, plan)
+
+    def write_timeline(self, timeline: dict[str, Any]) -> None:
+        """timeline.json; a reader finds the old one or the new one, whole."""
+        _write_object(self.timeline, timeline)
 
     def write_distinct_tokens(self, counts: Sequence[int]) -> None:
         """tokens.json; a reader finds the old one or the new one, whole."""

@@ -14,6 +14,7 @@ from planner.errors import Exit, UserError
 from planner.graph import refuse_autocast
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
+from planner.schedule.measured import Measured
 from planner.schedule.peak_moments import distinct_tokens
 from planner.schedule.plan import Plan
 from worker.engine.actions import Actions
@@ -117,6 +118,29 @@ class Engine:
         """Seconds that computation has waited for copies and CPU updates."""
         return self._interpreter.waited_s
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether it notes when operations run."""
+        return self._interpreter.recording is not None
+
+    def record(self) -> None:
+        """Note when the operations of the next steps run. Whatever drains the engine ends that."""
+        self._usable()
+        self._interpreter.record()
+
+    def forget_recording(self) -> None:
+        """Note nothing more."""
+        self._interpreter.recording = None
+
+    def recorded(self) -> Measured | None:
+        """When the operations of two steps ran, as soon as it is known: after the step that follows them. Then nothing
+        more is noted."""
+        recording = self._interpreter.recording
+        if recording is None or not recording.is_full:
+            return None
+        self.drain()  # what is noted is over
+        return recording.measured()
+
     def step(
         self,
         batches: Sequence[Mapping[str, Tensor]],
@@ -151,6 +175,8 @@ class Engine:
         self.torn = self._stepping = True  # torn until all of the step is done
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
+                if self._interpreter.recording is not None:
+                    self._interpreter.recording.begin_step(values.number)
                 self._cursor.begin(values)
                 self._gradients.begin_step(values)
                 losses: list[Tensor] = []
@@ -257,6 +283,7 @@ class Engine:
         try:
             self._cursor.run_carried()
             self._interpreter.drain()
+            self.forget_recording()
         except BaseException:
             self._tear()
             raise

@@ -19,6 +19,7 @@ from worker.runtime.arena import Memory, NoPlaces
 from worker.runtime.interpreter import Perform
 from worker.runtime.machine import RandomState
 from worker.runtime.queues import QueueInterpreter
+from worker.runtime.recording import now
 from worker.runtime.slabs import map_memory
 from worker.runtime.step_values import StepValues
 
@@ -125,4 +126,18 @@ class CpuInterpreter(QueueInterpreter):
 
     def run(self, op: Op, values: StepValues) -> None:
         """Do `op`."""
+        begin = now()
         self._perform(op, values)
+        if (recording := self.recording) is not None:
+            recording.add(op, values.number, begin, now())
+
+    def wait(self, op: Op) -> None:
+        """Return when the turn `op` may compute. Raises what went wrong on a queue."""
+        super().wait(op)
+        if self.recording is not None:
+            self.recording.begin_turn(op, now())
+
+    def done(self, op: Op) -> None:
+        """The turn `op` has computed."""
+        if self.recording is not None:
+            self.recording.end_turn(op, now())

@@ -24,13 +24,14 @@ import torch
 from torch import Tensor
 
 from planner.schedule.chain import Chain
-from planner.schedule.compile import Op, Program, Queue
+from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.places import Spans
 from worker.runtime.arena import Memory, NoPlaces, PlannedMemory, arena, is_out_of_memory
 from worker.runtime.host_values import HostValues
 from worker.runtime.interpreter import Perform
 from worker.runtime.machine import RandomState
 from worker.runtime.queues import QueueInterpreter
+from worker.runtime.recording import Recording, now
 from worker.runtime.slabs import map_memory
 from worker.runtime.step_values import StepValues
 
@@ -209,26 +210,56 @@ class CudaInterpreter(QueueInterpreter):
 
     def run(self, op: Op, values: StepValues) -> None:
         """Give `op` to its stream, behind what it waits for; a CPU update or a read waits on the host, and runs."""
+        recording = self.recording
         if op.queue not in self._streams:
             for event in self._events_before(op):
                 event.synchronize()
+            begin = now()
             self._perform(op, values)
+            if recording is not None:
+                recording.add(op, values.number, begin, now())
             return
+        stream = self._streams[op.queue]
         self._wait_on_stream(op)
+        start = None if recording is None else _mark(stream)
         if op.queue is Queue.COMPUTE:  # whoever computes is on that stream already
             self._perform(op, values)
         else:
-            with torch.cuda.stream(self._streams[op.queue]):
+            with torch.cuda.stream(stream):
                 self._perform(op, values)
+        if recording is not None:
+            recording.add(op, values.number, start, _mark(stream))
         self.done(op)
 
     def wait(self, op: Op) -> None:
         """Let the computing stream wait for what the turn `op` needs; return when all of it is issued."""
         super().wait(op)
         self._wait_on_stream(op)
+        if self.recording is not None:
+            self.recording.begin_turn(op, _mark(self._streams[Queue.COMPUTE]))
+
+    def record(self) -> None:
+        """Note from now on when operations run: on streams by events, whose times are told from one that has just
+        passed."""
+        self._finish()
+        tries = []
+        for _ in range(5):  # one that nothing has come between
+            before = now()
+            mark = _mark(self._machine.stream)
+            mark.synchronize()
+            tries.append((now() - before, before, mark))
+        length_ns, zero_ns, zero = min(tries, key=lambda one: one[0])
+        zero_ns += length_ns // 2
+
+        def ns_of(mark: torch.cuda.Event | int) -> int:
+            return mark if isinstance(mark, int) else zero_ns + round(1e6 * zero.elapsed_time(mark))
+
+        self.recording = Recording(self._program, ns_of)
 
     def done(self, op: Op) -> None:
         """`op` is on its stream: mark the place."""
+        if self.recording is not None and op.kind is OpKind.RUN:
+            self.recording.end_turn(op, _mark(self._streams[Queue.COMPUTE]))
         event = self._events.get(id(op))
         if event is not None:
             event.record(self._streams[op.queue])
@@ -261,6 +292,13 @@ class CudaInterpreter(QueueInterpreter):
 def _event() -> torch.cuda.Event:
     """The CPU queue sleeps where it waits for one (`blocking`), it does not spin."""
     return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+
+def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """A place in the stream whose time will be known."""
+    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    mark.record(stream)
+    return mark
 
 
 def _cudart() -> Any:

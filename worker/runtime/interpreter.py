@@ -11,6 +11,7 @@ import torch
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.plan import Direction
 from worker.runtime.arena import is_out_of_memory
+from worker.runtime.recording import Recording
 from worker.runtime.step_values import StepValues
 
 Perform = Callable[[Op, StepValues], None]
@@ -21,9 +22,14 @@ class Interpreter(Protocol):
     """Runs operations on queues. Methods are called by the one thread that has the right to compute.
 
     waited_s    seconds that it has waited for other queues
+    recording   where it notes when operations run; None: nowhere
     """
 
     waited_s: float
+    recording: Recording | None
+
+    def record(self) -> None:
+        """Note from now on when operations run. No step may be running."""
 
     def issue(self, op: Op, values: StepValues) -> None:
         """Do an operation of the computing queue after what it waits for; hand any other one to its queue."""

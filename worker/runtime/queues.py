@@ -9,6 +9,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from planner.schedule.compile import Op, Program, Queue
+from worker.runtime.recording import Recording
 from worker.runtime.step_values import StepValues
 
 
@@ -112,6 +113,7 @@ class QueueInterpreter(ABC):
 
     def __init__(self, program: Program) -> None:
         self.waited_s = 0.0
+        self.recording: Recording | None = None
         self._tickets = Tickets()
         self._program = program  # keeps the operations alive, whose ids are keys here: names are built at every call
         by_name = {op.name: op for op in program.ops}
@@ -125,6 +127,10 @@ class QueueInterpreter(ABC):
         used = {op.queue for op in program.ops} | {Queue.H2D, Queue.D2H, Queue.CPU}  # disks are used by few
         others = (queue for queue in Queue if queue is not Queue.COMPUTE and queue in used)
         self._queues = {queue: _QueueThread(queue, self._tickets, self.setup, self.run) for queue in others}
+
+    def record(self) -> None:
+        """Note from now on when operations run."""
+        self.recording = Recording(self._program)
 
     @abstractmethod
     def setup(self) -> None:

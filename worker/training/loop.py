@@ -25,6 +25,7 @@ from worker.training.evaluation import Evaluates, Evaluations
 from worker.training.learning_rate import learning_rate
 from worker.training.metrics import Metrics
 from worker.training.stop import StopRequest
+from worker.training.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +124,8 @@ class Training:
     evaluations: Evaluations
     best: Best | None = None
     """Which evaluation counts, where the job asks that."""
+    timeline: Timeline | None = None
+    """Where two steps are to be recorded."""
     predicted_s: Callable[[Sequence[Mapping[str, Tensor]]], float]
     """How long a step on these batches should take."""
 
@@ -150,6 +153,8 @@ class Training:
                 self._check_state()
                 return True
             batches = self.batches.step(self.engine.steps_done)
+            if self.timeline is not None and not meter.on:
+                self.timeline.before_step(batches)
             text = self._step(batches, self.engine.steps_done, total, metered=meter.on)
             if meter.seen_enough(batches):
                 self.engine.stop_metering()

@@ -46,6 +46,7 @@ from worker.training.model import check_reach, load_model, load_tokenizer, tell_
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
 from worker.training.stored import bytes_named, forget_stores, open_store
+from worker.training.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +163,9 @@ class _Run:
                 samples=self.samples, done=written, losses=losses_of(events),
             ),
             predicted_s=self.forecast.step_s, best=best,
+            timeline=Timeline(
+                engine=engine, max_length=self.job.max_length, write=self.folder.write_timeline
+            ),
         )  # fmt: skip
         if not training.run():
             return False, None

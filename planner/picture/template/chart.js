@@ -7,6 +7,7 @@ const RULER = 20;
 const LANES = [["compute", 46], ["h2d", 34], ["d2h", 34], ["cpu", 34], ["disk_read", 34], ["disk_write", 34]]
   .filter(([queue]) => !queue.startsWith("disk") || ops.queue.includes(ops.queues.indexOf(queue)));
 const GAP = 8;
+const RAN = 16; // a row of what was recorded, below what was planned
 const MEMORY = 230;
 const FONT = "12px system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif";
 const SMALL = FONT.replace("12px", "11px");
@@ -15,7 +16,11 @@ const rows = {};
 let heightOfAll = AXIS + RULER + 4;
 for (const [queue, height] of LANES) {
   rows[queue] = { top: heightOfAll, height };
-  heightOfAll += height + GAP;
+  if (recorded) {
+    heightOfAll += height + 2;
+    rows[queue].ran = { top: heightOfAll, height: RAN };
+    heightOfAll += RAN + GAP + 4;
+  } else heightOfAll += height + GAP;
 }
 heightOfAll += 22;
 rows.memory = { top: heightOfAll, height: MEMORY };
@@ -75,7 +80,11 @@ function paint() {
   c.rect(view.left, 0, view.width, heightOfAll);
   c.clip();
   paintPhases(c);
-  LANES.forEach(([queue]) => paintLane(c, queue));
+  for (const [queue] of LANES) {
+    const number = ops.queues.indexOf(queue);
+    paintLane(c, lanes[number], rows[queue]);
+    if (recorded) paintLane(c, recorded[number], rows[queue].ran, false);
+  }
   paintMemory(c, rows.memory, view.start, view.end);
   paintSteps(c);
   c.restore();
@@ -129,11 +138,9 @@ function paintPhases(c) {
 
 // Neighbours of one sort that are too close to tell apart become one bar. Bars thinner than a pixel are as pale as they
 // are thin, so that a queue looks as busy as it is; one that stands alone is drawn to be seen.
-function paintLane(c, queue) {
-  const { top, height } = rows[queue];
+function paintLane(c, lane, { top, height }, labels = true) {
   c.fillStyle = colours.track;
   c.fillRect(view.left, top, view.width, height);
-  const lane = lanes[ops.queues.indexOf(queue)];
   const first = rank(lane.ends, view.start);
   const last = rank(lane.starts, view.end);
   c.font = SMALL;
@@ -154,7 +161,7 @@ function paintLane(c, queue) {
     c.globalAlpha = (emphasis && emphasis !== SORTS[sort] ? 0.15 : 1) * (thin && !alone ? Math.max(0.03, end - x) : 1);
     c.fillStyle = colours[SORTS[sort]];
     c.fillRect(x, top + 1, thin ? 1 : end - x - (end - x > 4 ? 1 : 0), height - 2);
-    if (next === at + 1) paintLabel(c, lane.occasions[at] % COUNT, x, end, top + height / 2);
+    if (labels && next === at + 1) paintLabel(c, lane.occasions[at] % COUNT, x, end, top + height / 2);
     at = next;
   }
   c.globalAlpha = 1;
@@ -222,6 +229,11 @@ function paintSteps(c) {
     c.globalAlpha = 0.55;
     for (let y = AXIS - 4; y < heightOfAll; y += 6) c.fillRect(x - 0.5, y, 1, 3);
     c.globalAlpha = 1;
+    if (recorded) {
+      c.fillStyle = colours.text; // where the recorded one begins
+      for (const [queue] of LANES) c.fillRect(xOf(step * doc.measured.step_ns) - 0.5, rows[queue].ran.top - 1, 1, RAN + 2);
+    }
+    if (x < view.left + 84) continue; // another word is there
     c.fillStyle = colours.quiet;
     c.textAlign = "left";
     c.font = SMALL;
@@ -237,6 +249,12 @@ function paintNames(c) {
   for (const [queue] of LANES) {
     const name = view.left > 100 ? QUEUE_NAMES[queue] : short[queue];
     c.fillText(name, view.left - 10, rows[queue].top + rows[queue].height / 2);
+    if (!recorded) continue;
+    c.save();
+    c.font = SMALL;
+    c.fillStyle = colours.quiet;
+    c.fillText(view.left > 100 ? "as it ran" : "ran", view.left - 10, rows[queue].ran.top + RAN / 2);
+    c.restore();
   }
   c.textAlign = "left";
   c.fillText("GPU memory", view.left, rows.memory.top - 12);

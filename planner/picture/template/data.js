@@ -5,7 +5,8 @@ const ops = doc.operations;
 const COUNT = ops.kind.length;
 const STEPS = ops.start_ns.length;
 const FIRST = doc.first_step; // the steps around those that are shown are there for what runs meanwhile
-const END = doc.end_ns;
+const PLANNED_END = doc.planned_end_ns;
+const END = doc.end_ns; // of what was recorded, if that took longer
 const SORTS = ops.sorts;
 const PARTS = doc.memory.parts;
 const STAGES = doc.stages.map((text) => text.split(" ")[0]);
@@ -52,7 +53,7 @@ const lanes = ops.queues.map(() => ({ occasions: [], starts: [], ends: [], cause
     }
     free[queue] = end;
     if (end > start) {
-      if (end > 0 && start < END) {
+      if (end > 0 && start < PLANNED_END) {
         const lane = lanes[queue];
         lane.occasions.push(occasion);
         lane.starts.push(start);
@@ -62,6 +63,27 @@ const lanes = ops.queues.map(() => ({ occasions: [], starts: [], ends: [], cause
       pending[queue] = [];
     }
   }
+}
+
+// What was recorded of a run, likewise; allocations and releases are left out, which the plan takes for nothing.
+const recorded = doc.measured && ops.queues.map(() => ({ occasions: [], starts: [], ends: [] }));
+if (recorded) {
+  const found = ops.queues.map(() => []);
+  doc.measured.start_ns.forEach((starts, step) => {
+    starts.forEach((start, op) => {
+      const end = doc.measured.end_ns[step][op];
+      if (end > start && end > 0 && start < END && SORTS[ops.sort[op]] !== "memory") {
+        found[ops.queue[op]].push([start, end, (FIRST + step) * COUNT + op]);
+      }
+    });
+  });
+  found.forEach((bars, queue) => {
+    for (const [start, end, occasion] of bars.sort((a, b) => a[0] - b[0])) {
+      recorded[queue].occasions.push(occasion);
+      recorded[queue].starts.push(start);
+      recorded[queue].ends.push(end);
+    }
+  });
 }
 
 const samples = doc.memory.samples.map((row) => {

@@ -35,7 +35,7 @@ function stress(name) {
   view.changed();
 }
 
-const used = new Set(lanes.flatMap((lane) => lane.occasions.map((occasion) => SORTS[ops.sort[occasion % COUNT]])));
+const used = new Set([...lanes, ...(recorded || [])].flatMap((lane) => lane.occasions.map((occasion) => SORTS[ops.sort[occasion % COUNT]])));
 legend("sorts", "queues", SORTS.filter((sort) => used.has(sort)).map((sort) => [sort, SORT_NAMES[sort], ""]));
 const present = PARTS.filter((_, number) => samples.some((sample) => sample.parts[number]));
 legend("parts", "memory", present.map((part) => [part, PART_NAMES[part], PART_HELP[part], PART_COLOURS[part]]));
@@ -49,6 +49,18 @@ legend("parts", "memory", present.map((part) => [part, PART_NAMES[part], PART_HE
     }),
   );
   document.getElementById("host").hidden = !doc.host_limited;
+}
+
+if (doc.measured) {
+  const { first_step: first, step_ns: took } = doc.measured;
+  const planned = doc.plan.step_s * 1e9;
+  const off = took / planned - 1;
+  const than = off >= 1 ? `${(1 + off).toPrecision(2)} times as long as planned` : Math.abs(off) < 0.005 ? "as planned"
+    : `${percent(Math.abs(off))} ${off > 0 ? "longer" : "shorter"} than planned`;
+  const text = document.getElementById("ran");
+  text.textContent = `The narrow rows are a run of this plan, its steps ${first} and ${first + 1}: a step took ` +
+    `${seconds(took)}, ${than}.`;
+  text.hidden = false;
 }
 
 // What the GPU waits for in a step: its pauses in the second one, by what ended them.

@@ -7,6 +7,32 @@ function laneAt(y) {
   return LANES.map(([queue]) => queue).find((queue) => y >= rows[queue].top && y < rows[queue].top + rows[queue].height);
 }
 
+// What ran at a place of the rows of what was recorded: the bar, or the pause before the next one.
+function ranAt(x, y) {
+  const queue = recorded && LANES.map(([name]) => name)
+    .find((name) => y >= rows[name].ran.top && y < rows[name].ran.top + rows[name].ran.height);
+  if (!queue || x < view.left || x > view.left + view.width) return null;
+  const lane = recorded[ops.queues.indexOf(queue)];
+  const at = timeAt(x);
+  const reach = (2 / view.width) * (view.end - view.start);
+  const number = rank(lane.starts, at + reach) - 1;
+  return number >= 0 && lane.ends[number] >= at - reach ? { queue, lane, at: number } : { queue, lane, at: -1 };
+}
+
+function ranWords({ queue, lane, at }) {
+  if (at < 0) return [title(`Nothing ran: ${QUEUE_NAMES[queue]}`)];
+  const occasion = lane.occasions[at];
+  const op = occasion % COUNT;
+  const length = lane.ends[at] - lane.starts[at];
+  const planned = endOf(occasion) - startOf(occasion);
+  const number = doc.measured.first_step + Math.floor(occasion / COUNT) - FIRST;
+  const kind = ops.kinds[ops.kind[op]];
+  const copied = ops.bytes[op] && (kind === "fetch" || kind === "send")
+    ? [line("bytes", `${bytes(ops.bytes[op])}, ${bytes(Math.round((ops.bytes[op] / length) * 1e9))}/s`)] : [];
+  return [title(capital(opName(op)), SORTS[ops.sort[op]]), el("table", {}, line("ran in", `step ${number} of the run`),
+    ...copied, line("took", seconds(length)), line("planned", planned ? seconds(planned) : "no time"))];
+}
+
 // The bar at a place, or the pause before the next one. Thin bars are met within two pixels.
 function find(x, y) {
   const queue = laneAt(y);
@@ -44,7 +70,8 @@ function paintOver() {
     c.globalAlpha = 1;
   }
   if (found && !found.idle) paintArrows(c, found.lane.occasions[found.at], found.queue);
-  const words = found ? (found.idle ? idleWords(found) : barWords(found)) : sample ? memoryWords(sample) : null;
+  const ran = found ? null : ranAt(pointer.x, pointer.y);
+  const words = ran ? ranWords(ran) : found ? (found.idle ? idleWords(found) : barWords(found)) : sample ? memoryWords(sample) : null;
   tip.hidden = !words;
   if (words) {
     tip.replaceChildren(...words);

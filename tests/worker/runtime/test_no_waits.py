@@ -31,7 +31,7 @@ INSIDE = (
     "planner/graph/chunks.py", "planner/graph/interface.py", "planner/graph/codegen.py",
     "planner/graph/inductor.py", "planner/graph/eager.py", "planner/graph/label.py", "planner/graph/block_code.py",
     "planner/graph/result.py", "planner/graph/signature.py", "planner/graph/tangents.py", "worker/runtime/arena.py",
-    "planner/graph/pieces.py",
+    "planner/graph/pieces.py", "worker/runtime/recording.py",
 )  # fmt: skip
 NOT_THERE = {
     "planner/cpu/adamw.py": "updates on the CPU; those on a GPU only call PyTorch's kernel by it",
@@ -53,6 +53,7 @@ ALLOWED = {
     ("worker/runtime/cuda.py", "CudaMachine.cap", "int"): "of Python numbers",
     ("worker/runtime/cuda.py", "CudaMachine.synchronize", "synchronize"): "asked for after errors and evaluations",
     ("worker/runtime/cuda.py", "CudaInterpreter.run", "synchronize"): "only the CPU's thread waits, for its gradients",
+    ("worker/runtime/cuda.py", "CudaInterpreter.record", "synchronize"): "when no step runs: a recording begins",
     ("worker/runtime/cuda.py", "CudaInterpreter._finish", "synchronize"): "when no step runs: drain and close",
     ("worker/runtime/cuda.py", "_Registered.__del__", "synchronize"): "memory ends: with the engine, or a slab grows",
     ("worker/runtime/cuda.py", "CudaMachine.stage", "pin_memory"): "of host tensors; torch's pool reuses the memory",

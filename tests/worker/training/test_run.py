@@ -9,9 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from planner.codec import from_json
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
+from planner.schedule.compile import compile_program
+from planner.schedule.measured import TIMELINE, Measured
 from tests.support.plain_engine import PlainEngine
 from tests.support.runs import STEPS, make_run
 from worker.data.batches import Batches
@@ -20,7 +23,7 @@ from worker.runtime.step_values import AdamW
 from worker.training.learning_rate import decay_names, learning_rate
 from worker.training.metrics import read_metrics
 from worker.training.model import load_model, load_tokenizer
-from worker.training.run import _tell_checkpoints, run_job
+from worker.training.run import _tell_checkpoints, read_plan, run_job
 from worker.training.stop import StopRequest
 
 
@@ -71,6 +74,11 @@ def test_a_run_gives_the_losses_and_the_model_of_plain_pytorch(
     trained = AutoModelForCausalLM.from_pretrained(run.path / "output")
     assert {name: p.dtype for name, p in trained.named_parameters()} == {n: w.dtype for n, w in weights.items()}
     assert [n for n, p in trained.named_parameters() if not torch.equal(p, weights[n])] == []
+    if job.packing:  # all rows are full
+        recorded = from_json(Measured, json.loads(run.timeline.read_text("utf-8")))
+        plan, chain, _ = read_plan(run)
+        assert run.timeline == run.plan.with_name(TIMELINE)
+        assert recorded.is_of(compile_program(plan, chain)) and recorded.first_step == 5  # after the save
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
