@@ -10,6 +10,8 @@ from typing import Any
 from planner.job.source import SWITCHED_OFF, shown
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PEFTS: dict[str, object] = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+"""What peft has for a key that is not in a config."""
 _KEYS = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
     "use_rslora": "use_rslora", "use_dora": "use_dora", "modules_to_save": "lora_modules_to_save",
@@ -17,10 +19,13 @@ _KEYS = {
 """peft's key -> the job's."""
 _SAYS_NOTHING = frozenset({
     "task_type", "base_model_name_or_path", "auto_mapping", "revision", "inference_mode", "peft_version", "peft_type",
-    "fan_in_fan_out", "init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
-    "runtime_config", "megatron_core", "qalora_group_size", "velora_config", "arrow_config", "monteclora_config",
+    "fan_in_fan_out", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config", "megatron_core",
+    "qalora_group_size",
 })  # fmt: skip
 """How it was made, or from what; once it is there, that is over."""
+_FINE: dict[str, tuple[object, ...]] = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva", "orthogonal")}
+"""Values beside those that ask for nothing. Of all other ways to begin, pissa and olora for two, peft takes what the
+adapter begins with off the model's own weights, each time that it loads such an adapter."""
 
 
 def local_adapter(text: object, folder: Path | None) -> str:
@@ -49,11 +54,13 @@ def adapter_keys(path: str) -> dict[str, Any]:
     if found.get("peft_type") != "LORA":
         raise ValueError(f"the adapter is {shown(found.get('peft_type'))}; LORA is there, and no other yet")
     for key, value in found.items():
-        known = key in _KEYS or key in _SAYS_NOTHING or (key == "bias" and value == "none")
+        known = key in _KEYS or key in _SAYS_NOTHING or value in _FINE.get(key, ())
         if not known and value not in (*SWITCHED_OFF, {}):
             raise ValueError(f"the adapter has {key}: {shown(value)}, which is not there yet")
-    values = {ours: found.get(theirs) for theirs, ours in _KEYS.items()}
+    values = {ours: found.get(theirs, _PEFTS.get(theirs)) for theirs, ours in _KEYS.items()}
     targets = values["lora_target_modules"]
+    if not targets:
+        raise ValueError(f"{path}/{CONFIG} has no target_modules")
     values["lora_target_modules"] = tuple(sorted(targets)) if isinstance(targets, list) else targets
     modules = values["lora_modules_to_save"]
     values["lora_modules_to_save"] = tuple(modules) if modules else None

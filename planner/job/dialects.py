@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner.job.source import SWITCHED_OFF
 from planner.keys.llama_factory import LLAMA_FACTORY as LLAMA_FACTORY_KEYS
 from planner.keys.trl import TRL as TRL_KEYS
 
@@ -52,7 +53,7 @@ class Dialect:
 
     def missing(self, values: Mapping[str, Any]) -> list[str]:
         """Keys that the tool wants given."""
-        wanted = ("lora_r", "lora_alpha", "lora_target_modules") if values.get("method") == "lora" else ()
+        wanted = ("lora_r", "lora_alpha", "lora_target_modules") if _makes_adapters(values) else ()
         return [key for key in wanted if self.tool == AXOLOTL and values.get(key) is None]
 
     def fill(self, values: dict[str, Any], file: Mapping[str, object]) -> str | None:
@@ -66,12 +67,12 @@ class Dialect:
                 absent["method"] = "lora"
             if file.get("stage") == "pt":
                 absent |= {"packing": "wrapped"}
-        if values.get("method", absent.get("method")) == "lora":
+        if _makes_adapters(absent | values):
             absent |= LORA_DEFAULTS[self.tool]
-            if self.tool == TRL and values.get("load_in_4bit") is True:
-                absent["bnb_4bit_use_double_quant"] = False
             if self.tool == LLAMA_FACTORY:
                 absent["lora_alpha"] = 2 * _whole(values.get("lora_r", absent["lora_r"]))
+        if self.tool == TRL and values.get("method") == "lora" and values.get("load_in_4bit") is True:
+            absent["bnb_4bit_use_double_quant"] = False
         if self.tool == AXOLOTL and _are_completions(values.get("dataset")):
             absent["long_rows"] = "split"
         if self.tool == AXOLOTL and _chooses(values):
@@ -84,6 +85,11 @@ class Dialect:
             return None
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         return f"the file reads as {self.tool}'s; what it leaves out is as there: {words}"
+
+
+def _makes_adapters(values: Mapping[str, Any]) -> bool:
+    """Whether adapters are made: one that is there has a rank, and all else, of its own."""
+    return values.get("method") == "lora" and values.get("adapter_name_or_path") in SWITCHED_OFF
 
 
 def _chooses(values: Mapping[str, Any]) -> bool:

@@ -22,9 +22,12 @@ ADAPTER, MODULES = "adapter_name_or_path", "lora_modules_to_save"
 _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
 
 
-def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
+def check_lora(
+    values: dict[str, Any], names: dict[str, str], source: Source, *, decided: bool = False
+) -> list[Mistake]:  # fmt: skip
     """Mistakes in the keys of LoRA; `values` by canonical name, `names`: canonical name -> the name in the file. Fills
-    the defaults into `values` for `method: lora`; else takes out keys that are switched off."""
+    the defaults into `values` for `method: lora`; else takes out keys that are switched off. `decided`: the keys say
+    all, whatever is by now in the folder of the adapter that the job goes on from."""
     if values.get("method") != "lora":
         given = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
         given += [key for key in KINDS if values.get(key) is True]
@@ -32,7 +35,7 @@ def check_lora(values: dict[str, Any], names: dict[str, str], source: Source) ->
         for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES):
             values.pop(key, None)
         return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given]
-    mistakes = _as_the_adapter(values, names, source)
+    mistakes = [] if decided else _as_the_adapter(values, names, source)
     targets = values.get("lora_target_modules")
     values["lora_target_modules"] = _targets(targets)
     for key, default in DEFAULTS.items():
@@ -59,12 +62,23 @@ def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Sourc
         found = adapter_keys(path)
     except (ValueError, OSError) as error:
         return [source.mistake(names[ADAPTER], "not-there", str(error))]
-    given = {key: values[key] for key in found if source.values.get(names.get(key, key)) is not None}
+    said = [key for key in found if source.values.get(names.get(key, key)) is not None]
+    given = {key: values[key] for key in said if values.get(key) is not None}
     values |= found
     return [
         source.mistake(names[key], "bad-value", f"it is {shown(value)}; the adapter has {shown(found[key])}")
-        for key, value in given.items() if key not in ("lora_target_modules", MODULES) and value != found[key]
+        for key, value in given.items() if not _same(key, value, found[key])
     ]  # fmt: skip
+
+
+def _same(key: str, given: object, found: object) -> bool:
+    """Whether the file says what the adapter has. All linear layers are those that the adapter was made for."""
+    if key not in ("lora_target_modules", MODULES):
+        return given == found
+    given = _targets(given)
+    if given in (ALL_LINEAR, False):
+        return True
+    return set(given) == set(found or ()) if isinstance(given, tuple) and not isinstance(found, str) else given == found
 
 
 def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:

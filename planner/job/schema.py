@@ -218,7 +218,8 @@ class Job(BaseModel):
             mistakes += settle_data(values, data_names, source, dialect.tool, folder)
         mistakes += resolve_paths(values, folder, source, lambda key: _name_in(source, key), only_planned=only_planned)
         names = {key: _name_in(source, key) for key in values}
-        mistakes += check_evaluation(values, names, source) + check_lora(values, names, source)
+        mistakes += check_evaluation(values, names, source)
+        mistakes += check_lora(values, names, source, decided=folder is None)
         mistakes += [] if only_planned else check_schedule(values, names, source)
         mistakes += check_batch(values, names, source) + check_window(values, names, source)
         mistakes += [] if only_planned or mistakes else check_weights(values, names, source)

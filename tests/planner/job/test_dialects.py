@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,18 @@ def test_values_that_are_done_otherwise_are_said(folder: Path) -> None:
     _, notes = Job.parse_with_notes(AXOLOTL + keys, folder)
     assert any("optimizer: adamw_bnb_8bit (AdamW's states are fp32 here" in line for line in notes)
     assert any("attn_implementation: flash_attention_2 (attention is PyTorch's sdpa" in line for line in notes)
+
+
+def test_an_adapter_that_is_there_has_all_that_the_tools_would_have_given(folder: Path) -> None:
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 12, "lora_dropout": 0.2, "target_modules": ["q_proj"]}
+    (folder / "saves").mkdir()
+    (folder / "saves" / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "saves" / "adapter_model.safetensors").touch()
+    for text in (
+        AXOLOTL + "adapter: lora\nlora_model_dir: saves\n", LLAMA_FACTORY + "adapter_name_or_path: saves\n",
+        TRL + "use_peft: true\nadapter_name_or_path: saves\n",
+    ):  # fmt: skip
+        job = Job.parse(text, folder)
+        assert (job.lora_r, job.lora_alpha, job.lora_dropout, job.lora_target_modules) == (4, 12.0, 0.2, ("q_proj",))
+        assert "lora_" not in note(text, folder)
+    assert "method lora" in note(LLAMA_FACTORY + "adapter_name_or_path: saves\n", folder)

@@ -75,13 +75,26 @@ def adapter(folder: Path, **config: object) -> Path:
 
 def test_a_job_that_goes_on_from_an_adapter_has_its_shape(lora_folder: Path) -> None:
     adapter(lora_folder)
-    for lines in ("", "lora_r: 4\nlora_dropout: 0.2\n"):
+    same = "lora_r: 4\nlora_dropout: 0.2\n"
+    for lines in ("", same, same + "lora_target: q_proj\n", same + "lora_target_linear: true\nadditional_target: ''\n"):
         job = Job.parse(LORA + "adapter_name_or_path: made\n" + lines, lora_folder)
         assert (job.lora_r, job.lora_alpha, job.lora_dropout, job.lora_target_modules) == (4, 12, 0.2, ("q_proj",))
     (lora_folder / "resolved.yaml").write_text(job.resolved_yaml())
     assert Job.from_resolved(lora_folder / "resolved.yaml") == job
-    (lora_folder / "made" / "adapter_config.json").unlink()
+    shutil.rmtree(lora_folder / "made")
     assert Job.from_resolved(lora_folder / "resolved.yaml") == job, "what it is stands in the job"
+    adapter(lora_folder, target_modules=["v_proj"], r=8, peft_type="IA3")
+    assert Job.from_resolved(lora_folder / "resolved.yaml") == job, "whatever is there by now"
+
+
+def test_what_an_adapters_config_leaves_out_is_as_in_peft(lora_folder: Path) -> None:
+    adapter(lora_folder)
+    path = lora_folder / "made" / "adapter_config.json"
+    path.write_text(json.dumps({"peft_type": "LORA", "target_modules": ["q_proj"]}))
+    job = Job.parse(LORA + "adapter_name_or_path: made\n", lora_folder)
+    assert (job.lora_r, job.lora_alpha, job.lora_dropout) == (8, 8.0, 0.0)
+    path.write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+    assert "has no target_modules" in str(refusal(LORA + "adapter_name_or_path: made\n", lora_folder))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +104,14 @@ def test_a_job_that_goes_on_from_an_adapter_has_its_shape(lora_folder: Path) -> 
         ({}, "use_dora: true", "use_dora: it is true; the adapter has false"),
         ({"peft_type": "IA3"}, "", 'the adapter is "IA3"; LORA is there'),
         ({"rank_pattern": {"q_proj": 2}}, "", "the adapter has rank_pattern"),
+        ({}, "lora_target_modules: [v_proj]", 'lora_target_modules: it is ["v_proj"]; the adapter has ["q_proj"]'),
+        ({}, "lora_target_modules: '.*q_proj'", 'it is ".*q_proj"; the adapter has ["q_proj"]'),
+        ({"target_modules": ".*q_proj"}, "lora_target: q_proj", 'it is "q_proj"; the adapter has ".*q_proj"'),
+        ({"modules_to_save": ["lm_head"]}, "lora_modules_to_save: [embed_tokens]", 'the adapter has ["lm_head"]'),
+        ({}, "additional_target: lm_head", "the adapter has null"),
+        ({"init_lora_weights": "pissa"}, "", 'the adapter has init_lora_weights: "pissa", which is not there yet'),
+        ({"init_lora_weights": "olora"}, "", "the adapter has init_lora_weights"),
+        ({"velora_config": {"num_groups": 4}}, "", "the adapter has velora_config"),
         ({}, "adapter_name_or_path: gone", "there is no adapter_config.json in"),
     ],
 )
