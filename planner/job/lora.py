@@ -78,7 +78,8 @@ def _same(key: str, given: object, found: object) -> bool:
     given = _targets(given)
     if given in (ALL_LINEAR, False):
         return True
-    return set(given) == set(found or ()) if isinstance(given, tuple) and not isinstance(found, str) else given == found
+    found = () if found is None else found
+    return set(given) == set(found) if isinstance(given, tuple) and isinstance(found, tuple) else given == found
 
 
 def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
