@@ -101,6 +101,12 @@ def test_an_operation_whose_weights_are_frozen_but_not_its_biases_has_the_bytes_
     check(name, frozen="weight")
 
 
+def layouts_of(name, *settings):
+    """Two of the layouts: the plain one, and of the others a different one in each of an operation's tests."""
+    others = list(LAYOUTS)[1:]
+    return [LAYOUTS["in order"], LAYOUTS[others[(list(ALL).index(name) + sum(settings)) % len(others)]]]
+
+
 def check(name, *, turned=False, in_order=False, autocast=False, frozen=None):
     """Runs the block as it is and by its codes, which are returned. `frozen`: no weight of that name is trained."""
     torch.manual_seed(0)
@@ -114,7 +120,7 @@ def check(name, *, turned=False, in_order=False, autocast=False, frozen=None):
             buffer.copy_(before)
         torch.manual_seed(1)
 
-    for turn in LAYOUTS.values():
+    for turn in layouts_of(name, turned, 2 * in_order):
         anew()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             wanted = block(x)

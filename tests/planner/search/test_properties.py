@@ -25,7 +25,7 @@ from tests.support.random_chains import chains, machines
 UNLIMITED = 10**9
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=chains(),
     hardware=machines(),
@@ -64,7 +64,7 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
         assert plan.step_s <= predicted_step_s(program_of(candidate), chain, hardware)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=chains(),
     hardware=machines(),
@@ -89,7 +89,7 @@ def test_the_least_possible_budget_is_enough_and_one_byte_less_is_refused(
     assert refused.value.code == "budget-too-small"
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=chains(), hardware=machines(), host=st.sampled_from((2000, 6000, UNLIMITED)),
     small=st.sampled_from((400, 1500, UNLIMITED)), slices=st.sampled_from((1, 2, 4)), clip=st.booleans(),
@@ -113,7 +113,7 @@ def test_that_small_tensors_stay_makes_no_budget_too_small(
         assert all(device_bytes(candidate, s) <= enough for s, candidate in rounds_that_fit(fits).items())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains(), hardware=machines(), share=st.floats(0.0, 1.0), slices=st.sampled_from((1, 3)))
 def test_a_small_host_is_never_overfilled(chain: Chain, hardware: Hardware, share: float, slices: int) -> None:
     everything = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
