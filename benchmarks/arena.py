@@ -27,7 +27,7 @@ from planner.schedule.allocations import Allocations, allocations
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.places import grains
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from tests.support.arena_alone import replay, replay_random, shorter
 from tests.support.cuda.memory import Allocator, Block
 from tests.support.shapes import SHAPES, llama_chain, machine
@@ -118,11 +118,13 @@ def main() -> None:
         try_plans(chain, others, given.plans)
         return
     settings: dict[str, Any] = {"cpu_budget_bytes": _HOST, "slices": given.slices, "clip": given.clip}
-    least = least_budget(chain, machine(), **settings).gpu_bytes
+    least = Problem(chain=chain, hardware=machine(), gpu_budget_bytes=0, **settings).least().gpu_bytes
     print("budget   live bytes   caching allocator   one segment   places   run: of the peak, strays, calls")
     for share in _SHARES:
         budget = int(share * least)
-        plan = make_plan(chain, machine(), gpu_budget_bytes=budget, time_limit_s=given.seconds, **settings)
+        plan = Problem(
+            chain=chain, hardware=machine(), gpu_budget_bytes=budget, **settings,
+        ).plan(time_limit_s=given.seconds)  # fmt: skip
         found = allocations(compile_program(plan, chain), chain)
         live = live_bytes(found)
         default, one = reserved_bytes(found), reserved_bytes(found, first=4 * live)

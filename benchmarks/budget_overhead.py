@@ -46,7 +46,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.support.engine_plans import adamw
 from tests.support.plain_engine import PlainEngine
 from worker.engine.engine import Engine
@@ -116,10 +116,10 @@ def measure(width: int, slices: int, pairs: int, share: float) -> Measured:
     analysis = analyse_model(make_model(width), batches[0], device=CPU)
     hardware = measure_hardware(CPU)
     chain = analysis.chain(measure_times(analysis, CPU, hardware, slices=slices))
-    planned = make_plan(
-        chain, hardware, gpu_budget_bytes=int(share * plain_bytes), cpu_budget_bytes=HOST, slices=slices, clip=False,
-        time_limit_s=SECONDS,
-    )  # fmt: skip
+    planned = Problem(
+        chain=chain, hardware=hardware, gpu_budget_bytes=int(share * plain_bytes), cpu_budget_bytes=HOST, slices=slices,
+        clip=False,
+    ).plan(time_limit_s=SECONDS)  # fmt: skip
     plans = {
         "kept": resident_plan(chain, hardware, None, slices),
         "recomputed": resident_plan(chain, hardware, planned.options, slices),

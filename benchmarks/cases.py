@@ -14,7 +14,7 @@ from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
-from planner.search.make_plan import least_budget
+from planner.search.problem import Problem
 
 UNLIMITED = 2**60
 
@@ -68,7 +68,9 @@ def _between(name: str, seed: int, chain: Chain, hardware: Hardware) -> Case:
     setting = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=1, clip=False)
     everything = assemble(chain, resident(setting, profile(setting, "fast"), "resident"), slices=1, clip=False)
     most = gpu_peak_bytes(compile_program(everything, chain), chain)
-    least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=1, clip=False).gpu_bytes
+    least = Problem(
+        chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=UNLIMITED, slices=1, clip=False,
+    ).least().gpu_bytes  # fmt: skip
     share = random.Random(seed + 10**6).uniform(0.05, 0.9)
     return Case(
         name=name, chain=chain, hardware=hardware, gpu_bytes=least + int(share * (most - least)),

@@ -41,7 +41,7 @@ from planner.measure.machine_rates import measure_hardware
 from planner.measure.times import device_name
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 
 ZERO = {"DeepSpeed ZeRO-Offload": "zero-offload", "DeepSpeed ZeRO-3 offload": "zero-3-offload"}
 RESULTS = Path(__file__).with_name("results")
@@ -182,16 +182,17 @@ class Bench:
     def _budgets(self, peak_bytes: int) -> Iterator[tuple[str, int]]:
         for share in self._shares:
             yield f"offmate, {share:.0%} of plain", int(share * peak_bytes)
-        least = least_budget(
-            self._chain, self.hardware, cpu_budget_bytes=self.hardware.cpu_bytes, slices=self.work.slices, clip=False
-        )
+        least = Problem(
+            chain=self._chain, hardware=self.hardware, gpu_budget_bytes=0, cpu_budget_bytes=self.hardware.cpu_bytes,
+            slices=self.work.slices, clip=False,
+        ).least()  # fmt: skip
         yield "offmate, least possible", least.gpu_bytes
 
     def _plan(self, budget_bytes: int) -> Plan:
-        return make_plan(
-            self._chain, self.hardware, gpu_budget_bytes=budget_bytes, cpu_budget_bytes=self.hardware.cpu_bytes,
-            slices=self.work.slices, clip=False, time_limit_s=self._planning_s,
-        )  # fmt: skip
+        return Problem(
+            chain=self._chain, hardware=self.hardware, gpu_budget_bytes=budget_bytes,
+            cpu_budget_bytes=self.hardware.cpu_bytes, slices=self.work.slices, clip=False,
+        ).plan(time_limit_s=self._planning_s)  # fmt: skip
 
     def _offmate(self, heat: Heat, plain: Child) -> Heat:
         assert heat.budget_bytes is not None

@@ -35,7 +35,8 @@ from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
 from planner.machine.presets import CARDS, preset, usable_cpu_bytes, usable_gpu_bytes
 from planner.schedule.chain import Block, Chain, Option, Tensor
-from planner.search.make_plan import in_rounds, least_budget, make_plan
+from planner.search.make_plan import in_rounds
+from planner.search.problem import Problem
 
 GAP = 0.002
 _GIB = 2**30
@@ -194,9 +195,10 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
     chain = VARIANTS[variant](chain_of(case, hardware))
     gpu, cpu = hardware.gpu_bytes, usable_cpu_bytes(case.host_gib * _GIB)
     try:
-        least = least_budget(
-            chain, hardware, cpu_budget_bytes=cpu, slices=case.slices, clip=case.clip, cpu_updates=case.cpu_updates
-        ).gpu_bytes
+        least = Problem(
+            chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=cpu, slices=case.slices,
+            clip=case.clip, cpu_updates=case.cpu_updates,
+        ).least().gpu_bytes  # fmt: skip
     except UserError:
         return Seen(
             case=case.name, variant=variant, step_s=math.inf, bound_s=0.0, rounds=0, least_gpu_bytes=0, options={}
@@ -204,10 +206,10 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
     step_s, bound_s, rounds, options = math.inf, 0.0, 0, tuple[str, ...]()
     started = time.process_time()
     if least <= gpu and plans:
-        plan = make_plan(
-            chain, hardware, gpu_budget_bytes=gpu, cpu_budget_bytes=cpu, slices=case.slices, clip=case.clip,
-            time_limit_s=60.0, cpu_updates=case.cpu_updates,
-        )  # fmt: skip
+        plan = Problem(
+            chain=chain, hardware=hardware, gpu_budget_bytes=gpu, cpu_budget_bytes=cpu, slices=case.slices,
+            clip=case.clip, cpu_updates=case.cpu_updates,
+        ).plan(time_limit_s=60.0)  # fmt: skip
         step_s, bound_s, rounds, options = plan.step_s, plan.bound_s, plan.rounds, plan.options
     elif least <= gpu:
         budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, cpu_updates=case.cpu_updates)

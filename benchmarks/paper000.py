@@ -15,7 +15,7 @@ from benchmarks.chains import GB, LLAMA2_7B, Batch, head_s, layer_figures, llama
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 
 # The authors' public script (topal-team/rockmate, exp/exp.py and exp/LLM.py) trains a classifier on a mean loss.
 SHAPE = replace(LLAMA2_7B, outputs=2)
@@ -151,11 +151,10 @@ def answers(
     found = []
     for variant in VARIANTS:
         start = time.perf_counter()
-        plan = make_plan(
-            a_chain or chain(), machine or hardware(), gpu_budget_bytes=budget, cpu_budget_bytes=HOST, slices=1,
-            clip=False, gap=gap, time_limit_s=60.0, cpu_updates=variant.cpu_updates,
-            activation_offload=variant.activation_offload,
-        )  # fmt: skip
+        plan = Problem(
+            chain=a_chain or chain(), hardware=machine or hardware(), gpu_budget_bytes=budget, cpu_budget_bytes=HOST,
+            slices=1, clip=False, cpu_updates=variant.cpu_updates, activation_offload=variant.activation_offload,
+        ).plan(gap=gap, time_limit_s=60.0)  # fmt: skip
         found.append(Answer(variant=variant, plan=plan, planning_s=time.perf_counter() - start))
     return found
 

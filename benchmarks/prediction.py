@@ -41,7 +41,7 @@ from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from planner.units import parse_bytes
 from worker.engine.engine import Engine
 from worker.runtime.step_values import AdamW
@@ -92,10 +92,10 @@ def subjects(job: Job, chain: Chain, hardware: Hardware) -> Iterator[Subject]:
         return assemble(chain, candidate, slices=slices, clip=False)
 
     def planned(budget: str, *, cpu_updates: bool) -> Plan:
-        return make_plan(
-            chain, hardware, gpu_budget_bytes=parse_bytes(budget), cpu_budget_bytes=HOST, slices=slices, clip=False,
-            cpu_updates=cpu_updates,
-        )  # fmt: skip
+        return Problem(
+            chain=chain, hardware=hardware, gpu_budget_bytes=parse_bytes(budget), cpu_budget_bytes=HOST, slices=slices,
+            clip=False, cpu_updates=cpu_updates,
+        ).plan()  # fmt: skip
 
     yield subject("resident, all kept", proposed(resident(setting, profile(setting, "fast"), "resident")))
     yield subject("resident, recomputed", proposed(resident(setting, profile(setting, "recompute"), "resident")))

@@ -38,7 +38,7 @@ from planner.candidate.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import build, solve_oilp
 from planner.schedule.plan import Plan
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 
 GAP, TIME_LIMIT_S = 0.005, 300.0  # other work on the machine must not cut a search short
 BAR = 0.03  # of lp_step_s, for whole tensors
@@ -104,10 +104,10 @@ def own_s() -> float:
 
 def plan_of(case: Case) -> Plan:
     """The planner's answer."""
-    return make_plan(
-        case.chain, case.hardware, gpu_budget_bytes=case.gpu_bytes, cpu_budget_bytes=case.cpu_bytes,
-        slices=case.slices, clip=case.clip, time_limit_s=TIME_LIMIT_S, gap=GAP,
-    )  # fmt: skip
+    return Problem(
+        chain=case.chain, hardware=case.hardware, gpu_budget_bytes=case.gpu_bytes, cpu_budget_bytes=case.cpu_bytes,
+        slices=case.slices, clip=case.clip,
+    ).plan(time_limit_s=TIME_LIMIT_S, gap=GAP)  # fmt: skip
 
 
 def measure(case: Case, repeats: int) -> Result:

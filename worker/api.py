@@ -30,7 +30,7 @@ from planner.measure.machine_rates import measure_hardware
 from planner.measure.target import find_target
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from planner.units import format_bytes, format_seconds, parse_bytes
 from worker.data.padding import IGNORED, num_items
 from worker.data.seeds import micro_batch_seed
@@ -308,10 +308,10 @@ def _plan(
     else:
         times = estimate_times(analysis, hardware)
     chain = analysis.chain(times)
-    plan = make_plan(
-        chain, hardware, gpu_budget_bytes=gpu or hardware.gpu_bytes, cpu_budget_bytes=cpu or hardware.cpu_bytes,
-        slices=slices, clip=clip,
-    )  # fmt: skip
+    plan = Problem(
+        chain=chain, hardware=hardware, gpu_budget_bytes=gpu or hardware.gpu_bytes,
+        cpu_budget_bytes=cpu or hardware.cpu_bytes, slices=slices, clip=clip,
+    ).plan()  # fmt: skip
     return plan, chain
 
 

@@ -85,18 +85,18 @@ def answer(options: argparse.Namespace, started_s: float, answers: TextIO) -> in
 
 def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
     from planner.reports.make_receipt import solved
-    from planner.search.make_plan import make_plan
+    from planner.search.problem import Problem
 
     pictures = Pictures.wanted(options)
     chain, hardware = load_chain(options.chain), _hardware(options, bf16=True)
     start = time.monotonic()
     try:
-        plan = make_plan(
-            chain, hardware, gpu_budget_bytes=_given(options.gpu_budget, hardware.gpu_bytes),
+        plan = Problem(
+            chain=chain, hardware=hardware, gpu_budget_bytes=_given(options.gpu_budget, hardware.gpu_bytes),
             cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes), slices=options.slices,
-            clip=options.clip == "exact", time_limit_s=options.time_limit, gap=options.gap,
-            cpu_updates=not options.no_cpu_updates, activation_offload=not options.no_activation_offload,
-        )  # fmt: skip
+            clip=options.clip == "exact", cpu_updates=not options.no_cpu_updates,
+            activation_offload=not options.no_activation_offload,
+        ).plan(time_limit_s=options.time_limit, gap=options.gap)  # fmt: skip
     except UserError as error:
         if error.exit_code is not Exit.DOES_NOT_FIT:
             raise
@@ -108,15 +108,17 @@ def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
 
 def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, error: UserError) -> dict[str, Json]:
     """The answer about a chain that does not fit; people are told on stderr, in the words of this command."""
-    from planner.search.make_plan import least_budget, round_up
+    from planner.search.make_plan import round_up
+    from planner.search.problem import Problem
 
     least = None
     try:
-        least = least_budget(
-            chain, hardware, cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes), slices=options.slices,
+        least = Problem(
+            chain=chain, hardware=hardware, gpu_budget_bytes=0,
+            cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes), slices=options.slices,
             clip=options.clip == "exact", cpu_updates=not options.no_cpu_updates,
             activation_offload=not options.no_activation_offload,
-        ).gpu_bytes  # fmt: skip
+        ).least().gpu_bytes  # fmt: skip
         hint = f"offmate plan … --gpu-budget {round_up(least)}"
     except UserError as host_error:  # the host is too small, whatever the device
         hint = host_error.hint

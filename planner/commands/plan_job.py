@@ -30,7 +30,7 @@ from planner.schedule.compile import compile_program
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import written_bytes
 from planner.search.from_disk import disk_bytes, with_disk
-from planner.search.make_plan import make_plan, without_loss
+from planner.search.make_plan import without_loss
 from planner.search.problem import Problem
 from planner.search.states_on_disk import check_disk_budget, disk_need_bytes, states_on_disk
 from planner.units import format_bytes, format_bytes_down
@@ -248,10 +248,7 @@ class _Planning:
                 "disk: %s of frozen weights, which the host's budget has no room for, are read from the model's files"
                 " at %s/s", format_bytes(size), format_bytes_down(int(hardware.disk_read_bytes_per_s)),
             )  # fmt: skip
-        plan = make_plan(
-            chain, hardware, gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
-            slices=question.slices, clip=question.clip,
-        )  # fmt: skip
+        plan = replace(problem, hardware=hardware).plan()
         self._tell_states(plan, chain)
         solve_s = time.monotonic() - start
         key, measurement = question.key(), self._measurement_key() if question.measured else None

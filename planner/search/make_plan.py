@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from planner.arrange.pack import arranged_bytes, with_places
 from planner.candidate.candidate import Candidate
 from planner.candidate.evaluate import assembled, device_bytes, host_bytes, proven
-from planner.candidate.setting import Budgets, Setting
+from planner.candidate.setting import Setting
 from planner.errors import Exit, UserError
 from planner.greedy.streaming import frugal, profile
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.narrow import narrowed
 from planner.ilp.program import Solution
-from planner.machine.hardware import Hardware
-from planner.schedule.chain import Chain
 from planner.schedule.compile import order_program
 from planner.schedule.plan import Plan
 from planner.search.portfolio import Search
@@ -38,31 +36,14 @@ class LeastBudget:
     any_host_bytes: int
 
 
-def make_plan(
-    chain: Chain,
-    hardware: Hardware,
-    *,
-    gpu_budget_bytes: int,
-    cpu_budget_bytes: int,
-    slices: int,
-    clip: bool,
-    time_limit_s: float = TIME_LIMIT_S,
-    gap: float = GAP,
-    cpu_updates: bool = True,
-    activation_offload: bool = True,
-) -> Plan:
-    """The fastest plan found within the budgets, with its prediction and its bounds. `slices` are those of the step,
-    in as many rounds as is best.
+def make_plan(step: Setting, *, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Plan:
+    """The fastest plan found within the budgets, with its prediction and its bounds. `step` is a step in one round;
+    the plan has as many rounds as is best.
 
     Where the chain says what its turns allocate, tensors get places in the device's memory, and the budget counts what
     is lost between them. Raises UserError `budget-too-small` (exit 3), naming the least possible budget.
     """
-    budgets = Budgets(
-        gpu_bytes=gpu_budget_bytes, cpu_bytes=cpu_budget_bytes, cpu_updates=cpu_updates,
-        activation_offload=activation_offload,
-    )  # fmt: skip
-    step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip)
-    plan = _arranged(step, time_limit_s, gap) if chain.lifetimes else _fastest(step, time_limit_s, gap)
+    plan = _arranged(step, time_limit_s, gap) if step.chain.lifetimes else _fastest(step, time_limit_s, gap)
     if plan is None:
         raise _too_small(step)
     return plan
@@ -127,25 +108,11 @@ def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     return replace(best, bound_s=min(bounds_s.values()), solver_gap=solver_gap)
 
 
-def least_budget(
-    chain: Chain,
-    hardware: Hardware,
-    *,
-    cpu_budget_bytes: int,
-    slices: int,
-    clip: bool,
-    cpu_updates: bool = True,
-    activation_offload: bool = True,
-) -> LeastBudget:
-    """The smallest device budget that `make_plan` accepts. Raises UserError when the host is too small for any."""
-
-    def least(cpu_bytes: int) -> int:
-        budgets = Budgets(
-            gpu_bytes=0, cpu_bytes=cpu_bytes, cpu_updates=cpu_updates, activation_offload=activation_offload
-        )
-        return least_gpu_bytes(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip))
-
-    return LeastBudget(gpu_bytes=least(cpu_budget_bytes), any_host_bytes=least(2**62))
+def least_budget(step: Setting) -> LeastBudget:
+    """The smallest device budget that `make_plan` accepts, whatever that of `step` is. Raises UserError where the host
+    is too small for any."""
+    any_host = replace(step, budgets=replace(step.budgets, cpu_bytes=2**62))
+    return LeastBudget(gpu_bytes=least_gpu_bytes(step), any_host_bytes=least_gpu_bytes(any_host))
 
 
 def least_gpu_bytes(step: Setting, *, enough: int = 0) -> int:
@@ -241,10 +208,7 @@ def _host_too_small(setting: Setting) -> UserError:
 
 def _too_small(setting: Setting) -> UserError:
     budgets = setting.budgets
-    least = least_budget(
-        setting.chain, setting.hardware, cpu_budget_bytes=budgets.cpu_bytes, slices=setting.slices, clip=setting.clip,
-        cpu_updates=budgets.cpu_updates, activation_offload=budgets.activation_offload,
-    )  # fmt: skip
+    least = least_budget(setting)
     numbers = [f"budget {format_bytes_down(budgets.gpu_bytes)}, least possible {format_bytes(least.gpu_bytes)}"]
     if least.any_host_bytes < least.gpu_bytes:
         numbers.append(

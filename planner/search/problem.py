@@ -11,7 +11,17 @@ from planner.errors import UserError
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.search.make_plan import GAP, TIME_LIMIT_S, bound_of, in_rounds, least_gpu_bytes, make_plan, rounds_that_fit
+from planner.search.make_plan import (
+    GAP,
+    TIME_LIMIT_S,
+    LeastBudget,
+    bound_of,
+    in_rounds,
+    least_budget,
+    least_gpu_bytes,
+    make_plan,
+    rounds_that_fit,
+)
 from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
 
@@ -20,7 +30,7 @@ _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """`slices` are those of a step."""
+    """`slices` are those of a step. Without `cpu_updates` or `activation_offload` no plan has any."""
 
     chain: Chain
     hardware: Hardware
@@ -28,6 +38,8 @@ class Problem:
     cpu_budget_bytes: int
     slices: int
     clip: bool
+    cpu_updates: bool = True
+    activation_offload: bool = True
 
     @property
     def tokens(self) -> int:
@@ -37,17 +49,22 @@ class Problem:
     @property
     def setting(self) -> Setting:
         """Its form for the searches, in one round."""
-        budgets = Budgets(gpu_bytes=self.gpu_budget_bytes, cpu_bytes=self.cpu_budget_bytes)
+        budgets = Budgets(
+            gpu_bytes=self.gpu_budget_bytes, cpu_bytes=self.cpu_budget_bytes, cpu_updates=self.cpu_updates,
+            activation_offload=self.activation_offload,
+        )  # fmt: skip
         return Setting(
             chain=self.chain, hardware=self.hardware, budgets=budgets, slices=self.slices, clip=self.clip
         )  # fmt: skip
 
-    def plan(self, time_limit_s: float) -> Plan:
-        """The plan. Raises UserError."""
-        return make_plan(
-            self.chain, self.hardware, gpu_budget_bytes=self.gpu_budget_bytes, cpu_budget_bytes=self.cpu_budget_bytes,
-            slices=self.slices, clip=self.clip, time_limit_s=time_limit_s,
-        )  # fmt: skip
+    def plan(self, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Plan:
+        """The fastest plan found: see `make_plan`. Raises UserError `budget-too-small` and `host-memory-too-small`."""
+        return make_plan(self.setting, time_limit_s=time_limit_s, gap=gap)
+
+    def least(self) -> LeastBudget:
+        """The least device budget that has a plan, whatever the device's budget is. Raises UserError
+        `host-memory-too-small`."""
+        return least_budget(self.setting)
 
     def plan_in(self, rounds: int, time_limit_s: float, beat_s: float) -> Plan | None:
         """A plan in so many rounds, in a third of the time of `plan`; None where the solver hopes for no step below

@@ -12,7 +12,7 @@ from planner.candidate.candidate import assemble
 from planner.greedy.streaming import profile
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 
 SMALL = Row(network="GPT-2", depth=32, rows=64, sum_ms=19755, bound_ms=19755, greedy_ms=0, l2l_ms=0)
 
@@ -48,11 +48,11 @@ def test_results_that_travel_take_longer_to_compute_than_to_send_and_fetch():
 def test_a_part_of_llama2_is_slower_without_cpu_updates_and_without_activation_offload():
     times = {}
     for variant in paper000.VARIANTS:
-        plan = make_plan(
-            paper000.chain(layers=5), paper000.hardware(), gpu_budget_bytes=int(6.5 * GB),
+        plan = Problem(
+            chain=paper000.chain(layers=5), hardware=paper000.hardware(), gpu_budget_bytes=int(6.5 * GB),
             cpu_budget_bytes=paper000.HOST, slices=1, clip=False, cpu_updates=variant.cpu_updates,
-            activation_offload=variant.activation_offload, time_limit_s=20, gap=0.05,
-        )  # fmt: skip
+            activation_offload=variant.activation_offload,
+        ).plan(time_limit_s=20, gap=0.05)  # fmt: skip
         times[variant.name] = plan.step_s
     assert times["full"] < times["no CPU updates"]
     assert times["full"] < times["no activation offload"]

@@ -16,7 +16,7 @@ from planner.reports.certificate import Certificate
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.plan import Plan
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from worker.certify.comparison import Comparison
 from worker.certify.layers_that_fit import Room, plain_bytes
 from worker.data.batches import Batches
@@ -75,9 +75,12 @@ def _shorter_plan(answer: Answer, chain: Chain) -> Plan:
     """A plan for the shorter chain, as hard pressed as the job's: its budget is the same share of what plain PyTorch
     takes, or the least possible."""
     plan, slices = answer.plan, answer.plan.rounds * answer.plan.slices
-    least = least_budget(chain, answer.hardware, cpu_budget_bytes=plan.cpu_budget_bytes, slices=slices, clip=plan.clip)
+    least = Problem(
+        chain=chain, hardware=answer.hardware, gpu_budget_bytes=0, cpu_budget_bytes=plan.cpu_budget_bytes,
+        slices=slices, clip=plan.clip,
+    ).least()  # fmt: skip
     share = plan.gpu_budget_bytes / plain_bytes(answer.chain)
-    return make_plan(
-        chain, answer.hardware, gpu_budget_bytes=max(least.gpu_bytes, int(share * plain_bytes(chain))),
+    return Problem(
+        chain=chain, hardware=answer.hardware, gpu_budget_bytes=max(least.gpu_bytes, int(share * plain_bytes(chain))),
         cpu_budget_bytes=plan.cpu_budget_bytes, slices=slices, clip=plan.clip,
-    )  # fmt: skip
+    ).plan()  # fmt: skip

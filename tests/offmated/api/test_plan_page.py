@@ -12,16 +12,16 @@ from offmated.api import plan_page
 from planner.codec import to_json
 from planner.errors import UserError
 from planner.run.folder import RunFolder
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.support import chains
 from tests.support.served import JOB, served
 
 
 def write_plan(run: RunFolder) -> None:
     chain = chains.chain()
-    plan = make_plan(
-        chain, chains.HARDWARE, gpu_budget_bytes=12_000, cpu_budget_bytes=10**6, slices=1, clip=False, time_limit_s=1
-    )
+    plan = Problem(
+        chain=chain, hardware=chains.HARDWARE, gpu_budget_bytes=12_000, cpu_budget_bytes=10**6, slices=1, clip=False,
+    ).plan(time_limit_s=1)  # fmt: skip
     answer = {"plan": to_json(plan), "chain": to_json(chain), "hardware": to_json(chains.HARDWARE), "measured": True}
     run.plan.write_text(json.dumps(answer))
 

@@ -16,7 +16,7 @@ from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.places import GRAIN_BYTES, Span, Spans
 from planner.schedule.verify import InvalidProgram, verify
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from tests.support.arena_alone import Replay, replay_random, shorter
 from tests.support.random_plans import random_plan
 from tests.support.shapes import llama_chain, machine
@@ -157,10 +157,10 @@ def test_places_for_fewer_tensors_than_there_are_are_refused() -> None:
 def test_the_least_budget_has_a_plan_whose_tensors_have_places_within_it(clip: bool) -> None:
     chain = llama_chain("0.3B", layers=3)
     budgets = {"cpu_budget_bytes": 2**42, "slices": 2, "clip": clip}
-    least = least_budget(chain, machine(), **budgets).gpu_bytes
+    least = Problem(chain=chain, hardware=machine(), gpu_budget_bytes=0, **budgets).least().gpu_bytes
     for gpu in (least, least + least // 5):
-        plan = make_plan(chain, machine(), gpu_budget_bytes=gpu, time_limit_s=0.3, **budgets)
+        plan = Problem(chain=chain, hardware=machine(), gpu_budget_bytes=gpu, **budgets).plan(time_limit_s=0.3)
         assert plan.gpu_peak_bytes <= plan.gpu_budget_bytes == gpu
         verify(compile_program(plan, chain), chain, gpu_budget_bytes=gpu, offsets=plan.offsets)
     with pytest.raises(UserError, match="No schedule fits"):
-        make_plan(chain, machine(), gpu_budget_bytes=int(0.97 * least), time_limit_s=0.3, **budgets)
+        Problem(chain=chain, hardware=machine(), gpu_budget_bytes=int(0.97 * least), **budgets).plan(time_limit_s=0.3)

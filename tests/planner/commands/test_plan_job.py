@@ -24,6 +24,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan
+from planner.search.problem import Problem
 from tests.support.disks import small_disk
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
@@ -75,7 +76,7 @@ def test_the_second_submission_of_a_job_solves_nothing(
 ) -> None:
     first = plan_job(job, CPU, cache=Cache(database), measure=False)
     assert not first.cached and not first.measured and first.solve_s > 0
-    monkeypatch.setattr("planner.commands.plan_job.make_plan", no_solving)
+    monkeypatch.setattr(Problem, "plan", no_solving)
     second = plan_job(job, CPU, cache=Cache(database), measure=False)
     assert second.cached and second.solve_s == 0
     assert (second.plan, second.chain, second.key) == (first.plan, first.chain, first.key)

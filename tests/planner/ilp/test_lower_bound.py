@@ -14,7 +14,7 @@ import pytest
 from planner.candidate.setting import Budgets, Setting
 from planner.ilp.lower_bound import lower_bound_s
 from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.planner.ilp.test_oilp import MACHINE, PLENTY, chain
 from tests.support.chains import HARDWARE
 from tests.support.chains import chain as small_chain
@@ -58,8 +58,7 @@ def test_memory_for_updates_ahead_is_the_hosts():
 @pytest.mark.parametrize("slices", [1, 2])
 def test_no_plan_beats_it_whatever_runs_ahead(host, slices):
     machine = replace(HARDWARE, h2d_bytes_per_s=4000.0, d2h_bytes_per_s=4000.0, cpu_update_parameters_per_s=150.0)
-    plan = make_plan(
-        small_chain(6), machine, gpu_budget_bytes=9000, cpu_budget_bytes=host, slices=slices, clip=True,
-        time_limit_s=1.0,
-    )  # fmt: skip
+    plan = Problem(
+        chain=small_chain(6), hardware=machine, gpu_budget_bytes=9000, cpu_budget_bytes=host, slices=slices, clip=True,
+    ).plan(time_limit_s=1.0)  # fmt: skip
     assert 0 < plan.bound_s <= plan.step_s

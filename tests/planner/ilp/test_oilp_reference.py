@@ -13,7 +13,7 @@ from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor
-from planner.search.make_plan import least_budget
+from planner.search.problem import Problem
 from tests.support.llama import GB, RTX_3060, llama
 from tests.support.printed_oilp import printed_step
 from tests.support.random_chains import chains, machines
@@ -27,7 +27,9 @@ UNLIMITED = 10**9
 @pytest.mark.parametrize("share", [0.05, 0.5, 2.0])
 def test_on_a_regular_chain_summing_over_blocks_loses_next_to_nothing(clip: bool, barrier: bool, share: float) -> None:
     chain = llama(6)
-    least = least_budget(chain, RTX_3060, cpu_budget_bytes=100 * GB, slices=1, clip=clip).gpu_bytes
+    least = Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=0, cpu_budget_bytes=100 * GB, slices=1, clip=clip,
+    ).least().gpu_bytes  # fmt: skip
     budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=100 * GB)
     instance = make_instance(Setting(chain=chain, hardware=RTX_3060, budgets=budgets, slices=1, clip=clip))
     solution = solve_oilp(instance, time_limit_s=60, gap=1e-5, more=stage_barriers if barrier else None)
@@ -49,7 +51,9 @@ def test_on_a_regular_chain_summing_over_blocks_loses_next_to_nothing(clip: bool
 def test_on_irregular_chains_it_agrees_with_the_printed_program(
     chain: Chain, hardware: Hardware, slices: int, clip: bool, barrier: bool, share: float
 ) -> None:
-    least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip).gpu_bytes
+    least = Problem(
+        chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip,
+    ).least().gpu_bytes  # fmt: skip
     budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=UNLIMITED)
     instance = make_instance(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip))
     solution = solve_oilp(instance, time_limit_s=60, gap=1e-6, more=stage_barriers if barrier else None)
@@ -91,7 +95,9 @@ def uneven(seed: int) -> tuple[Chain, Hardware]:
 def test_with_barriers_a_byte_goes_through_one_queue_after_the_other(seed: int) -> None:
     # Sums alone let these updates begin with gradients of other blocks: 0.4 to 2% too fast here, up to 13% elsewhere.
     chain, hardware = uneven(seed)
-    least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=1, clip=False).gpu_bytes
+    least = Problem(
+        chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=UNLIMITED, slices=1, clip=False,
+    ).least().gpu_bytes  # fmt: skip
     budgets = Budgets(gpu_bytes=int(least * 1.2), cpu_bytes=UNLIMITED)
     instance = make_instance(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=1, clip=False))
     solution = solve_oilp(instance, time_limit_s=20, gap=1e-6, more=stage_barriers)

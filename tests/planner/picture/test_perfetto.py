@@ -18,7 +18,7 @@ import pytest
 from planner.picture.basis import Basis
 from planner.picture.drawing import draw
 from planner.picture.trace import trace
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.support.browser import browser, find_browser
 from tests.support.llama import RTX_3060, llama
 
@@ -43,9 +43,9 @@ ASK = f"""(async () => {{
 def events(tmp_path: Path) -> list[dict[str, Any]]:
     """Of a plan with everything in it, in `tmp_path / "trace.json"`."""
     chain = llama(4)
-    plan = make_plan(
-        chain, RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=True, time_limit_s=2
-    )
+    plan = Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=True,
+    ).plan(time_limit_s=2)  # fmt: skip
     found = trace(draw(plan, chain, RTX_3060, title="four layers", basis=Basis.ESTIMATED))
     (tmp_path / "trace.json").write_text(json.dumps(found), "utf-8")
     events = found["traceEvents"]

@@ -27,7 +27,7 @@ from planner.schedule.memory import Parts, gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import verify
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.support import chains as small
 from tests.support.llama import RTX_3060, llama
 
@@ -60,9 +60,9 @@ def drawing() -> Drawing:
 def large() -> Drawing:
     """A solved plan with everything in it."""
     chain = llama(4)
-    plan = make_plan(
-        chain, RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=True, time_limit_s=5
-    )
+    plan = Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=True,
+    ).plan(time_limit_s=5)  # fmt: skip
     return draw(plan, chain, RTX_3060, title="four layers", basis=Basis.ESTIMATED)
 
 

@@ -14,7 +14,7 @@ from planner.picture.drawing import Drawing, draw
 from planner.picture.page import page
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Direction, Plan
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.support.browser import Browser, browser, find_browser
 from tests.support.chains import HARDWARE, chain, resident_plan, rounds_plan
 from tests.support.llama import RTX_3060, llama
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(FOUND is None, reason="no browser here")
 @pytest.fixture(scope="module")
 def drawing() -> Drawing:
     chain = llama(6)
-    plan = make_plan(
-        chain, RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=False, time_limit_s=3
-    )
+    plan = Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=False,
+    ).plan(time_limit_s=3)  # fmt: skip
     return draw(plan, chain, RTX_3060, title="six layers <&>", basis=Basis.ESTIMATED)
 
 

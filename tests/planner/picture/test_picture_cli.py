@@ -18,7 +18,7 @@ from offmated.paths import Paths
 from planner.__main__ import main
 from planner.codec import to_json
 from planner.errors import UserError
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.support import chains as small
 from tests.support.llama import RTX_3060, llama
 
@@ -79,9 +79,9 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_planned(
 def plan_file(run: Path) -> Path:
     """plan.json in a job's run folder."""
     chain = small.chain()
-    plan = make_plan(
-        chain, small.HARDWARE, gpu_budget_bytes=12_000, cpu_budget_bytes=10**6, slices=1, clip=False, time_limit_s=1
-    )
+    plan = Problem(
+        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=12_000, cpu_budget_bytes=10**6, slices=1, clip=False,
+    ).plan(time_limit_s=1)  # fmt: skip
     answer = {"plan": to_json(plan), "chain": to_json(chain), "hardware": to_json(small.HARDWARE), "measured": True}
     run.mkdir()
     (run / "plan.json").write_text(json.dumps(answer))

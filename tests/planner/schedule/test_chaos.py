@@ -18,7 +18,7 @@ from planner.schedule.compile import Op, OpKind, Program, Queue, compile_program
 from planner.schedule.forward_program import ForwardBytes, forward_program
 from planner.schedule.plan import Plan
 from planner.schedule.verify import InvalidProgram, verify
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from tests.support import chains as small
 from tests.support.chaos import Chaos, Wait, waits
 from tests.support.chaos_engine import ChaosInterpreter, Mood
@@ -44,12 +44,14 @@ def solved(
     if on_disk:
         chain = small.frozen_on_disk(chain)
     problem = {"slices": 1, "clip": False, **problem}
-    low = least_budget(chain, small.HARDWARE, cpu_budget_bytes=HOST_BYTES, **problem).gpu_bytes
+    low = Problem(
+        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=0, cpu_budget_bytes=HOST_BYTES, **problem,
+    ).least().gpu_bytes  # fmt: skip
     high = 12 * sum(t.elements for t in chain.tensors()) + 1500 * layers * problem["slices"]
     budget = low + int(share * max(0, high - low))
-    plan = make_plan(
-        chain, small.HARDWARE, gpu_budget_bytes=budget, cpu_budget_bytes=HOST_BYTES, time_limit_s=5, **problem
-    )
+    plan = Problem(
+        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=budget, cpu_budget_bytes=HOST_BYTES, **problem,
+    ).plan(time_limit_s=5)  # fmt: skip
     return plan, chain
 
 

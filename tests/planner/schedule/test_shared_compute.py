@@ -13,7 +13,7 @@ from planner.ilp.lower_bound import lower_bound_s
 from planner.measure.machine_rates import estimate_hardware, measure_hardware
 from planner.schedule.compile import OpKind, Queue, compile_program
 from planner.schedule.simulate import durations_s, simulate
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.support.chains import HARDWARE, chain, mixed_plan, resident_plan
 
 SHARED = replace(HARDWARE, shared_compute=0.5)
@@ -49,7 +49,9 @@ def test_where_nothing_moves_nothing_is_shared() -> None:
 def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing(clip: bool) -> None:
     found = {}
     for machine in (HARDWARE, SHARED):
-        plan = make_plan(chain(), machine, gpu_budget_bytes=9000, cpu_budget_bytes=10**6, slices=2, clip=clip)
+        plan = Problem(
+            chain=chain(), hardware=machine, gpu_budget_bytes=9000, cpu_budget_bytes=10**6, slices=2, clip=clip,
+        ).plan()  # fmt: skip
         setting = Setting(
             chain=chain(), hardware=machine, budgets=Budgets(gpu_bytes=9000, cpu_bytes=10**6), slices=2, clip=clip,
         )  # fmt: skip
@@ -62,7 +64,9 @@ def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing(clip: 
 
 def test_what_copies_take_of_computing_may_fall_into_the_window_of_waiting_updates() -> None:
     slow = replace(SHARED, h2d_bytes_per_s=40000.0, d2h_bytes_per_s=40000.0, cpu_update_parameters_per_s=150.0)
-    plan = make_plan(chain(6), slow, gpu_budget_bytes=9000, cpu_budget_bytes=30000, slices=1, clip=True, time_limit_s=2)
+    plan = Problem(
+        chain=chain(6), hardware=slow, gpu_budget_bytes=9000, cpu_budget_bytes=30000, slices=1, clip=True,
+    ).plan(time_limit_s=2)  # fmt: skip
     assert plan.bound_s <= plan.step_s * (1 + 1e-6)
 
 

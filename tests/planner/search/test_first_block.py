@@ -16,7 +16,7 @@ from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from tests.support import chains as small
 from tests.support import engine_plans as plans
 from tests.support.plain_engine import PlainEngine
@@ -65,8 +65,8 @@ def test_the_planner_takes_it_where_that_is_faster_than_its_states_on_the_way() 
         small.HARDWARE, cpu_update_parameters_per_s=10000.0, h2d_bytes_per_s=200.0, d2h_bytes_per_s=200.0
     )  # fmt: skip
     chain, given = small.chain(2), {"cpu_budget_bytes": 10**9, "slices": 1, "clip": False}
-    budget = least_budget(chain, machine, **given).gpu_bytes + 1
-    plan = make_plan(chain, machine, gpu_budget_bytes=budget, **given)
+    budget = Problem(chain=chain, hardware=machine, gpu_budget_bytes=0, **given).least().gpu_bytes + 1
+    plan = Problem(chain=chain, hardware=machine, gpu_budget_bytes=budget, **given).plan()
     assert "e" in plan.cpu_updated()
     assert "w:e" in plan.stages[0].prefetch and "g:e" in plan.stages[-1].offload
     program = compile_program(plan, chain)
@@ -82,9 +82,13 @@ def test_its_states_are_not_part_of_the_least_possible_budget(clip: bool) -> Non
     weight = small.tensor("e", 10**6)
     chain = replace(chain, blocks=(replace(chain.blocks[0], tensors=(weight,)), *chain.blocks[1:]))
     machine = replace(small.HARDWARE, cpu_bytes=10**9)
-    least = least_budget(chain, machine, cpu_budget_bytes=10**9, slices=1, clip=clip).gpu_bytes
+    least = Problem(
+        chain=chain, hardware=machine, gpu_budget_bytes=0, cpu_budget_bytes=10**9, slices=1, clip=clip,
+    ).least().gpu_bytes  # fmt: skip
     assert weight.bytes + weight.gradient_bytes < least < weight.bytes + weight.gradient_bytes + weight.state_bytes
-    plan = make_plan(chain, machine, gpu_budget_bytes=least, cpu_budget_bytes=10**9, slices=1, clip=clip)
+    plan = Problem(
+        chain=chain, hardware=machine, gpu_budget_bytes=least, cpu_budget_bytes=10**9, slices=1, clip=clip,
+    ).plan()  # fmt: skip
     assert plan.gpu_peak_bytes <= least
 
 

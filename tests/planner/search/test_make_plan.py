@@ -19,7 +19,8 @@ from planner.schedule.chain import Option
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.verify import verify
-from planner.search.make_plan import least_budget, make_plan, round_up
+from planner.search.make_plan import round_up
+from planner.search.problem import Problem
 from planner.units import parse_bytes
 from tests.support import chains as small
 from tests.support.llama import GB, RTX_3060, llama
@@ -28,9 +29,9 @@ from tests.support.llama import GB, RTX_3060, llama
 def test_a_7b_on_12_gb_is_near_optimal_in_seconds() -> None:
     chain = llama()
     start = time.process_time()
-    plan = make_plan(
-        chain, RTX_3060, gpu_budget_bytes=10 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False
-    )  # fmt: skip
+    plan = Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=10 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False,
+    ).plan()  # fmt: skip
     took_s = time.process_time() - start
     verify(compile_program(plan, chain), chain, gpu_budget_bytes=10 * GB)
     assert plan.solver_gap <= 0.01
@@ -45,14 +46,16 @@ def test_a_7b_on_12_gb_is_near_optimal_in_seconds() -> None:
 @pytest.mark.parametrize("clip", [False, True])
 def test_a_smaller_budget_is_met_with_a_slower_plan(clip: bool) -> None:
     chain = llama(6)
-    least = least_budget(chain, RTX_3060, cpu_budget_bytes=128 * GB, slices=1, clip=clip).gpu_bytes
+    least = Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=0, cpu_budget_bytes=128 * GB, slices=1, clip=clip,
+    ).least().gpu_bytes  # fmt: skip
     steps = [
-        make_plan(
-            chain, RTX_3060, gpu_budget_bytes=int(least * share), cpu_budget_bytes=128 * GB, slices=1, clip=clip,
-            time_limit_s=10, gap=0.05,
-        ).step_s
+        Problem(
+            chain=chain, hardware=RTX_3060, gpu_budget_bytes=int(least * share), cpu_budget_bytes=128 * GB, slices=1,
+            clip=clip,
+        ).plan(time_limit_s=10, gap=0.05).step_s
         for share in (1.0, 1.5, 10.0)
-    ]  # fmt: skip
+    ]
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > 1.5 * steps[-1]
 
@@ -60,7 +63,9 @@ def test_a_smaller_budget_is_met_with_a_slower_plan(clip: bool) -> None:
 def test_what_does_not_fit_is_refused_with_the_least_possible_budget() -> None:
     chain = llama()
     with pytest.raises(UserError) as refused:
-        make_plan(chain, RTX_3060, gpu_budget_bytes=2 * 2**30, cpu_budget_bytes=128 * GB, slices=1, clip=False)
+        Problem(
+            chain=chain, hardware=RTX_3060, gpu_budget_bytes=2 * 2**30, cpu_budget_bytes=128 * GB, slices=1, clip=False,
+        ).plan()  # fmt: skip
     assert str(refused.value) == (
         "No schedule fits this memory budget.\n"
         "  budget 2.0 GiB, least possible 3.8 GiB\n"
@@ -70,33 +75,35 @@ def test_what_does_not_fit_is_refused_with_the_least_possible_budget() -> None:
     hinted = re.search(r"--gpu-budget (\S+)", refused.value.hint)
     assert hinted is not None
     budget = parse_bytes(hinted[1])
-    plan = make_plan(
-        chain, RTX_3060, gpu_budget_bytes=budget, cpu_budget_bytes=128 * GB, slices=1, clip=False, time_limit_s=5
-    )  # fmt: skip
+    plan = Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=budget, cpu_budget_bytes=128 * GB, slices=1, clip=False,
+    ).plan(time_limit_s=5)  # fmt: skip
     assert gpu_peak_bytes(compile_program(plan, chain), chain) <= budget
 
 
 def test_a_host_that_is_too_small_is_named_as_the_reason() -> None:
     chain = llama(6)
     problem = {"slices": 1, "clip": False}
-    alone = least_budget(chain, RTX_3060, cpu_budget_bytes=128 * GB, **problem)
-    squeezed = least_budget(chain, RTX_3060, cpu_budget_bytes=10 * GB, **problem)
+    alone = Problem(chain=chain, hardware=RTX_3060, gpu_budget_bytes=0, cpu_budget_bytes=128 * GB, **problem).least()
+    squeezed = Problem(chain=chain, hardware=RTX_3060, gpu_budget_bytes=0, cpu_budget_bytes=10 * GB, **problem).least()
     assert squeezed.any_host_bytes == alone.gpu_bytes < squeezed.gpu_bytes
     with pytest.raises(UserError) as refused:
-        make_plan(
-            chain, RTX_3060, gpu_budget_bytes=alone.gpu_bytes, cpu_budget_bytes=10 * GB, **problem
-        )  # fmt: skip
+        Problem(
+            chain=chain, hardware=RTX_3060, gpu_budget_bytes=alone.gpu_bytes, cpu_budget_bytes=10 * GB, **problem,
+        ).plan()  # fmt: skip
     assert "host budget 9.3 GiB; with more host memory least possible" in str(refused.value)
-    make_plan(
-        chain, RTX_3060, gpu_budget_bytes=squeezed.gpu_bytes, cpu_budget_bytes=10 * GB, time_limit_s=5, **problem
-    )  # fmt: skip
+    Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=squeezed.gpu_bytes, cpu_budget_bytes=10 * GB, **problem,
+    ).plan(time_limit_s=5)  # fmt: skip
 
 
 def test_without_cpu_updates_and_activation_offload_the_plan_has_neither() -> None:
     chain = llama(6)
-    problem = {"gpu_budget_bytes": 8 * GB, "cpu_budget_bytes": 128 * GB, "slices": 1, "clip": False, "time_limit_s": 2}
-    full = make_plan(chain, RTX_3060, **problem)
-    bare = make_plan(chain, RTX_3060, cpu_updates=False, activation_offload=False, **problem)
+    problem = {"gpu_budget_bytes": 8 * GB, "cpu_budget_bytes": 128 * GB, "slices": 1, "clip": False}
+    full = Problem(chain=chain, hardware=RTX_3060, **problem).plan(time_limit_s=2)
+    bare = Problem(
+        chain=chain, hardware=RTX_3060, cpu_updates=False, activation_offload=False, **problem,
+    ).plan(time_limit_s=2)  # fmt: skip
     assert full.cpu_updated() and not bare.cpu_updated()
     assert "offload" not in bare.options
     assert bare.step_s > full.step_s
@@ -104,9 +111,10 @@ def test_without_cpu_updates_and_activation_offload_the_plan_has_neither() -> No
 
 ASK = """
 from hashlib import sha256
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.support.llama import GB, RTX_3060, llama
-plan = make_plan(llama(4), RTX_3060, gpu_budget_bytes=6 * GB, cpu_budget_bytes=128 * GB, slices=2, clip=True)
+budgets = {"gpu_budget_bytes": 6 * GB, "cpu_budget_bytes": 128 * GB}
+plan = Problem(chain=llama(4), hardware=RTX_3060, slices=2, clip=True, **budgets).plan()
 print(sha256(repr(plan).encode()).hexdigest())
 """
 
@@ -133,9 +141,9 @@ def test_in_another_process_on_a_busy_machine_the_same_question_has_the_same_pla
 def test_a_plan_whose_search_was_cut_short_says_so(caplog: pytest.LogCaptureFixture) -> None:
     chain = llama(6)
     problem = {"gpu_budget_bytes": 8 * GB, "cpu_budget_bytes": 128 * GB, "slices": 1, "clip": False}
-    make_plan(chain, RTX_3060, **problem)
+    Problem(chain=chain, hardware=RTX_3060, **problem).plan()
     assert not caplog.records
-    make_plan(chain, RTX_3060, **problem, time_limit_s=1e-6)
+    Problem(chain=chain, hardware=RTX_3060, **problem).plan(time_limit_s=1e-6)
     assert "cut short by its time limit" in caplog.text
 
 
@@ -145,7 +153,9 @@ def test_when_the_solver_runs_out_of_time_there_is_still_a_plan(monkeypatch: pyt
 
     monkeypatch.setattr("planner.search.round_placements.solve_oilp", out_of_time)
     chain = llama(6)
-    plan = make_plan(chain, RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False)
+    plan = Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False,
+    ).plan()  # fmt: skip
     assert not plan.source.startswith("o-ilp")
     assert (plan.lp_step_s, plan.solver_gap) == (0.0, 1.0)
     assert 0 < plan.bound_s <= plan.step_s
@@ -153,9 +163,9 @@ def test_when_the_solver_runs_out_of_time_there_is_still_a_plan(monkeypatch: pyt
 
 def test_tensors_too_small_to_be_worth_a_transfer_stay() -> None:
     chain = llama(6)
-    plan = make_plan(
-        chain, RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False, time_limit_s=2
-    )  # fmt: skip
+    plan = Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False,
+    ).plan(time_limit_s=2)  # fmt: skip
     norms = {f"l{i}.norm" for i in range(6)}
     moved = {item[2:] for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     assert moved and not moved & norms
@@ -166,11 +176,13 @@ def test_tensors_too_small_to_be_worth_a_transfer_stay() -> None:
 def test_small_tensors_move_where_there_is_no_room_for_them(clip: bool) -> None:
     chain, problem = llama(6), {"cpu_budget_bytes": 128 * GB, "slices": 1, "clip": clip}
     all_small = replace(RTX_3060, min_transfer_bytes=2**62)
-    least = least_budget(chain, all_small, **problem).gpu_bytes
-    assert least == least_budget(chain, replace(RTX_3060, min_transfer_bytes=0), **problem).gpu_bytes
+    least = Problem(chain=chain, hardware=all_small, gpu_budget_bytes=0, **problem).least().gpu_bytes
+    assert least == Problem(
+        chain=chain, hardware=replace(RTX_3060, min_transfer_bytes=0), gpu_budget_bytes=0, **problem,
+    ).least().gpu_bytes  # fmt: skip
     staying = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
     for budget, moves in ((least, True), (least + staying, False)):
-        plan = make_plan(chain, all_small, gpu_budget_bytes=budget, time_limit_s=1.0, **problem)
+        plan = Problem(chain=chain, hardware=all_small, gpu_budget_bytes=budget, **problem).plan(time_limit_s=1.0)
         assert plan.gpu_peak_bytes <= budget
         assert plan.bound_s <= plan.step_s
         assert moves == any(item[0] in "ws" for stage in plan.stages for item in stage.prefetch), budget
@@ -178,10 +190,13 @@ def test_small_tensors_move_where_there_is_no_room_for_them(clip: bool) -> None:
 
 def test_a_tied_tensor_stays_and_is_updated_once_on_the_device() -> None:
     chain = small.chain(layers=4, tied=True)
-    least = least_budget(chain, small.HARDWARE, cpu_budget_bytes=10**6, slices=2, clip=False).gpu_bytes
-    plan = make_plan(
-        chain, small.HARDWARE, gpu_budget_bytes=least + 500, cpu_budget_bytes=10**6, slices=2, clip=False
-    )  # fmt: skip
+    least = Problem(
+        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=0, cpu_budget_bytes=10**6, slices=2, clip=False,
+    ).least().gpu_bytes  # fmt: skip
+    plan = Problem(
+        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=least + 500, cpu_budget_bytes=10**6, slices=2,
+        clip=False,
+    ).plan()  # fmt: skip
     assert {"w:e", "s:e"} <= set(plan.resident)
     assert [stage.name for stage in plan.stages if "e" in stage.gpu_update] == ["B0"]
     assert plan.stages[-1].evict.count("g:e") == 1
@@ -200,8 +215,12 @@ def test_the_bound_holds_where_the_hosts_memory_is_full_and_gradients_overwrite_
     chain = replace(fp32, blocks=blocks)
     problem = {"slices": 1, "clip": False}
     machine = replace(RTX_3060, h2d_bytes_per_s=1e9, d2h_bytes_per_s=1e9)  # states had better not travel
-    least = least_budget(chain, machine, cpu_budget_bytes=128 * GB, **problem).gpu_bytes
-    plan = make_plan(chain, machine, gpu_budget_bytes=least, cpu_budget_bytes=128 * GB, time_limit_s=2.0, **problem)
+    least = Problem(
+        chain=chain, hardware=machine, gpu_budget_bytes=0, cpu_budget_bytes=128 * GB, **problem,
+    ).least().gpu_bytes  # fmt: skip
+    plan = Problem(
+        chain=chain, hardware=machine, gpu_budget_bytes=least, cpu_budget_bytes=128 * GB, **problem,
+    ).plan(time_limit_s=2.0)  # fmt: skip
     assert len(plan.cpu_updated()) > 10
     budgets = Budgets(gpu_bytes=least, cpu_bytes=plan.cpu_peak_bytes)
     assert 0 < lower_bound_s(Setting(chain=chain, hardware=machine, budgets=budgets, **problem)) <= plan.step_s
@@ -217,7 +236,9 @@ def test_a_host_too_small_for_all_inputs_takes_as_many_as_fit() -> None:
     chain = replace(plain, blocks=(plain.blocks[0], *layers, plain.blocks[-1]))
 
     def least(host: int) -> int:
-        return least_budget(chain, small.HARDWARE, cpu_budget_bytes=host, slices=1, clip=False).gpu_bytes
+        return Problem(
+            chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=0, cpu_budget_bytes=host, slices=1, clip=False,
+        ).least().gpu_bytes  # fmt: skip
 
     weights = 16 * sum(t.elements for t in chain.tensors())
     assert least(weights) - least(weights + 3 * 4000) == 3 * 4000
@@ -229,5 +250,7 @@ def test_without_host_memory_everything_stays_though_offloading_would_need_less_
     first, layer, head = tied.blocks
     costly = tuple(replace(o, backward_peak_bytes=5000 * (not o.offloaded_bytes)) for o in layer.options)
     chain = replace(tied, blocks=(first, replace(layer, tensors=(), options=costly), head))
-    plan = make_plan(chain, small.HARDWARE, gpu_budget_bytes=10**6, cpu_budget_bytes=0, slices=1, clip=False)
+    plan = Problem(
+        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=10**6, cpu_budget_bytes=0, slices=1, clip=False,
+    ).plan()  # fmt: skip
     assert plan.cpu_peak_bytes == 0

@@ -19,7 +19,8 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program
 from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
 from planner.schedule.verify import verify
-from planner.search.make_plan import in_rounds, least_budget, least_gpu_bytes, make_plan, rounds_that_fit
+from planner.search.make_plan import in_rounds, least_gpu_bytes, rounds_that_fit
+from planner.search.problem import Problem
 from tests.support.random_chains import chains, machines
 
 UNLIMITED = 10**9
@@ -39,12 +40,16 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
     chain: Chain, hardware: Hardware, slices: int, clip: bool, share: float, cpu_updates: bool, activation_offload: bool
 ) -> None:
     freedom = {"cpu_updates": cpu_updates, "activation_offload": activation_offload}
-    least = least_budget(chain, hardware, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip, **freedom).gpu_bytes
+    least = Problem(
+        chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip,
+        **freedom,
+    ).least().gpu_bytes  # fmt: skip
     most = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors()) + 3000 * slices * len(chain.blocks)
     budget = least + int(share * max(0, most - least))
-    plan = make_plan(
-        chain, hardware, gpu_budget_bytes=budget, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip, **freedom
-    )
+    plan = Problem(
+        chain=chain, hardware=hardware, gpu_budget_bytes=budget, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip,
+        **freedom,
+    ).plan()  # fmt: skip
     program = compile_program(plan, chain)
     verify(program, chain, gpu_budget_bytes=budget)
     assert plan.gpu_peak_bytes == gpu_peak_bytes(program, chain) <= budget
@@ -79,13 +84,15 @@ def test_the_least_possible_budget_is_enough_and_one_byte_less_is_refused(
     problem = {"cpu_budget_bytes": host, "slices": slices, "clip": clip}
     hardware = replace(hardware, min_transfer_bytes=small)
     try:
-        least = least_budget(chain, hardware, **problem).gpu_bytes
+        least = Problem(chain=chain, hardware=hardware, gpu_budget_bytes=0, **problem).least().gpu_bytes
     except UserError as error:
         assert error.code == "host-memory-too-small"
         return
-    assert make_plan(chain, hardware, gpu_budget_bytes=least, time_limit_s=1.0, **problem).gpu_peak_bytes <= least
+    assert Problem(
+        chain=chain, hardware=hardware, gpu_budget_bytes=least, **problem,
+    ).plan(time_limit_s=1.0).gpu_peak_bytes <= least  # fmt: skip
     with pytest.raises(UserError) as refused:
-        make_plan(chain, hardware, gpu_budget_bytes=least - 1, **problem)
+        Problem(chain=chain, hardware=hardware, gpu_budget_bytes=least - 1, **problem).plan()
     assert refused.value.code == "budget-too-small"
 
 
@@ -119,7 +126,10 @@ def test_a_small_host_is_never_overfilled(chain: Chain, hardware: Hardware, shar
     everything = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
     host = int(share * everything)
     try:
-        plan = make_plan(chain, hardware, gpu_budget_bytes=UNLIMITED, cpu_budget_bytes=host, slices=slices, clip=False)
+        plan = Problem(
+            chain=chain, hardware=hardware, gpu_budget_bytes=UNLIMITED, cpu_budget_bytes=host, slices=slices,
+            clip=False,
+        ).plan()  # fmt: skip
     except UserError as error:
         assert error.code == "host-memory-too-small"
         assert all(not any(not o.offloaded_bytes for o in b.options) for b in chain.blocks)

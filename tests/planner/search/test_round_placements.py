@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from benchmarks.cases import UNLIMITED, llama3_case, random_case
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from planner.search.round_placements import _subset
 from tests.support.llama import GB, RTX_3060, llama
 from tests.support.random_chains import chains, machines
@@ -18,10 +18,10 @@ from tests.support.random_chains import chains, machines
 @pytest.mark.parametrize("seed", [2, 3, 5, 7, 8, 9, 12, 13, 14, 22])
 def test_whole_tensors_cost_at_most_3_percent_on_these_irregular_chains(seed: int) -> None:
     case = random_case(seed)
-    plan = make_plan(
-        case.chain, case.hardware, gpu_budget_bytes=case.gpu_bytes, cpu_budget_bytes=case.cpu_bytes, slices=1,
-        clip=False, gap=0.005,
-    )  # fmt: skip
+    plan = Problem(
+        chain=case.chain, hardware=case.hardware, gpu_budget_bytes=case.gpu_bytes, cpu_budget_bytes=case.cpu_bytes,
+        slices=1, clip=False,
+    ).plan(gap=0.005)  # fmt: skip
     assert plan.solver_gap <= 0.005
     assert plan.step_s <= 1.03 * plan.lp_step_s
 
@@ -29,8 +29,8 @@ def test_whole_tensors_cost_at_most_3_percent_on_these_irregular_chains(seed: in
 def test_with_one_second_a_chain_of_82_blocks_has_a_plan_at_the_least_possible_budget() -> None:
     case = llama3_case(82)
     problem = {"cpu_budget_bytes": UNLIMITED, "slices": 1, "clip": False}
-    least = least_budget(case.chain, case.hardware, **problem).gpu_bytes
-    plan = make_plan(case.chain, case.hardware, gpu_budget_bytes=least, time_limit_s=1, **problem)
+    least = Problem(chain=case.chain, hardware=case.hardware, gpu_budget_bytes=0, **problem).least().gpu_bytes
+    plan = Problem(chain=case.chain, hardware=case.hardware, gpu_budget_bytes=least, **problem).plan(time_limit_s=1)
     assert plan.gpu_peak_bytes <= least
 
 
@@ -40,8 +40,10 @@ def test_with_one_second_there_is_a_plan_at_the_least_possible_budget(
     chain: Chain, hardware: Hardware, slices: int, clip: bool
 ) -> None:
     problem = {"cpu_budget_bytes": UNLIMITED, "slices": slices, "clip": clip}
-    least = least_budget(chain, hardware, **problem).gpu_bytes
-    assert make_plan(chain, hardware, gpu_budget_bytes=least, time_limit_s=1, **problem).gpu_peak_bytes <= least
+    least = Problem(chain=chain, hardware=hardware, gpu_budget_bytes=0, **problem).least().gpu_bytes
+    assert Problem(
+        chain=chain, hardware=hardware, gpu_budget_bytes=least, **problem,
+    ).plan(time_limit_s=1).gpu_peak_bytes <= least  # fmt: skip
 
 
 def tensors(*sizes: int) -> list[Tensor]:
@@ -73,8 +75,9 @@ def test_of_hundreds_of_tensors_a_sum_near_the_target_is_found() -> None:
 def test_on_a_nearly_full_host_with_clipping_whole_tensors_are_found_too() -> None:
     chain = llama(6)
     everything = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
-    plan = make_plan(
-        chain, RTX_3060, gpu_budget_bytes=6 * GB, cpu_budget_bytes=int(0.9 * everything), slices=1, clip=True
-    )  # fmt: skip
+    plan = Problem(
+        chain=chain, hardware=RTX_3060, gpu_budget_bytes=6 * GB, cpu_budget_bytes=int(0.9 * everything), slices=1,
+        clip=True,
+    ).plan()  # fmt: skip
     assert plan.source.startswith("o-ilp")
     assert plan.step_s <= 1.05 * plan.lp_step_s

@@ -18,7 +18,8 @@ from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
-from planner.search.make_plan import in_rounds, least_budget, make_plan
+from planner.search.make_plan import TIME_LIMIT_S, in_rounds
+from planner.search.problem import Problem
 from tests.support.chains import HARDWARE, chain
 from tests.support.engine_plans import adamw, chain_of
 from tests.support.plain_engine import PlainEngine
@@ -42,8 +43,10 @@ def step_of(budget: int) -> Setting:
     return Setting(chain=wide(), hardware=HARDWARE, budgets=budgets, slices=SLICES, clip=False)
 
 
-def planned(budget: int, **more) -> Plan:
-    return make_plan(wide(), HARDWARE, gpu_budget_bytes=budget, cpu_budget_bytes=HOST, slices=SLICES, **more)
+def planned(budget: int, *, clip: bool, time_limit_s: float = TIME_LIMIT_S) -> Plan:
+    return Problem(
+        chain=wide(), hardware=HARDWARE, gpu_budget_bytes=budget, cpu_budget_bytes=HOST, slices=SLICES, clip=clip,
+    ).plan(time_limit_s)  # fmt: skip
 
 
 def test_a_steps_slices_are_cut_into_all_equal_rounds():
@@ -53,8 +56,12 @@ def test_a_steps_slices_are_cut_into_all_equal_rounds():
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_where_one_round_does_not_fit_the_step_has_several(clip):
-    one = least_budget(wide(), HARDWARE, cpu_budget_bytes=HOST, slices=1, clip=clip).gpu_bytes
-    all_at_once = least_budget(wide(), HARDWARE, cpu_budget_bytes=HOST, slices=SLICES, clip=clip).gpu_bytes
+    one = Problem(
+        chain=wide(), hardware=HARDWARE, gpu_budget_bytes=0, cpu_budget_bytes=HOST, slices=1, clip=clip,
+    ).least().gpu_bytes  # fmt: skip
+    all_at_once = Problem(
+        chain=wide(), hardware=HARDWARE, gpu_budget_bytes=0, cpu_budget_bytes=HOST, slices=SLICES, clip=clip,
+    ).least().gpu_bytes  # fmt: skip
     assert all_at_once < one + 4000  # gradients, not eight slices
     plan = planned(all_at_once, clip=clip)
     assert (plan.rounds, plan.slices) == (8, 1)
@@ -104,8 +111,10 @@ def test_a_budget_below_that_of_one_round_gives_the_numbers_of_plain_accumulatio
     plain, model = make_model(name), make_model(name)
     a_chain = chain_of(model)
     problem = {"cpu_budget_bytes": HOST, "clip": clip is not None}
-    budget = least_budget(a_chain, HARDWARE, slices=4, **problem).gpu_bytes
-    plan = make_plan(a_chain, HARDWARE, gpu_budget_bytes=budget, slices=4, time_limit_s=1.0, **problem)
+    budget = Problem(chain=a_chain, hardware=HARDWARE, gpu_budget_bytes=0, slices=4, **problem).least().gpu_bytes
+    plan = Problem(
+        chain=a_chain, hardware=HARDWARE, gpu_budget_bytes=budget, slices=4, **problem,
+    ).plan(time_limit_s=1.0)  # fmt: skip
     assert plan.rounds > 1
     settings = {"optimizer": adamw(model), "max_grad_norm": clip}
     engine = Engine(model, plan=plan, chain=a_chain, device=torch.device("cpu"), metered=True, **settings)

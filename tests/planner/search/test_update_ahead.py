@@ -15,7 +15,7 @@ from planner.greedy.streaming import profile, streamed
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import cpu_parts, cpu_peak_bytes
 from planner.schedule.verify import verify
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.support.chains import HARDWARE, chain, with_masters
 
 LAYERS, BUDGET, HOST = 6, 9000, 10**6
@@ -74,8 +74,8 @@ def test_without_cpu_updates_nothing_runs_ahead():
 @pytest.mark.parametrize("budget", [BUDGET, 14_000])
 def test_the_planner_runs_ahead_where_the_cpu_has_time_and_is_never_slower_for_it(budget):
     a_chain = chain(LAYERS)
-    problem = {"gpu_budget_bytes": budget, "slices": 1, "clip": True, "time_limit_s": 3.0}
-    rich = make_plan(a_chain, FAST_HOST, cpu_budget_bytes=HOST, **problem)
+    problem = {"gpu_budget_bytes": budget, "slices": 1, "clip": True}
+    rich = Problem(chain=a_chain, hardware=FAST_HOST, cpu_budget_bytes=HOST, **problem).plan(3.0)
     program = compile_program(rich, a_chain)
     verify(program, a_chain, gpu_budget_bytes=budget)
     assert rich.ahead()

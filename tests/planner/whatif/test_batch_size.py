@@ -24,7 +24,7 @@ from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.search.from_disk import disk_bytes
-from planner.search.make_plan import GAP, make_plan
+from planner.search.make_plan import GAP
 from planner.search.problem import Problem
 from planner.whatif.batch_size import between, candidates, hopeful, ranked
 from planner.whatif.ways_to_fit import Way
@@ -88,10 +88,10 @@ def test_no_split_of_a_step_has_a_shorter_plan_than_the_first_of_the_ranking(tmp
     steps: dict[int, float] = {}
     for rows in (1, 2, 4):
         try:
-            plan = make_plan(
-                chain_of(job, rows), hardware, gpu_budget_bytes=job.gpu_budget or 0, slices=4 // rows, clip=True,
-                cpu_budget_bytes=hardware.cpu_bytes,
-            )  # fmt: skip
+            plan = Problem(
+                chain=chain_of(job, rows), hardware=hardware, gpu_budget_bytes=job.gpu_budget or 0, slices=4 // rows,
+                clip=True, cpu_budget_bytes=hardware.cpu_bytes,
+            ).plan()  # fmt: skip
         except UserError:
             continue
         steps[rows] = plan.step_s
@@ -191,7 +191,7 @@ def test_where_weights_are_in_files_splits_and_ways_to_fit_are_looked_for_with_t
         asked.append(problem)
         return []
 
-    monkeypatch.setattr("planner.commands.plan_job.make_plan", no_plan)  # as where its places lose too much
+    monkeypatch.setattr(Problem, "plan", no_plan)  # as where its places lose too much
     monkeypatch.setattr("planner.commands.plan_job.ways_to_fit", ways)
     with pytest.raises(UserError, match="budget-too-small"):
         plan_job(job.with_slices(2), CPU, cache=None, measure=False)

@@ -25,9 +25,9 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import cpu_parts, cpu_peak_bytes, gpu_peak_bytes
 from planner.schedule.plan import Plan
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from planner.units import format_bytes_down, format_part
-from planner.whatif.what_helps import Problem, Variations, variations
+from planner.whatif.what_helps import Variations, variations
 from tests.support.chains import HARDWARE, chain, mixed_plan, resident_plan
 
 NO_CLIPPING = "no clipping (--clip none, max_grad_norm: 0)"
@@ -219,8 +219,8 @@ def test_a_nearly_full_host_is_helped_by_updates_on_the_device() -> None:
     a_chain = chain(6)
     states = sum(t.state_bytes + t.bytes for t in a_chain.tensors())
     host = states + 1000  # the gradients of all would be 8000 and more
-    plan = make_plan(
-        a_chain, HARDWARE, gpu_budget_bytes=8000, cpu_budget_bytes=host, slices=1, clip=False, time_limit_s=2.0
-    )
+    plan = Problem(
+        chain=a_chain, hardware=HARDWARE, gpu_budget_bytes=8000, cpu_budget_bytes=host, slices=1, clip=False,
+    ).plan(time_limit_s=2.0)  # fmt: skip
     assert plan.cpu_peak_bytes <= host
     assert plan.gpu_peak_bytes <= 8000

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from planner.errors import UserError
 from planner.measure.analysis import Analysis, analyse_model
-from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from tests.support.fuzz.case import Case
 from tests.support.fuzz.model import Model, batches_of, model_of
 from tests.support.random_plans import random_plan
@@ -205,17 +205,18 @@ def _steered(case: Case) -> Iterator[list[str]]:
         inexact.extend(analysis.inexact)
         return analysis
 
-    def planned(chain: Chain, hardware: Any, *, slices: int, clip: bool, cpu_budget_bytes: int, **_: Any) -> Plan:
+    def planned(problem: Problem) -> Plan:
         if case.share is None:
-            plan = random_plan(chain, random.Random(case.seed), slices=slices, clip=clip)
-            return replace(plan, gpu_peak_bytes=gpu_peak_bytes(compile_program(plan, chain), chain))
-        given = {"slices": slices, "clip": clip, "cpu_budget_bytes": cpu_budget_bytes}
-        at_once = functools.partial(make_plan, chain, hardware, time_limit_s=0.0, **given)
-        most = at_once(gpu_budget_bytes=2**34).gpu_peak_bytes
-        least = least_budget(chain, hardware, **given).gpu_bytes
-        return at_once(gpu_budget_bytes=least + int(case.share * max(0, most - least)))
+            plan = random_plan(problem.chain, random.Random(case.seed), slices=problem.slices, clip=problem.clip)
+            return replace(plan, gpu_peak_bytes=gpu_peak_bytes(compile_program(plan, problem.chain), problem.chain))
 
-    patches = {"analyse_model": analysed, "make_plan": planned, "Engine": functools.partial(Engine, metered=True)}
-    with mock.patch.multiple(api, **patches):
+        def at_once(budget_bytes: int) -> Plan:
+            return make_plan(replace(problem, gpu_budget_bytes=budget_bytes).setting, time_limit_s=0.0)
+
+        least, most = problem.least().gpu_bytes, at_once(2**34).gpu_peak_bytes
+        return at_once(least + int(case.share * max(0, most - least)))
+
+    patches = {"analyse_model": analysed, "Engine": functools.partial(Engine, metered=True)}
+    with mock.patch.multiple(api, **patches), mock.patch.object(Problem, "plan", planned):
         yield inexact
 

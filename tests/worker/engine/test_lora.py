@@ -25,7 +25,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from tests.support.engine_plans import chain_of
 from tests.support.model_folders import write_model
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
@@ -74,8 +74,8 @@ def plan_of(job: Job) -> tuple[Plan, Chain]:
     hardware = replace(estimate_hardware(CPU), min_transfer_bytes=0)
     chain = analysis.chain(estimate_times(analysis, hardware))
     setting = {"cpu_budget_bytes": 2**30, "slices": job.gradient_accumulation_steps, "clip": bool(job.max_grad_norm)}
-    budget = int(1.05 * least_budget(chain, hardware, **setting).gpu_bytes)
-    return make_plan(chain, hardware, gpu_budget_bytes=budget, time_limit_s=1.0, **setting), chain
+    budget = int(1.05 * Problem(chain=chain, hardware=hardware, gpu_budget_bytes=0, **setting).least().gpu_bytes)
+    return Problem(chain=chain, hardware=hardware, gpu_budget_bytes=budget, **setting).plan(time_limit_s=1.0), chain
 
 
 def engine_of(job: Job, plan: Plan, chain: Chain) -> tuple[Engine, nn.Module]:

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import interface
 from planner.schedule.chain import Chain
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from tests.support.chains import HARDWARE
 from tests.support.engine_plans import adamw, chain_of, resident_plan
 from tests.support.engines import CPU, assert_same, assert_same_state, build, data, run
@@ -65,10 +65,12 @@ def test_a_budget_that_inputs_alone_would_fill_is_enough() -> None:
     model, plain = frozen(layers=12), frozen(layers=12)
     chain = chain_of(model)
     problem = {"cpu_budget_bytes": HOST, "slices": 1, "clip": False}
-    budget = least_budget(chain, HARDWARE, **problem).gpu_bytes
+    budget = Problem(chain=chain, hardware=HARDWARE, gpu_budget_bytes=0, **problem).least().gpu_bytes
     inputs = sum(block.input_bytes for block in chain.blocks[1:-1])
-    assert budget < least_budget(without_sent(chain), HARDWARE, **problem).gpu_bytes - inputs // 2
-    plan = make_plan(chain, HARDWARE, gpu_budget_bytes=budget, time_limit_s=1.0, **problem)
+    assert budget < Problem(
+        chain=without_sent(chain), hardware=HARDWARE, gpu_budget_bytes=0, **problem,
+    ).least().gpu_bytes - inputs // 2  # fmt: skip
+    plan = Problem(chain=chain, hardware=HARDWARE, gpu_budget_bytes=budget, **problem).plan(time_limit_s=1.0)
     assert any(option.startswith(SENT) for option in plan.options)
     settings = {"optimizer": adamw(model), "max_grad_norm": None}
     engine = Engine(model, plan=plan, chain=chain, device=CPU, metered=True, **settings)
@@ -85,10 +87,10 @@ def test_a_budget_that_inputs_alone_would_fill_is_enough() -> None:
 
 def test_without_activation_offload_inputs_stay() -> None:
     chain = chain_of(make_model("llama"))
-    plan = make_plan(
-        chain, HARDWARE, gpu_budget_bytes=HOST, cpu_budget_bytes=HOST, slices=1, clip=False, time_limit_s=1.0,
+    plan = Problem(
+        chain=chain, hardware=HARDWARE, gpu_budget_bytes=HOST, cpu_budget_bytes=HOST, slices=1, clip=False,
         activation_offload=False,
-    )  # fmt: skip
+    ).plan(time_limit_s=1.0)  # fmt: skip
     assert not set(SENT) & set(plan.options)
 
 

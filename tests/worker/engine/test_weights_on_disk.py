@@ -16,7 +16,7 @@ from planner.errors import UserError
 from planner.measure.machine_rates import estimate_hardware
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import cpu_parts
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from tests.support.engine_plans import adamw, chain_of
 from tests.support.engines import CPU, assert_same, assert_same_state, data, run
 from tests.support.plain_engine import PlainEngine
@@ -53,8 +53,8 @@ def planned(folder: Path):
     chain = replace(chain, blocks=tuple(blocks))
     hardware = replace(estimate_hardware(CPU), min_transfer_bytes=0)
     setting = {"cpu_budget_bytes": HOST_BYTES, "slices": SLICES, "clip": True}
-    budget = int(1.05 * least_budget(chain, hardware, **setting).gpu_bytes)
-    return make_plan(chain, hardware, gpu_budget_bytes=budget, time_limit_s=2.0, **setting), chain
+    budget = int(1.05 * Problem(chain=chain, hardware=hardware, gpu_budget_bytes=0, **setting).least().gpu_bytes)
+    return Problem(chain=chain, hardware=hardware, gpu_budget_bytes=budget, **setting).plan(time_limit_s=2.0), chain
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from planner.measure.analysis import analyse_model, estimate_times
 from planner.measure.machine_rates import estimate_hardware
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.search.make_plan import make_plan
+from planner.search.problem import Problem
 from planner.units import parse_bytes
 from tests.support.engine_plans import adamw
 from tests.support.plain_engine import PlainEngine
@@ -72,7 +72,10 @@ def plain_peak_bytes(name: str, slices: int) -> int:
 
 
 def plan_of(chain: Chain, budget_bytes: int, slices: int, clip: bool = False) -> Plan:
-    return make_plan(chain, hardware(), gpu_budget_bytes=budget_bytes, cpu_budget_bytes=2**30, slices=slices, clip=clip)
+    return Problem(
+        chain=chain, hardware=hardware(), gpu_budget_bytes=budget_bytes, cpu_budget_bytes=2**30, slices=slices,
+        clip=clip,
+    ).plan()  # fmt: skip
 
 
 def run(engine: Engine | PlainEngine, steps: int, slices: int) -> tuple[list[Tensor], int]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from planner.measure.machine_rates import estimate_hardware
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from tests.support.arena import arena_on, placed, placed_chain
 from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Mood
@@ -57,8 +57,8 @@ def least_plan(chain: Chain, *, slices: int, clip: bool) -> Plan:
     """The planner's, at the least budget that it finds a plan for."""
     machine = replace(estimate_hardware(CUDA), min_transfer_bytes=0, cpu_bytes=2**30)
     asked = {"cpu_budget_bytes": 2**30, "slices": slices, "clip": clip}
-    least = least_budget(chain, machine, **asked).gpu_bytes
-    plan = make_plan(chain, machine, gpu_budget_bytes=least, time_limit_s=5, **asked)
+    least = Problem(chain=chain, hardware=machine, gpu_budget_bytes=0, **asked).least().gpu_bytes
+    plan = Problem(chain=chain, hardware=machine, gpu_budget_bytes=least, **asked).plan(time_limit_s=5)
     assert plan.offsets
     return plan
 

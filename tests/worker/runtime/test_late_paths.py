@@ -21,7 +21,7 @@ from planner.measure.machine_rates import estimate_hardware
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.search.make_plan import least_budget, make_plan
+from planner.search.problem import Problem
 from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Mood
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, streaming_plan
@@ -133,10 +133,12 @@ def test_a_plan_of_the_planners_at_the_least_possible_budget_is_plain_pytorchs(
     case = Case("llama", "keep", slices=slices, clip=0.5 if clip else None)
     chain: Chain = chain_for("llama", torch.float32)
     machine = replace(estimate_hardware(CUDA), min_transfer_bytes=0, cpu_bytes=2**30)
-    least = least_budget(chain, machine, cpu_budget_bytes=2**30, slices=slices, clip=clip).gpu_bytes
-    plan = make_plan(
-        chain, machine, gpu_budget_bytes=least, cpu_budget_bytes=2**30, slices=slices, clip=clip, time_limit_s=5
-    )
+    least = Problem(
+        chain=chain, hardware=machine, gpu_budget_bytes=0, cpu_budget_bytes=2**30, slices=slices, clip=clip,
+    ).least().gpu_bytes  # fmt: skip
+    plan = Problem(
+        chain=chain, hardware=machine, gpu_budget_bytes=least, cpu_budget_bytes=2**30, slices=slices, clip=clip,
+    ).plan(time_limit_s=5)  # fmt: skip
     wanted = expected(case)
     device.queues.set_mood(Mood.drawn(6 - slices))
     engine = engine_for(case, uncapped(plan))
