@@ -138,11 +138,11 @@ def _settle(name: str, keys: list[str], reading: _Reading, values: dict[str, Any
     new = translated(key, value)
     if tool is not None and key != "adapter" and (value is None or value == "") and (tool == AXOLOTL or new is None):
         return  # as if it were not in the file
+    if (new != value or new in SWITCHED_OFF) and (why := done_otherwise(key, name, value, tool)):
+        reading.unused.setdefault(why, []).append("pad_token" if key == "special_tokens" else f"{key}: {value}")
     if new is None and value is not None and key != "chat_template":
         return
     given[name], values[name] = key, new
-    if (new != value or new in SWITCHED_OFF) and (why := done_otherwise(key, name, value, tool)):
-        reading.unused.setdefault(why, []).append(f"{key}: {value}" if not isinstance(value, dict) else key)
     if name == "report_to" and value not in SWITCHED_OFF and value != ["none"]:
         values[name] = "none"
         reading.unused.setdefault(REPORTS, []).append(key)
@@ -181,7 +181,8 @@ def _bnb_config(reading: _Reading, key: str, value: object) -> None:
 
 def _metric(reading: _Reading, key: str, value: object) -> None:
     """What a best model is the best by."""
-    chosen = any(reading.source.values.get(name) not in SWITCHED_OFF for name in _CHOOSING)
+    file = reading.source.values
+    chosen = any(file.get(name) not in SWITCHED_OFF for name in _CHOOSING) or reading.dialect.chooses_best(file)
     fine = (*SWITCHED_OFF, "eval_loss", "loss") if key == "metric_for_best_model" else SWITCHED_OFF
     if not chosen and value not in SWITCHED_OFF:
         reading.unused.setdefault("it says nothing without load_best_model_at_end", []).append(key)

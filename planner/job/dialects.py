@@ -56,6 +56,14 @@ class Dialect:
         wanted = ("lora_r", "lora_alpha", "lora_target_modules") if _makes_adapters(values) else ()
         return [key for key in wanted if self.tool == AXOLOTL and values.get(key) is None]
 
+    def chooses_best(self, file: Mapping[str, object]) -> bool:
+        """Whether the tool takes the best of the evaluations where the file says nothing of it: axolotl does where each
+        save is at one, by its own arithmetic with shares of all steps."""
+        if self.tool != AXOLOTL or file.get("eval_strategy") in ("no", False):
+            return False
+        save, every = (_share(file, f"{name}_steps", f"{name}s_per_epoch") for name in ("save", "eval"))
+        return bool(save and every and save % every == 0) and bool(file.get("val_set_size") or file.get("test_datasets"))
+
     def fill(self, values: dict[str, Any], file: Mapping[str, object]) -> str | None:
         """Put the tool's defaults into `values` (by canonical name) where the file has none; `file`: as it is written.
         Returns what to tell of it."""
@@ -75,7 +83,7 @@ class Dialect:
             absent["bnb_4bit_use_double_quant"] = False
         if self.tool == AXOLOTL and _are_completions(values.get("dataset")):
             absent["long_rows"] = "split"
-        if self.tool == AXOLOTL and _chooses(values):
+        if self.chooses_best(file):
             absent["load_best_model_at_end"] = True
         if values.get("train_batch_size") is not None:
             absent.pop("per_device_train_batch_size", None)
@@ -92,11 +100,12 @@ def _makes_adapters(values: Mapping[str, Any]) -> bool:
     return values.get("method") == "lora" and values.get("adapter_name_or_path") in SWITCHED_OFF
 
 
-def _chooses(values: Mapping[str, Any]) -> bool:
-    """Whether axolotl, where nothing is said of it, takes the best of the evaluations: where each save is at one."""
-    save, every = values.get("save_steps"), values.get("eval_steps")
-    steps = isinstance(save, int) and isinstance(every, int) and save > 0 and every > 0 and save % every == 0
-    return steps and (bool(values.get("val_size")) or bool(values.get("eval_dataset")))
+def _share(file: Mapping[str, object], steps: str, per_epoch: str) -> float | None:
+    """Steps between two, or their share of all steps, as axolotl makes it of a number per epoch; None without any."""
+    given, times, epochs = file.get(steps), file.get(per_epoch), file.get("num_epochs") or 1
+    if isinstance(times, (int, float)) and isinstance(epochs, (int, float)) and times > 0 < epochs:
+        return 1.0 / (times * epochs)
+    return given if isinstance(given, (int, float)) and given > 0 else None
 
 
 def _are_completions(entries: object) -> bool:

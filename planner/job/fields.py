@@ -41,10 +41,13 @@ def _nothing(value: object) -> object:
 
 
 def _tokens(value: object) -> object:
-    """Lists in a mapping as tuples."""
-    if isinstance(value, dict):
-        return {name: tuple(tokens) if isinstance(tokens, list) else tokens for name, tokens in value.items()}
-    return _nothing(value)
+    """A list in a mapping as a tuple; ValueError where one is for several tokens and the other is not."""
+    if not isinstance(value, dict):
+        return _nothing(value)
+    for name, tokens in value.items():
+        if isinstance(tokens, list) != (name == "additional_special_tokens"):
+            raise ValueError(name)
+    return {name: tuple(tokens) if isinstance(tokens, list) else tokens for name, tokens in value.items()}
 
 
 def _modules(value: object) -> object:
@@ -112,7 +115,7 @@ SpecialTokens = Annotated[
         _Token | tuple[_Token, ...],
     ] | None,
     BeforeValidator(_tokens),
-    Field(description="a mapping of eos_token, bos_token and the like to tokens of the tokenizer, or null"),
+    Field(description="a mapping of eos_token and its like to a token, additional_special_tokens to a list, or null"),
 ]  # fmt: skip
 Modules = Annotated[
     tuple[Text, ...] | None, BeforeValidator(_modules), Field(description="a list of modules' names, or null")

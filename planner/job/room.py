@@ -14,13 +14,14 @@ FILES_BYTES = 2**24
 """About what is beside the weights in a model folder: configs, tokenizer, headers."""
 
 
-def check_room(run_folder: Path, place: Place, *, trained: int, weight_bytes: int) -> int:
+def check_room(run_folder: Path, place: Place, *, trained: int, weight_bytes: int, best: bool = False) -> int:
     """Try the place where the model will go, and see that there is room for a checkpoint of `trained` parameters, the
-    trained weights and the model folder with them. Returns the bytes that checkpoints may take of the run folder's
+    trained weights and the model folder with them; with `best`, for the weights of the best evaluation, too, and of the
+    next best one beside them. Returns the bytes that checkpoints may take of the run folder's
     disk. Raises UserError."""
     model_bytes = weight_bytes + FILES_BYTES
     place.try_out(model_bytes)
-    taken = weight_bytes + (model_bytes if _disk_of(place.folder) == _disk_of(run_folder) else 0)
+    taken = (3 if best else 1) * weight_bytes + (model_bytes if _disk_of(place.folder) == _disk_of(run_folder) else 0)
     checkpoint_bytes = STATE_BYTES_PER_PARAMETER * trained + 2**20
     check_space(run_folder, checkpoint_bytes + taken, "a checkpoint and the trained model")
     return shutil.disk_usage(run_folder).free - taken

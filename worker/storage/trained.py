@@ -32,11 +32,11 @@ class TrainedWeights:
         self._origin = origin
 
     def find(self) -> Checkpoint | None:
-        """Those that are there, every byte of them found right; None where there are none for this job, its data and
-        its length."""
-        for path in self._folder.glob("step-*"):
+        """The newest that are there, every byte of them found right; None where there are none for this job, its data
+        and its length. Older ones are there where a process was killed while it removed them."""
+        for step in sorted(self._steps(), reverse=True):
             try:
-                found = read_checkpoint(path)
+                found = read_checkpoint(self._folder / f"step-{step}")
             except TornCheckpoint:
                 continue
             if not found.origin.differences(self._origin):
@@ -58,8 +58,11 @@ class TrainedWeights:
 
     def step(self) -> int | None:
         """The step that they are of, unread; None where there are none."""
+        return max(self._steps(), default=None)
+
+    def _steps(self) -> list[int]:
         names = (path.name.removeprefix("step-") for path in self._folder.glob("step-*"))
-        return max((int(name) for name in names if name.isdigit()), default=None)
+        return [int(name) for name in names if name.isdigit()]
 
     def take(self, found: Checkpoint) -> Checkpoint:
         """Have `found`, those of another folder on this disk, instead of what is here. Raises OSError."""

@@ -7,6 +7,7 @@ stand in metrics.jsonl: a run that goes on from a checkpoint comes to the same e
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,8 @@ Evaluated = tuple[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """`step` and `loss` of the best evaluation so far; `without`: how many since then were no better by more than the
-    threshold."""
+    """`step` and `loss` of the best evaluation so far, 0 and infinity where none had a loss that is a number;
+    `without`: how many since then were no better by more than the threshold."""
 
     step: int
     loss: float
@@ -47,13 +48,10 @@ def standing(evaluations: Sequence[Evaluated], threshold: float) -> Standing | N
     for step, loss in evaluations:
         if step == 0:
             continue
-        if found is None:
-            found = Standing(step=step, loss=loss, without=0)
-            continue
-        better = loss < found.loss and found.loss - loss > threshold
-        without = 0 if better else found.without + 1
-        best = (step, loss) if loss < found.loss else (found.step, found.loss)
-        found = Standing(step=best[0], loss=best[1], without=without)
+        before = found or Standing(step=0, loss=math.inf, without=0)
+        better = found is None or before.loss - loss > threshold
+        best = (step, loss) if loss < before.loss else (before.step, before.loss)
+        found = Standing(step=best[0], loss=best[1], without=0 if better else before.without + 1)
     return found
 
 
@@ -95,6 +93,9 @@ class Best:
         if not self.job.load_best_model_at_end:
             return None
         found = standing(evaluations, 0.0)
+        if found is not None and not found.step:
+            log.warning("no evaluation had a loss that is a number: the model is that of the last step")
+            return None
         weights = self.kept.find()
         if found is None or weights is None or weights.step != found.step:
             log.warning("the weights of the best evaluation are damaged or gone: the model is that of the last step")

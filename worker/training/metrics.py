@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -93,6 +93,11 @@ def _lines(path: Path) -> Iterator[Event]:
         if not isinstance(event, dict) or "event" not in event or not isinstance(event.get("step"), int):
             raise ValueError(f"{path} line {number} has no event and step")
         yield event
+
+
+def steps_trained(events: Sequence[Event]) -> int:
+    """The steps that a run has done, by what it has written down."""
+    return max((int(event["step"] or 0) for event in events if event["event"] == "step"), default=0)
 
 
 def _cut_torn_line(path: Path) -> None:

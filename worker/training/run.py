@@ -41,7 +41,7 @@ from worker.training.evaluation import Evaluations
 from worker.training.forecast import Forecast
 from worker.training.learning_rate import optimizer_of
 from worker.training.loop import Training, Trains
-from worker.training.metrics import Metrics, read_metrics
+from worker.training.metrics import Metrics, read_metrics, steps_trained
 from worker.training.model import check_reach, load_model, load_tokenizer, tell_special_tokens
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
@@ -111,13 +111,17 @@ class _Run:
         published = place.published() is not None
         weights = None if published else self.trained.find()
         if published or weights is not None:
+            step = steps_trained(read_metrics(self.folder.metrics)) or total  # fewer, where it ended early
             with Metrics(self.folder.metrics) as metrics:
-                self._write_start(metrics, total, total, device)
+                self._write_start(metrics, step, step, device)
                 stop.begin()
-                return self._until_end(metrics, lambda: total, lambda: self._deliver_only(weights))
+                return self._until_end(metrics, lambda: step, lambda: self._deliver_only(weights))
         last = self.checkpoints.latest()
         weight_bytes = self.delivery.output.weight_bytes
-        free_bytes = check_room(self.folder.path, place, trained=self.parameters, weight_bytes=weight_bytes)
+        free_bytes = check_room(
+            self.folder.path, place, trained=self.parameters, weight_bytes=weight_bytes,
+            best=self.job.load_best_model_at_end,
+        )  # fmt: skip
         _tell_checkpoints(self.job, self.state_bytes, free_bytes)
         kept = room_kept(self.folder.path, weights_room(weight_bytes))
         states = open_store(self.job, self.plan, self.chain, self.model, run=self.folder, last=last)

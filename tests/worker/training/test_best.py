@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 from transformers.trainer_callback import EarlyStoppingCallback, TrainerControl, TrainerState
 
 from planner.errors import UserError
+from planner.job.schema import Job
 from tests.planner.job.conftest import folder, parse  # noqa: F401, a fixture
 from tests.support.runs import make_run
 from tests.support.short_runs import Run, equal, tiny_job
@@ -37,7 +39,9 @@ def by_transformers(losses: list[float], patience: int, threshold: float, tmp_pa
     best = 0
     for number, loss in enumerate(losses, start=1):
         callback.on_evaluate(arguments, state, control, {"eval_loss": loss})
-        if state.best_metric is None or loss < state.best_metric:  # as Trainer does, after its callbacks
+        if state.best_metric is None:  # as Trainer does, after its callbacks
+            state.best_metric = float("inf")
+        if loss < state.best_metric:
             state.best_metric, best = loss, number
         if control.should_training_stop:
             return number, best
@@ -48,7 +52,7 @@ def test_the_rules_are_those_of_transformers(tmp_path: Path) -> None:
     for seed in range(60):
         draw = random.Random(seed)
         losses = [draw.choice([0.5, 0.6, 0.65, 0.7, 0.9, float("nan")]) for _ in range(8)]
-        losses[0] = 0.8
+        losses[0] = draw.choice([0.8, float("nan")])
         patience, threshold = draw.randint(1, 4), draw.choice([0.0, 0.08, 0.2])
         for number in range(1, 9):
             found = standing([(0, 0.1), *enumerate(losses[:number], start=1)], threshold)
@@ -143,6 +147,59 @@ def test_damaged_weights_of_the_best_are_said_and_the_last_ones_taken(
     next((tmp_path / "run" / "best").glob("step-2/weights-*")).write_bytes(b"")
     assert run.training.best is not None and run.training.best.chosen(run.training.evaluations.losses) is None
     assert "the model is that of the last step" in caplog.text
+
+
+def test_weights_that_a_crash_left_beside_the_newer_ones_are_not_taken_for_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    run = Rehearsed(tiny_job(tmp_path, **CHOICE), tmp_path / "run")
+    run.pretend(LOSSES)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_of, **_how: None)  # as where the process dies before it
+    run.training.run()
+    assert sorted(path.name for path in (tmp_path / "run" / "best").iterdir()) == ["step-1", "step-2"]
+    assert run.training.best is not None
+    found = run.training.best.chosen(run.training.evaluations.losses)
+    assert found is not None and found.step == 2
+
+
+def test_where_no_evaluation_has_a_loss_the_model_is_that_of_the_last_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    run = Rehearsed(tiny_job(tmp_path, **CHOICE), tmp_path / "run")
+    run.pretend([float("nan")] * len(LOSSES))
+    run.training.run()
+    assert run.training.best is not None and run.training.best.chosen(run.training.evaluations.losses) is None
+    assert "no evaluation had a loss" in caplog.text and run.kept.step() is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "chosen"),
+    [
+        ("eval_steps: 10\nsave_steps: 20\n", True),
+        ("eval_steps: 10\nsave_steps: 25\n", False),
+        ("eval_steps: 0.1\nsave_steps: 0.2\n", True),
+        ("evals_per_epoch: 4\nsaves_per_epoch: 1\n", True),
+        ("evals_per_epoch: 1\nsaves_per_epoch: 4\n", False),
+        ("eval_steps: 10\nsave_steps: 20\neval_strategy: no\n", False),
+        ("evals_per_epoch: 4\nsaves_per_epoch: 1\nload_best_model_at_end: false\n", False),
+    ],
+)
+def test_axolotl_chooses_the_best_where_each_save_is_at_an_evaluation(
+    lines: str, chosen: bool, folder: Path  # noqa: F811
+) -> None:  # fmt: skip
+    file = f"base_model: tiny\ndatasets:\n  - path: {folder / 'text.jsonl'}\n    type: completion\n"
+    common = f"{file}output_dir: out\nlearning_rate: 1e-4\nval_set_size: 0.5\n"
+    job, _ = Job.parse_with_notes(common + lines, folder)
+    assert job.load_best_model_at_end is chosen
+
+
+def test_axolotls_choice_by_another_number_is_refused_where_the_key_itself_is_not_in_the_file(
+    folder: Path,  # noqa: F811
+) -> None:  # fmt: skip
+    file = f"base_model: tiny\ndatasets:\n  - path: {folder / 'text.jsonl'}\n    type: completion\n"
+    lines = "val_set_size: 0.5\nevals_per_epoch: 4\nsaves_per_epoch: 1\nmetric_for_best_model: accuracy\n"
+    with pytest.raises(UserError, match="the smallest loss"):
+        Job.parse_with_notes(f"{file}output_dir: out\nlearning_rate: 1e-4\n{lines}", folder)
 
 
 @pytest.mark.parametrize(

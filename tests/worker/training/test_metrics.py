@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.training.metrics import Metrics, read_metrics
+from worker.training.metrics import Metrics, read_metrics, steps_trained
 
 
 def write(path: Path, *events: tuple[str, int], resumed_from: int | None = None) -> None:
@@ -70,3 +70,11 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 def test_no_file_is_an_empty_series(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "m.jsonl") == []
+
+
+def test_the_steps_trained_are_those_that_no_later_start_takes_back(tmp_path: Path) -> None:
+    assert steps_trained([]) == 0
+    write(tmp_path / "m.jsonl", ("start", 0), ("step", 1), ("step", 2), ("eval", 2), ("step", 3))
+    assert steps_trained(read_metrics(tmp_path / "m.jsonl")) == 3
+    write(tmp_path / "m.jsonl", ("start", 2), resumed_from=2)
+    assert steps_trained(read_metrics(tmp_path / "m.jsonl")) == 2
