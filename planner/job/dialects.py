@@ -62,7 +62,8 @@ class Dialect:
         if self.tool != AXOLOTL or file.get("eval_strategy") in ("no", False):
             return False
         save, every = (_share(file, f"{name}_steps", f"{name}s_per_epoch") for name in ("save", "eval"))
-        return bool(save and every and save % every == 0) and bool(file.get("val_set_size") or file.get("test_datasets"))
+        evaluates = bool(file.get("val_set_size") or file.get("test_datasets"))
+        return evaluates and bool(save and every and save % every == 0)
 
     def fill(self, values: dict[str, Any], file: Mapping[str, object]) -> str | None:
         """Put the tool's defaults into `values` (by canonical name) where the file has none; `file`: as it is written.
