@@ -210,7 +210,7 @@ class Weights:
             yield name, {"master": self._current(f"w:{name}")[0].detach().cpu()}
 
     def _current(self, item: str) -> list[Tensor]:
-        """The copy that is up to date when no step runs. A resident one is: what the CPU updates is not resident."""
+        """The copy that is up to date when no step runs. A resident one is: what the CPU updated was fetched again."""
         return self.device.items[item] if item in self._resident else self.host.items[item]
 
     @torch.no_grad()
@@ -244,6 +244,9 @@ class Weights:
         if stored is not None and stored.resumed and not written:
             missing -= {name for name in self.trained if name in stored}
             stored.take_over({item[2:]: own[0] for item, own in self.host.items.items() if item[0] == "w"})
+            for name in (name for name in self.trained if name in stored):
+                for copy in self.device.items.get(f"w:{name}", ()):  # a step fetches it again after its update
+                    copy.copy_(self.host.items[f"w:{name}"][0])
         self._begun = True
         if missing:
             raise ValueError(f"nothing was given for {min(missing)}")

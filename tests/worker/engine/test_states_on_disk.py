@@ -27,6 +27,7 @@ SHAPES = {
     "bf16, rounds, clipped": (torch.bfloat16, {"rounds": 2, "slices": 1}, 0.5),
     "bf16, clipped": (torch.bfloat16, {"slices": 2}, 0.5),
     "bf16, no norm": (torch.bfloat16, {"slices": 2}, None),
+    "bf16, fetched again": (torch.bfloat16, {"slices": 2}, None),
     "fp32, no norm": (torch.float32, {"slices": 2}, None),
 }  # fmt: skip
 
@@ -39,6 +40,21 @@ def on_disk(chain):
     return replace(chain, blocks=tuple(blocks), piece_elements=PIECE)
 
 
+def fetched_again(plan):
+    """The plan with a weight that the CPU updates on the device when a step begins: it is fetched again thereafter."""
+    name = "model.layers.1.self_attn.v_proj.weight"
+    w, stages = f"w:{name}", {f"{stage.direction}{stage.block}": stage for stage in plan.stages}
+
+    def edit(line, **lists):
+        stages[line] = replace(stages[line], **lists)
+
+    edit("F0", cpu_update=tuple(each for each in stages["F0"].cpu_update if each != name))
+    edit("F1", prefetch=tuple(item for item in stages["F1"].prefetch if item != w))
+    edit("B2", cpu_update=(*stages["B2"].cpu_update, name))
+    edit("B1", prefetch=(*stages["B1"].prefetch, w))
+    return replace(plan, stages=tuple(stages.values()), resident=(*plan.resident, w))
+
+
 @pytest.fixture
 def make(tmp_path):
     engines = []
@@ -48,6 +64,7 @@ def make(tmp_path):
         model = make_model("llama", dtype)
         chain = on_disk(chain_for("llama", dtype))
         plan = mixed_plan(chain, clip=clip is not None, **slices)
+        plan = fetched_again(plan) if shape == "bf16, fetched again" else plan
         program = compile_program(plan, chain)
         verify(program, chain, gpu_budget_bytes=gpu_peak_bytes(program, chain))
         store = StatesOnDisk(
@@ -90,7 +107,7 @@ def test_steps_and_what_is_restored_are_plain_pytorchs(shape, make):
     assert all(torch.equal(p, weights[name]) for name, p in engine.restore().named_parameters())
 
 
-@pytest.mark.parametrize("shape", ["bf16, rounds, clipped", "fp32, no norm"])
+@pytest.mark.parametrize("shape", ["bf16, rounds, clipped", "bf16, fetched again", "fp32, no norm"])
 def test_an_engine_goes_on_from_what_a_checkpoint_names_and_from_one_that_is_a_copy(shape, make, tmp_path):
     first, same = make(shape), plain(shape)
     run(first, range(2), COUNT)
