@@ -31,7 +31,11 @@ class Output:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._first[name] = seen.setdefault(id(parameter), name)
         self._adapters = hasattr(model, "peft_config")
-        self.weight_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad or not self._adapters)
+        # adapters, and what is trained as a whole beside them, are written as fp32
+        self.weight_bytes = (
+            4 * sum(p.numel() for p in model.parameters() if p.requires_grad) if self._adapters
+            else sum(p.nbytes for p in model.parameters())
+        )  # fmt: skip
 
     def write(
         self, place: Place, model: nn.Module, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor], *,

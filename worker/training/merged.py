@@ -129,12 +129,17 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
     weights = load_file(adapters / "adapter_model.safetensors")
     modules = list(cast(nn.Module, adapted).named_modules())
     whole: dict[str, Any] = {}
+    base = adapted.get_base_model()
+    tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
+    ends = (base.get_input_embeddings(), base.get_output_embeddings()) if tied else ()
     for name, module in modules:
         if isinstance(module, ModulesToSaveWrapper):
+            if any(module is end for end in ends):
+                raise _not_mergeable(
+                    f"{name.removeprefix(_HULL)} was trained by itself, and embedding and head are one in the base"
+                )
             for local, _ in module.modules_to_save["default"].named_parameters():
                 whole[f"{name.removeprefix(_HULL)}.{local}"] = weights.pop(f"{name}.{local}")
-    if whole and getattr(config.get_text_config(), "tie_word_embeddings", False):
-        raise _not_mergeable(f"{next(iter(whole))} was trained by itself, and embedding and head are one in the base")
     named = adapted.named_parameters()
     own = [name for name, parameter in named if parameter.requires_grad and ".modules_to_save." not in name]
     # peft's own loader would have them on meta, as the base is.
@@ -142,7 +147,7 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
     saved = {name: key if key in weights else key.removesuffix(".weight") for name, key in saved.items()}
     adapted.load_state_dict({name: weights.pop(key) for name, key in saved.items()}, strict=False, assign=True)
     assert not weights, f"there is no place for {min(weights)}"
-    prefix = str(getattr(adapted.get_base_model(), "base_model_prefix", ""))
+    prefix = str(getattr(base, "base_model_prefix", ""))
     layers = {f"{n.removeprefix(_HULL)}.weight": layer for n, layer in modules if isinstance(layer, LoraLayer)}
     return {**layers, **whole}, prefix
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,9 @@ from planner.errors import UserError
 from planner.job.schema import Job
 from tests.worker.engine.test_lora import lora_job
 from worker.export import main
+from worker.storage.model_folder import Output
 from worker.training.merged import _files, write_merged
+from worker.training.model import load_model
 
 
 def adapters_of(job: Job, folder: Path) -> Path:
@@ -42,7 +44,7 @@ def adapters_of(job: Job, folder: Path) -> Path:
         ("llama", {"use_dora": True}, torch.float32),
         ("llama", {"load_in_4bit": True}, torch.float32),
         ("llama", {"lora_modules_to_save": ["embed_tokens", "lm_head"]}, torch.bfloat16),
-        ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"]}, torch.float32),
+        ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"], "lora_modules_to_save": ["ln_f"]}, torch.float32),
     ],
     ids=["sharded-bf16-rslora", "dora", "trained-on-4-bits", "whole-modules", "gpt2"],
 )
@@ -65,6 +67,25 @@ def test_a_merged_model_is_what_peft_merges_in_every_bit(
     assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.state_dict().items())
     assert AutoTokenizer.from_pretrained(tmp_path / "merged")("the")
     assert not list((tmp_path / "merged").glob("adapter_*"))
+
+
+def test_an_embedding_trained_by_itself_is_not_merged_into_a_base_whose_head_it_is(tmp_path: Path) -> None:
+    keys = {"lora_target_modules": ["c_attn"], "lora_modules_to_save": ["wte"]}
+    job = lora_job(tmp_path, "gpt2", **keys)
+    with pytest.raises(UserError, match="embedding and head are one"):
+        write_merged(job, adapters_of(job, tmp_path / "adapters"), tmp_path / "merged")
+
+
+def test_the_room_asked_for_is_enough_for_adapters_and_whole_modules(tmp_path: Path) -> None:
+    job = lora_job(tmp_path, "llama", lora_modules_to_save=["embed_tokens", "lm_head"], bf16=True)
+    model = load_model(job)
+    asked = Output(model).weight_bytes
+    cast(Any, model).save_pretrained(
+        tmp_path / "made", state_dict={n: p.detach().float() for n, p in model.named_parameters() if p.requires_grad},
+        save_embedding_layers=False,
+    )  # fmt: skip
+    written = (tmp_path / "made" / "adapter_model.safetensors").stat().st_size
+    assert 0.9 * asked < written < asked + 2**16
 
 
 def test_what_cannot_be_merged_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
