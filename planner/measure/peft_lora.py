@@ -63,20 +63,39 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
 
 
 def load_adapter(adapted: nn.Module, folder: str) -> None:
-    """Let the adapter of `adapted`, as `with_adapters` gives it, be that in `folder`. Raises UserError where it is of
-    another model."""
+    """Let the adapter of `adapted`, as `with_adapters` gives it, be that in `folder`. Raises UserError where it cannot
+    be read or is of another model, or where other weights of the model lie beside it: those would be trained with, and
+    be in nothing that is written. peft writes such with `save_embedding_layers`; equal ones are fine."""
     from peft import set_peft_model_state_dict
 
     try:
         weights = load_file(Path(folder) / WEIGHTS)
-        result: Any = set_peft_model_state_dict(adapted, weights)
-        wanted = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
-        wrong = [*result.unexpected_keys, *sorted(wanted & set(result.missing_keys))]
-        cause = f"{wrong[0]} is not in both" if wrong else ""
-    except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as error:
-        cause = first_line(error)
-    if cause:
+    except OSError as error:
         raise UserError(
-            f"The adapter in {folder} is not one of this model.", code="adapter-not-usable", exit_code=Exit.USAGE,
-            numbers=(cause,), hint="give the model that it was trained on, or leave adapter_name_or_path out",
+            f"The adapter in {folder} cannot be read.", code="adapter-not-readable", exit_code=Exit.USAGE,
+            numbers=(first_line(error),), hint="put it back, then offmate retry",
+        ) from error  # fmt: skip
+    except SafetensorError as error:
+        raise _not_usable(folder, first_line(error)) from error
+    parameters = dict(adapted.named_parameters(remove_duplicate=False))
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    own = {name: weights.pop(name) for name in sorted(weights.keys() & (parameters.keys() - trained))}
+    if other := [name for name, kept in own.items() if not torch.equal(kept.to(parameters[name]), parameters[name])]:
+        raise UserError(
+            f"The adapter in {folder} comes with weights of the model that the model does not have.",
+            code="adapter-not-usable", exit_code=Exit.USAGE, numbers=(f"{other[0]} is another than the model's",),
+            hint="save these into the folder of the model, and give that as model",
         )  # fmt: skip
+    try:
+        result: Any = set_peft_model_state_dict(adapted, weights)
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise _not_usable(folder, first_line(error)) from error
+    if wrong := [*result.unexpected_keys, *sorted(trained & set(result.missing_keys))]:
+        raise _not_usable(folder, f"{wrong[0]} is not in both")
+
+
+def _not_usable(folder: str, cause: str) -> UserError:
+    return UserError(
+        f"The adapter in {folder} is not one of this model.", code="adapter-not-usable", exit_code=Exit.USAGE,
+        numbers=(cause,), hint="give the model that it was trained on, or leave adapter_name_or_path out",
+    )  # fmt: skip
