@@ -1,5 +1,5 @@
-"""What a job was handed in with: its data, which is what is trained on, or the job is refused, and the versions of the
-packages that train. No torch."""
+"""What a job was handed in with: its data and the adapter it goes on from, which are what is trained on, or the job is
+refused, and the versions of the packages that train. No torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import Exit, UserError
+from planner.job.adapter import CONFIG, WEIGHTS
 from planner.job.local_data import is_local, local_data
 from planner.job.schema import Job
 
@@ -59,13 +60,15 @@ def freeze(job: Job) -> dict[str, dict[str, Any]]:
 
 
 def check_frozen(job: Job, frozen: Frozen | None) -> None:
-    """Raise UserError `data-changed` where the local data are not those that were handed in; `frozen` None: nobody
-    knows what these were."""
+    """Raise UserError `data-changed` where the local data, or the adapter that the job goes on from, are not those that
+    were handed in; `frozen` None: nobody knows what these were."""
     if frozen is None:
         return
     now = set(map(str, _files(job)))
     changes = [f"{path}: there was no such file" for path in sorted(now - frozen.keys())]
     places = [entry.path for entry in (*job.data, *job.eval_data)]
+    if job.adapter_name_or_path is not None:
+        places.append(job.adapter_name_or_path)
     gone = (path for path in frozen.keys() - now if any(Path(path).is_relative_to(place) for place in places))
     changes += [f"{path}: it is gone" for path in sorted(gone)]
     for path in sorted(now & frozen.keys()):
@@ -76,14 +79,16 @@ def check_frozen(job: Job, frozen: Frozen | None) -> None:
     if changes:
         more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
         raise UserError(
-            "The data are not those that the job was submitted with.", code="data-changed", exit_code=Exit.USAGE,
+            "The files are not those that the job was submitted with.",
+            code="data-changed", exit_code=Exit.USAGE,
             numbers=(*changes[:_SHOWN], *more),
             hint="put them back, or train on what is there now: offmate retry ID --allow-changed-data",
         )  # fmt: skip
 
 
 def _files(job: Job) -> list[Path]:
-    """The local files of all entries, those of a saved dataset's folder among them; what is gone is left out."""
+    """The local files of all entries, those of a saved dataset's folder among them, and of the adapter that the job
+    goes on from; what is gone is left out."""
     found: dict[Path, None] = {}
     for entry in (*job.data, *job.eval_data):
         path = Path(entry.path)
@@ -94,6 +99,9 @@ def _files(job: Job) -> list[Path]:
                 continue
             files = data.files or sorted(file for file in path.rglob("*") if file.is_file())
             found |= dict.fromkeys(files)
+    if job.adapter_name_or_path is not None:
+        parts = (Path(job.adapter_name_or_path) / name for name in (CONFIG, WEIGHTS))
+        found |= dict.fromkeys(part for part in parts if part.is_file())
     return list(found)
 
 

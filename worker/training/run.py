@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from planner.codec import from_json
 from planner.errors import UserError, disk_full, first_line, is_disk_full
 from planner.graph import EAGER
+from planner.job.frozen import check_frozen
 from planner.job.output_dir import Place
 from planner.job.room import STATE_BYTES_PER_PARAMETER, check_room
 from planner.job.schema import Job
@@ -87,22 +88,33 @@ class _Run:
         self.tokenizer = load_tokenizer(job)
         self.batches = Batches(job, self.tokenizer, folder.path / "data", folder.read_frozen())
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
-        self.model = load_model(job)
+        self.origin = Origin.of(
+            job, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan=self.plan
+        )  # fmt: skip
+        self.checkpoints = Checkpoints(folder.checkpoints, keep=job.save_total_limit, origin=self.origin)
+        self.trained = TrainedWeights(folder.trained, origin=self.origin)
+        self.model = load_model(self._as_it_begins(place))
         check_reach(job, self.model, self.batches.largest_token)
         tell_special_tokens(job, self.model, self.tokenizer)
         self.samples = Samples.of(job, self.tokenizer, self.model)
         output = Output(self.model)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.state_bytes = STATE_BYTES_PER_PARAMETER * self.parameters + 2**20
-        self.origin = Origin.of(
-            job, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan=self.plan
-        )  # fmt: skip
-        self.checkpoints = Checkpoints(folder.checkpoints, keep=job.save_total_limit, origin=self.origin)
-        self.trained = TrainedWeights(folder.trained, origin=self.origin)
         self.delivery = Delivery(
             run=folder, place=place, output=output, trained=self.trained,
             card=lambda step: model_card(job, read_metrics(folder.metrics), step),
         )  # fmt: skip
+
+    def _as_it_begins(self, place: Place) -> Job:
+        """The job, without the adapter that it goes on from where steps were done: what became of it is in their
+        checkpoint, and it may be another by now, or gone. Raises UserError where it is to be read and is another."""
+        job = self.job
+        if job.adapter_name_or_path is None:
+            return job
+        if place.published() is not None or self.trained.find() is not None or self.checkpoints.latest() is not None:
+            return job.model_copy(update={"adapter_name_or_path": None})
+        check_frozen(job.model_copy(update={"dataset": (), "eval_dataset": None}), self.folder.read_frozen())
+        return job
 
     def train(self, stop: StopRequest) -> bool:
         """From the last checkpoint to the end or to a stop; where it is trained already, to the model folder."""

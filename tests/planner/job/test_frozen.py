@@ -66,3 +66,20 @@ def test_a_dataset_of_the_hub_and_a_job_of_before_have_nothing_to_compare(folder
     job = Job.parse("model: tiny\ndataset: owner/set\n", folder)
     assert freeze(job) == {}
     check_frozen(Job.parse(BASE, folder), None)
+
+
+def test_an_adapter_that_a_job_goes_on_from_is_that_which_was_there(folder: Path) -> None:
+    made = folder / "made"
+    made.mkdir()
+    (made / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"]}')
+    (made / "adapter_model.safetensors").write_bytes(b"1")
+    (folder / "tiny" / "model.safetensors").touch()
+    job = Job.parse(f"{BASE}method: lora\nadapter_name_or_path: made\n", folder)
+    before = freeze(job)
+    check_frozen(job, before)
+    (made / "adapter_model.safetensors").write_bytes(b"2")
+    (made / "adapter_config.json").unlink()
+    assert changes(job, before) == (
+        f"{made}/adapter_config.json: it is gone", f"{made}/adapter_model.safetensors: other content",
+    )  # fmt: skip
+    check_frozen(job.model_copy(update={"adapter_name_or_path": None}), before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from planner.codec import to_json
 from planner.errors import UserError
+from planner.job.frozen import freeze
 from planner.job.schema import Job
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.hf_model import sample_batch, skeleton_model
@@ -210,11 +213,12 @@ class _After(StopRequest):
     asked = property(lambda self: next(self.looks, True), lambda self, value: None)
 
 
-def test_a_run_of_lora_that_was_stopped_and_resumed_equals_plain_peft_in_every_bit(tmp_path: Path) -> None:
-    job = lora_job(tmp_path, max_steps=4, output_dir=str(tmp_path / "out"))
+def run_of(job: Job, folder: Path) -> RunFolder:
+    """A run folder as a trainer finds it."""
     plan, chain = plan_of(job)
-    run = RunFolder(tmp_path / "run")
+    run = RunFolder(folder)
     run.path.mkdir()
+    run.write_frozen(freeze(job))
     run.resolved.write_text(job.resolved_yaml(), "utf-8")
     parts = {
         "plan": to_json(plan),
@@ -222,6 +226,12 @@ def test_a_run_of_lora_that_was_stopped_and_resumed_equals_plain_peft_in_every_b
         "hardware": to_json(estimate_hardware(torch.device("cpu"))),
     }
     run.plan.write_text(json.dumps({"format": 1, **parts}))
+    return run
+
+
+def test_a_run_of_lora_that_was_stopped_and_resumed_equals_plain_peft_in_every_bit(tmp_path: Path) -> None:
+    job = lora_job(tmp_path, max_steps=4, output_dir=str(tmp_path / "out"))
+    run = run_of(job, tmp_path / "run")
     assert not run_job(run, _After(2))
     saved = sum(file.stat().st_size for file in (run.checkpoints / "step-2").glob("*.safetensors"))
     losses, trained = plain_peft(job, 4)
@@ -293,10 +303,52 @@ def test_a_job_goes_on_from_an_adapter_as_peft_does(tmp_path: Path) -> None:
         plain(**batch, num_items_in_batch=items).loss,
     )  # fmt: skip
     engine.close()
-    (tmp_path / "first" / "adapter_model.safetensors").write_bytes(b"none")
-    with pytest.raises(UserError, match="is not one of this model") as refused:
+    file = tmp_path / "first" / "adapter_model.safetensors"
+    whole, name = load_file(file), "base_model.model.model.embed_tokens.weight"
+    embeddings = base.get_input_embeddings().weight.detach().clone()
+    save_file({**whole, name: embeddings}, file)
+    load_model(job)
+    save_file({**whole, name: embeddings + 0.5}, file)
+    assert why_not(job) == ("adapter-not-usable", f"{name} is another than the model's")
+    save_file({**whole, "base_model.model.other.lora_A.weight": embeddings}, file)
+    assert why_not(job) == ("adapter-not-usable", "base_model.model.other.lora_A.weight is not in both")
+    file.write_bytes(b"none")
+    assert why_not(job)[0] == "adapter-not-usable"
+    file.unlink()
+    assert why_not(job)[0] == "adapter-not-readable"
+
+
+def test_a_run_begins_with_the_adapter_it_was_submitted_with_and_goes_on_without_it(tmp_path: Path) -> None:
+    first = load_model(lora_job(tmp_path))
+    with torch.no_grad():
+        for parameter in first.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    first.save_pretrained(tmp_path / "first")
+    job = lora_job(tmp_path, max_steps=2, adapter_name_or_path=str(tmp_path / "first"))
+    whole, run = (run_of(job, tmp_path / name) for name in ("whole", "run"))
+    assert run_job(whole, StopRequest())
+    file = tmp_path / "first" / "adapter_model.safetensors"
+    there = file.read_bytes()
+    save_file({name: weight + 1 for name, weight in load_file(file).items()}, file)
+    shutil.copytree(whole.path / "data", run.path / "data")  # so that no data are to be read
+    with pytest.raises(UserError, match="not those that the job was submitted with") as refused:
+        run_job(run, StopRequest())
+    assert refused.value.code == "data-changed" and refused.value.numbers[0].startswith(f"{file}: ")
+    file.write_bytes(there)
+    assert not run_job(run, _After(1))
+    shutil.rmtree(tmp_path / "first")
+    assert run_job(run, StopRequest())
+    losses = [[event["loss"] for event in read_metrics(r.metrics) if event["event"] == "step"] for r in (whole, run)]
+    assert losses[0] == losses[1] and len(losses[0]) == 2
+    outputs = [load_file(r.output / "adapter_model.safetensors") for r in (whole, run)]
+    assert all(torch.equal(weight, outputs[1][name]) for name, weight in outputs[0].items())
+
+
+def why_not(job: Job) -> tuple[str, str]:
+    with pytest.raises(UserError) as refused:
         load_model(job)
-    assert refused.value.code == "adapter-not-usable"
+    return refused.value.code, refused.value.numbers[0]
 
 
 def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
