@@ -24,6 +24,7 @@ from planner.job.data_check import check_data, is_rendered
 from planner.job.frozen import fingerprint, freeze, package_versions
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
+from planner.job.weights import check_weights
 from planner.job.window import Window
 from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
@@ -116,6 +117,7 @@ def _take_in(
     """`again`: the job that this is to be once more."""
     output_dir = check_output(job, store)
     check_budgets_here(job.gpu_budget, job.cpu_budget)
+    check_weights(job)
     unseen = check_data(job)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"

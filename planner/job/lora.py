@@ -100,9 +100,10 @@ def _broken(pattern: str) -> str | None:
 
 
 def has_no_weights(model: str) -> bool:
-    """Whether `model` is a local folder with a config and no weights."""
+    """Whether `model` is a local folder with a config and no weights. Where there is an index, there are to be files
+    that it names: a download that is not complete."""
     folder = Path(model)
-    return folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+    return folder.is_dir() and not any(any(folder.glob(f"*{end}")) for end in (".safetensors", ".bin", ".index.json"))
 
 
 def _targets(value: object) -> object:

@@ -16,6 +16,7 @@ from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_reached, patiently, unreachable
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
+from planner.job.weights import check_weights
 from planner.measure.hf_model import build_model, model_config, own_code, own_code_refused, working_dtype
 from planner.measure.peft_lora import load_adapter, with_adapters
 from planner.measure.quantized import Quantization, parameters_of
@@ -41,6 +42,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         log.info("model: %s has no weights; starting from random ones under seed %d", job.model, job.seed)
         model = build_model(job, config)
     else:
+        check_weights(job)
         attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
         quantized = Quantization.of(job, config)
         options = quantized.options if quantized is not None else {}

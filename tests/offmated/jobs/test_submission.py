@@ -361,3 +361,12 @@ def test_data_that_were_read_need_not_be_there_as_they_were(store: Store, paths:
     (run.path / "data" / "corpus.json").touch()
     (paths.state.parent / "text.jsonl").write_text('{"text": "other"}\n')
     assert retry(store, number).state is JobState.WAITING
+
+
+def test_a_download_that_is_not_complete_is_refused_and_nothing_is_left(store: Store, paths: Paths) -> None:
+    """It was taken in as a model without weights, and trained from random ones."""
+    index = paths.state.parent / "model" / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
+    with pytest.raises(UserError, match="missing: model-00001-of-00001") as refused:
+        submit(store, paths, JOB, paths.state.parent)
+    assert refused.value.code == "weights-not-usable" and store.jobs() == [] and not list(paths.runs.iterdir())
