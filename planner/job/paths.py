@@ -39,8 +39,14 @@ def resolve(text: object, folder: Path | None) -> str:
 
 
 def folders(value: object, folder: Path | None) -> tuple[str, ...]:
-    """One path or a list of them, absolute; they need not be there."""
-    return tuple(resolve(text, folder) for text in (value if isinstance(value, (list, tuple)) else [value]))
+    """One path or a list of them, absolute; they need not be there. Raises ValueError where one comes twice."""
+    found = tuple(resolve(text, folder) for text in (value if isinstance(value, (list, tuple)) else [value]))
+    seen: dict[str, str] = {}
+    for path in found if folder is not None else ():
+        if (real := os.path.realpath(path)) in seen:
+            raise ValueError(f"{path} is there twice{'' if seen[real] == path else f', as {seen[real]}'}")
+        seen[real] = path
+    return found
 
 
 def looks_local(text: str, folder: Path | None) -> bool:

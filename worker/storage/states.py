@@ -81,8 +81,8 @@ class StatesOnDisk:
             self._current = found.current()
             self._kept, self._sums = list(self._current), found.sums()
         else:
-            name = f"states-{secrets.token_hex(4)}.bin"
-            self._paths = [folder / name for folder in folders]
+            name = f"states-{secrets.token_hex(4)}"
+            self._paths = [folder / f"{name}-{k}.bin" for k, folder in enumerate(folders)]  # a folder may come twice
         _tidy(folders, [*self._paths, *map(Path, found.files if found is not None else ())])
         self._files: list[File] = []
         try:

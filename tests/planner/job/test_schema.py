@@ -75,6 +75,14 @@ def test_hub_ids_stay_as_they_are(folder: Path) -> None:
     assert job.dataset == ("roneneldan/TinyStories", str(folder / "text.jsonl"))
 
 
+@pytest.mark.parametrize("second", ["drive", "./drive", "linked"])
+def test_a_folder_for_states_that_comes_twice_is_refused(folder: Path, second: str) -> None:
+    (folder / "linked").symlink_to(folder / "drive")
+    (mistake,) = refusal(f"model: tiny\ndataset: text.jsonl\ndisk_paths: [drive, {second}]", folder).numbers
+    assert "disk_paths" in mistake and "is there twice" in mistake
+    assert parse("disk_paths: [drive, other]", folder).disk_paths == (str(folder / "drive"), str(folder / "other"))
+
+
 def test_axolotls_list_of_datasets_is_read(folder: Path) -> None:
     job = Job.parse("base_model: tiny\ndatasets:\n  - {path: text.jsonl, type: alpaca}\n  - path: owner/set\n", folder)
     assert [entry.path for entry in job.data] == [str(folder / "text.jsonl"), "owner/set"]

@@ -71,6 +71,17 @@ def test_states_on_disk_are_those_in_memory_after_every_step(
     assert states.read_bytes == (STEPS + STEPS + 1) * size // 2  # the steps', and to look at them
 
 
+def test_a_folder_that_comes_twice_has_two_files(tmp_path: Path) -> None:
+    states = StatesOnDisk([tmp_path, tmp_path], stored(), piece_elements=PIECE, homes=2)
+    training = Training(states, 0)
+    for step in steps_of(training, 1, 2):
+        assert digest(training.all_states()) == want(step)
+        states.flush()
+        states.published()
+    assert len(set(states.files())) == 2
+    states.delete()
+
+
 # Checkpoints
 
 
