@@ -22,7 +22,7 @@ from planner.commands.fast_imports import lasting_imports
 from planner.errors import Exit
 from planner.hub import be_patient
 from planner.job.output_dir import Place
-from planner.job.room import check_room
+from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
 from planner.picture.basis import Basis
 from planner.picture.files import Pictures, add_options
@@ -30,6 +30,7 @@ from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
 from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
 
 if TYPE_CHECKING:
     from planner.commands.plan_job import Answer
@@ -62,7 +63,7 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     answer = _plan(job, options, run.read_distinct_tokens() if run else ())
     if run is not None:
         if run.last_checkpoint_step() is None:
-            _check_room(job, answer.chain, run)
+            _check_room(job, answer.plan, answer.chain, run)
         if options.measure and not job.is_split:  # first: a run goes on with the batch size that its plan is for
             run.write_resolved(job.with_slices(answer.rows).resolved_yaml())
         run.write_plan(answer.to_json())
@@ -72,13 +73,14 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     return answer
 
 
-def _check_room(job: Job, chain: Chain, run: RunFolder) -> None:
+def _check_room(job: Job, plan: Plan, chain: Chain, run: RunFolder) -> None:
     """Raise UserError where the disks have no room for what the job will write: hours before it does."""
     tensors = (*chain.tensors(), *chain.frame_tensors)
     trained = [tensor for tensor in tensors if tensor.trainable]
+    elements = sum(tensor.elements for tensor in trained)
     check_room(
         run.path, Place(folder=Path(job.output_dir or run.output), token=run.token()),
-        trained=sum(tensor.elements for tensor in trained),
+        checkpoint_bytes=checkpoint_bytes(job, elements, chain.stored_bytes(plan.cpu_updated())),
         weight_bytes=sum(tensor.bytes for tensor in (trained if job.method == "lora" else tensors)),
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.checks import check_numbers
@@ -207,6 +207,10 @@ class Chain(_Derived):
         takes the working copy's place, nothing: the master is all there is of the weight."""
         beside = ahead or tensor.host_gradient_bytes(rounds)
         return tensor.shared_bytes if self.packs and beside and not tensor.states_on_disk else 0
+
+    def stored_bytes(self, updated: Collection[str]) -> int:
+        """Of the states that are on disk, where the CPU updates tensors of such names: once, in no whole pages."""
+        return sum(t.state_bytes for t in self.tensors() if t.states_on_disk and t.name in updated)
 
     def state_pieces(self, tensor: Tensor) -> tuple[Piece, ...]:
         """Of a tensor whose states are on disk: the moments, and the master where it has one."""

@@ -17,7 +17,7 @@ from planner.errors import UserError, disk_full, first_line, is_disk_full
 from planner.graph import EAGER
 from planner.job.frozen import check_frozen
 from planner.job.output_dir import Place
-from planner.job.room import STATE_BYTES_PER_PARAMETER, check_room
+from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.hf_model import working_dtype
@@ -46,7 +46,7 @@ from worker.training.metrics import Metrics, read_metrics, steps_trained
 from worker.training.model import check_reach, load_model, load_tokenizer, tell_special_tokens
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
-from worker.training.stored import bytes_named, forget_stores, open_store
+from worker.training.stored import forget_stores, open_store
 from worker.training.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,8 @@ class _Run:
         self.samples = Samples.of(job, self.tokenizer, self.model)
         output = Output(self.model)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        self.state_bytes = STATE_BYTES_PER_PARAMETER * self.parameters + 2**20
+        stored = self.chain.stored_bytes(self.plan.cpu_updated())
+        self.state_bytes = checkpoint_bytes(job, self.parameters, stored)
         self.delivery = Delivery(
             run=folder, place=place, output=output, trained=self.trained,
             card=lambda step: model_card(job, read_metrics(folder.metrics), step),
@@ -131,7 +132,7 @@ class _Run:
         last = self.checkpoints.latest()
         weight_bytes = self.delivery.output.weight_bytes
         free_bytes = check_room(
-            self.folder.path, place, trained=self.parameters, weight_bytes=weight_bytes,
+            self.folder.path, place, checkpoint_bytes=self.state_bytes, weight_bytes=weight_bytes,
             best=self.job.load_best_model_at_end,
         )  # fmt: skip
         _tell_checkpoints(self.job, self.state_bytes, free_bytes)
@@ -173,7 +174,7 @@ class _Run:
             best = Best(job=self.job, kept=kept, write=lambda where: self._write(where, engine))
         training = Training(
             job=self.job, engine=engine, batches=self.batches, checkpoints=self.checkpoints, metrics=metrics,
-            stop=stop, state_bytes=self.state_bytes - (0 if states is None else bytes_named(states)), states=states,
+            stop=stop, state_bytes=self.state_bytes, states=states,
             evaluations=Evaluations(
                 job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop,
                 samples=self.samples, done=written, losses=losses_of(events),

@@ -40,11 +40,6 @@ def open_store(
     )  # fmt: skip
 
 
-def bytes_named(states: StatesOnDisk) -> int:
-    """Of the states that a checkpoint only names."""
-    return sum(piece.elements * sum(piece.widths) for piece in states.pieces) if states.homes > 1 else 0
-
-
 def forget_stores(job: Job, run: RunFolder) -> None:
     """Remove the states of a run that is over."""
     for disk in job.disk_paths or ():

@@ -14,9 +14,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import planner.__main__ as planner_process
+from planner.codec import from_json
 from planner.commands.plan_job import plan_job
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
 from planner.search import states_on_disk
 from tests.support.runs import make_run
 from tests.worker.training.test_run import plain_run
@@ -94,7 +98,19 @@ def test_a_run_with_clipping_goes_on_after_a_sigkill_from_states_that_its_checkp
     written = sum(file.stat().st_size for file in saved.iterdir())
     named = sum(12 * tensors[name]["elements"] for name in updated if tensors[name]["states_on_disk"])
     assert written < 12 * sum(t["elements"] for t in tensors.values()) - named + 2**17  # nothing of that is copied
+    asked: list[int] = []  # room is asked for what is written, here and where the job is planned
+
+    def asking(*args: object, checkpoint_bytes: int, **rest: object) -> int:
+        asked.append(checkpoint_bytes)
+        return 2**40
+
+    monkeypatch.setattr("worker.training.run.check_room", asking)
+    monkeypatch.setattr("planner.__main__.check_room", asking)
     assert run_job(run, StopRequest())
+    chain = from_json(Chain, plan["chain"])
+    planner_process._check_room(job, from_json(Plan, plan["plan"]), chain, run)
+    trained = sum(t.elements for t in (*chain.tensors(), *chain.frame_tensors))
+    assert asked == [12 * trained - named + 2**20] * 2
     assert next(e for e in read_metrics(run.metrics)[::-1] if e["event"] == "start")["resumed_from"] == 4
     assert losses_of(run).items() >= before.items()
     assert_is_plain_pytorchs(job, run)
