@@ -48,7 +48,8 @@ def option_runs(options: Sequence[str]) -> Iterator[str]:
 def _origin(plan: Plan, answer: dict[str, Any]) -> str:
     known = "measured on this machine" if answer["measured"] else "an estimate: the blocks are measured before training"
     made = "from the cache" if answer["cached"] else f"made in {format_seconds(answer['solve_s'])}"
-    return f"{plan.source}, {made}; {known}"
+    short = ", its search cut short by the time limit" if plan.cut_short else ""
+    return f"{plan.source}, {made}{short}; {known}"
 
 
 def _batch(plan: Plan, answer: dict[str, Any]) -> str:

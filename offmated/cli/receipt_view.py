@@ -58,6 +58,9 @@ def _verdict(found: Receipt) -> str:
 def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield from _notes(found)
     yield "", ""
+    if found.cut_short:
+        yield "cut short", "the time limit ended the search for this plan, and it is not kept"
+        yield "", "ask again for a better one, best on an idle machine"
     yield "proven", proof(found)
     yield "limit", f"{found.loads[0].resource}, busy {found.loads[0].share:.0%} of the step"
     yield "", " · ".join(f"{load.resource} {load.share:.0%}" for load in found.loads[1:])

@@ -182,7 +182,10 @@ class Cache:
             return None
 
     def keep_plan(self, key: str, cached: CachedPlan, *, model: str) -> None:
-        """Keep a plan under `key`, in place of what was there."""
+        """Keep a plan under `key`, in place of what was there. One whose search was cut short is not kept: it would
+        stand in for the better one that another search finds."""
+        if cached.plan.cut_short:
+            return
         document = {name: to_json(getattr(cached, name)) for name in ("plan", "chain", "hardware", "measurement")}
         self._keep(PlanRow, key, {"model": model, "document": document, "solve_s": cached.solve_s})
 

@@ -43,7 +43,7 @@ def ask(
     job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = NO_PICTURES, cache: Cache | None = None
 ) -> Receipt:
     """The receipt of `job` on `hardware`, within `PATIENCE_S` of `started_s` (monotonic) where the model's size allows.
-    Its plan is found in the cache, or goes there.
+    Its plan is found in the cache, or goes there, unless its search was cut short.
 
     Raises UserError for a model that cannot be used.
     """
@@ -63,9 +63,8 @@ def ask(
             others.start(problem, plan, max(1.0, clock.deadline - time.monotonic()), more=more or ())
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
             changes, unplanned = others.changes(problem, plan, clock.deadline)
-            found = replace(
-                found, changes=changes, unplanned=unplanned, plan_key=key, complete=more is not None
-            )  # fmt: skip
+            complete = more is not None and not plan.cut_short
+            found = replace(found, changes=changes, unplanned=unplanned, plan_key=key, complete=complete)
         else:
             found = _too_large(job, problem, least, others, clock)
     note = beyond_positions(job)
@@ -76,7 +75,8 @@ def ask(
 
 
 def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: Cache | None) -> tuple[Plan, str]:
-    """The plan and the key it is kept under: what the cache has, or else `plan`, or else one made now."""
+    """The plan and the key it is kept under, empty where it is not: what the cache has, or else `plan`, or else one
+    made now."""
     if cache is None:
         return plan or problem.plan(limit_s), ""
     question = Question(
@@ -98,7 +98,7 @@ def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: 
     plan = plan or problem.plan(limit_s)
     made = CachedPlan(plan=plan, chain=problem.chain, hardware=problem.hardware, solve_s=time.monotonic() - start)
     cache.keep_plan(key, made, model=job.model)
-    return plan, key
+    return plan, "" if plan.cut_short else key
 
 
 class _Clock:

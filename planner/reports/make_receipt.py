@@ -56,6 +56,7 @@ def receipt(plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: 
         options=plan.options,
         cpu_update_share=cpu_update_share(plan, chain),
         loads=loads(program, chain, hardware, plan.step_s),
+        cut_short=plan.cut_short,
     )
 
 

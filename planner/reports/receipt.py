@@ -66,7 +66,8 @@ class Receipt:
     it at most. `loads` begins with the resource that limits, `changes` with the one that helps most; what may help and
     was not planned is in `unplanned`, and in `untried` what may fit and was not looked into. `notes`: what to know of
     the job beside.
-    `plan_key` is that of the kept plan, empty where none is kept. `complete`: nothing was left out for lack of time.
+    `plan_key` is that of the kept plan, empty where none is kept. `cut_short`: a time limit ended the search for the
+    plan, which is not kept then. `complete`: nothing was left out for lack of time.
     `least_gpu_budget_bytes` is for the host budget there is, `least_cpu_budget_bytes` for the GPU budget; None: none
     is enough.
     """
@@ -100,6 +101,7 @@ class Receipt:
     untried: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     plan_key: str = ""
+    cut_short: bool = False
     answer_s: float = 0.0
     complete: bool = True
 

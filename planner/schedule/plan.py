@@ -89,7 +89,8 @@ class Plan:
     memory is not arranged.
 
     `step_s` is the simulated step, `lp_step_s` the solver's objective before rounding, `bound_s` a lower bound for any
-    schedule, `solver_gap` the solver's own gap (0.01 = 1%); `source` the candidate that won.
+    schedule, `solver_gap` the solver's own gap (0.01 = 1%); `source` the candidate that won. `cut_short`: a time limit
+    ended the search, and another run may find a better plan.
     """
 
     stages: tuple[Stage, ...]
@@ -107,6 +108,7 @@ class Plan:
     gpu_budget_bytes: int = 0
     cpu_budget_bytes: int = 0
     source: str = ""
+    cut_short: bool = False
     offsets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

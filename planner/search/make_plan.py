@@ -54,11 +54,13 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     there is a plan: where it is more than was left for it, the next one gets so much less to use."""
     budget_bytes = step.budgets.gpu_bytes
     use_bytes = without_loss(budget_bytes)
+    cut_short = False
     for share in _TRIES:
         plan = _fastest(_within(step, use_bytes), share * time_limit_s, gap)
         if plan is None:
             break
-        plan = replace(with_places(plan, step.chain), gpu_budget_bytes=budget_bytes)
+        cut_short |= plan.cut_short
+        plan = replace(with_places(plan, step.chain), gpu_budget_bytes=budget_bytes, cut_short=cut_short)
         if plan.gpu_peak_bytes <= budget_bytes:
             return plan
         use_bytes = use_bytes * budget_bytes // plan.gpu_peak_bytes - budget_bytes // _LOST // 4
@@ -68,7 +70,9 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     candidate, setting = frugal_way
     plan = with_places(proven(candidate, setting), step.chain)
     bound_s = min(map(bound_of, in_rounds(step)))
-    return replace(plan, solver_gap=1.0, bound_s=bound_s) if plan.gpu_peak_bytes <= budget_bytes else None
+    if plan.gpu_peak_bytes > budget_bytes:
+        return None
+    return replace(plan, solver_gap=1.0, bound_s=bound_s, cut_short=cut_short)
 
 
 def without_loss(budget_bytes: int) -> int:
@@ -105,7 +109,8 @@ def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     others_s = (max(w.least_s, bounds_s[w.setting.rounds]) for w in promising if w.setting.rounds != best.rounds)
     to_others = 1 - min(others_s, default=math.inf) / best.lp_step_s if best.lp_step_s else 0.0
     solver_gap = max(best.solver_gap, to_others)  # another number of rounds might be faster
-    return replace(best, bound_s=min(bounds_s.values()), solver_gap=solver_gap)
+    cut_short = time.monotonic() >= deadline
+    return replace(best, bound_s=min(bounds_s.values()), solver_gap=solver_gap, cut_short=cut_short)
 
 
 def least_budget(step: Setting) -> LeastBudget:

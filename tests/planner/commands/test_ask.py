@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from sqlalchemy import create_engine
 from transformers import GPT2Config, LlamaConfig
 
+from offmated.cli.receipt_view import _fitting
+from planner.cache.store import Cache
+from planner.cache.tables import metadata
 from planner.commands.ask import PATIENCE_S, ask
 from planner.errors import UserError
 from planner.job.schema import Job
@@ -116,6 +120,28 @@ def test_a_small_model_is_answered_with_what_would_help(small: Path) -> None:
     assert found.host == ()
     assert found.answer_s < 2 * PATIENCE_S
     assert found.asked.model == str(small)
+
+
+def test_a_plan_whose_search_was_cut_short_is_not_kept_and_the_receipt_says_so(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'offmate.db'}"
+    metadata.create_all(create_engine(url))
+    job, hardware = job_of(small, slices=1, length=64), preset("rtx4090", bf16=True)
+
+    with monkeypatch.context() as hurried:
+        hurried.setattr("planner.commands.ask._PLAN_S", 0.0)
+        hasty = ask(job, hardware, started_s=time.monotonic(), cache=Cache(url))
+    assert (hasty.cut_short, hasty.complete, hasty.plan_key) == (True, False, "")
+    assert Cache(url).plans() == []
+    assert [(name, str(text)) for name, text in _fitting(hasty)][1:3] == [
+        ("cut short", "the time limit ended the search for this plan, and it is not kept"),
+        ("", "ask again for a better one, best on an idle machine"),
+    ]
+
+    found = ask(job, hardware, started_s=time.monotonic(), cache=Cache(url))
+    assert not found.cut_short and "cut short" not in dict(_fitting(found))
+    assert [plan.key for plan in Cache(url).plans()] == [found.plan_key]
 
 
 def test_a_model_is_a_folder_or_its_config(small: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from sqlalchemy import create_engine, text
 
+from offmated.cli.plan_view import plan_rows
 from planner.__main__ import main
 from planner.cache.store import Cache
 from planner.cache.tables import metadata
@@ -81,6 +83,19 @@ def test_the_second_submission_of_a_job_solves_nothing(
     assert second.cached and second.solve_s == 0
     assert (second.plan, second.chain, second.key) == (first.plan, first.chain, first.key)
     assert Cache(database).hits(first.key) == 1
+
+
+def test_a_plan_whose_search_was_cut_short_serves_its_job_and_is_not_kept(
+    job: Job, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as hurried:
+        hurried.setattr(Problem, "plan", partialmethod(Problem.plan, 0.0))
+        hasty = plan_job(job, CPU, cache=Cache(database), measure=False)
+    assert hasty.plan.cut_short and "its search cut short by the time limit" in str(plan_rows(hasty.to_json())[0][1])
+    assert from_json(Plan, hasty.to_json()["plan"]) == hasty.plan
+    found = plan_job(job, CPU, cache=Cache(database), measure=False)
+    assert not found.cached and not found.plan.cut_short
+    assert "cut short" not in str(plan_rows(found.to_json())[0][1])
 
 
 def test_a_plan_whose_weights_are_in_files_is_found_for_no_model_whose_are_not(

@@ -141,9 +141,9 @@ def test_in_another_process_on_a_busy_machine_the_same_question_has_the_same_pla
 def test_a_plan_whose_search_was_cut_short_says_so(caplog: pytest.LogCaptureFixture) -> None:
     chain = llama(6)
     problem = {"gpu_budget_bytes": 8 * GB, "cpu_budget_bytes": 128 * GB, "slices": 1, "clip": False}
-    Problem(chain=chain, hardware=RTX_3060, **problem).plan()
+    assert not Problem(chain=chain, hardware=RTX_3060, **problem).plan().cut_short
     assert not caplog.records
-    Problem(chain=chain, hardware=RTX_3060, **problem).plan(time_limit_s=1e-6)
+    assert Problem(chain=chain, hardware=RTX_3060, **problem).plan(time_limit_s=1e-6).cut_short
     assert "cut short by its time limit" in caplog.text
 
 
