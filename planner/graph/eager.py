@@ -92,6 +92,9 @@ class EagerPair(BlockCode):
         count, n_weights = len(self._trained), self.n_params + self.n_buffers
         tangents, buffers = values[count:], values[: self.n_buffers]
         grads: list[Tensor | None] = [None] * (count - n_weights)
+        if not any(self._trained):  # frozen, and so is all that comes before it
+            values.clear()
+            return grads
         given = self._given([*values[self.n_buffers : n_weights], *buffers, *values[n_weights:count]], grads)
         values.clear()
         missing = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from planner.errors import UserError
-from planner.graph import RECIPES
+from planner.graph import RECIPES, EagerPair
 from planner.measure.analysis import analyse_model
 from planner.schedule.compile import compile_program
 from planner.schedule.forward_program import forward_peak_bytes
@@ -202,3 +202,16 @@ def test_layers_that_cannot_be_traced_evaluate_and_write_as_the_plain_model_with
     measured = forward._measure_generation(2, 3, 12)
     assert engine._machine.meter.peak <= forward_peak_bytes(forward._program(measured, 1), chain, measured)
     engine.close()
+
+
+def test_a_frozen_layer_that_no_gradient_leaves_runs_nothing_in_backward():
+    runs = []
+    layer = torch.nn.Linear(4, 4).requires_grad_(False)
+    layer.register_forward_pre_hook(lambda *_: runs.append(1))
+    x = torch.randn(2, 4)
+    pair = EagerPair.measured(layer, (x,), {}, name="layer", reason="its code looks at data")
+    weights = [p.data for p in layer.parameters()]
+    _, states = pair.forward([*weights, x])
+    runs.clear()
+    assert pair.backward([*weights, x], states, lambda *_: None) == [None]
+    assert not runs and pair.backward_peak == {True: 0, False: 0}
