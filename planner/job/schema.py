@@ -133,7 +133,7 @@ class Job(BaseModel):
     load_in_4bit: Switch = False
     bnb_4bit_quant_type: Annotated[Literal["nf4", "fp4"], Field(description="nf4 or fp4")] = "nf4"
     bnb_4bit_use_double_quant: Switch = True
-    bf16: Switch = False
+    bf16: Annotated[bool, Field(description="true, false or auto")] = False  # auto: settled where keys are read
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
     exact: Switch = True
     compile: Compile = "auto"

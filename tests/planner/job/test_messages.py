@@ -40,7 +40,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("learning_rate: .inf", "bad-value", "it must be a number above 0"),
         ("max_length: 12.5", "wrong-type", "it must be a whole number of tokens from 2 to 10^7"),
         ("packing: 'yes'", "wrong-type", "it must be true, false or wrapped"),
-        ("bf16: maybe", "wrong-type", "it must be true or false"),
+        ("bf16: maybe", "wrong-type", "it must be true, false or auto"),
         ("seed: true", "wrong-type", "it must be a whole number, 0 or more"),
         ("adam_beta1: 1.0", "bad-value", "a number from 0 up to, not including, 1"),
         ("gpu_budget: 10XB", "bad-value", "a size like 10GiB or 500MB"),

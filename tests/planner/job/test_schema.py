@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,13 @@ def test_docs_describe_every_key_alias_default_and_code() -> None:
         if key != "tokenizer" and default:
             assert yaml.safe_load(rows[key][3].strip(" `")) == field.default, key
         assert all(f"`{alias}`" in rows[key][4] for alias in ALIASES.get(key, ())), key
+        choices = re.split(", | or ", field.description or "")  # of "true, false or auto"
+        if len(choices) > 1 and not any(" " in choice for choice in choices):
+            assert set(choices) - {"null"} == set(re.findall(r"\w+", rows[key][2])), key
+
+
+def test_bf16_may_be_left_to_the_machine(folder: Path) -> None:
+    assert parse("bf16: auto", folder).bf16 in (True, False)
 
 
 @pytest.mark.parametrize(
