@@ -178,3 +178,4 @@ def _write(source: Path, target: Path, layers: Mapping[str, Any]) -> None:
                 its.weight = nn.Parameter(tensor.to("meta"), requires_grad=False)
             tensors[key] = tensor.contiguous()
         save_file(tensors, target, metadata=content.metadata() or {"format": "pt"})
+        target.chmod(target.parent.stat().st_mode & 0o666)  # by the umask, as other files; safetensors closes its own

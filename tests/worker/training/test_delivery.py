@@ -56,6 +56,7 @@ def steps(run: RunFolder) -> list[object]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model folder of the same job that nobody disturbed."""
+    torch.set_num_threads(1)  # it is made before what each test has set
     folder = tmp_path_factory.mktemp("whole")
     _, run = make_run(folder, "llama")
     assert run_job(run, StopRequest())

@@ -67,6 +67,11 @@ def test_a_merged_model_is_what_peft_merges_in_every_bit(
     assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.state_dict().items())
     assert AutoTokenizer.from_pretrained(tmp_path / "merged")("the")
     assert not list((tmp_path / "merged").glob("adapter_*"))
+    (tmp_path / "another").touch()
+    mode = (tmp_path / "another").stat().st_mode
+    assert {file.name: file.stat().st_mode for file in (tmp_path / "merged").iterdir()} == {
+        file.name: mode for file in (tmp_path / "merged").iterdir()
+    }
 
 
 def test_an_embedding_trained_by_itself_is_not_merged_into_a_base_whose_head_it_is(tmp_path: Path) -> None:
