@@ -24,6 +24,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """Canonical key -> other names people use for it (axolotl, LLaMA-Factory, TRL)."""
 
+SHORT = {
+    "lr": "learning_rate", "bs": "per_device_train_batch_size",
+    "grad_accum": "gradient_accumulation_steps", "steps": "max_steps", "warmup": "warmup_steps", "wd": "weight_decay",
+    "scheduler": "lr_scheduler_type", "seq_len": "max_length", "seq_length": "max_length", "context": "max_length",
+    "data": "dataset", "output": "output_dir", "r": "lora_r", "rank": "lora_r", "alpha": "lora_alpha",
+    "dropout": "lora_dropout", "target_modules": "lora_target_modules", "lora": "method",
+}  # fmt: skip
+"""Everyday names of keys, which no tool has: what to give instead is told."""
+
 REPORTING = ("wandb_", "mlflow_", "comet_", "swanlab_", "trackio_")
 """How keys begin that say where to report to, in any version of a tool."""
 _BEGINNINGS = dict.fromkeys(REPORTING, REPORTS) | {
@@ -68,7 +77,7 @@ class _Reading:
         if meaning is None:
             # To look for a key that was meant takes a millisecond, and only the first mistakes are told.
             known = {*self.names, *ANY} if len(self.mistakes) < MOST_MISTAKES else ()
-            self.mistakes.append(self.source.unknown(key, known))
+            self.mistakes.append(self.source.unknown(key, known, SHORT.get(key)))
         elif key in _SPECIAL:
             _SPECIAL[key](self, key, value)
         elif meaning.kind == "honoured":

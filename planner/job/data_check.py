@@ -22,6 +22,7 @@ from planner.job.local_data import Kind, csv_columns, csv_rows, is_local, local_
 from planner.job.records import Kind as RecordKind
 from planner.job.records import Record, check_record, is_chat, kind_of, no_columns
 from planner.job.schema import Job
+from planner.job.templates import GIVE_TEMPLATE
 
 MOST_BYTES = 32 * 2**20
 """Read of each entry of `dataset`: about a second."""
@@ -129,7 +130,7 @@ def _check_entry(entry: DataEntry, job: Job) -> int | None:
         if is_chat(kind, entry.mapped(row.record)) and not _has_template(job):
             raise UserError(
                 _NO_TEMPLATE, code="no-chat-template", exit_code=Exit.USAGE, numbers=(row.place,),
-                hint="give chat_template, the path of a Jinja template, in the job file",
+                hint=GIVE_TEMPLATE,
             )  # fmt: skip
     seen = entry.whole and found.whole and found.count == len(found.rows)
     return found.count if seen and not learned else None

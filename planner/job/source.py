@@ -63,9 +63,9 @@ class Source:
             return Mistake(key=f"{_SET}{key}", code=code, text=text, line=None)
         return Mistake(key=key, code=code, text=text, line=self.lines.get(key))
 
-    def unknown(self, key: str, known: Iterable[str]) -> Mistake:
-        """The mistake of a key that is none of `known`, with the nearest one that is."""
-        near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
+    def unknown(self, key: str, known: Iterable[str], meant: str | None = None) -> Mistake:
+        """The mistake of a key that is none of `known`, with the nearest one that is, or the one that is `meant`."""
+        near = [meant] if meant else difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
         return self.mistake(key, "unknown-key", "unknown key" + (f"; did you mean {near[0]}?" if near else ""))
 
 

@@ -17,6 +17,10 @@ NAMES = ("chatml", "qwen3_nothink", *_FILES)
 """What a template may be called. `qwen3_nothink` is ChatML: what Qwen 3 writes where it does not think."""
 
 
+GIVE_TEMPLATE = "give chat_template in the job file: the path of a Jinja template, or a name such as chatml"
+"""What helps where a tokenizer has none."""
+
+
 def named_template(name: str) -> str | None:
     """The template of that name, as TRL ships it; None for others. Reads a file and imports nothing."""
     if name in ("chatml", "qwen3_nothink"):

@@ -69,7 +69,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 ENTRIES = {
     "worker.api", "worker.export", "worker.first_records", "worker.prepare", "worker.preview", "worker.trainer",
-    "worker.torch_adamw",
+    "worker.torch_adamw", "offmated.command",
 }  # fmt: skip
 """What people and processes start; beside these every `__main__` and `tasks`. They may import any folder of their
 package and of the packages below it, and nothing imports them but another entry."""

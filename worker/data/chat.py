@@ -15,6 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.records import Message
+from planner.job.templates import GIVE_TEMPLATE
 from worker.data.bounds import bounded, check_length
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class ChatTemplate:
         if not tokenizer.chat_template:
             raise UserError(
                 "The data are conversations, and the tokenizer has no chat template.", code="no-chat-template",
-                exit_code=Exit.USAGE, hint="give chat_template, the path of a Jinja template, in the job file",
+                exit_code=Exit.USAGE, hint=GIVE_TEMPLATE,
             )  # fmt: skip
         try:
             self._template: str = tokenizer.get_chat_template()
@@ -49,7 +50,7 @@ class ChatTemplate:
             raise UserError(
                 "The tokenizer has several chat templates, none of them for conversations.", code="no-chat-template",
                 exit_code=Exit.USAGE, numbers=(first_line(error),),
-                hint="give chat_template, the path of a Jinja template, in the job file",
+                hint=GIVE_TEMPLATE,
             ) from error  # fmt: skip
         self._everything = everything
         if not everything and not _GENERATION.search(self._template) and (form := _training_form(tokenizer)):

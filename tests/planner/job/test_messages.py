@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import Exit, UserError
+from planner.job.aliases import SHORT
 from planner.job.schema import Job
 from tests.planner.job.conftest import BASE, refusal
 
@@ -17,6 +18,13 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_known_one(folde
         "  line 3: learnign_rate: unknown key; did you mean learning_rate?\n"
         "  hint: correct the file and try again; docs/jobs.md lists every key   [unknown-key]"
     )
+
+
+@pytest.mark.parametrize(("short", "key"), SHORT.items())
+def test_an_everyday_name_is_refused_with_the_key_that_has_it(short: str, key: str, folder: Path) -> None:
+    assert key in Job.model_fields
+    (line,) = refusal(BASE + f"{short}: 1\n", folder).numbers
+    assert line == f"line 3: {short}: unknown key; did you mean {key}?"
 
 
 def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:

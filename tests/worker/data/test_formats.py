@@ -273,7 +273,8 @@ def test_conversations_without_a_template_are_an_error(tmp_path: Path) -> None:
         learn(tmp_path, [{"messages": TALK}])
     assert str(caught.value) == (
         "The data are conversations, and the tokenizer has no chat template.\n"
-        "  hint: give chat_template, the path of a Jinja template, in the job file   [no-chat-template]"
+        "  hint: give chat_template in the job file: the path of a Jinja template, or a name such as chatml"
+        "   [no-chat-template]"
     )
 
 
