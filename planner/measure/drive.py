@@ -40,7 +40,7 @@ def _rates(folder: Path) -> tuple[float, float] | None:
     """Bytes a second read and written; None where it cannot be told."""
     memory = torch.frombuffer(mmap.mmap(-1, _BYTES), dtype=torch.uint8).random_(256)
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # no parents: its drive may not be mounted
         with tempfile.TemporaryDirectory(prefix=".offmate-", dir=folder) as place:
             file = DirectFile(Path(place) / "drive")
             try:

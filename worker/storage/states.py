@@ -241,9 +241,16 @@ def _floats(piece: Piece) -> int:
 
 
 def _prepared(folder: Path) -> Path:
-    """The folder, made where it is not there, by its true name. Raises UserError."""
+    """The folder, made where it is not there, by its true name; with the one that it is in, but no more: else what is
+    meant for a drive that is not mounted would be on the disk below. Raises UserError."""
+    if not (place := folder.parent.parent).is_dir():
+        raise UserError(
+            "A folder for optimizer states cannot be used.", code="disk-failed", numbers=(f"there is no {place}",),
+            hint=f"mount the drive that {folder.parent} is on; nothing above this folder is made",
+        )  # fmt: skip
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         kind = _IN_MEMORY.get(_file_system(folder))
     except OSError as error:
         raise UserError(

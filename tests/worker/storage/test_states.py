@@ -286,6 +286,13 @@ def test_memory_is_no_disk() -> None:
     assert raised.value.code == "disk-is-memory" and "/dev/shm/offmate-test is a tmpfs" in str(raised.value)
 
 
+def test_a_drive_that_is_not_mounted_is_told_and_nothing_is_made_below_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        StatesOnDisk([tmp_path / "drive/states/offmate-1"], stored(), piece_elements=PIECE, homes=2)
+    assert raised.value.code == "disk-failed" and raised.value.numbers == (f"there is no {tmp_path / 'drive'}",)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_disk_without_room_is_found_before_anything_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
