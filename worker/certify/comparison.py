@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import logging
@@ -29,6 +30,7 @@ from worker.storage.checkpoint import non_finite
 from worker.storage.shards import Item, read_shards, write_shards
 from worker.training.learning_rate import learning_rate, optimizer_of
 from worker.training.model import check_reach, load_model
+from worker.training.stored import passing_store
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +85,13 @@ class Comparison:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         model = load_model(self.job, layers=self.layers)
-        engine = Engine(
-            model, plan=plan, chain=chain, optimizer=optimizer_of(self.job, model),
-            max_grad_norm=self.job.max_grad_norm, device=self.device,
-        )  # fmt: skip
-        try:
+        with contextlib.ExitStack() as left:
+            states = left.enter_context(passing_store(self.job, plan, chain, model))
+            engine = Engine(
+                model, plan=plan, chain=chain, optimizer=optimizer_of(self.job, model),
+                max_grad_norm=self.job.max_grad_norm, device=self.device, states=states,
+            )  # fmt: skip
+            left.callback(engine.close)
             found = self._steps(
                 "offmate",
                 lambda batches, seeds, rate, items: engine.step(
@@ -106,8 +110,6 @@ class Comparison:
                 (name, {"master": parts["master"].float()}) for name, parts in engine.frozen() if name in wanted_states
             )
             differences = tuple(_states(itertools.chain(engine.state(), still), wanted_states, tallies))
-        finally:
-            engine.close()
         return Outcome(tuple(tally.finding() for tally in tallies.values() if tally.count), differences, first)
 
     def _plain(self, plan: Plan) -> tuple[Numbers, list[Path]]:

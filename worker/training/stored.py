@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 from torch import nn
 
@@ -38,6 +42,22 @@ def open_store(
         [run.states_on(disk) for disk in job.disk_paths or ()], tensors, piece_elements=chain.piece_elements,
         homes=job.state_homes, found=None if last is None else last.states,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def passing_store(job: Job, plan: Plan, chain: Chain, model: nn.Module) -> Iterator[StatesOnDisk | None]:
+    """A store that goes again, in folders of its own under the job's paths; None where no states are on disk.
+    Raises UserError."""
+    tensors = stored_tensors(plan, chain, model)
+    if not tensors:
+        yield None
+        return
+    folders = [Path(disk) / f"offmate-{secrets.token_hex(8)}" for disk in job.disk_paths or ()]
+    states = StatesOnDisk(folders, tensors, piece_elements=chain.piece_elements, homes=1)
+    try:
+        yield states
+    finally:
+        states.delete()
 
 
 def forget_stores(job: Job, run: RunFolder) -> None:

@@ -26,6 +26,7 @@ from tests import ROOT
 from tests.support.engine_plans import chain_of, mixed_plan, resident_plan
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import config_of
+from tests.worker.engine.test_states_on_disk import on_disk
 from worker.certify.comparison import Comparison
 from worker.certify.layers_that_fit import Room, plain_bytes
 from worker.data.batches import Batches
@@ -53,8 +54,10 @@ def chain_for(job: Job) -> Chain:
     return chain_of(skeleton_model(job), sample_batch(job))
 
 
-def compare(job: Job, folder: Path, layers: int = 3) -> tuple[dict[str, Finding], dict[str, float]]:
-    chain = chain_for(job)
+def compare(
+    job: Job, folder: Path, layers: int = 3, chain: Chain | None = None
+) -> tuple[dict[str, Finding], dict[str, float]]:
+    chain = chain or chain_for(job)
     plan = mixed_plan(chain, slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None)
     comparison = Comparison(
         job=job, batches=Batches(job, byte_tokenizer()), steps=3, layers=layers, device=CPU, folder=folder
@@ -72,6 +75,16 @@ def test_a_job_under_a_plan_that_mixes_everything_equals_plain_pytorch_in_every_
     assert counts == {"losses": (6, 6), **norms, "parameters": (30, 30), "moments": (60, 60)}
     assert set(differences.values()) == {0.0} and len(differences) == 30
     assert all(f.greatest == 0.0 and f.size > 0 for f in findings.values())
+
+
+def test_a_job_whose_states_are_on_a_drive_is_certified_and_leaves_nothing_there(tmp_path: Path) -> None:
+    (tmp_path / "drive").mkdir()
+    job = tiny_job(tmp_path, bf16=True, disk_paths=(str(tmp_path / "drive"),))
+    chain = on_disk(chain_for(job))
+    assert any(t.states_on_disk for t in chain.tensors())
+    findings, _ = compare(job, tmp_path, chain=chain)
+    assert all(f.equal == f.count > 0 for what, f in findings.items() if what != "first moments' norm")
+    assert list((tmp_path / "drive").iterdir()) == []
 
 
 def test_a_wrong_update_is_found_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
