@@ -32,7 +32,7 @@ def submitted(job: Json) -> RenderableType:
     number = job["id"]
     rows = [("run folder", job["run_dir"])]
     rows += [("window", job["window"])] if job["window"] else []
-    rows += [("done by", done_by)] if (done_by := expected(job)) else []
+    rows += [row for row in [_when(job)] if row[1]]
     rows += [("note", note) for note in job["notes"]]
     commands = ("offmate status", f"offmate logs -f {number}", f"offmate show {number}", f"offmate cancel {number}")
     rows.append(("next", " · ".join(commands)))
@@ -41,7 +41,14 @@ def submitted(job: Json) -> RenderableType:
 
 def changed(job: Json) -> str:
     """After a change of the job's turn."""
-    return f"Job {job['id']} is {job['state']}, place {job['place']}: {job['reason'] or 'it runs'}."
+    number, state = job["id"], job["state"]
+    if state in (JobState.PLANNING, JobState.RUNNING) and job["stop_reason"]:
+        return f"Job {number} {job['reason']}."
+    if state == JobState.PLANNING:
+        return f"Job {number} is being planned{f', and then waits: offmate resume {number}' if job['hold'] else ''}."
+    if state == JobState.RUNNING:  # the daemon stops it a moment after it was asked to
+        return f"Job {number} {'saves a checkpoint and pauses' if job['hold'] else 'runs'}."
+    return f"Job {number} is {state}, place {job['place']}: {job['reason']}."
 
 
 def cancelled(job: Json) -> str:
@@ -115,6 +122,13 @@ def expected(job: Json) -> str:
     return f"begins {wall(found['starts_at'])}" if found["starts_at"] is not None and not begun else ""
 
 
+def _when(job: Json) -> tuple[str, str]:
+    """`expected` under its name: when the job is done, or only when it begins."""
+    text = expected(job)
+    begins = text.removeprefix("begins ")
+    return ("done by" if text == begins else "begins"), begins
+
+
 def wall(unix: float) -> str:
     """A time to come, to the minute that it is not after: "06:40" within a day, "Tue 06:40" within a week."""
     unix = -(-unix // 60) * 60
@@ -138,7 +152,7 @@ def job(found: Json, plan: Json | None) -> RenderableType:
         ("priority", str(found["priority"] or "")),
         ("progress", progress(found)),
         ("left", remaining(found)),
-        ("done by", expected(found)),
+        _when(found),
         ("window", found["window"] or ""),
         ("submitted", moment(found["created_at"])),
         ("started", moment(found["started_at"])),

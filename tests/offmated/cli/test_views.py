@@ -98,6 +98,33 @@ def test_a_submission_tells_place_folder_notes_and_next_commands() -> None:
     ]
 
 
+def test_a_change_of_a_job_that_is_worked_on_tells_what_becomes_of_it() -> None:
+    def told(state: str, hold: str | None, stop_reason: str | None = None, reason: str = "") -> str:
+        job = JOB | {"state": state, "hold": hold, "stop_reason": stop_reason, "reason": reason, "place": 1}
+        return job_view.changed(job)
+
+    assert told("running", "paused") == "Job 3 saves a checkpoint and pauses."
+    assert told("running", "paused", "pause", "saves a checkpoint to pause") == "Job 3 saves a checkpoint to pause."
+    assert told("running", None) == "Job 3 runs."
+    assert told("planning", "held") == "Job 3 is being planned, and then waits: offmate resume 3."
+    assert told("planning", None) == "Job 3 is being planned."
+    held = told("waiting", "held", reason="held: offmate release 3")
+    assert held == "Job 3 is waiting, place 1: held: offmate release 3."
+
+
+def test_a_beginning_is_not_called_an_end() -> None:
+    begun = time.time() + 3600
+    for expected, name in (
+        ({"starts_at": begun, "ends_at": None, "nights": 0}, "begins"),
+        ({"starts_at": begun, "ends_at": begun + 60, "nights": 1}, "done by"),
+        ({"starts_at": begun, "ends_at": None, "nights": 100}, "done by"),
+    ):
+        waiting = JOB | {"state": "waiting", "place": 1, "expected": expected}
+        for lines in (printed(job_view.submitted(waiting)), printed(job_view.job(waiting, DOCUMENT))):
+            (line,) = (line for line in lines if line.startswith(("begins", "done by")))
+            assert line.startswith(name) and line.count("begins") == (name == "begins")
+
+
 def test_status_tells_progress_loss_time_left_and_reason() -> None:
     waiting = JOB | {"id": 4, "state": "waiting", "progress": None, "reason": "waits for job 3"}
     assert [line.split() for line in printed(job_view.jobs([JOB, waiting]))] == [
