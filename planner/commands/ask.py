@@ -195,7 +195,7 @@ def _too_large(job: Job, problem: Problem, least: int | None, others: Variations
         least=(least, least_cpu),
     )  # fmt: skip
     fits_with = (*_more_machine(problem, least, least_cpu), *(str(way) for way in ways if way.least_bytes is not None))
-    return replace(found, fits_with=fits_with, untried=tuple(way.text for way in ways if way.least_bytes is None))
+    return replace(found, fits_with=fits_with, untried=tuple(str(way) for way in ways if way.least_bytes is None))
 
 
 def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) -> Iterator[str]:

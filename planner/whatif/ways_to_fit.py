@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,14 +26,18 @@ _SHORTEST = 256  # tokens; below that nobody trains
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A change with which a job fits, and the least device memory it then needs; None: there was no time to know."""
+    """A change with which a job fits, and the least device memory it then needs; None: there was no time to know, and
+    `keys` are then to be asked about."""
 
     text: str
     least_bytes: int | None
+    keys: tuple[tuple[str, object], ...] = ()
 
     def __str__(self) -> str:
         if self.least_bytes is None:
-            return self.text
+            values = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in self.keys)
+            asking = " ".join(f"--set {key}={value}" for key, value in values)
+            return f"{self.text}; to ask about it: offmate plan … {asking}"
         return f"{self.text}: at least {format_bytes(self.least_bytes)} of GPU memory"
 
 
@@ -90,7 +95,9 @@ def _tried(
 ) -> Iterator[Way]:
     """The way if it fits, or if there is no time to know."""
     if time.monotonic() >= last_trace:
-        yield Way(text=text, least_bytes=None)
+        # What LoRA is like where nothing is said need not be typed.
+        asked = tuple((key, value) for key, value in keys.items() if key not in DEFAULTS)
+        yield Way(text=text, least_bytes=None, keys=asked)
     elif least := _least(_changed(job, problem, device, **keys)):
         yield Way(text=text, least_bytes=least)
 
@@ -99,7 +106,8 @@ def _smaller_slices(job: Job, problem: Problem, device: torch.device, last_trace
     """The same step in more slices; where not even slices of one row fit, head and loss in chunks, or shorter rows."""
     if job.slice_rows > 1:
         if time.monotonic() >= last_trace:
-            yield Way(text="the same step in smaller slices", least_bytes=None)
+            smaller = tuple(_rows(job, 1).items())
+            yield Way(text="the same step in smaller slices", least_bytes=None, keys=smaller)
             one = None
         else:
             one = _changed(job, problem, device, **_rows(job, 1))

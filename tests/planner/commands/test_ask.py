@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from sqlalchemy import create_engine
 from transformers import GPT2Config, LlamaConfig
 
@@ -19,6 +20,7 @@ from planner.cache.store import Cache
 from planner.cache.tables import metadata
 from planner.commands.ask import PATIENCE_S, ask
 from planner.errors import UserError
+from planner.job.lora import DEFAULTS
 from planner.job.schema import Job
 from planner.machine.presets import preset
 from planner.measure.hf_model import beyond_positions
@@ -180,6 +182,25 @@ def test_adapters_are_no_way_for_a_job_that_runs_as_it_is_without_weights(small:
     (small / "model.safetensors").touch()
     there = [way.text for way in ways_to_fit(job, problem, cpu, no_time, runs=True) if way.least_bytes is None]
     assert there == asked_about
+
+
+def test_what_there_was_no_time_for_comes_with_the_command_that_asks_about_it(small: Path) -> None:
+    job, hardware = job_of(small, length=1024, bf16=False), preset("rtx3060", bf16=False)
+    job = job.model_copy(update={"gpu_budget": 2**20, "per_device_train_batch_size": 2})
+    cpu = torch.device("cpu")
+    untried = {
+        way.text: str(way) for way in ways_to_fit(job, problem_of(job, hardware, cpu), cpu, 0.0, runs=False)
+        if way.least_bytes is None
+    }  # fmt: skip
+    told = untried["LoRA (method: lora)"]
+    assert told == "LoRA (method: lora); to ask about it: offmate plan … --set method=lora"
+    assert all(re.search(r"; to ask about it: offmate plan … --set \w+=", text) for text in untried.values())
+    # What is typed so is understood, and is the change that was meant.
+    settings = [re.findall(r"--set (\w+)=(\S+)", text) for text in untried.values()]
+    asked_keys = {key: yaml.safe_load(value) for pairs in settings for key, value in pairs}
+    assert {"method": "lora", "bf16": True, "per_device_train_batch_size": 1}.items() <= asked_keys.items()
+    keys = {"model": str(small), "method": asked_keys["method"]}
+    assert Job.question(json.dumps(keys), small.parent).lora_r == DEFAULTS["lora_r"]
 
 
 def test_rows_longer_than_the_models_positions_get_a_word(small: Path) -> None:
