@@ -210,6 +210,10 @@ class Job(BaseModel):
         none."""
         values, mistakes, notes = canonical(source, CANONICAL)
         values = {key: value for key, value in values.items() if value is not None or key in _NULLABLE}
+        if folder is not None and values.get("disk_paths") and "save_total_limit" not in values:
+            values["save_total_limit"] = 1
+            notes = (*notes, "save_total_limit is 1, as there are disk_paths: a checkpoint names the states there, else"
+                     " it would copy them; the drive keeps them twice. save_total_limit: 2 has copies instead.")
         if only_planned:
             values = {key: value for key, value in values.items() if key not in NOT_PLANNED}
         elif folder is not None:

@@ -84,6 +84,19 @@ def test_a_folder_for_states_that_comes_twice_is_refused(folder: Path, second: s
     assert parse("disk_paths: [drive, other]", folder).disk_paths == (str(folder / "drive"), str(folder / "other"))
 
 
+def test_checkpoints_copy_no_states_on_a_drive_unless_the_file_says_so(folder: Path) -> None:
+    def read(extra: str) -> tuple[int | None, int]:
+        job, notes = Job.parse_with_notes(BASE + extra, folder)
+        (folder / "resolved.yaml").write_text(job.resolved_yaml())
+        assert Job.from_resolved(folder / "resolved.yaml") == job
+        return job.save_total_limit, sum("save_total_limit is 1" in note for note in notes)
+
+    assert [read(extra) for extra in ("", "disk_paths: null", "disk_paths: drive")] == [(2, 0), (2, 0), (1, 1)]
+    for given, limit in (("2", 2), ("1", 1), ("null", None)):
+        assert read(f"disk_paths: drive\nsave_total_limit: {given}") == (limit, 0)
+    assert Job.question(BASE + "disk_paths: drive", folder).save_total_limit == 1
+
+
 def test_axolotls_list_of_datasets_is_read(folder: Path) -> None:
     job = Job.parse("base_model: tiny\ndatasets:\n  - {path: text.jsonl, type: alpaca}\n  - path: owner/set\n", folder)
     assert [entry.path for entry in job.data] == [str(folder / "text.jsonl"), "owner/set"]
