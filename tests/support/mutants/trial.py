@@ -162,6 +162,8 @@ def explanation(case: Case, mutant: Mutant) -> str:
         return "the norm clips in each step: the update ahead of it is made once more, when its gradient is there"
     if not case.clips and OpKind.CPU_REPLAY in (op.kind, on.kind):
         return "the norm never clips: there is nothing to be done once more"
+    if not case.clips and on.kind is OpKind.CLIP:
+        return "the norm never clips: the coefficient that is read too soon is that of the step before, 1 as well"
     if op.kind is OpKind.FREE and on.kind is OpKind.SEND and _next_release_waits(program, op, on):
         return "the release after it, with nothing in between that takes memory, waits for a later copy of that stream"
     return ""
