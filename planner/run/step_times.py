@@ -13,7 +13,7 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Medians over the same `steps` steps, and the largest device peak of any; None where nothing is known.
+    """Medians over the same `steps` steps, and the largest device peak of steps and evaluations; None: not known.
 
     A step's time is that of its forward, backward and updates: evaluations, samples and checkpoints are between steps.
     Left out are the first two steps after a start, in which blocks are traced, and steps that were metered, which takes
@@ -44,7 +44,8 @@ def step_times(events: Iterable[Mapping[str, Any]]) -> StepTimes:
             start = event["step"]
         elif event["event"] == "step":
             (cold if event["step"] <= start + _COLD_STEPS else metered if event.get("metered") else free).append(event)
-            peaks += [event["gpu_peak_bytes"]] if event.get("gpu_peak_bytes") is not None else []
+        if event["event"] in ("step", "eval") and event.get("gpu_peak_bytes") is not None:
+            peaks.append(event["gpu_peak_bytes"])
     steps = free or metered or cold
     return StepTimes(
         step_s=_median(steps, "step_s"),

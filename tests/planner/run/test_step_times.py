@@ -55,6 +55,8 @@ def test_few_steps_are_better_than_none() -> None:
 def test_the_largest_peak_of_any_step_is_told() -> None:
     events = [start(0), *steps(1, 1.0, gpu_peak_bytes=90), *steps(2, 1.0, 1.0), *steps(4, 1.0, gpu_peak_bytes=80)]
     assert step_times(events).gpu_peak_bytes == 90
+    evaluated = {"event": "eval", "step": 4, "eval_loss": 1.0, "gpu_peak_bytes": 95}
+    assert step_times([*events, evaluated]).gpu_peak_bytes == 95
     assert step_times([start(0)]).gpu_peak_bytes is None
 
 
