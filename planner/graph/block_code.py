@@ -13,7 +13,7 @@ from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint
 from planner.graph.lifetimes import Tape
 from planner.graph.liveness import peak_bytes
-from planner.graph.nodes import Storages, is_random, is_view, nbytes, parent
+from planner.graph.nodes import Storages, is_dense, is_random, is_view, nbytes, parent
 from planner.graph.recipes import Recipe
 from planner.graph.saved import cut, forward_nodes, savable
 from planner.graph.tangents import Layout, layout_of
@@ -95,6 +95,8 @@ class Pair(BlockCode):
             tape.backward(backward.steps, on_device, joint.tangents, input_grads, numbers, self.adoptable),
         )
         self.reads_interface = self.interface is not None and first_input + self.interface in self.backward_primals
+        sent = None if self.interface is None else joint.inputs[self.interface]
+        self.interface_has_gaps = sent is not None and not is_dense(sent.meta["val"])
         self.interface_bytes = joint.input_bytes[self.interface] if self.interface is not None else 0
         self.saved_bytes = storages.saved_bytes(on_device)
         self.output_bytes = storages.saved_bytes(joint.outputs)
@@ -146,12 +148,13 @@ class Pair(BlockCode):
 
 def make_pairs(joint: Joint, recipes: Iterable[Recipe]) -> dict[str, Pair]:
     """A pair per recipe, by its name: those that save alike share their code. Without those that would send an input
-    which backward does not read."""
+    which backward does not read, or one with gaps: it would come back at another alignment, and a product of matrices
+    with gaps has other last bits there."""
     codes: dict[str, Pair] = {}
     made: dict[str, Pair] = {}
     for recipe in recipes:
         code = codes.get(recipe.saves) or codes.setdefault(recipe.saves, Pair(joint, recipe))
-        if code.reads_interface or not recipe.offloads_input:
+        if not recipe.offloads_input or (code.reads_interface and not code.interface_has_gaps):
             made[recipe.name] = pair = copy.copy(code)
             pair.recipe, pair._others = recipe, {}
     return made

@@ -56,6 +56,16 @@ def nbytes(value: Any) -> int:
     return value.untyped_storage().nbytes() if torch.is_tensor(value) else 0
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie one after the other, in any order of dimensions, without gaps."""
+    after = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != after:
+            return False
+        after *= size
+    return True
+
+
 def _overload(node: fx.Node) -> Any:
     return node.target
 
