@@ -27,6 +27,7 @@ from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.schedule.chain import Chain
 
 NO_LIMIT_BYTES = 2**62
+_MAY_BE_ZERO = {"flops_per_s", "disk_sustained_bytes_per_s"}  # not known; no limit
 
 _T = TypeVar("_T", Chain, Hardware)
 
@@ -53,7 +54,7 @@ def load_hardware(path: Path) -> Hardware:
 
 def _hardware(given: dict[str, Any], path: Path) -> dict[str, Any]:
     for field, value in given.items():
-        if field.endswith("_per_s") and field != "flops_per_s" and value == 0:
+        if field.endswith("_per_s") and field not in _MAY_BE_ZERO and value == 0:
             raise _wrong(path, f"$.{field} is 0; a rate is more than zero")
     if "h2d_bytes_per_s" not in given:
         raise _wrong(path, "$.h2d_bytes_per_s: missing")
