@@ -46,6 +46,7 @@ ALLOWED = {
     # (file, function, call): why nobody waits for the device in a step
     ("worker/engine/actions.py", "Actions._replay", "float"): "the coefficient's host copy, by the CPU's thread",
     ("worker/engine/actions.py", "Actions._update_on_cpu", "copy_"): "from the host to the host, by the CPU's thread",
+    ("worker/engine/actions.py", "Actions._update_piece", "copy_"): "from the host to the host, by the CPU's thread",
     ("worker/engine/adamw.py", "update_in_lists", "to"): "from the device to the device",
     ("worker/engine/adamw.py", "update_in_lists", "copy_"): "from the device to the device",
     ("worker/runtime/cuda.py", "CudaMachine.place", "copy_"): "weights on their way to the device, when no step runs",
