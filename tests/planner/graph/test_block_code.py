@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from planner.cpu.meter import Meter
 from planner.errors import UserError
-from planner.graph import RECIPES, Pair, trace_block
+from planner.graph import RECIPES, Pair, make_pairs, trace_block
 from tests.support.tiny_models import NAMES, batch_of, make_model
 
 torch.set_num_threads(1)
@@ -216,3 +216,20 @@ def test_an_argument_that_a_block_returns_is_handed_back_as_it_is():
     value = joint.result.deliver([made], [x, bias], [])
     assert torch.equal(value[0], block(x, bias)[0])
     assert value[1] is bias and value[2] is None
+
+
+@pytest.mark.parametrize(
+    ("lay", "sent"),
+    [
+        (lambda x: x, True),
+        (lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), True),
+        (lambda x: torch.cat([x, x], -1)[..., 2:6], False),
+        (lambda x: x[:1].expand(2, 3, 4), False),
+    ],
+    ids=["in order", "turned", "with gaps", "expanded"],
+)
+def test_an_input_with_gaps_is_not_sent_since_it_would_come_back_at_another_alignment(lay, sent):
+    x = lay(torch.randn(2, 3, 4)).requires_grad_()
+    block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    pairs = make_pairs(trace_block(block, (x,), {}), [RECIPES["recompute"], RECIPES["offload-input"]])
+    assert ("offload-input" in pairs) == sent and "recompute" in pairs
