@@ -96,7 +96,7 @@ def test_llama_8b_does_not_fit_a_3060_with_64_gib_and_why(llama_8b: Path) -> Non
 
 
 def test_llama_8b_on_a_3060_with_192_gib_computes_most_of_the_time(llama_8b: Path) -> None:
-    found = asked(job_of(llama_8b), "rtx3060", 192, patience_s=8)
+    found = asked(job_of(llama_8b), "rtx3060", 192, patience_s=40)  # it ends long before, on idle cores
     assert found.status in ("optimal", "feasible")
     assert found.gpu_peak_bytes <= found.gpu_budget_bytes < 12 * GIB
     assert sum(share.bytes for share in found.gpu) == found.gpu_peak_bytes
