@@ -55,7 +55,7 @@ def paused(house: House, number: int) -> Json:
 def test_a_paused_job_frees_the_gpu_and_goes_on_from_its_checkpoint(home: House) -> None:
     number = submitted(home, "held", steps=60)
     home.wait_until_held(number)
-    assert "running" in said(home, "pause", str(number))
+    assert said(home, "pause", str(number)) == f"Job {number} saves a checkpoint and pauses.\n"
     job = paused(home, number)
     assert (job["hold"], job["last_checkpoint_step"], job["crashes"]) == ("paused", HELD_AT, 0)
     assert job["history"][-1]["ending"] == "paused"
