@@ -9,9 +9,8 @@ from dataclasses import replace
 from planner.candidate.candidate import movable
 from planner.schedule.chain import Chain
 from planner.search.problem import Problem
-from planner.search.states_on_disk import with_states_on_disk
+from planner.search.states_on_disk import PARTS, as_few_as_fit, with_states_on_disk
 
-_PARTS = 16
 _LEAST_BYTES = 2**20  # what is smaller takes a disk nearly as long
 
 
@@ -27,17 +26,7 @@ def with_weights_on_disk(problem: Problem) -> Problem:
     names = _may_be_on_disk(problem)
     if not names or _fits_anyway(problem) or problem.fits():
         return problem
-    low, high = 0, _PARTS
-    if not (best := _on_disk(problem, names, high)).fits():
-        return problem
-    while high - low > 1:
-        middle = (low + high) // 2
-        tried = _on_disk(problem, names, middle)
-        if tried.fits():
-            best, high = tried, middle
-        else:
-            low = middle
-    return best
+    return as_few_as_fit(problem, lambda parts: _on_disk(problem, names, parts))
 
 
 def disk_bytes(chain: Chain) -> int:
@@ -59,7 +48,7 @@ def _fits_anyway(problem: Problem) -> bool:
 
 
 def _on_disk(problem: Problem, names: list[str], parts: int) -> Problem:
-    chosen = {name for k, name in enumerate(names) if (k + 1) * parts // _PARTS > k * parts // _PARTS}
+    chosen = {name for k, name in enumerate(names) if (k + 1) * parts // PARTS > k * parts // PARTS}
     blocks = tuple(
         replace(block, tensors=tuple(replace(t, on_disk=True) if t.name in chosen else t for t in block.tensors))
         for block in problem.chain.blocks

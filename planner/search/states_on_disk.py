@@ -4,6 +4,7 @@ again in every step. That takes time and wears a drive: as few as are needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from planner.candidate.candidate import movable
@@ -17,7 +18,7 @@ from planner.units import format_bytes, format_bytes_down
 PIECE_ELEMENTS = 16 * 2**20
 """192 MiB of states: a drive is at its full rate with much less, but each piece is three operations of the program."""
 LEAST_BYTES = 2**20
-_PARTS = 16
+PARTS = 16
 
 
 def with_states_on_disk(problem: Problem) -> Problem:
@@ -26,12 +27,17 @@ def with_states_on_disk(problem: Problem) -> Problem:
     names = _may_be_on_disk(problem)
     if not problem.hardware.disk_bytes or not names or problem.fits():
         return problem
-    low, high = 0, _PARTS
-    if not (best := _on_disk(problem, names, high)).fits():
+    return as_few_as_fit(problem, lambda parts: _on_disk(problem, names, parts))
+
+
+def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Problem:
+    """`with_parts` of the fewest sixteenths of what may be on disk that have a plan; `problem` where all have none."""
+    low, high = 0, PARTS
+    if not (best := with_parts(high)).fits():
         return problem
     while high - low > 1:
         middle = (low + high) // 2
-        tried = _on_disk(problem, names, middle)
+        tried = with_parts(middle)
         if tried.fits():
             best, high = tried, middle
         else:
@@ -67,7 +73,7 @@ def _may_be_on_disk(problem: Problem) -> list[str]:
 
 
 def _on_disk(problem: Problem, names: list[str], parts: int) -> Problem:
-    chosen = {name for k, name in enumerate(names) if (k + 1) * parts // _PARTS > k * parts // _PARTS}
+    chosen = {name for k, name in enumerate(names) if (k + 1) * parts // PARTS > k * parts // PARTS}
     blocks = tuple(
         replace(
             block, tensors=tuple(replace(t, states_on_disk=True) if t.name in chosen else t for t in block.tensors)
