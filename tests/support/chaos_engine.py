@@ -10,6 +10,7 @@ import torch
 
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from worker.engine.actions import Actions
+from worker.runtime.interpreter import Interpreter
 from worker.runtime.step_values import StepValues
 
 
@@ -28,11 +29,11 @@ class Mood:
         return cls(seed=seed, eager={queue: chance.choice((0.0, 0.3, 0.7, 1.0)) for queue in Queue})
 
 
-class ChaosInterpreter:
-    """`worker.runtime.interpreter.Interpreter` with no thread of its own. What is allocated and what is released is
-    NaN."""
+class ChaosInterpreter(Interpreter):
+    """An interpreter with no thread of its own. What is allocated and what is released is NaN."""
 
     waited_s = 0.0
+    recording = None
 
     def __init__(self, program: Program, actions: Actions, mood: Mood) -> None:
         self.log: list[Op] = []
