@@ -32,7 +32,7 @@ def forward_nodes(joint: Joint) -> list[fx.Node]:
 def savable(forward: Sequence[fx.Node]) -> set[fx.Node]:
     """Those of forward's nodes whose values it can hand to backward. Unpacked, quantized weights are none: they would
     take the room that packing frees."""
-    todo = [n for n in forward if is_op(n) and cast(Any, n.target).namespace == "bitsandbytes"]
+    todo = [n for n in forward if is_op(n) and cast(Any, n.target).namespace in ("bitsandbytes", "offmate")]
     unpacking = set[fx.Node]()
     while todo:
         node = todo.pop()

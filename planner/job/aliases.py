@@ -39,6 +39,7 @@ _BEGINNINGS = dict.fromkeys(REPORTING, REPORTS) | {
     "liger_": KERNELS, "unsloth_": KERNELS, "flash_attn_": KERNELS, "fsdp_": DECIDES, "ddp_": DECIDES,
 }  # fmt: skip
 _PLUGINS = ("liger", "cut_cross_entropy", "spectrum")  # of axolotl: those that change no number that is learned
+_EIGHT = "load_in_8bit"
 _METHODS = (*ALIASES["method"], "method")
 _CHOOSING = ("load_best_model_at_end", "early_stopping_patience", "early_stopping_steps")
 _ALONE = (REWARDS, PICTURES)
@@ -83,12 +84,12 @@ class _Reading:
         elif meaning.kind == "honoured":
             if key in _METHODS and value == "qlora" and self.source.values.get("load_in_4bit") is not True:
                 self._refuse_quantized(key, "qlora trains adapters on a base in 4 bits; give load_in_4bit: true, too")
-            self.found.setdefault(meaning.text, []).append(key)
+            self.found.setdefault(_EIGHT if (key, value) == ("quantization_bit", 8) else meaning.text, []).append(key)
         elif value in SWITCHED_OFF or value in meaning.fine or value == ["none"]:
             pass
         elif meaning.kind == "not there":
             if meaning.text == QUANTIZED:
-                self._refuse_quantized(key, f"{QUANTIZED} is not there yet; give load_in_4bit: true instead")
+                self._refuse_quantized(key, f"{QUANTIZED} is not there yet; give one of them instead")
             else:
                 text = f"{meaning.text} is not there yet; leave this key out"
                 self.refuse(key, text, alone=meaning.text in _ALONE)

@@ -16,7 +16,7 @@ DEFAULTS: dict[str, object] = {
     "lora_r": 16, "lora_alpha": 32.0, "lora_dropout": 0.05, "lora_target_modules": ALL_LINEAR,
 }  # fmt: skip
 """TRL's."""
-KINDS = ("use_rslora", "use_dora", "load_in_4bit")
+KINDS = ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit")
 """Other kinds of LoRA, and of its base."""
 ADAPTER, MODULES = "adapter_name_or_path", "lora_modules_to_save"
 _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
@@ -41,8 +41,12 @@ def check_lora(
     for key, default in DEFAULTS.items():
         if values.get(key) is None:
             values[key] = default
-    if values.get("use_dora") is True and values.get("load_in_4bit") is True:
-        text = "DoRA on a base in 4 bits is not there yet; leave one of them out"
+    quantized = [key for key in ("load_in_4bit", "load_in_8bit") if values.get(key) is True]
+    if len(quantized) > 1:
+        text = "load_in_4bit is given too; a base is in 4 or in 8 bits: leave one of them out"
+        mistakes.append(source.mistake(names["load_in_8bit"], "bad-value", text))
+    elif quantized and values.get("use_dora") is True:
+        text = "DoRA on a base in 4 or 8 bits is not there yet; leave one of them out"
         mistakes.append(source.mistake(names["use_dora"], "not-there", text))
     if isinstance(values["lora_target_modules"], str) and (wrong := _broken(values["lora_target_modules"])):
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", wrong))

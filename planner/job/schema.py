@@ -131,6 +131,7 @@ class Job(BaseModel):
     use_rslora: Switch = False
     use_dora: Switch = False
     load_in_4bit: Switch = False
+    load_in_8bit: Switch = False
     bnb_4bit_quant_type: Annotated[Literal["nf4", "fp4"], Field(description="nf4 or fp4")] = "nf4"
     bnb_4bit_use_double_quant: Switch = True
     bf16: Annotated[bool, Field(description="true, false or auto")] = False  # auto: settled where keys are read

@@ -43,7 +43,7 @@ def translated(key: str, value: object) -> object:
     if value == "qlora":
         return "lora"
     if key == "quantization_bit":
-        return True if value == 4 else None
+        return True if value in (4, 8) else None
     if key == "lora_target_linear":
         return True if value is True else None
     if key == "eager_attention":
@@ -127,8 +127,8 @@ def check_value(key: str, name: str, value: object, source: Source) -> list[Mist
     if key in ("dtype", "torch_dtype") and value not in SWITCHED_OFF and str(value) not in _DTYPES:
         text = f"it is {shown(value)}; bf16: true computes in bf16 with fp32 masters, without it all is fp32"
         return [source.mistake(key, "not-there", text)]
-    if key == "quantization_bit" and value not in (4, *SWITCHED_OFF):
-        text = f"it is {shown(value)}; a base in 4 bits is there, and no other yet"
+    if key == "quantization_bit" and value not in (4, 8, *SWITCHED_OFF):
+        text = f"it is {shown(value)}; a base in 4 or 8 bits is there, and no other yet"
         return [source.mistake(key, "not-there", text)]
     if key == "train_sampling_strategy" and value not in ("random", "group_by_length", *SWITCHED_OFF):
         text = f"it is {shown(value)}; the order is random, or has rows of like length together (group_by_length)"

@@ -41,7 +41,7 @@ AXOLOTL: Table = table(
         max_grad_norm
         max_steps warmup_steps seed bf16 gradient_checkpointing eval_steps eval_strategy save_steps save_total_limit
         chat_template lora_r lora_alpha lora_dropout lora_target_modules attn_implementation special_tokens plugins
-        load_in_4bit group_by_length load_best_model_at_end early_stopping_patience
+        load_in_4bit load_in_8bit group_by_length load_best_model_at_end early_stopping_patience
         label_smoothing_factor neftune_noise_alpha lora_modules_to_save
     """,
     honoured={
@@ -160,7 +160,7 @@ AXOLOTL: Table = table(
             overrides_of_model_kwargs model_quantization_config reinit_weights trainer_cls
         """,
         "a tokenizer of mistral-common": "tokenizer_use_mistral_common",
-        QUANTIZED: "load_in_8bit gptq quantize_moe_experts qat quantization",
+        QUANTIZED: "gptq quantize_moe_experts qat quantization",
         FP16: "fp16 float16",
         "fp8 training": "fp8",
         "shifted sparse attention": "s2_attention",

@@ -44,7 +44,7 @@ SAYS_NOTHING = "it says nothing here"
 
 REWARDS = "training by preferences or rewards"
 PICTURES = "training on pictures, sounds or videos"
-QUANTIZED = "a base quantized in another way than load_in_4bit"
+QUANTIZED = "a base quantized in another way than load_in_4bit and load_in_8bit"
 OTHER_LORA = "another kind of LoRA"
 SOME_WEIGHTS = "training some weights only"
 OPTIMIZER = "another optimizer"

@@ -8,7 +8,6 @@ from planner.keys.meaning import (
     LOSS,
     OTHER_LORA,
     OWN_CODE,
-    QUANTIZED,
     READS,
     REVISION,
     SAYS_NOTHING,
@@ -22,7 +21,7 @@ TRL: Table = TRANSFORMERS | table(
     same="""
         use_rslora use_dora attn_implementation lora_r
         lora_alpha lora_dropout lora_target_modules lora_modules_to_save
-        max_length packing load_in_4bit bnb_4bit_quant_type
+        max_length packing load_in_4bit load_in_8bit bnb_4bit_quant_type
     """,
     honoured={
         "model": "model_name_or_path",
@@ -54,7 +53,6 @@ TRL: Table = TRANSFORMERS | table(
         LOSS: "loss_type",
         REVISION: "model_revision",
         OTHER_LORA: "lora_target_parameters lora_task_type",
-        QUANTIZED: "load_in_8bit",
         TOKENS: "add_special_tokens",
     },
     parts={

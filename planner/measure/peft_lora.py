@@ -14,7 +14,7 @@ from torch import nn
 from planner.errors import Exit, UserError, first_line
 from planner.job.adapter import WEIGHTS
 from planner.job.schema import Job
-from planner.measure.quantized import compute_in, computes_in, pack
+from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
 
 
 def with_adapters(model: nn.Module, job: Job) -> nn.Module:
@@ -37,7 +37,7 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
         base_model_name_or_path=job.model, use_rslora=job.use_rslora, use_dora=job.use_dora,
         modules_to_save=list(job.lora_modules_to_save) if job.lora_modules_to_save else None,
     )  # fmt: skip
-    if quantized := getattr(model, "is_loaded_in_4bit", False):
+    if quantized := is_quantized(model):
         compute_in(model, computes_in(job))
     torch.manual_seed(job.seed)
     try:

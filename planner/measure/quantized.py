@@ -1,4 +1,4 @@
-"""A frozen base in 4 bits, by bitsandbytes: linear layers whose weights wait and travel packed.
+"""A frozen base in 4 or 8 bits, by bitsandbytes: linear layers whose weights wait and travel packed.
 
 All that a weight is unpacked from is one tensor of bytes, so it is one item of a plan: [numbers | scales]. With double
 quantization scales are bytes themselves: [numbers | scales of the scales | their offset | scales]. The operations that
@@ -9,6 +9,7 @@ which lives for one product; backward unpacks again (`planner.graph.block_code`)
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,12 +25,86 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it
 _GROUP, _GROUPS = 64, 256  # numbers under one scale, scales under one scale: what bitsandbytes makes
 _ALIGNED = 16
 _SAVED = (
-    "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage",
+    "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage", "load_in_8bit",
     "llm_int8_skip_modules",
 )  # fmt: skip
 
 
-class Packed4bit(nn.Module):
+@torch.library.custom_op("offmate::unpack_int8", mutates_args=())
+def unpack_int8(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight [rows, columns] of int8 `numbers` and the fp32 `scales` [rows], the largest of each row: bitsandbytes'
+    operations, in place as there. Traced one by one they would have a second copy in fp32."""
+    return numbers.to(dtype).mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
+
+
+@unpack_int8.register_fake
+def _(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(numbers, dtype=dtype)
+
+
+class Packed(nn.Module):
+    """A frozen linear layer whose weight lies in bytes; subclasses say how."""
+
+    packed: nn.Parameter
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Module, sizes: Sequence[int]) -> None:
+        """`layer`: bitsandbytes' that it takes the place of, on meta or quantized on the CPU; `sizes`: bytes of each
+        part of what its weight is unpacked from."""
+        super().__init__()
+        its = cast(Any, layer)
+        self.in_features, self.out_features = its.in_features, its.out_features
+        self._parts: list[tuple[int, int]] = []
+        end = 0
+        for size in sizes:
+            start = -(-end // _ALIGNED) * _ALIGNED
+            end = start + size
+            self._parts.append((start, end))
+        packed = torch.zeros(end, dtype=torch.uint8, device=its.weight.device)
+        if not packed.is_meta:
+            for (start, end), part in zip(self._parts, self._quantized(its.weight), strict=True):
+                packed[start:end] = part.contiguous().view(torch.uint8).reshape(-1)
+        self.packed = nn.Parameter(packed, requires_grad=False)
+        self.bias = its.bias
+
+    def parts(self) -> list[Tensor]:
+        """Views of `packed`, in order."""
+        return [self.packed[start:end] for start, end in self._parts]
+
+    @staticmethod
+    def _quantized(weight: Any) -> list[Tensor]:
+        """What the parts are of."""
+        raise NotImplementedError
+
+
+class Packed8bit(Packed):
+    """A frozen linear layer in 8 bits: what `bitsandbytes.nn.Linear8bitLt` computes where a CPU trains it, by the same
+    operations in the same order. On CUDA that one rounds the layer's input to 8 bits, too, and this one does not."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        its = cast(Any, layer)
+        super().__init__(layer, (its.in_features * its.out_features, 4 * its.out_features))
+
+    @staticmethod
+    def _quantized(weight: Any) -> list[Tensor]:
+        return [weight.data, weight.SCB]
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """The weight [out_features, in_features]."""
+        numbers, scales = self.parts()
+        shape = (self.out_features, self.in_features)
+        return cast(Tensor, unpack_int8(numbers.view(torch.int8).view(shape), scales.view(torch.float32), dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `nn.Linear`."""
+        return functional.linear(x, self.unpacked(x.dtype), self.bias)
+
+    def extra_repr(self) -> str:
+        """What tells one from another."""
+        return f"{self.in_features}, {self.out_features}"
+
+
+class Packed4bit(Packed):
     """A frozen linear layer in 4 bits: what `bitsandbytes.nn.Linear4bit` computes, by the same operations in the same
     order. Where bitsandbytes has a kernel for few tokens that unpacks inside of the product, as on CUDA, the results
     differ by rounding."""
@@ -37,31 +112,26 @@ class Packed4bit(nn.Module):
     def __init__(self, layer: nn.Module, code: Tensor, dtype: torch.dtype) -> None:
         """`layer`: the Linear4bit it takes the place of, on meta or quantized on the CPU; `code`: the numbers that the
         bytes of doubly quantized scales stand for; `dtype`: of what it computes."""
-        super().__init__()
         its = cast(Any, layer)
-        self.in_features, self.out_features = its.in_features, its.out_features
         self.kind: str = its.weight.quant_type
         self.nested: bool = its.weight.compress_statistics
         self.dtype = dtype
-        count = self.in_features * self.out_features
+        count = its.in_features * its.out_features
         scales = -(-count // _GROUP)
         groups = -(-scales // _GROUPS)
-        sizes = [count // 2, *([4 * groups, 4, scales] if self.nested else [4 * scales])]
-        self._parts: list[tuple[int, int]] = []
-        end = 0
-        for size in sizes:
-            start = -(-end // _ALIGNED) * _ALIGNED
-            end = start + size
-            self._parts.append((start, end))
-        self.packed = nn.Parameter(_bytes_of(its.weight, self._parts, end), requires_grad=False)
-        self.bias = its.bias
+        super().__init__(layer, [count // 2, *([4 * groups, 4, scales] if self.nested else [4 * scales])])
         if self.nested:
             self.register_buffer("code", code, persistent=False)
+
+    @staticmethod
+    def _quantized(weight: Any) -> list[Tensor]:
+        state = weight.quant_state
+        return [weight.data, *([state.state2.absmax, state.offset.reshape(1)] if state.nested else []), state.absmax]
 
     def unpacked(self) -> Tensor:
         """The weight [out_features, in_features]."""
         operations: Any = torch.ops.bitsandbytes
-        numbers, *others = (self.packed[start:end] for start, end in self._parts)
+        numbers, *others = self.parts()
         if self.nested:
             of_scales, offset, scales = others
             scales = operations.dequantize_blockwise.default(
@@ -82,18 +152,6 @@ class Packed4bit(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self.kind}, nested={self.nested}"
 
 
-def _bytes_of(weight: Any, parts: list[tuple[int, int]], total: int) -> Tensor:
-    packed = torch.zeros(total, dtype=torch.uint8, device=weight.device)
-    if not weight.is_meta:
-        state = weight.quant_state
-        scales = [state.absmax]
-        if state.nested:
-            scales = [state.state2.absmax, state.offset.reshape(1), state.absmax]
-        for (start, end), part in zip(parts, [weight.data, *scales], strict=True):
-            packed[start:end] = part.contiguous().view(torch.uint8).reshape(-1)
-    return packed
-
-
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """How a base is quantized; `saved`: its weights are so already."""
@@ -107,25 +165,27 @@ class Quantization:
         UserError for what is not there, and where bitsandbytes is missing."""
         found = getattr(config, "quantization_config", None) or {}
         its = found if isinstance(found, dict) else cast(Any, found).to_dict()
-        if saved := its.get("quant_method") == "bitsandbytes" or bool(its.get("load_in_4bit")):
-            if not its.get("load_in_4bit") or job.method != "lora" or job.use_dora:
-                raise UserError(
-                    f"{job.model} was saved quantized, and cannot be trained like this.", code="base-quantized",
-                    exit_code=Exit.USAGE,
-                    numbers=(f"load_in_4bit: {bool(its.get('load_in_4bit'))}, method: {job.method}",),
-                    hint="a base in 4 bits is trained by method: lora (without DoRA); or give the model as published",
-                )  # fmt: skip
-        elif not job.load_in_4bit:
+        by = its.get("quant_method") or ("bitsandbytes" if its.get("load_in_4bit") or its.get("load_in_8bit") else None)
+        if by is not None and (by != "bitsandbytes" or job.method != "lora" or job.use_dora):
+            raise UserError(
+                f"{job.model} was saved quantized, and cannot be trained like this.", code="base-quantized",
+                exit_code=Exit.USAGE, numbers=(f"quantized by {by}, method: {job.method}",),
+                hint="a base quantized by bitsandbytes is trained by method: lora (without DoRA); or give the model as "
+                "published in bf16",
+            )  # fmt: skip
+        if by is None and not (job.load_in_4bit or job.load_in_8bit):
             return None
         try:
             import bitsandbytes  # noqa: F401
         except ImportError as error:
             raise UserError(
-                "A base in 4 bits needs the package bitsandbytes.", code="bitsandbytes-missing", exit_code=Exit.USAGE,
+                "A quantized base needs the package bitsandbytes.", code="bitsandbytes-missing", exit_code=Exit.USAGE,
                 numbers=(first_line(error),), hint="pip install 'offmate[qlora]'",
             ) from error  # fmt: skip
-        if saved:
+        if by is not None:
             return cls(_config(**{key: its[key] for key in _SAVED if key in its}), saved=True)
+        if job.load_in_8bit:
+            return cls(_config(load_in_8bit=True), saved=False)
         wanted = _config(
             load_in_4bit=True, bnb_4bit_quant_type=job.bnb_4bit_quant_type,
             bnb_4bit_use_double_quant=job.bnb_4bit_use_double_quant,
@@ -141,10 +201,12 @@ class Quantization:
     def apply(self, model: nn.Module) -> None:
         """Have bitsandbytes' layers in `model`, without memory, where `from_pretrained` puts them."""
         from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+        from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
-        quantizer: Any = cast(Any, Bnb4BitHfQuantizer)(self.config, pre_quantized=self.saved)
-        quantizer.preprocess_model(model=model, device_map=None)
-        cast(Any, model).is_loaded_in_4bit = True  # which peft asks
+        in_8_bits = bool(cast(Any, self.config).load_in_8bit)
+        quantizer: Any = Bnb8BitHfQuantizer if in_8_bits else Bnb4BitHfQuantizer
+        quantizer(self.config, pre_quantized=self.saved).preprocess_model(model=model, device_map=None)
+        setattr(model, "is_loaded_in_8bit" if in_8_bits else "is_loaded_in_4bit", True)  # which peft asks
 
 
 def _config(**values: Any) -> BitsAndBytesConfig:
@@ -165,6 +227,11 @@ def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
             layer.compute_dtype, layer.compute_type_is_set = dtype, True
 
 
+def is_quantized(model: nn.Module) -> bool:
+    """Whether `model` has bitsandbytes' layers, as `Quantization.apply` and `from_pretrained` leave it."""
+    return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
+
+
 def parameters_of(model: nn.Module) -> int:
     """How many parameters a model has, where some are quantized."""
     return sum(p.nbytes * 2 if hasattr(p, "quant_state") else p.numel() for p in model.parameters())
@@ -174,12 +241,14 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
     """Put `Packed4bit`, which computes in `dtype`, in the place of all of bitsandbytes' layers in `model`, one after
     another: what they had goes. Raises UserError for weights that were quantized by other settings."""
     from bitsandbytes.functional import create_dynamic_map
-    from bitsandbytes.nn.modules import Linear4bit
+    from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
     code: Tensor | None = None
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, Linear4bit):
-            weight = cast(Any, layer.weight)
+        weight = cast(Any, getattr(layer, "weight", None))
+        if isinstance(layer, Linear8bitLt):
+            model.set_submodule(name, Packed8bit(layer))
+        elif isinstance(layer, Linear4bit):
             if code is None:
                 code = cast(Any, create_dynamic_map)().to("cpu" if weight.is_meta else weight.device)
             if not weight.is_meta and not _is_usual(weight.quant_state, code):
@@ -189,7 +258,9 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
                     hint="give the model as published, and load_in_4bit: true",
                 )  # fmt: skip
             model.set_submodule(name, Packed4bit(layer, code, dtype))
-            cast(Any, layer).weight = None
+        else:
+            continue
+        cast(Any, layer).weight = None
 
 
 def _is_usual(state: Any, code: Tensor) -> bool:

@@ -87,7 +87,8 @@ def ways_to_fit(
             found = list(tried(text, **lora, load_in_4bit=True))
         yield from found
     elif job.method == "lora" and not (job.load_in_4bit or job.use_dora):
-        yield from tried("a base in 4 bits (load_in_4bit: true)", load_in_4bit=True)
+        other = {"load_in_8bit": False} if job.load_in_8bit else {}
+        yield from tried("a base in 4 bits (load_in_4bit: true)", load_in_4bit=True, **other)
 
 
 def _tried(

@@ -125,7 +125,7 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
             f"{job.model} was saved quantized: nothing can be merged into it.", code="base-quantized",
             exit_code=Exit.USAGE, hint="merge into the model as it was published",
         )  # fmt: skip
-    adapted: Any = skeleton_model(job.model_copy(update={"load_in_4bit": False}))
+    adapted: Any = skeleton_model(job.model_copy(update={"load_in_4bit": False, "load_in_8bit": False}))
     weights = load_file(adapters / "adapter_model.safetensors")
     modules = list(cast(nn.Module, adapted).named_modules())
     whole: dict[str, Any] = {}

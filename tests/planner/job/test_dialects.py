@@ -93,10 +93,19 @@ def test_a_resolved_file_reads_back_equal_whosever_it_was(folder: Path) -> None:
 
 
 def test_a_quantized_base_is_one_line_whatever_stands_beside_it(folder: Path) -> None:
-    keys = "adapter: qlora\nload_in_8bit: true\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
-    with pytest.raises(UserError, match="a base quantized in another way than load_in_4bit is not there") as refused:
+    keys = "adapter: qlora\nquantize_moe_experts: true\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
+    with pytest.raises(UserError, match="a base quantized in another way than load_in_4bit and") as refused:
         Job.parse(AXOLOTL + "gptq: true\n" + keys, folder)
     assert len(refused.value.numbers) == 1
+
+
+def test_a_base_in_8_bits_is_so_in_each_tools_words(folder: Path) -> None:
+    keys = "adapter: lora\nload_in_8bit: true\nload_in_4bit: false\nlora_r: 8\nlora_alpha: 9\nlora_target_modules: q\n"
+    for text in (
+        AXOLOTL + keys, LLAMA_FACTORY + "quantization_bit: 8\n", TRL + "use_peft: true\nload_in_8bit: true\n"
+    ):  # fmt: skip
+        job = Job.parse(text, folder)
+        assert (job.method, job.load_in_8bit, job.load_in_4bit) == ("lora", True, False)
 
 
 def test_a_base_in_4_bits_is_doubly_quantized_where_the_tool_has_it_so(folder: Path) -> None:

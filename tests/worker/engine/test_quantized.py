@@ -1,7 +1,8 @@
-"""Adapters on a base in 4 bits, under a plan: against peft and bitsandbytes in plain PyTorch."""
+"""Adapters on a base in 4 or 8 bits, under a plan: against peft and bitsandbytes in plain PyTorch."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.hf_model import skeleton_model
 from planner.measure.machine_rates import estimate_hardware
-from planner.measure.quantized import Packed4bit
+from planner.measure.quantized import Packed4bit, Packed8bit
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -38,11 +39,13 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def job_of(folder: Path, name: str = "llama", **keys: Any) -> Job:
-    more = {"load_in_4bit": True, "gradient_accumulation_steps": 1, "max_steps": STEPS}
+    more = {"load_in_4bit": not keys.get("load_in_8bit", False), "gradient_accumulation_steps": 1, "max_steps": STEPS}
     return lora_job(folder, name, **{**more, **keys})
 
 
 def bnb_config(job: Job) -> BitsAndBytesConfig:
+    if job.load_in_8bit:
+        return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type=job.bnb_4bit_quant_type, bnb_4bit_compute_dtype=dtype_of(job),
         bnb_4bit_use_double_quant=job.bnb_4bit_use_double_quant,
@@ -100,10 +103,11 @@ def found(job: Job, plan: Plan, chain: Chain, count: int) -> tuple[list[Tensor],
             {"bf16": True, "gradient_accumulation_steps": 2, "bnb_4bit_quant_type": "fp4",
              "bnb_4bit_use_double_quant": False}, 3,
         ),
+        ({"load_in_8bit": True, "bf16": True, "gradient_accumulation_steps": 2}, 3),
     ],
-    ids=["nf4", "fp4-plain-scales-bf16-2-slices"],
+    ids=["nf4", "fp4-plain-scales-bf16-2-slices", "int8-bf16-2-slices"],
 )  # fmt: skip
-def test_a_base_in_4_bits_under_a_plan_equals_peft_with_bitsandbytes_in_every_bit(
+def test_a_quantized_base_under_a_plan_equals_peft_with_bitsandbytes_in_every_bit(
     tmp_path: Path, keys: dict[str, Any], steps: int
 ) -> None:
     job = job_of(tmp_path, **keys)
@@ -117,13 +121,15 @@ def test_a_base_in_4_bits_under_a_plan_equals_peft_with_bitsandbytes_in_every_bi
     assert 0.99 * plan.gpu_peak_bytes <= peak <= plan.gpu_peak_bytes
 
 
-def quantized(model: nn.Module) -> Iterator[tuple[str, Packed4bit]]:
-    return ((name, m) for name, m in model.named_modules() if isinstance(m, Packed4bit))
+def quantized(model: nn.Module) -> Iterator[tuple[str, Packed4bit | Packed8bit]]:
+    return ((name, m) for name, m in model.named_modules() if isinstance(m, (Packed4bit, Packed8bit)))
 
 
-def test_frozen_weights_wait_in_half_a_byte_each_and_the_planner_knows_it(tmp_path: Path) -> None:
-    for double, most in ((True, 0.53), (False, 0.5625)):
-        job = job_of(tmp_path, bnb_4bit_use_double_quant=double)
+def test_frozen_weights_wait_in_half_a_byte_or_one_and_the_planner_knows_it(tmp_path: Path) -> None:
+    for keys, most in (
+        ({}, 0.53), ({"bnb_4bit_use_double_quant": False}, 0.5625), ({"load_in_8bit": True}, 1 + 4 / 128),
+    ):  # fmt: skip
+        job = job_of(tmp_path, **keys)
         model, skeleton = load_model(job), skeleton_model(job)
         assert [n for n, _ in quantized(model)] == [n for n, _ in quantized(skeleton)]
         layers = [layer for _, layer in quantized(model)]
@@ -143,27 +149,35 @@ def test_a_packed_weight_unpacks_to_what_bitsandbytes_makes_of_it(tmp_path: Path
         )
         for path, layer in quantized(load_model(job)):
             weight = theirs.get_submodule(path.removeprefix("base_model.model.").removesuffix(".base_layer")).weight
+            assert isinstance(layer, Packed4bit)
             assert torch.equal(layer.unpacked(), dequantize_4bit(weight.data, weight.quant_state))
 
 
-def test_a_model_saved_in_4_bits_is_the_same_base(tmp_path: Path) -> None:
-    job = job_of(tmp_path)
+@pytest.mark.parametrize("keys", [{}, {"load_in_8bit": True}], ids=["4bit", "8bit"])
+def test_a_model_that_was_saved_quantized_is_the_same_base(tmp_path: Path, keys: dict[str, Any]) -> None:
+    job = job_of(tmp_path, **keys)
     saved = tmp_path / "saved"
     config = bnb_config(job.model_copy(update={"bf16": True}))  # in what others compute is not said for us
     base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32, quantization_config=config)
     base.save_pretrained(saved)
-    other = job.model_copy(update={"model": str(saved), "load_in_4bit": False})
+    other = job.model_copy(update={"model": str(saved), "load_in_4bit": False, "load_in_8bit": False})
     ours, theirs = dict(load_model(job).named_parameters()), dict(load_model(other).named_parameters())
     assert ours.keys() == theirs.keys() and all(torch.equal(p, theirs[name]) for name, p in ours.items())
     skeleton = dict(skeleton_model(other).named_parameters())
     assert {n: (p.shape, p.dtype) for n, p in skeleton.items()} == {n: (p.shape, p.dtype) for n, p in theirs.items()}
-    with pytest.raises(UserError, match="was saved quantized") as refused:
-        skeleton_model(other.model_copy(update={"method": "full"}))
-    assert refused.value.code == "base-quantized"
+    settings = json.loads((saved / "config.json").read_text())
+    for method, by in (("full", "bitsandbytes"), ("lora", "gptq"), ("lora", "awq")):
+        settings["quantization_config"]["quant_method"] = by
+        (saved / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(UserError, match="was saved quantized") as refused:
+            skeleton_model(other.model_copy(update={"method": method}))
+        assert refused.value.code == "base-quantized" and refused.value.numbers == (
+            f"quantized by {by}, method: {method}",
+        )
 
 
 def test_a_run_ends_with_adapters_that_peft_loads_onto_the_quantized_base(tmp_path: Path) -> None:
-    job = job_of(tmp_path, max_steps=2, val_size=3, sample_prompts=["the"], sample_tokens=2)
+    job = job_of(tmp_path, load_in_8bit=True, max_steps=2, val_size=3, sample_prompts=["the"], sample_tokens=2)
     plan, chain = plan_of(job)
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
