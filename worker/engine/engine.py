@@ -10,26 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.errors import Exit, UserError
 from planner.graph import refuse_autocast
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.measured import Measured
-from planner.schedule.peak_moments import distinct_tokens
 from planner.schedule.plan import Plan
 from worker.engine.actions import Actions
 from worker.engine.block_calls import ModelBlock, model_blocks
 from worker.engine.forward_only import Evaluation, Forward
 from worker.engine.gradients import Gradients
 from worker.engine.rounds import Rounds
+from worker.engine.shared_rows import SharedRows
 from worker.engine.shorter_slices import ShorterSlices
 from worker.engine.stored_states import Store
+from worker.engine.unusable import engine_closed, model_in_engine, weights_torn
 from worker.engine.weights import Weights
 from worker.runtime.cpu import CpuMachine
 from worker.runtime.cuda import CudaMachine
 from worker.runtime.interpreter import Cursor, Interpreter
 from worker.runtime.machine import Machine
-from worker.runtime.step_values import AdamW, StepValues
+from worker.runtime.step_values import AdamW, StepValues, groups_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Engine:
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
-        self._groups = _listed(optimizer)
+        self._groups = groups_of(optimizer)
         self._model, self._plan = model, plan
         self._machine = _machine(device, metered=metered)
         self._program = compile_program(plan, chain)
@@ -70,10 +70,10 @@ class Engine:
         self._blocks = model_blocks(model, chain, plan)
         for block in self._blocks:
             block.replace_forward(functools.partial(self._enter, block))
-        self._shared, self._distinct_tokens = self._shared_rows(chain), distinct_tokens(chain, plan.slices)
+        self._shared = SharedRows(plan, chain, self._machine, trained=self._weights.trained)
         self._gradients = Gradients(
             self._device, self._machine, self._weights.frame, order=self._weights.trained,
-            by_rows=self._shared, max_norm=max_grad_norm,
+            by_rows=self._shared.names, max_norm=max_grad_norm,
         )  # fmt: skip
         self._actions = Actions(
             self._weights.host, self._device, self._gradients, self._weights.frame, self._weights.left_out,
@@ -104,14 +104,6 @@ class Engine:
         if self._plan.gpu_budget_bytes:
             room = self._machine.cap(self._plan.gpu_budget_bytes, self._plan.gpu_peak_bytes)
             self._forward_only.room_bytes = room
-
-    def _shared_rows(self, chain: Chain) -> frozenset[str]:
-        """Weights that just embedding and head share: with several slices their gradients need care."""
-        if self._plan.slices * self._plan.rounds == 1:
-            return frozenset()
-        ends = 0, len(self._blocks) - 1
-        shared = {name for name, users in chain.users().items() if users == ends}
-        return frozenset(shared & set(self._weights.trained))
 
     @property
     def waited_s(self) -> float:
@@ -161,17 +153,17 @@ class Engine:
         slices, rounds = self._plan.slices, self._plan.rounds
         if not len(batches) == len(seeds) == rounds * slices:
             raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {rounds} × {slices} slices")
-        groups = self._groups if optimizer is None else _listed(optimizer)
+        groups = self._groups if optimizer is None else groups_of(optimizer)
         machine, values = self._machine, self._values(learning_rate, groups)
         staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
         parts = [slice(start, start + slices) for start in range(0, len(batches), slices)]
-        tokens = [self._tokens(batches[part]) for part in parts]
+        tokens = [self._shared.tokens(batches[part]) for part in parts]
         self._weights.begin()
         before = machine.random_state()
         self._shorter.expect(batches)
         machine.reset_peak()
         with machine.computing():
-            given = {name: self._given(value) for name, value in model_kwargs.items()}
+            given = {name: self._rounds.given(value) for name, value in model_kwargs.items()}
         self.torn = self._stepping = True  # torn until all of the step is done
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
@@ -207,49 +199,19 @@ class Engine:
             number=number, learning_rate=learning_rate, groups=groups, host_count=host_count, device_count=count
         )
 
-    def _given(self, value: Any) -> Any:
-        """A keyword argument of the model. A tensor is on the device once for all slices: the model's own copying of it
-        would make the host wait for the device, in every slice."""
-        if not isinstance(value, Tensor) or value.device.type == self._machine.device.type != "cpu":
-            return value
-        return self._machine.stage(value).to(self._machine.device, non_blocking=True)
-
-    def _tokens(self, batches: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Per slice the tokens of all slices up to it, each once; empty where no gradient is added by rows. Raises
-        ValueError when there are more than the plan counts on."""
-        if not self._shared:
-            return []
-        rows: list[Tensor] = []
-        seen = torch.empty(0, dtype=torch.int64)
-        with self._machine.on_host():
-            for batch, planned in zip(batches, self._distinct_tokens, strict=True):
-                seen = torch.unique(torch.cat([seen, batch["input_ids"].flatten()]))
-                if len(seen) > planned:
-                    raise ValueError(f"{len(seen)} distinct tokens up to slice {len(rows)}; planned were {planned}")
-                rows.append(self._machine.stage(seen))
-        return rows
-
     def _enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
         """Stands in for the forward of the block's module."""
         if not (self._stepping or self._forward_only.running):
-            raise UserError(
-                "The model was called while an engine has its weights.", code="weights-in-engine", exit_code=Exit.USAGE,
-                hint="call the engine: step, evaluate, generate; or restore() the model before",
-            )  # fmt: skip
+            raise model_in_engine()
         runs = self._forward_only if self._forward_only.running else self._rounds
         return runs.enter(block, *args, **kwargs)
 
     def _usable(self, *, computes: bool = False) -> None:
         """Raise unless the engine can be used; `computes`: to run the model."""
         if self.torn:
-            raise UserError(
-                "An error ended a step in the middle of its updates.", code="weights-torn",
-                hint="load a checkpoint; restore() gives the weights as they are: some before the step, some after",
-            )  # fmt: skip
+            raise weights_torn()
         if self._closed:
-            raise UserError(
-                "The engine has ended.", code="engine-closed", exit_code=Exit.USAGE, hint="prepare() the model again"
-            )
+            raise engine_closed()
         if computes:
             refuse_autocast(self._machine.device)
 
@@ -383,11 +345,5 @@ class Engine:
         return self._model
 
 
-def _listed(optimizer: AdamW | Sequence[AdamW]) -> tuple[AdamW, ...]:
-    return (optimizer,) if isinstance(optimizer, AdamW) else tuple(optimizer)
-
-
 def _machine(device: torch.device, *, metered: bool) -> Machine:
-    if device.type == "cuda":
-        return CudaMachine(device)
-    return CpuMachine(metered=metered)
+    return CudaMachine(device) if device.type == "cuda" else CpuMachine(metered=metered)

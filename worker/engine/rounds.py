@@ -65,6 +65,13 @@ class Rounds:
         self._cursor = cursor
         self._lockstep = Lockstep(self._slices, cursor, self._machine)
 
+    def given(self, value: Any) -> Any:
+        """A keyword argument of the model. A tensor is on the device once for all slices: the model's own copying of it
+        would make the host wait for the device, in every slice."""
+        if not isinstance(value, Tensor) or value.device.type == self._machine.device.type != "cpu":
+            return value
+        return self._machine.stage(value).to(self._machine.device, non_blocking=True)
+
     def run(
         self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], model_kwargs: Mapping[str, Any]
     ) -> list[Tensor]:

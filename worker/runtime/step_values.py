@@ -30,6 +30,11 @@ class AdamW:
         return self.weight_decay if name in self.decay_names else 0.0
 
 
+def groups_of(optimizer: AdamW | Sequence[AdamW]) -> tuple[AdamW, ...]:
+    """Parameter groups; one where there are none."""
+    return (optimizer,) if isinstance(optimizer, AdamW) else tuple(optimizer)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepValues:
     """What the updates of one step read, however late they run: a carried one runs during the step after.

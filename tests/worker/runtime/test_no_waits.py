@@ -31,7 +31,8 @@ INSIDE = (
     "planner/graph/chunks.py", "planner/graph/interface.py", "planner/graph/codegen.py",
     "planner/graph/inductor.py", "planner/graph/eager.py", "planner/graph/label.py", "planner/graph/block_code.py",
     "planner/graph/result.py", "planner/graph/signature.py", "planner/graph/tangents.py", "worker/runtime/arena.py",
-    "planner/graph/pieces.py", "worker/runtime/recording.py",
+    "planner/graph/pieces.py", "worker/runtime/recording.py", "worker/engine/shared_rows.py",
+    "worker/engine/unusable.py",
 )  # fmt: skip
 NOT_THERE = {
     "planner/cpu/adamw.py": "updates on the CPU; those on a GPU only call PyTorch's kernel by it",
@@ -62,7 +63,7 @@ ALLOWED = {
     ("worker/runtime/cuda.py", "_registered", "cudaHostRegister"): "before the first step, or where a slab grows",
     ("worker/runtime/cuda.py", "_Registered.__del__", "cudaHostUnregister"): "likewise",
     ("worker/engine/engine.py", "Engine._values", "float"): "of a Python number",
-    ("worker/engine/engine.py", "Engine._tokens", "unique"): "of tokens in host memory",
+    ("worker/engine/shared_rows.py", "SharedRows.tokens", "unique"): "of tokens in host memory",
     ("worker/engine/engine.py", "Engine._tear", "synchronize"): "after an error",
     ("worker/engine/forward_only.py", "Forward.generate", "tolist"): "the answer, when all tokens are there",
     ("worker/engine/forward_only.py", "_padded", "tensor"): "on the host",

@@ -1,0 +1,256 @@
+"""What lies on the device, in host memory and on disk as a program runs, operation by operation."""
+
+from __future__ import annotations
+
+from planner.schedule.chain import Chain
+from planner.schedule.compile import Op, OpKind, Program, overwritten, reads
+from planner.schedule.plan import Direction
+
+_GRADIENT = -1  # in place of a version: the gradient is there
+
+
+class InvalidProgram(ValueError):
+    """The program would compute something else, or not fit."""
+
+
+class Contents:
+    """What is where, and which version of it: a serial walk over some steps.
+
+    `apply` and `end_step` raise InvalidProgram where an operation would read what is not there, or not current.
+    """
+
+    def __init__(self, program: Program, chain: Chain) -> None:
+        self.program, self.chain = program, chain
+        self.trainable = {t.name for t in chain.tensors() if t.trainable}
+        self.frame = {t.name for t in chain.frame_tensors if t.trainable}
+        known = {t.name for t in chain.tensors()}
+        for item in program.resident:
+            if item[0] not in "ws" or item[2:] not in known:
+                raise InvalidProgram(f"{item} cannot be on the device when a step begins")
+        self.version = dict.fromkeys(known | self.frame, 0)
+        self.device = dict.fromkeys(program.resident, 0)  # item -> version; of "g:" the contributions added
+        self.host = {f"{kind}:{name}": 0 for name in known for kind in "ws"}
+        self.gradient: dict[str, int] = {}  # tensor -> contributions so far
+        self.sent: set[str] = set()  # complete gradients on the host
+        self.on_disk = {t.name for t in chain.tensors() if t.on_disk}
+        self.slots: dict[int | None, str] = {}  # what was read last
+        self.pieces = {t.name: len(chain.state_pieces(t)) for t in chain.tensors() if t.states_on_disk}
+        self.written: dict[str, int] = {}  # piece of states -> the version that is on disk
+        self.in_ring: dict[int | None, tuple[str, int]] = {}  # piece of states in a slot, and its version
+        self.updated_pieces: dict[str, set[int]] = {}  # of tensors whose update has begun
+        self.tentative: set[str] = set()  # updated ahead of the norm, not replayed yet
+        self.updated: dict[str, int] = {}
+        self.normed: set[str] = set()
+        self.clipped = False
+        self.users = chain.users()
+        self.overwritten = overwritten(chain, program.ops)
+
+    def complete(self, name: str) -> bool:
+        return self.gradient.get(name, 0) == self._of_round(name) * self.program.rounds
+
+    def _of_round(self, name: str) -> int:
+        """What a round adds to the gradient."""
+        return len(self.users[name]) * self.program.slices
+
+    def gone(self, op: Op, item: str) -> None:
+        if item not in self.device:
+            raise InvalidProgram(f"{op.name} needs {item}, which is not on the device")
+
+    def apply(self, op: Op) -> None:
+        """Do one operation."""
+        match op.kind:
+            case OpKind.ALLOC:
+                if op.subject in self.device:
+                    raise InvalidProgram(f"{op.name}: {op.subject} is on the device already")
+                self.device[op.subject] = -1
+            case OpKind.FREE:
+                self.gone(op, op.subject)
+                if op.subject[0] == "g" and not self._used(op.subject):
+                    raise InvalidProgram(f"{op.name} drops a gradient that nothing has used")
+                del self.device[op.subject]
+            case OpKind.READ if op.piece is not None:
+                self.in_ring[op.slot] = op.subject, self.written.get(op.subject, 0)
+            case OpKind.WRITE:
+                piece, version = self.in_ring.get(op.slot, ("", 0))
+                if piece != op.subject or version <= self.written.get(piece, 0):
+                    raise InvalidProgram(f"{op.name}: its slot does not hold the updated piece")
+                self.written[piece] = version
+            case OpKind.READ:
+                if op.subject[2:] not in self.on_disk or op.slot is None:
+                    raise InvalidProgram(f"{op.name}: {op.subject} is not on disk")
+                self.slots[op.slot] = op.subject
+            case OpKind.FETCH:
+                self._fetch(op)
+            case OpKind.SEND:
+                self._send(op)
+            case OpKind.NORM:
+                for name in op.names:
+                    if name not in self.frame:
+                        self.gone(op, f"g:{name}")
+                        if not self.complete(name):
+                            raise InvalidProgram(f"{op.name}: the gradient of {name} is not complete")
+                    self.normed.add(name)
+            case OpKind.CLIP:
+                if missing := (self.trainable | self.frame) - self.normed:
+                    raise InvalidProgram(f"{op.name}: no norm of {min(missing)}")
+                self.clipped = True
+            case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD:
+                for name in op.names:
+                    if op.piece is None:
+                        self._update(op, name)
+                    else:
+                        self._update_piece(op, name, op.piece)
+            case OpKind.CPU_REPLAY:
+                for name in op.names:
+                    self._replay(op, name)
+            case OpKind.RUN:
+                self._run(op)
+
+    def _used(self, item: str) -> bool:
+        """The gradient's sum is on the host, or the update is done."""
+        on_host = item in self.host and self.host[item] == self.gradient.get(item[2:])
+        return on_host or (self.complete(item[2:]) and bool(self.updated.get(item[2:])))
+
+    def _fetch(self, op: Op) -> None:
+        item = op.subject
+        self.gone(op, item)
+        if item[0] == "g":
+            if self.host.get(item) != self.gradient.get(item[2:], 0):
+                raise InvalidProgram(f"{op.name}: the host's copy of {item} is not the sum so far")
+            self.device[item] = self.host[item]
+            return
+        if item[0] == "a":
+            if item not in self.host:
+                raise InvalidProgram(f"{op.name}: {item} was not sent to the host")
+            self.device[item] = self.host.pop(item)
+            return
+        if item[2:] in self.on_disk and (op.slot is None or self.slots.get(op.slot) != item):
+            raise InvalidProgram(f"{op.name}: {item} was not read from disk, or something else was after it")
+        if item[2:] in self.updated_pieces:
+            raise InvalidProgram(f"{op.name}: the update of {item} is not over")
+        if item[2:] in self.tentative:
+            raise InvalidProgram(f"{op.name}: {item} is not final before the norm is known")
+        if self.host.get(item) != self.version[item[2:]]:
+            raise InvalidProgram(f"{op.name}: the host's copy of {item} is not current")
+        self.device[item] = self.host[item]
+
+    def _send(self, op: Op) -> None:
+        item = op.subject
+        self.gone(op, item)
+        if item[0] == "g":
+            if self.gradient[item[2:]] % self._of_round(item[2:]):
+                raise InvalidProgram(f"{op.name}: the gradient is not complete")
+            self.sent.discard(item)  # of the step before, if no update has taken it
+            if self.complete(item[2:]):
+                self.sent.add(item)
+            if item[2:] in self.overwritten:
+                self.host[f"w:{item[2:]}"] = _GRADIENT
+        self.host[item] = self.device[item]
+
+    def _update(self, op: Op, name: str) -> None:
+        if op.kind is OpKind.CPU_AHEAD:
+            if self.clipped or not self.program.clip:
+                raise InvalidProgram(f"{op.name} has no norm to run ahead of")
+            self.tentative.add(name)
+        elif self.program.clip and not self.clipped:
+            raise InvalidProgram(f"{op.name} updates {name} before the norm of all gradients is known")
+        self.updated[name] = self.updated.get(name, 0) + 1
+        if name in self.frame:
+            return
+        if op.kind is OpKind.UPDATE:
+            if not self.complete(name):
+                raise InvalidProgram(f"{op.name}: the gradient of {name} is not complete")
+            for kind in "gws":
+                self.gone(op, f"{kind}:{name}")
+                if kind != "g" and self.device[f"{kind}:{name}"] != self.version[name]:
+                    raise InvalidProgram(f"{op.name}: the device's copy of {kind}:{name} is not current")
+            self.version[name] += 1
+            self.device[f"w:{name}"] = self.device[f"s:{name}"] = self.version[name]
+        else:
+            if name in self.pieces:
+                raise InvalidProgram(f"{op.name}: the states of {name} are on disk")
+            self._ready_on_host(op, name, "ws")
+            self.version[name] += 1
+            self.host[f"w:{name}"] = self.host[f"s:{name}"] = self.version[name]
+            if op.kind is not OpKind.CPU_AHEAD:  # a replay reads the gradient once more
+                self.sent.discard(f"g:{name}")
+
+    def _ready_on_host(self, op: Op, name: str, kinds: str) -> None:
+        """The gradient is there, and so are its items of these kinds, current, and nowhere else."""
+        if f"g:{name}" not in self.sent:
+            raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
+        for kind in kinds:
+            there = self.host[f"{kind}:{name}"]
+            if there != (_GRADIENT if kind == "w" and name in self.overwritten else self.version[name]):
+                raise InvalidProgram(f"{op.name}: the host's copy of {kind}:{name} is not current")
+            if f"{kind}:{name}" in self.device:
+                raise InvalidProgram(f"{op.name}: {kind}:{name} is on the device, and would be stale there")
+
+    def _update_piece(self, op: Op, name: str, piece: int) -> None:
+        """The tensor is updated when all its pieces are."""
+        if op.kind is not OpKind.CPU_UPDATE:
+            raise InvalidProgram(f"{op.name}: states on disk are updated once, when the norm is known")
+        if self.program.clip and not self.clipped:
+            raise InvalidProgram(f"{op.name} updates {name} before the norm of all gradients is known")
+        self._ready_on_host(op, name, "w")
+        if self.in_ring.get(op.slot) != (f"s:{op.subject}", self.version[name]):
+            raise InvalidProgram(f"{op.name}: its slot does not hold the piece as it is now")
+        done = self.updated_pieces.setdefault(name, set())
+        if piece in done or piece >= self.pieces.get(name, 0):
+            raise InvalidProgram(f"{op.name}: {name} has no such piece to update")
+        done.add(piece)
+        self.in_ring[op.slot] = f"s:{op.subject}", self.version[name] + 1
+        if len(done) == self.pieces[name]:
+            del self.updated_pieces[name]
+            self.updated[name] = self.updated.get(name, 0) + 1
+            self.version[name] += 1
+            self.host[f"w:{name}"] = self.host[f"s:{name}"] = self.version[name]
+            self.sent.discard(f"g:{name}")
+
+    def _replay(self, op: Op, name: str) -> None:
+        if not self.clipped:
+            raise InvalidProgram(f"{op.name} before the norm of all gradients is known")
+        if name not in self.tentative:
+            raise InvalidProgram(f"{op.name}: {name} was not updated ahead")
+        if f"g:{name}" not in self.sent:
+            raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
+        self.tentative.discard(name)
+        self.sent.discard(f"g:{name}")
+
+    def _run(self, op: Op) -> None:
+        direction, index, k = op.turn
+        for name in reads(self.chain, self.program.options, direction, index):
+            self.gone(op, f"w:{name}")
+            if self.device[f"w:{name}"] != self.version[name]:
+                raise InvalidProgram(f"{op.name}: the device's copy of {name} is not current")
+            if direction is not Direction.BACKWARD and f"g:{name}" in self.sent:
+                raise InvalidProgram(f"{op.name}: the update of {name} that the step before left is not done")
+        if not self.program.trains:
+            return
+        block = self.chain.blocks[index]
+        activations = f"a:{index}.{k}" if block.option(self.program.options[index]).offloaded_bytes else None
+        if direction is Direction.FORWARD:
+            if activations:
+                self.device[activations] = 0
+            return
+        if activations and direction is Direction.BACKWARD and self.device.pop(activations, -1) < 0:
+            raise InvalidProgram(f"{op.name}: {activations} is not back on the device")
+        for tensor in block.tensors:
+            if tensor.trainable:
+                before = self.gradient.get(tensor.name, 0)
+                if before != self.device.get(f"g:{tensor.name}", 0):
+                    raise InvalidProgram(f"{op.name}: the sum of {tensor.name}'s gradients so far is not on the device")
+                self.gradient[tensor.name] = self.device[f"g:{tensor.name}"] = before + 1
+
+    def end_step(self) -> None:
+        """Close a step, so that the next can begin."""
+        if set(self.device) != set(self.program.resident):
+            odd = min(set(self.device) ^ set(self.program.resident))
+            raise InvalidProgram(f"the cycle does not close: {odd} is on the device at one end of the step only")
+        if self.tentative:
+            raise InvalidProgram(f"{min(self.tentative)} is updated ahead of the norm and never replayed")
+        for name in self.gradient:
+            self.host.pop(f"g:{name}", None)
+        self.gradient.clear()
+        self.normed.clear()
+        self.clipped = False

@@ -1,0 +1,43 @@
+"""Which rows of a weight that embedding and head share get a gradient from the embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from planner.schedule.chain import Chain
+from planner.schedule.peak_moments import distinct_tokens
+from planner.schedule.plan import Plan
+from worker.runtime.machine import Machine
+
+
+class SharedRows:
+    """The weights that just the first block and the last share, and the tokens of a step's slices.
+
+    names   of those weights; empty where one slice alone gives a step's gradient, which then needs no care
+    """
+
+    def __init__(self, plan: Plan, chain: Chain, machine: Machine, *, trained: Collection[str]) -> None:
+        """`trained`: the names of the tensors that get gradients."""
+        self._machine, self._distinct_tokens = machine, distinct_tokens(chain, plan.slices)
+        self.names: frozenset[str] = frozenset()
+        if plan.slices * plan.rounds > 1:
+            ends = 0, len(chain.blocks) - 1
+            self.names = frozenset(name for name, users in chain.users().items() if users == ends and name in trained)
+
+    def tokens(self, batches: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Per slice of a round the tokens of all slices up to it, each once; empty where no weight is shared so. Raises
+        ValueError when there are more than the plan counts on."""
+        if not self.names:
+            return []
+        rows: list[Tensor] = []
+        seen = torch.empty(0, dtype=torch.int64)
+        with self._machine.on_host():
+            for batch, planned in zip(batches, self._distinct_tokens, strict=True):
+                seen = torch.unique(torch.cat([seen, batch["input_ids"].flatten()]))
+                if len(seen) > planned:
+                    raise ValueError(f"{len(seen)} distinct tokens up to slice {len(rows)}; planned were {planned}")
+                rows.append(self._machine.stage(seen))
+        return rows
