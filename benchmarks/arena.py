@@ -34,7 +34,7 @@ from tests.support.shapes import SHAPES, llama_chain, machine
 
 MIB = 2**20
 _HOST = 2**42
-_SHARES = (1.0, 1.1, 1.3, 2.0)
+_SHARES = (1.0, 1.1, 1.3)
 _STEPS = 2
 
 

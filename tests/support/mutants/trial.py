@@ -160,13 +160,29 @@ def explanation(case: Case, mutant: Mutant) -> str:
     op, on = by_name[mutant.op], by_name[mutant.on]
     if case.clips and op.kind is OpKind.CPU_AHEAD and on.kind is OpKind.SEND:
         return "the norm clips in each step: the update ahead of it is made once more, when its gradient is there"
-    if not case.clips and OpKind.CPU_REPLAY in (op.kind, on.kind):
-        return "the norm never clips: there is nothing to be done once more"
+    if not case.clips and on.kind is OpKind.CPU_REPLAY and _waits_elsewhere(program, op, on):
+        return (
+            "the norm never clips: there is nothing to be done once more, and a fetch before it waits for an update "
+            "that stands behind the one ahead of the norm"
+        )
     if not case.clips and on.kind is OpKind.CLIP:
         return "the norm never clips: the coefficient that is read too soon is that of the step before, 1 as well"
     if op.kind is OpKind.FREE and on.kind is OpKind.SEND and _next_release_waits(program, op, on):
         return "the release after it, with nothing in between that takes memory, waits for a later copy of that stream"
     return ""
+
+
+def _waits_elsewhere(program: Program, op: Op, on: Op) -> bool:
+    """Whether the update ahead of the norm that `on` may do once more, in the step before, is done when `op` comes:
+    what stands before `op` on its queue waits for what stands behind that update on its own."""
+    number = {one.name: n for n, one in enumerate(program.ops)}
+    (ahead,) = (one for one in program.queue(on.queue) if one.kind is OpKind.CPU_AHEAD and one.names == on.names)
+    return any(
+        program.ops[number[name]].queue is ahead.queue and number[name] > max(number[ahead.name], number[op.name])
+        for one in program.queue(op.queue)
+        if number[one.name] < number[op.name]
+        for name in one.waits
+    )
 
 
 def _next_release_waits(program: Program, op: Op, on: Op) -> bool:
