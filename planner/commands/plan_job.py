@@ -265,8 +265,9 @@ class _Planning:
         """What of the optimizer states is on disk. Raises UserError where the job's disk_budget has no room for it."""
         if not states_on_disk(chain):
             return
-        need = disk_need_bytes(plan, chain, homes=self.job.state_homes)
-        check_disk_budget(need, self.job.disk_budget)
+        homes = self.job.state_homes
+        need = disk_need_bytes(plan, chain, homes=homes)
+        check_disk_budget(need, self.job.disk_budget, homes=homes)
         moved = written_bytes(compile_program(plan, chain))
         log.info(
             "disk: optimizer states, which the host's budget has no room for, take %s of %s; each step reads %s and"

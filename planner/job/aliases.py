@@ -42,6 +42,8 @@ _PLUGINS = ("liger", "cut_cross_entropy", "spectrum")  # of axolotl: those that 
 _EIGHT = "load_in_8bit"
 _METHODS = (*ALIASES["method"], "method")
 _CHOOSING = ("load_best_model_at_end", "early_stopping_patience", "early_stopping_steps")
+_EPOCHS = ("num_epochs", "num_train_epochs", "epochs")
+_EVALUATED = ("val_set_size", "test_datasets", "val_size", "eval_dataset")
 _ALONE = (REWARDS, PICTURES)
 """What a file is about altogether: where that is not there, nothing else needs to be said of it."""
 
@@ -57,6 +59,7 @@ class _Reading:
         self.alone: list[Mistake] = []
         self.unused: dict[str, list[str]] = {}
         self._quantized = False
+        self.shares: dict[str, float] = {}  # keys of the file that count per epoch -> what they mean, of all steps
 
     def meaning(self, key: str) -> Meaning | None:
         """What becomes of a key; None for one that nobody knows."""
@@ -145,7 +148,7 @@ def _settle(name: str, keys: list[str], reading: _Reading, values: dict[str, Any
         text = f"{first} is given too, and both mean {name}; keep one"
         reading.mistakes.append(source.mistake(other, "two-names", text))
     key, value = next(iter(found.items()))
-    new = translated(key, value)
+    new = reading.shares[key] if key in reading.shares else translated(key, value)
     if tool is not None and key != "adapter" and (value is None or value == "") and (tool == AXOLOTL or new is None):
         return  # as if it were not in the file
     if (new != value or new in SWITCHED_OFF) and (why := done_otherwise(key, name, value, tool)):
@@ -189,6 +192,24 @@ def _bnb_config(reading: _Reading, key: str, value: object) -> None:
         reading.unused.setdefault("a base in 4 bits is so here, too", []).append(key)
 
 
+def _evaluations(reading: _Reading, key: str, value: object) -> None:
+    """axolotl's evaluations per epoch, which count where there is something to evaluate on."""
+    file = reading.source.values
+    epochs = next((file[name] for name in _EPOCHS if file.get(name) not in SWITCHED_OFF), 1)
+    if value in SWITCHED_OFF:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        text = f"it is {shown(value)}; it must be a number above 0"
+        reading.mistakes.append(reading.source.mistake(key, "bad-value", text))
+    elif all(file.get(name) in SWITCHED_OFF for name in _EVALUATED):
+        reading.unused.setdefault("there is nothing to evaluate on", []).append(key)
+    elif isinstance(epochs, (int, float)) and epochs > 0 and value * epochs > 1:
+        reading.shares[key] = 1.0 / (value * epochs)
+        reading.found.setdefault("eval_steps", []).append(key)
+    else:
+        reading.unused.setdefault("an evaluation comes after each epoch", []).append(key)
+
+
 def _metric(reading: _Reading, key: str, value: object) -> None:
     """What a best model is the best by."""
     file = reading.source.values
@@ -208,7 +229,7 @@ def _resume(reading: _Reading, key: str, value: object) -> None:
 
 _SPECIAL: dict[str, Callable[[_Reading, str, object], None]] = {
     "bnb_config_kwargs": _bnb_config,
-    "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
+    "evals_per_epoch": _evaluations, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
     "metric_for_best_model": _metric, "greater_is_better": _metric,
     **dict.fromkeys(("dataset_dir", *_PARTS), lambda *_: None),
 }  # fmt: skip

@@ -86,6 +86,16 @@ def _same(key: str, given: object, found: object) -> bool:
     return set(given) == set(found) if isinstance(given, tuple) and isinstance(found, tuple) else given == found
 
 
+def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> str | None:
+    """What to say where the file wants adapters at all linear layers, and the adapter that the job goes on from has
+    some; `name`: that of the targets in the file."""
+    targets = values.get("lora_target_modules")
+    if values.get(ADAPTER) in SWITCHED_OFF or _targets(source.values.get(name)) != ALL_LINEAR or targets == ALL_LINEAR:
+        return None
+    text = ", ".join(targets) if isinstance(targets, tuple) else str(targets)
+    return f"{name}: the adapter that the job goes on from is at {text}, and so only these are trained"
+
+
 def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
     """The mistake of training adapters beside weights that are not there."""
     if values.get("method") == "lora" and isinstance(model := values.get("model"), str) and has_no_weights(model):

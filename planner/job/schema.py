@@ -46,7 +46,7 @@ from planner.job.fields import (
     ValSize,
 )
 from planner.job.foreign_data import settle_data
-from planner.job.lora import check_lora, check_weights, has_no_weights
+from planner.job.lora import check_lora, check_weights, has_no_weights, of_the_adapter
 from planner.job.paths import resolve_paths
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
@@ -225,6 +225,8 @@ class Job(BaseModel):
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source)
         mistakes += check_lora(values, names, source, decided=folder is None)
+        if folder is not None and (said := of_the_adapter(values, source, _name_in(source, "lora_target_modules"))):
+            notes = (*notes, said)
         mistakes += [] if only_planned else check_schedule(values, names, source)
         mistakes += check_batch(values, names, source) + check_window(values, names, source)
         mistakes += [] if only_planned or mistakes else check_weights(values, names, source)

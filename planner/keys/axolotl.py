@@ -45,6 +45,7 @@ AXOLOTL: Table = table(
         label_smoothing_factor neftune_noise_alpha lora_modules_to_save
     """,
     honoured={
+        "eval_steps": "evals_per_epoch",
         "model": "base_model",
         "tokenizer": "tokenizer_config",
         "dataset": "datasets",
@@ -111,7 +112,7 @@ AXOLOTL: Table = table(
             dynamic_checkpoint tokenizer_save_jinja_files
         """,
         EVALUATES: """
-            evals_per_epoch eval_sequence_len eval_table_size eval_max_new_tokens do_causal_lm_eval
+            eval_sequence_len eval_table_size eval_max_new_tokens do_causal_lm_eval
             eval_causal_lm_metrics
             do_bench_eval bench_dataset bench_split
         """,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from planner.errors import Exit, UserError, first_line
-from planner.job.adapter import WEIGHTS
+from planner.job.adapter import WEIGHTS, adapter_keys
 from planner.job.schema import Job
 from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
 
@@ -62,8 +62,36 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
     return adapted
 
 
-def load_adapter(adapted: nn.Module, folder: str) -> None:
-    """Let the adapter of `adapted`, as `with_adapters` gives it, be that in `folder`. Raises UserError where it cannot
+def check_adapter(job: Job) -> None:
+    """Raise UserError where the adapter that the job goes on from is by now one of other settings: the weights that
+    are there would be trained under those of the submission."""
+    folder = job.adapter_name_or_path
+    assert folder is not None
+    try:
+        found = adapter_keys(folder)
+    except OSError as error:
+        raise _not_readable(folder, error) from error
+    except ValueError as error:
+        raise _not_usable(folder, str(error)) from error
+    there = {key: (value, getattr(job, key)) for key, value in found.items()}
+    if changed := [
+        f"{key}: {now}, at the submission {before}"
+        for key, (now, before) in there.items()
+        if _sorted(now) != _sorted(before)
+    ]:
+        raise UserError(
+            f"The adapter in {folder} is another than the job was submitted with.", code="adapter-changed",
+            exit_code=Exit.USAGE, numbers=tuple(changed), hint="submit the job again, or put the adapter back",
+        )  # fmt: skip
+
+
+def _sorted(value: object) -> object:
+    return tuple(sorted(value)) if isinstance(value, tuple) else value
+
+
+def load_adapter(adapted: nn.Module, folder: str, *, layers: int | None = None) -> None:
+    """Let the adapter of `adapted`, as `with_adapters` gives it, be that in `folder`; `layers`: `adapted` has only the
+    first layers of the model. Raises UserError where it cannot
     be read or is of another model, or where other weights of the model lie beside it: those would be trained with, and
     be in nothing that is written. peft writes such with `save_embedding_layers`; equal ones are fine."""
     from peft import set_peft_model_state_dict
@@ -71,14 +99,13 @@ def load_adapter(adapted: nn.Module, folder: str) -> None:
     try:
         weights = load_file(Path(folder) / WEIGHTS)
     except OSError as error:
-        raise UserError(
-            f"The adapter in {folder} cannot be read.", code="adapter-not-readable", exit_code=Exit.USAGE,
-            numbers=(first_line(error),), hint="put it back, then offmate retry",
-        ) from error  # fmt: skip
+        raise _not_readable(folder, error) from error
     except SafetensorError as error:
         raise _not_usable(folder, first_line(error)) from error
     parameters = dict(adapted.named_parameters(remove_duplicate=False))
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    if layers is not None:
+        weights = {name: weight for name, weight in weights.items() if not _is_beyond(name, layers, adapted)}
     own = {name: weights.pop(name) for name in sorted(weights.keys() & (parameters.keys() - trained))}
     if other := [name for name, kept in own.items() if not torch.equal(kept.to(parameters[name]), parameters[name])]:
         raise UserError(
@@ -92,6 +119,23 @@ def load_adapter(adapted: nn.Module, folder: str) -> None:
         raise _not_usable(folder, first_line(error)) from error
     if wrong := [*result.unexpected_keys, *sorted(trained & set(result.missing_keys))]:
         raise _not_usable(folder, f"{wrong[0]} is not in both")
+
+
+def _is_beyond(name: str, layers: int, adapted: nn.Module) -> bool:
+    """Whether a weight is of a layer behind the `layers` that a list in `adapted` has."""
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        if part.isdecimal() and int(part) >= layers:
+            modules = adapted.get_submodule(".".join(parts[:place]))
+            return isinstance(modules, nn.ModuleList) and len(modules) == layers
+    return False
+
+
+def _not_readable(folder: str, error: OSError) -> UserError:
+    return UserError(
+        f"The adapter in {folder} cannot be read.", code="adapter-not-readable", exit_code=Exit.USAGE,
+        numbers=(first_line(error),), hint="put it back, then offmate retry",
+    )  # fmt: skip
 
 
 def _not_usable(folder: str, cause: str) -> UserError:

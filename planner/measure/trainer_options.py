@@ -15,6 +15,9 @@ from transformers.trainer_pt_utils import LabelSmoother
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 
+_ROUTERS_SHARES = ("router_aux_loss_coef", "aux_loss_coef")
+"""Names that transformers' mixtures have for how much of the routers' loss they add to the model's."""
+
 
 class SmoothedLoss:
     """The loss of Trainer with `label_smoothing_factor`, in the place of the model's own. `used`: the model has asked
@@ -40,7 +43,11 @@ def set_trainer_options(model: nn.Module, job: Job) -> None:
     if job.neftune_noise_alpha is not None:
         activate_neftune(cast(Any, model), job.neftune_noise_alpha)  # type: ignore[no-untyped-call]
     if job.label_smoothing_factor:
-        _causal(model).loss_function = SmoothedLoss(job.label_smoothing_factor)
+        causal = _causal(model)
+        causal.loss_function = SmoothedLoss(job.label_smoothing_factor)
+        for share in _ROUTERS_SHARES:  # Trainer takes the logits only, and so leaves out what routers add to the loss
+            if isinstance(getattr(causal, share, None), (int, float)):
+                setattr(causal, share, 0.0)
 
 
 def check_trainer_options(model: nn.Module, job: Job) -> None:

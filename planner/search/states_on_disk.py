@@ -56,13 +56,15 @@ def disk_need_bytes(plan: Plan, chain: Chain, *, homes: int) -> int:
     return stored_bytes((piece for t in there for piece in chain.state_pieces(t)), homes)
 
 
-def check_disk_budget(need_bytes: int, budget_bytes: int | None) -> None:
-    """Raise UserError "disk-too-small" where the budget is less."""
+def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) -> None:
+    """Raise UserError "disk-too-small" where the budget is less. `homes`: places that each state has there."""
     if budget_bytes is not None and need_bytes > budget_bytes:
         raise UserError(
             "The disk budget has no room for the optimizer states.", code="disk-too-small",
             numbers=(f"disk_budget {format_bytes_down(budget_bytes)}, needed {format_bytes(need_bytes)}",),
-            hint="give a larger disk_budget or cpu_budget", exit_code=Exit.DOES_NOT_FIT,
+            hint="give a larger disk_budget or cpu_budget"
+            + ("; or save_total_limit: 2, with half of it there and copies in checkpoints" if homes == 2 else ""),
+            exit_code=Exit.DOES_NOT_FIT,
         )  # fmt: skip
 
 

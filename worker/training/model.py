@@ -18,7 +18,7 @@ from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.job.weights import check_weights
 from planner.measure.hf_model import build_model, model_config, own_code, own_code_refused, working_dtype
-from planner.measure.peft_lora import load_adapter, with_adapters
+from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
 from planner.measure.quantized import Quantization, parameters_of
 from planner.measure.trainer_options import set_trainer_options
 
@@ -79,7 +79,8 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
     if job.method == "lora":
         model = with_adapters(model, job)
         if job.adapter_name_or_path is not None:
-            load_adapter(model, job.adapter_name_or_path)
+            check_adapter(job)
+            load_adapter(model, job.adapter_name_or_path, layers=layers)
             log.info("model: its adapter starts as that in %s", job.adapter_name_or_path)
     set_trainer_options(model, job)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -26,6 +26,7 @@ SPELLED_OTHERWISE = {
     "train_on_inputs", "train_on_prompt", "assistant_only_loss", "completion_only_loss", "use_peft", "base_model",
     "model_name_or_path", "packing_strategy", "excess_length_strategy", "gpu_memory_limit", "bfloat16", "float32",
     "pure_bf16", "dtype", "torch_dtype", "eager_attention", "quantization_bit", "train_sampling_strategy", "eos_token",
+    "evals_per_epoch",
 }  # fmt: skip
 """Aliases with values of their own, or that tell whose a file is."""
 
@@ -109,7 +110,7 @@ def test_a_whole_file_of_axolotl_is_read_and_says_what_became_of_it(folder: Path
         "in offmate's names: base_model is model, datasets is dataset, val_set_size is val_size, sequence_len is "
         "max_length, sample_packing is packing, adapter is method, micro_batch_size is per_device_train_batch_size, "
         "num_epochs is num_train_epochs, optimizer is optim, lr_scheduler is lr_scheduler_type, train_on_inputs is "
-        "train_on, warmup_ratio is warmup_steps"
+        "train_on, warmup_ratio is warmup_steps, evals_per_epoch is eval_steps"
     )
     assert (
         "not used: wandb_project, wandb_watch (nothing is reported to other programs; metrics.jsonl has all figures)"

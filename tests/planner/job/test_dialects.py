@@ -92,6 +92,35 @@ def test_a_resolved_file_reads_back_equal_whosever_it_was(folder: Path) -> None:
         assert Job.from_resolved(folder / "resolved.yaml") == job
 
 
+@pytest.mark.parametrize(
+    ("lines", "share", "said"),
+    [
+        ("val_set_size: 0.5\nevals_per_epoch: 4\nnum_epochs: 5\n", 1 / 20, "evals_per_epoch is eval_steps"),
+        ("val_set_size: 0.5\nevals_per_epoch: 4\n", 1 / 4, "evals_per_epoch is eval_steps"),
+        ("val_set_size: 0.5\nevals_per_epoch: 1\nnum_epochs: 1\n", None, "an evaluation comes after each epoch"),
+        ("val_set_size: 0\nevals_per_epoch: 4\n", None, "there is nothing to evaluate on"),
+        ("val_set_size: 0.5\nevals_per_epoch: 0\n", None, ""),
+    ],
+)
+def test_evaluations_per_epoch_are_a_share_of_the_run(lines: str, share: float, said: str, folder: Path) -> None:
+    job, notes = Job.parse_with_notes(AXOLOTL + lines, folder)
+    assert job.eval_steps == share
+    assert any(said in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("val_set_size: 2\nevals_per_epoch: 4\neval_steps: 7\n", "both mean eval_steps; keep one"),
+        ("val_set_size: 2\nevals_per_epoch: often\n", 'it is "often"; it must be a number above 0'),
+    ],
+)
+def test_evaluations_per_epoch_that_cannot_be_are_refused(lines: str, words: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=r"job\.yaml") as refused:
+        Job.parse(AXOLOTL + lines, folder)
+    assert words in str(refused.value)
+
+
 def test_a_quantized_base_is_one_line_whatever_stands_beside_it(folder: Path) -> None:
     keys = "adapter: qlora\nquantize_moe_experts: true\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
     with pytest.raises(UserError, match="a base quantized in another way than load_in_4bit and") as refused:

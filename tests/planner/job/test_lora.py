@@ -87,6 +87,13 @@ def test_a_job_that_goes_on_from_an_adapter_has_its_shape(lora_folder: Path) -> 
     assert Job.from_resolved(lora_folder / "resolved.yaml") == job, "whatever is there by now"
 
 
+def test_an_adapter_at_some_layers_is_told_where_the_file_wants_all_of_them(lora_folder: Path) -> None:
+    adapter(lora_folder)
+    for line, said in (("lora_target: all", 1), ("lora_target_linear: true", 1), ("lora_target: q_proj", 0), ("", 0)):
+        _, notes = Job.parse_with_notes(LORA + f"adapter_name_or_path: made\n{line}\n", lora_folder)
+        assert sum("the adapter that the job goes on from is at q_proj" in note for note in notes) == said, line
+
+
 def test_what_an_adapters_config_leaves_out_is_as_in_peft(lora_folder: Path) -> None:
     adapter(lora_folder)
     path = lora_folder / "made" / "adapter_config.json"

@@ -303,6 +303,14 @@ def test_a_job_goes_on_from_an_adapter_as_peft_does(tmp_path: Path) -> None:
         plain(**batch, num_items_in_batch=items).loss,
     )  # fmt: skip
     engine.close()
+    of_two_layers = dict(load_model(job, layers=2).named_parameters())
+    assert all(torch.equal(p, plain.get_parameter(name)) for name, p in of_two_layers.items() if "lora" in name)
+    config = tmp_path / "first" / "adapter_config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps(settings | {"lora_alpha": 2 * settings["lora_alpha"]}))
+    alpha = settings["lora_alpha"]
+    assert why_not(job) == ("adapter-changed", f"lora_alpha: {2 * alpha}, at the submission {float(alpha)}")
+    config.write_text(json.dumps(settings))
     file = tmp_path / "first" / "adapter_model.safetensors"
     whole, name = load_file(file), "base_model.model.model.embed_tokens.weight"
     embeddings = base.get_input_embeddings().weight.detach().clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig
 from transformers.integrations.neftune import activate_neftune
 from transformers.trainer_pt_utils import LabelSmoother
 
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
+from planner.measure.trainer_options import set_trainer_options
 from planner.run.folder import RunFolder
 from tests.support.plain_engine import PlainEngine
 from tests.support.runs import make_run
@@ -93,6 +95,21 @@ def test_a_run_gives_the_numbers_of_transformers_code(tmp_path: Path, name: str,
     assert [event["loss"] for event in read_metrics(run.metrics) if event["event"] == "step"] == losses
     trained = AutoModelForCausalLM.from_pretrained(run.output).parameters()
     assert all(torch.equal(one, other) for one, other in zip(trained, weights, strict=True))
+
+
+def test_a_smoothed_loss_is_without_that_of_a_mixtures_routers_as_trainers_is(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, label_smoothing_factor=0.1)
+    config = MixtralConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        num_local_experts=4, vocab_size=32, output_router_logits=True,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+    plain = AsTrainer(copy.deepcopy(model), job)
+    set_trainer_options(model, job)
+    ids, items = torch.arange(16).reshape(2, 8), torch.tensor(14)
+    batch = {"input_ids": ids, "labels": ids, "num_items_in_batch": items}
+    found = model(**batch)
+    assert found.aux_loss > 0 and torch.equal(found.loss, plain(**batch).loss)
 
 
 def test_a_model_with_a_loss_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
