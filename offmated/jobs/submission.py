@@ -24,6 +24,7 @@ from planner.job.data_check import check_data, is_rendered
 from planner.job.frozen import fingerprint, freeze, package_versions
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
+from planner.job.trackers import missing_package
 from planner.job.weights import check_weights
 from planner.job.window import Window
 from planner.machine.memory import check_budgets_here
@@ -122,7 +123,7 @@ def _take_in(
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
     made: list[Path] = []
-    told = list(notes)
+    told = [*notes, *filter(None, map(missing_package, job.report_to))]
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)

@@ -1,2 +1,2 @@
-"""The processes that live long: daemon, dispatcher, supervisor of broker and workers. Imports `api`, `jobs` and
-`planner.run`."""
+"""The processes that live long: daemon, dispatcher, supervisor of broker and workers. Imports `api`, `jobs`, `trackers`
+and `planner.run`."""

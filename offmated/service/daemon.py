@@ -38,6 +38,7 @@ from offmated.service.notify import address_names, check_notify
 from offmated.service.supervisor import Child, living_children
 from offmated.service.systemd import ServiceManager
 from offmated.service.wakeup import WakeupPipe
+from offmated.trackers.feeder import Feeder
 from offmated.version import API, release
 from planner.errors import Exit, UserError
 from planner.run.processes import Process
@@ -99,6 +100,7 @@ class Daemon:
         self._notifiers = {
             name: Notifier(self._store, paths.state, environment, name) for name in address_names(self._config.notify)
         }
+        self._feeder = Feeder(self._store, paths.state, environment)
         services = Services(
             store=self._store,
             paths=self._paths,
@@ -170,6 +172,7 @@ class Daemon:
             ("seeing who uses the GPU", self._watch_gpu),
             *self._dispatcher.parts(there),
             ("telling people", self._tell),
+            ("telling trackers", lambda: self._feeder.tick(there)),
         ):
             with self._errors.of(what, Exception):
                 do()
@@ -188,6 +191,7 @@ class Daemon:
 
     def _stop_workers(self) -> None:
         """Have running jobs save and end, and the workers with them. A second request to stop kills."""
+        self._feeder.close()
         for worker in self._workers.values():
             worker.terminate()
         busy_at = dict.fromkeys(self._workers, time.monotonic())
@@ -216,6 +220,7 @@ class Daemon:
             while self._store.jobs(*QUEUES.values()) and time.monotonic() < deadline:
                 self._dispatcher.adopt(blameless=True)
                 time.sleep(0.01)
+        self._feeder.wait()
 
     def _stop_jobs(self) -> set[JobState] | None:
         """Have the jobs that a process works on stop; returns what these are in, None when the database does not

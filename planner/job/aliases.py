@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.job.dialects import AXOLOTL, Dialect
 from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown, to_user_error
+from planner.job.trackers import reports
 from planner.job.values import check_value, done_otherwise, merged, translated
 from planner.keys import ANY, TABLES, other_names
 from planner.keys.meaning import DECIDES, KERNELS, PICTURES, QUANTIZED, REPORTS, REWARDS, Meaning
@@ -117,6 +118,7 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
         reading.read(key, value)
     values: dict[str, Any] = {}
     given: dict[str, str] = {}
+    _settle_reports(reading, reading.found.pop("report_to", []), values, given)
     for name, keys in reading.found.items():
         _settle(name, keys, reading, values, given)
     mistakes, dialect = reading.mistakes, reading.dialect
@@ -156,9 +158,19 @@ def _settle(name: str, keys: list[str], reading: _Reading, values: dict[str, Any
     if new is None and value is not None and key != "chat_template":
         return
     given[name], values[name] = key, new
-    if name == "report_to" and value not in SWITCHED_OFF and value != ["none"]:
-        values[name] = "none"
-        reading.unused.setdefault(REPORTS, []).append(key)
+
+
+def _settle_reports(reading: _Reading, keys: list[str], values: dict[str, Any], given: dict[str, str]) -> None:
+    found = reports(keys, reading.source)
+    reading.mistakes += found.mistakes
+    if keys or found.trackers:
+        values["report_to"] = list(found.trackers)
+    if keys:
+        given["report_to"] = next((key for key in keys if key == "report_to"), keys[0])
+    if found.others:
+        reading.unused.setdefault(REPORTS, []).extend(found.others)
+    for name, settings in found.idle.items():
+        reading.unused.setdefault(f"it says nothing without report_to: {name}", []).extend(settings)
 
 
 def _plugins(reading: _Reading, key: str, value: object) -> None:

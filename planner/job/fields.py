@@ -62,9 +62,11 @@ def _off(value: object) -> object:
     return "off" if value is False else value
 
 
-def _no_report(value: object) -> object:
-    """No tracker, in any spelling."""
-    return "none" if value in (*SWITCHED_OFF, ["none"]) else value
+def _trackers(value: object) -> object:
+    """One, several, or none, in any spelling."""
+    if value in (*SWITCHED_OFF, ["none"]):
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) else value
 
 
 MOST = 10**9
@@ -76,6 +78,7 @@ Packing = Annotated[bool | Literal["wrapped"], Field(description="true, false or
 Text = Annotated[
     str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", description="text without control characters")
 ]
+Name = Annotated[Text | None, Field(description="text without control characters, or null")]
 Count = Annotated[int, Field(ge=1, le=MOST, description="a whole number from 1 to 10^9")]
 NotNegative = Annotated[float, Field(ge=0, description="a number, 0 or more")]
 Positive = Annotated[float, Field(gt=0, description="a number above 0")]
@@ -101,7 +104,11 @@ Minutes = Annotated[
     Positive | None, BeforeValidator(_nothing), Field(description="a number above 0, or 0 or null for never")
 ]
 Compile = Annotated[Literal["auto", "off"], BeforeValidator(_off), Field(description="auto or off")]
-ReportTo = Annotated[Literal["none"], BeforeValidator(_no_report), Field(description="none")]
+ReportTo = Annotated[
+    tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...],
+    BeforeValidator(_trackers),
+    Field(description="none, or some of tensorboard, wandb, trackio and mlflow"),
+]
 ValSize = Annotated[
     Annotated[int | float, Field(gt=0, le=MOST)] | None,
     BeforeValidator(_nothing),

@@ -14,6 +14,7 @@ from planner.errors import Exit, UserError
 from planner.job.adapter import CONFIG, WEIGHTS
 from planner.job.local_data import is_local, local_data
 from planner.job.schema import Job
+from planner.job.trackers import SETTINGS
 
 HASHED_BYTES = 2**30
 """Of a file, which a second is enough for. What comes behind is told by the file's size and time of change."""
@@ -24,7 +25,7 @@ Frozen = Mapping[str, Mapping[str, Any]]
 
 PACKAGES = ("offmate", "torch", "transformers", "tokenizers", "datasets", "trl", "peft", "bitsandbytes", "numpy")
 """Those of which it depends what a job learns; of some of them only for some jobs."""
-_NOT_LEARNED = {"run_name", "report_to", "output_dir", "schedule"}
+_NOT_LEARNED = {"run_name", "report_to", "output_dir", "schedule"}.union(*SETTINGS.values())
 
 
 def fingerprint(job: Job, frozen: Frozen) -> str:

@@ -31,6 +31,7 @@ from planner.job.fields import (
     EvalStrategy,
     Minutes,
     Modules,
+    Name,
     Noise,
     NotNegative,
     Packing,
@@ -58,6 +59,8 @@ NOT_PLANNED = frozenset({
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
     "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "schedule",
+    "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
+    "mlflow_experiment_name", "mlflow_tracking_uri",
     "group_by_length", "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
     "special_tokens",
 })  # fmt: skip
@@ -145,8 +148,17 @@ class Job(BaseModel):
         Annotated[tuple[Text, ...], Field(min_length=1)] | None, Field(description="a path, a list of paths, or null")
     ] = None
     disk_budget: Size = None
-    run_name: Annotated[Text | None, Field(description="text without control characters, or null")] = None
-    report_to: ReportTo = "none"
+    run_name: Name = None
+    report_to: ReportTo = ()
+    wandb_project: Name = None
+    wandb_entity: Name = None
+    wandb_mode: Annotated[
+        Literal["online", "offline", "disabled"] | None, Field(description="online, offline or disabled")
+    ] = None
+    trackio_project_name: Name = None
+    trackio_space_id: Name = None
+    mlflow_experiment_name: Name = None
+    mlflow_tracking_uri: Name = None
     train_on: Annotated[Literal["completions", "pairs", "all"], Field(description="completions, pairs or all")] = (
         "completions"
     )

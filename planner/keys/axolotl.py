@@ -43,10 +43,14 @@ AXOLOTL: Table = table(
         chat_template lora_r lora_alpha lora_dropout lora_target_modules attn_implementation special_tokens plugins
         load_in_4bit load_in_8bit group_by_length load_best_model_at_end early_stopping_patience
         label_smoothing_factor neftune_noise_alpha lora_modules_to_save
+        wandb_project wandb_entity wandb_mode mlflow_tracking_uri mlflow_experiment_name trackio_project_name
+        trackio_space_id
     """,
     honoured={
         "eval_steps": "evals_per_epoch",
         "model": "base_model",
+        "run_name": "wandb_name",
+        "report_to": "use_wandb use_mlflow use_trackio use_tensorboard",
         "tokenizer": "tokenizer_config",
         "dataset": "datasets",
         "eval_dataset": "test_datasets",
@@ -79,13 +83,11 @@ AXOLOTL: Table = table(
         LOGS: """
             logging_steps include_tokens_per_second include_tkps profiler_steps profiler_steps_start
         """,
+        "a run's name is run_name (wandb_name)": "mlflow_run_name trackio_run_name",
         REPORTS: """
-            use_wandb wandb_name wandb_run_id wandb_mode wandb_project wandb_entity wandb_watch wandb_log_model
-            use_mlflow
-            mlflow_tracking_uri mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key
+            wandb_run_id wandb_watch wandb_log_model hf_mlflow_log_artifacts use_comet comet_api_key
             comet_workspace comet_project_name comet_experiment_key comet_mode comet_online comet_experiment_config
-            use_trackio trackio_project_name trackio_run_name trackio_space_id use_otel_metrics otel_metrics_host
-            otel_metrics_port use_tensorboard
+            use_otel_metrics otel_metrics_host otel_metrics_port
         """,
         ATTENTION: """
             flash_attention sdp_attention xformers_attention flex_attention sage_attention flash_optimum

@@ -28,7 +28,7 @@ Table = Mapping[str, Meaning]
 """Key -> what becomes of it. The keys are all that a tool documents."""
 
 LOGS = "metrics.jsonl has every step, the log a line every 10 seconds"
-REPORTS = "nothing is reported to other programs; metrics.jsonl has all figures"
+REPORTS = "figures go to tensorboard, wandb, trackio and mlflow; metrics.jsonl has all of them"
 ATTENTION = "attention is what attn_implementation says"
 DECIDES = "the planner decides what is where and what is recomputed"
 COMPILES = "with exact: false, compile: auto compiles layers where that is faster"

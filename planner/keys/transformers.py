@@ -28,9 +28,9 @@ TRANSFORMERS = table(
         optim weight_decay adam_beta1 adam_beta2 adam_epsilon gradient_accumulation_steps max_grad_norm bf16
         gradient_checkpointing report_to run_name eval_strategy eval_steps per_device_eval_batch_size eval_on_start
         save_steps save_total_limit seed group_by_length load_best_model_at_end
-        label_smoothing_factor neftune_noise_alpha
+        label_smoothing_factor neftune_noise_alpha trackio_space_id
     """,
-    honoured={"warmup_steps": "warmup_ratio", "eval_strategy": "evaluation_strategy",
+    honoured={"warmup_steps": "warmup_ratio", "trackio_project_name": "project", "eval_strategy": "evaluation_strategy",
               "group_by_length": "train_sampling_strategy"},
     unused={
         LOGS: """
@@ -38,7 +38,7 @@ TRANSFORMERS = table(
             log_level_replica log_on_each_node disable_tqdm include_num_input_tokens_seen include_tokens_per_second
             skip_memory_metrics
         """,
-        REPORTS: "project trackio_space_id trackio_bucket_id trackio_static_space_id",
+        REPORTS: "trackio_bucket_id trackio_static_space_id",
         UPLOADS: """
             push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
             push_to_hub_model_id push_to_hub_organization push_to_hub_token

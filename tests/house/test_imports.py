@@ -62,7 +62,8 @@ MAY_IMPORT = {
     "offmated": ("planner.run",),
     "offmated.jobs": ("planner.job", "planner.run", "planner.machine"),
     "offmated.api": ("offmated.jobs", "planner.run"),
-    "offmated.service": ("offmated.api", "offmated.jobs", "planner.run"),
+    "offmated.trackers": ("offmated.jobs", "planner.job", "planner.run"),
+    "offmated.service": ("offmated.api", "offmated.jobs", "offmated.trackers", "planner.run"),
     "offmated.cli": (
         "offmated.jobs", "offmated.service", "planner.job", "planner.run", "planner.reports", "planner.schedule",
     ),

@@ -19,7 +19,8 @@ VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosi
           "per_device_eval_batch_size": "2", "train_batch_size": "4",
           "use_rslora": "false", "use_dora": "false", "early_stopping_patience": "null",
           "neftune_noise_alpha": "5", "adapter_name_or_path": "null", "lora_modules_to_save": "null",
-          "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": "false"}  # fmt: skip
+          "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": "false", "run_name": "one",
+          "trackio_project_name": "mine"}  # fmt: skip
 
 
 SPELLED_OTHERWISE = {
@@ -27,6 +28,7 @@ SPELLED_OTHERWISE = {
     "model_name_or_path", "packing_strategy", "excess_length_strategy", "gpu_memory_limit", "bfloat16", "float32",
     "pure_bf16", "dtype", "torch_dtype", "eager_attention", "quantization_bit", "train_sampling_strategy", "eos_token",
     "evals_per_epoch",
+    "use_wandb", "use_mlflow", "use_trackio", "use_tensorboard", "project",
 }  # fmt: skip
 """Aliases with values of their own, or that tell whose a file is."""
 
@@ -105,6 +107,7 @@ special_tokens:
 def test_a_whole_file_of_axolotl_is_read_and_says_what_became_of_it(folder: Path) -> None:
     job, notes = Job.parse_with_notes(AXOLOTL, folder)
     assert (job.max_length, job.slice_rows, job.gradient_accumulation_steps, job.warmup_steps) == (2048, 1, 8, 0.1)
+    assert (job.report_to, job.wandb_project, job.wandb_entity) == (("wandb",), "mine", None)
     assert (job.val_size, job.optim, job.train_on, job.packing) == (0.05, "adamw_torch_fused", "completions", True)
     assert notes[0] == (
         "in offmate's names: base_model is model, datasets is dataset, val_set_size is val_size, sequence_len is "
@@ -113,7 +116,7 @@ def test_a_whole_file_of_axolotl_is_read_and_says_what_became_of_it(folder: Path
         "train_on, warmup_ratio is warmup_steps, evals_per_epoch is eval_steps"
     )
     assert (
-        "not used: wandb_project, wandb_watch (nothing is reported to other programs; metrics.jsonl has all figures)"
+        "not used: wandb_watch (figures go to tensorboard, wandb, trackio and mlflow; metrics.jsonl has all of them)"
         in notes
     )
     assert "not used: flash_attention, sdp_attention (attention is what attn_implementation says)" in notes

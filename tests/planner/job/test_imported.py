@@ -38,9 +38,12 @@ warmup_steps: 0.03  # what axolotl does where nothing is said
 num_train_epochs: 1.0  # what axolotl does where nothing is said
 optim: adamw_torch  # optimizer in the file
 bf16: auto  # what axolotl does where nothing is said
+# what axolotl does where nothing is said
+report_to:
+- wandb
+wandb_project: mine
 long_rows: split  # what axolotl does where nothing is said
 
-# not used: wandb_project (nothing is reported to other programs; metrics.jsonl has all figures)
 # not used: optimizer: adamw_bnb_8bit (AdamW's states are fp32 here, in host memory; those would be rounded)
 # {folder}/tiny has no weights: the model starts from random ones under seed 42.
 """

@@ -1,0 +1,168 @@
+"""Tells one tracker the figures of one run: `python -m offmated.trackers.feed` reads one line of JSON from stdin, what
+to tell whom, follows metrics.jsonl, and ends when stdin is closed and all is told. Exit code 2: it makes no sense to
+try again; else, but 0, it does."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offmated.trackers.sinks import Point, Sink, Target, open_sink, points, quiet
+from planner.codec import json_object
+from planner.errors import Exit, UserError
+from planner.job.source import read_text, read_yaml
+from planner.run.folder import RunFolder
+
+EVERY_S = 2.0
+NICE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How far a tracker is told. `step`: those below it are told, of itself perhaps not all; `position`: where in
+    metrics.jsonl to read on from, before anything of that step; `whole`: the file's size when all was told, else None.
+    """
+
+    step: int
+    position: int
+    whole: int | None = None
+
+    @classmethod
+    def read(cls, run: RunFolder, tracker: str) -> Told | None:
+        """What was noted; None before the first time, or where the note is broken."""
+        try:
+            return cls(**(json_object(note_of(run, tracker).read_bytes()) or {}))
+        except (OSError, TypeError):
+            return None
+
+    def write(self, run: RunFolder, tracker: str) -> None:
+        """Note it; a reader finds the old note or the new one, whole."""
+        note = note_of(run, tracker)
+        beside = note.with_suffix(".new")
+        beside.write_text(json.dumps({"step": self.step, "position": self.position, "whole": self.whole}))
+        beside.replace(note)
+
+
+def note_of(run: RunFolder, tracker: str) -> Path:
+    """The file of what was told."""
+    return run.path / "trackers" / f"{tracker}.json"
+
+
+def is_told(run: RunFolder, tracker: str) -> bool:
+    """Whether a tracker has all that there is, and nothing is to be told but if the run goes on."""
+    size = run.metrics.stat().st_size if run.metrics.exists() else 0
+    told = Told.read(run, tracker)
+    return size == 0 or (told is not None and told.whole == size)
+
+
+def follow(
+    run: RunFolder, tracker: str, open_to: Callable[[int | None], Sink], closing: Callable[[float], bool]
+) -> None:
+    """Tell all, until `closing(seconds)`, which waits so long at most, says that nothing more comes."""
+    before = Told.read(run, tracker)
+    told = before or Told(0, 0)
+    told.write(run, tracker)  # so that whoever comes next knows that something may have been told
+    sink = open_to(None if before is None else before.step)
+    status: str | None = None
+    newest: dict[str, int] = {}
+    sure: deque[tuple[float, Told]] = deque()
+    noted, position, ending = told, told.position, False
+    while True:
+        events, after = run.metrics_after(position)
+        new: list[Point] = []
+        for kind, point in points(events):
+            if point.step >= told.step and point.step > newest.get(kind, -1):
+                newest[kind] = point.step
+                new.append(point)
+        for event in events:
+            status = {"start": None, "end": event.get("status")}.get(event["event"], status)
+        if new:
+            sink.tell(sorted(new, key=lambda point: point.step))
+            if (last := max(newest.values())) > noted.step or noted is told:
+                noted = Told(last, position)  # of this step more may follow: whoever goes on reads it again
+            sure.append((time.monotonic() + sink.unsure_s, noted))
+        while sure and sure[0][0] <= time.monotonic():
+            sure.popleft()[1].write(run, tracker)
+        if after == position and ending:
+            break
+        if after == position:
+            ending = closing(EVERY_S)
+        position = after
+    sink.close(status)
+    size = run.metrics.stat().st_size if run.metrics.exists() else 0
+    Told(noted.step, noted.position, position if position == size else None).write(run, tracker)
+
+
+def without_secrets(text: str) -> str:
+    """What may be said aloud: one line, no user and password of an address, no key."""
+    line = " ".join(text.split())[:300]
+    line = re.sub(r"://[^/\s@]+@", "://…@", line)
+    for name, value in os.environ.items():
+        if len(value) >= 8 and re.search("KEY|TOKEN|PASSWORD|SECRET", name):
+            line = line.replace(value, "…")
+    return line
+
+
+@contextmanager
+def _alone(run: RunFolder, tracker: str) -> Iterator[None]:
+    """Of two daemons, one after the other, the older one's may still be telling."""
+    with note_of(run, tracker).with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _closed(seconds: float) -> bool:
+    ready, _, _ = select.select([0], [], [], seconds)
+    return bool(ready) and os.read(0, 1) == b""
+
+
+def main() -> int:
+    """Tell what stdin asks for."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(0, 1)):
+            return Exit.USAGE
+        line += byte
+    asked: dict[str, Any] = json.loads(line)
+    tracker, run = str(asked["tracker"]), RunFolder(Path(asked["run"]))
+    os.nice(NICE)
+    quiet()
+    try:
+        note_of(run, tracker).parent.mkdir(mode=0o700, exist_ok=True)
+        with _alone(run, tracker):
+            keys = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
+
+            def open_to(told: int | None) -> Sink:
+                return open_sink(
+                    tracker,
+                    Target(name=asked["name"], keys=keys, run=run, state=Path(asked["state"]), told=told),
+                )
+
+            follow(run, tracker, open_to, _closed)
+    except UserError as error:
+        told = " ".join((error.what, *error.numbers, error.hint))
+        sys.stderr.write(f"{told}\n")
+        run.say(f"{tracker}: {told}")
+        return int(Exit.USAGE)
+    except Exception as error:  # whatever a tracker raises harms its own process only
+        reason = without_secrets(f"{type(error).__name__}: {error}")
+        sys.stderr.write(f"{reason}\n")
+        if asked["first"]:
+            run.say(f"{tracker} was not told, and is tried again: {reason}")
+        return int(Exit.FAILED)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

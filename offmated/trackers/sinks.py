@@ -1,0 +1,250 @@
+"""The trackers, each imported when it is asked for: where points go, and how what was told is known after a restart.
+
+Of a step that is done again after a resume the first numbers stand, which are the same in every bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from planner.errors import Exit, UserError
+from planner.job.trackers import missing_package
+from planner.run.folder import RunFolder
+
+_NAMES = {
+    "step": {"loss": "train/loss", "learning_rate": "train/learning_rate", "grad_norm": "train/grad_norm",
+             "step_s": "train/step_s", "tokens": "train/tokens"},
+    "eval": {"eval_loss": "eval/loss"},
+}  # fmt: skip
+"""Event -> the figures that are told of it, under the names that transformers' Trainer has for them."""
+_LONGEST_SETTING = 250
+_UNSURE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Figures of one step; `time` in seconds since 1970."""
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is told of: a job, by its name, keys and run folder. `state`: the daemon's folder. `told`: the steps below
+    this one have been told; None before the first time."""
+
+    name: str
+    keys: Mapping[str, object]
+    run: RunFolder
+    state: Path
+    told: int | None
+
+    @property
+    def key(self) -> str:
+        """Tells this run from all others, of other machines, too; the same each time."""
+        return "offmate-" + hashlib.sha256(self.run.token().encode()).hexdigest()[:16]
+
+    def word(self, key: str, variable: str = "", default: str | None = None) -> str | None:
+        """What the file says under `key`, else the environment's `variable`, else `default`."""
+        value = self.keys.get(key)
+        return str(value) if value else os.environ.get(variable) or default
+
+    @property
+    def settings(self) -> dict[str, str | int | float | bool]:
+        """The job's keys, for the tracker's table of settings: those that are short."""
+        found: dict[str, str | int | float | bool] = {}
+        for key, value in self.keys.items():
+            if isinstance(value, (int, float, bool)):
+                found[key] = value
+            elif isinstance(value, (str, list)) and value and len(text := str(value)) <= _LONGEST_SETTING:
+                found[key] = text
+        return found
+
+
+class Sink(Protocol):
+    """Where points go. `unsure_s`: how long what was told may still be lost if this process is killed; 0 where `tell`
+    returns when all is kept."""
+
+    unsure_s: float
+
+    def tell(self, points: Sequence[Point]) -> None:
+        """Tell these, in the order of their steps. Raises whatever the tracker raises."""
+
+    def close(self, status: str | None) -> None:
+        """Nothing more comes for now; `status`: how the run ended, None where it goes on."""
+
+
+def points(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Point]]:
+    """The events that have figures, each with its kind."""
+    for event in events:
+        step, at = event.get("step"), event.get("time")
+        names = _NAMES.get(event["event"], {})
+        values = {name: float(event[key]) for key, name in names.items() if isinstance(event.get(key), (int, float))}
+        if values and isinstance(step, int) and isinstance(at, (int, float)):
+            yield event["event"], Point(step, float(at), values)
+
+
+def open_sink(tracker: str, target: Target) -> Sink:
+    """The tracker, ready for the points of `target`. Raises UserError where its package is not there, and whatever the
+    tracker raises."""
+    if (told := missing_package(tracker)) is not None:
+        raise UserError(told, code="no-tracker", exit_code=Exit.USAGE)
+    sinks: dict[str, Callable[[Target], Sink]] = {
+        "tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "mlflow": Mlflow,
+    }  # fmt: skip
+    return sinks[tracker](target)
+
+
+class TensorBoard:
+    """Event files in the run folder. Each start says from which step on what was written before is void, as it may
+    have been written and not been noted: TensorBoard leaves that out."""
+
+    unsure_s = 0.0
+
+    def __init__(self, target: Target) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(target.run.path / "tensorboard"))
+        if target.told is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=target.told, session_log=start))
+
+    def tell(self, points: Sequence[Point]) -> None:
+        """One event a step."""
+        for point in points:
+            values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+            summary = self._summary(value=values)
+            self._writer.add_event(self._event(wall_time=point.time, step=point.step, summary=summary))
+        self._writer.flush()
+
+    def close(self, status: str | None) -> None:
+        """Flush and close the file."""
+        self._writer.close()
+
+
+class Wandb:
+    """One run of wandb, gone on with by its id; wandb itself drops steps that it has."""
+
+    unsure_s = _UNSURE_S
+
+    def __init__(self, target: Target) -> None:
+        import wandb
+
+        mode = target.word("wandb_mode")
+        self._run = wandb.init(
+            project=target.word("wandb_project", "WANDB_PROJECT", "offmate"), entity=target.word("wandb_entity"),
+            name=target.name, id=target.key, resume="allow", mode="offline" if mode == "offline" else None,
+            dir=str(target.run.path / "trackers"), config=target.settings,
+            settings=wandb.Settings(
+                console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_save_requirements=False,
+                silent=True,
+            ),
+        )  # fmt: skip
+
+    def tell(self, points: Sequence[Point]) -> None:
+        """By step; what belongs to one step becomes one row."""
+        for point in points:
+            self._run.log(dict(point.values), step=point.step)
+
+    def close(self, status: str | None) -> None:
+        """Wait until all is sent."""
+        self._run.finish(exit_code=0 if status in (None, "done", "stopped") else 1)
+
+
+class Trackio:
+    """One run of trackio, gone on with by its name."""
+
+    unsure_s = _UNSURE_S
+
+    def __init__(self, target: Target) -> None:
+        import trackio
+
+        self._trackio = trackio
+        run = trackio.init(
+            project=target.word("trackio_project_name", default="offmate") or "offmate", resume="allow",
+            name=f"{target.name}-{target.key[8:14]}", space_id=target.word("trackio_space_id"), config=target.settings,
+            embed=False, auto_log_gpu=False, auto_log_cpu=False,
+        )  # fmt: skip
+        # It takes a step twice, and has no other word for the first step that it has not.
+        self._next = int(getattr(run, "_next_step", 0)) if target.told is not None else 0
+
+    def tell(self, points: Sequence[Point]) -> None:
+        """By step."""
+        for point in points:
+            if point.step >= self._next:
+                self._trackio.log(dict(point.values), step=point.step)
+
+    def close(self, status: str | None) -> None:
+        """Wait until all is kept."""
+        self._trackio.finish()
+
+
+class Mlflow:
+    """One run of mlflow, found again by a tag. Points that it has are asked for at the start."""
+
+    unsure_s = 0.0
+
+    def __init__(self, target: Target) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        kept = f"sqlite:///{target.state}/mlflow.db"
+        self._client = client = MlflowClient(target.word("mlflow_tracking_uri", "MLFLOW_TRACKING_URI", kept))
+        name = target.word("mlflow_experiment_name", "MLFLOW_EXPERIMENT_NAME", "offmate")
+        experiment = client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment is not None else client.create_experiment(name)
+        runs = client.search_runs([number], f"tags.offmate = '{target.key}'")
+        if runs:
+            self._run = runs[0].info.run_id
+            client.update_run(self._run, "RUNNING")
+        else:
+            self._run = client.create_run(number, tags={"offmate": target.key}, run_name=target.name).info.run_id
+            settings = [Param(key, str(value)) for key, value in target.settings.items()]
+            for first in range(0, len(settings), 100):
+                client.log_batch(self._run, params=settings[first : first + 100])
+        self._has = {
+            (name, metric.step)
+            for names in _NAMES.values() for name in names.values() if runs and target.told is not None
+            for metric in client.get_metric_history(self._run, name) if metric.step >= target.told
+        }  # fmt: skip
+
+    def tell(self, points: Sequence[Point]) -> None:
+        """In batches."""
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(name, value, int(1000 * point.time), point.step)
+            for point in points for name, value in point.values.items() if (name, point.step) not in self._has
+        ]  # fmt: skip
+        for first in range(0, len(metrics), 500):
+            self._client.log_batch(self._run, metrics=metrics[first : first + 500])
+
+    def close(self, status: str | None) -> None:
+        """Say how it ended."""
+        ended = {None: "SCHEDULED", "done": "FINISHED", "stopped": "SCHEDULED"}.get(status, "FAILED")
+        self._client.set_terminated(self._run, ended) if ended != "SCHEDULED" else self._client.update_run(
+            self._run, ended
+        )
+
+
+def quiet() -> None:
+    """Nothing of what trackers say of themselves goes to a browser, a terminal, or waits for an answer."""
+    os.environ.setdefault("WANDB_DISABLE_SENTRY", "true")
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # none of them is to take the GPU
+    sys.stdin = io.StringIO()

@@ -1,0 +1,250 @@
+"""What trackers are told of a run: each step once, whatever dies, and TensorBoard by its own reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from offmated.jobs.migrate import upgrade
+from offmated.jobs.states import JobState
+from offmated.jobs.store import Store
+from offmated.jobs.table import JobRow
+from offmated.jobs.turns import AT_ONCE
+from offmated.paths import Paths
+from offmated.trackers import feeder
+from offmated.trackers.feed import Told, follow, is_told, note_of, without_secrets
+from offmated.trackers.feeder import Feeder
+from offmated.trackers.sinks import Point
+from planner.job.trackers import missing_package
+from planner.run.folder import RunFolder
+from planner.run.processes import Process
+from tests.support.daemons import until
+from worker.training.metrics import Metrics
+
+pytest.importorskip("tensorboard")
+
+
+class Kept:
+    """A tracker of the test's own: all it was told since it was opened for the first time."""
+
+    def __init__(self, unsure_s: float = 0.0) -> None:
+        self.unsure_s = unsure_s
+        self.opened: list[int | None] = []
+        self.points: list[tuple[int, str]] = []
+        self.status: list[str | None] = []
+
+    def open(self, told: int | None) -> Kept:
+        self.opened.append(told)
+        if told is not None:  # as TensorBoard does
+            self.points = [point for point in self.points if point[0] < told]
+        return self
+
+    def tell(self, points: Sequence[Point]) -> None:
+        self.points += [(point.step, name) for point in points for name in point.values]
+
+    def close(self, status: str | None) -> None:
+        self.status.append(status)
+
+
+def write(run: RunFolder, *steps: int, start: int | None = None, evaluated: int | None = None, end: str = "") -> None:
+    with Metrics(run.metrics) as metrics:
+        if start is not None:
+            metrics.write("start", step=start, total_steps=9, resumed_from=start or None)
+        for step in steps:
+            metrics.write("step", step=step, loss=1 / step)
+        if evaluated is not None:
+            metrics.write("eval", step=evaluated, eval_loss=0.5)
+        if end:
+            metrics.write("end", step=steps[-1] if steps else 0, status=end)
+
+
+def tell(run: RunFolder, kept: Kept) -> None:
+    """One process, which tells what there is."""
+    follow(run, "tensorboard", kept.open, lambda _: True)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    (tmp_path / "trackers").mkdir()
+    return RunFolder(tmp_path)
+
+
+def test_steps_that_are_done_again_are_told_once(run: RunFolder) -> None:
+    kept = Kept()
+    write(run, 1, 2, 3, 4, start=0)
+    tell(run, kept)
+    assert is_told(run, "tensorboard")
+    write(run, 3, 4, 5, start=2, evaluated=5, end="done")
+    assert not is_told(run, "tensorboard")
+    tell(run, kept)
+    assert kept.points == [(step, "train/loss") for step in (1, 2, 3, 4, 5)] + [(5, "eval/loss")]
+    assert kept.status == [None, "done"]
+    assert is_told(run, "tensorboard")
+
+
+def test_who_dies_at_any_point_has_told_nothing_twice_in_the_end(run: RunFolder) -> None:
+    """A tracker that takes points and then dies before that is noted, or in the midst of them, at each of its calls."""
+    write(run, 1, 2, start=0, evaluated=2)
+    write(run, 3, evaluated=3, end="done")
+    whole = [(1, "train/loss"), (2, "train/loss"), (2, "eval/loss"), (3, "train/loss"), (3, "eval/loss")]
+    for die_at in range(1, 5):
+        note_of(run, "tensorboard").unlink(missing_ok=True)
+        kept = Kept()
+        left = [die_at]
+
+        class Dying(Kept):
+            def open(self, told: int | None) -> Kept:
+                kept.open(told)  # noqa: B023
+                return self
+
+            def tell(self, points: Sequence[Point]) -> None:
+                for point in points:
+                    kept.tell([point])  # noqa: B023
+                    left[0] -= 1  # noqa: B023
+                    if left[0] == 0:  # noqa: B023
+                        raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            follow(run, "tensorboard", Dying().open, lambda _: True)
+        tell(run, kept)
+        assert sorted(kept.points) == sorted(whole), die_at
+
+
+def test_an_evaluation_that_comes_late_belongs_to_its_step(run: RunFolder) -> None:
+    kept = Kept()
+    write(run, 1, 2, start=0)
+    later = iter([lambda: write(run, evaluated=2), lambda: write(run, 3)])
+
+    def closing(_: float) -> bool:
+        more: Callable[[], None] | None = next(later, None)
+        if more is not None:
+            more()
+        return more is None
+
+    follow(run, "tensorboard", kept.open, closing)
+    assert kept.points == [(1, "train/loss"), (2, "train/loss"), (2, "eval/loss"), (3, "train/loss")]
+
+
+def test_what_a_tracker_may_still_lose_is_not_noted_as_told(run: RunFolder) -> None:
+    kept = Kept(unsure_s=1000.0)
+    write(run, 1, 2, 3, start=0)
+
+    def closing(_: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follow(run, "wandb", kept.open, closing)
+    assert Told.read(run, "wandb") == Told(0, 0)
+
+
+def test_nothing_that_opens_a_door_is_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    said = without_secrets("no answer from https://me:secret@box:5000/x\nwith 0123456789abcdef")
+    assert said == "no answer from https://…@box:5000/x with …"
+
+
+def test_a_package_that_is_not_there_is_said_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.job.trackers.find_spec", lambda _: None)
+    assert "pip install 'offmate[mlflow]'" in (missing_package("mlflow") or "")
+
+
+class Home:
+    """A state folder with its database, and the daemon's feeder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = Paths.at(folder)
+        self.paths.runs.mkdir(parents=True)
+        self.store = Store(f"sqlite:///{self.paths.database}")
+        upgrade(self.store.engine, self.paths)
+        self.feeder = self.again()
+
+    def again(self) -> Feeder:
+        return Feeder(self.store, self.paths.state, self.paths.environment())
+
+    def running(self, report_to: str) -> tuple[JobRow, RunFolder]:
+        def folder(number: int) -> Path:
+            run = RunFolder(self.paths.run_folder(number))
+            run.path.mkdir()
+            run.resolved.write_text(f"model: /gone/since\nreport_to: [{report_to}]\n")
+            return run.path
+
+        me = Process.current()
+        number = self.store.add("night", folder, AT_ONCE).id
+        planned = self.store.take(number, JobState.PLANNING, me)
+        assert planned is not None
+        self.store.end(planned, 0)
+        row = self.store.take(number, JobState.RUNNING, me)
+        assert row is not None
+        return row, RunFolder(self.paths.run_folder(number))
+
+    def tick_until(self, claim: Callable[[], object], what: str) -> None:
+        def ticked() -> object:
+            self.feeder.tick(frozenset(self.store.living()))
+            return claim()
+
+        until(ticked, what)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    monkeypatch.setattr(feeder, "EVERY_S", 0.0)
+    monkeypatch.setattr(feeder, "SELDOM_S", 0.0)
+    monkeypatch.setattr(feeder, "FIRST_DELAY_S", 0.0)
+    made = Home(tmp_path)
+    yield made
+    made.feeder.close()
+    made.feeder.wait()
+
+
+def scalars(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard reads."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0})
+    found.Reload()
+    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_tensorboard_has_each_step_once_after_its_process_and_the_daemon_died(home: Home) -> None:
+    """Killed in the midst of a run, together with the daemon; the run resumes, does two steps again, and ends while no
+    daemon is there."""
+    row, run = home.running("tensorboard")
+    write(run, 1, 2, 3, start=0)
+    home.tick_until(lambda: (told := Told.read(run, "tensorboard")) is not None and told.step == 3, "three are told")
+    (feed,) = home.feeder._feeds.values()
+    assert feed._child is not None
+    assert str(run.metrics) not in " ".join(map(str, feed._child.args)), "others see the command line"
+    feed._child.kill()
+    feed._child.wait()
+    write(run, 2, 3, 4, start=1, evaluated=4, end="done")
+    home.store.end(row, 0)
+    home.feeder = home.again()
+    home.tick_until(lambda: is_told(run, "tensorboard") and not home.feeder._feeds, "all is told")
+    assert scalars(run) == {
+        "train/loss": [(step, pytest.approx(1 / step)) for step in (1, 2, 3, 4)], "eval/loss": [(4, 0.5)],
+    }  # fmt: skip
+    home.feeder = home.again()
+    home.feeder.tick(frozenset())
+    assert not home.feeder._feeds, "what was told is begun again by the next daemon"
+
+
+def test_a_tracker_that_fails_is_tried_again_and_the_job_never_knows(home: Home) -> None:
+    row, run = home.running("tensorboard")
+    (run.path / "tensorboard").write_text("in the way")
+    write(run, 1, start=0)
+    home.tick_until(lambda: "tensorboard was not told" in "".join(run.tail_of_log(5)), "it is said in the log")
+    write(run, 2, end="done")
+    home.store.end(row, 0)
+    (run.path / "tensorboard").unlink()
+    home.tick_until(lambda: is_told(run, "tensorboard"), "it is told once it can be")
+    assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2]
+    assert home.store.job(row.id).state is JobState.DONE
+    assert sum("was not told" in line for line in run.tail_of_log(50)) == 1, "it is said once"
+
+
+def test_a_feeder_without_work_asks_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.feeder.tick(frozenset())
+    monkeypatch.setattr(home.store, "jobs", lambda *_: pytest.fail("the database was asked"))
+    home.feeder.tick(frozenset({JobState.WAITING}))
