@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from planner.errors import UserError, first_line
+from planner.errors import Exit, UserError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,36 @@ def not_reached(what: str, error: BaseException) -> UserError:
         f"The Hugging Face hub cannot be reached for {what}.", code="hub-not-reached", numbers=(first_line(error),),
         hint="check the network, then offmate retry; or give the path of a folder on this machine",
     )  # fmt: skip
+
+
+def not_given(what: str, error: BaseException) -> UserError | None:
+    """The error for people where the hub does not give `what` ("the dataset a/b"): it cannot be reached, is not to be
+    asked, or refuses. None for errors of other kinds."""
+    from huggingface_hub import constants
+
+    if unreachable(error):
+        return not_reached(what, error)
+    kinds = {kind.__name__ for link in _links(error) for kind in type(link).__mro__}
+    if "GatedRepoError" in kinds:
+        return UserError(
+            f"The Hugging Face hub gives {what} only to people who have agreed to its terms.", code="hub-gated",
+            exit_code=Exit.USAGE, numbers=(first_line(error),),
+            hint="agree on its page at huggingface.co, type: hf auth login (as the daemon's user), then offmate retry",
+        )  # fmt: skip
+    if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError", "DatasetNotFoundError"}:
+        return UserError(
+            f"The Hugging Face hub does not have {what}, or not for everybody.", code="hub-not-found",
+            exit_code=Exit.USAGE, numbers=(first_line(error),),
+            hint="check the name (owner/name) and the revision; of a private one type: hf auth login; a folder is a"
+            " path, such as ./name",
+        )  # fmt: skip
+    if constants.HF_HUB_OFFLINE and kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"}:
+        return UserError(
+            f"This machine does not have {what}, and HF_HUB_OFFLINE says not to ask the hub.", code="hub-offline",
+            exit_code=Exit.USAGE, numbers=(first_line(error),),
+            hint="download it first (hf download owner/name, --repo-type dataset for data), or unset HF_HUB_OFFLINE",
+        )  # fmt: skip
+    return None
 
 
 def unreachable(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 from planner.errors import Exit, UserError
 from planner.job.data_check import FirstRows, first_rows, kind_in
 from planner.job.data_entry import DataEntry
+from planner.job.local_data import is_local
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -56,14 +57,14 @@ def _look(folder: RunFolder) -> Exit:
 
 def look(job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise the UserError that the first records of `entries`, which are trained on or evaluated on together, would
-    end the job with. Says nothing of what cannot be read here: of the hub, and parts of files."""
+    end the job with. Says nothing of what cannot be read here: parts of files, and of splits of the hub."""
     from worker.data.batches import rows_of
     from worker.data.corpus import Corpus, batched, check_tokenizer, encode
 
     check_tokenizer(job, tokenizer)
     found = [
         (entry, first) for entry in entries
-        if (first := first_rows(entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
+        if (first := _first(entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
     ]  # fmt: skip
     documents = _documents(job, found, tokenizer)
     encoded = [pair for alike in batched(documents) for pair in encode(alike, tokenizer, job)]
@@ -82,6 +83,12 @@ def look(job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenize
             f"The first {len(encoded)} records have nothing to learn.", code=error.code, exit_code=Exit.USAGE,
             numbers=error.numbers, hint=f"offmate preview shows what is learned of which row; {error.hint}",
         ) from error  # fmt: skip
+
+
+def _first(entry: DataEntry, most: int) -> FirstRows | None:
+    from worker.data.sources import first_of_hub
+
+    return first_rows(entry, most) if is_local(entry.path) else first_of_hub(entry, most)
 
 
 def _documents(

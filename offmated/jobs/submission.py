@@ -143,7 +143,7 @@ def _take_in(
         _write(run.frozen, json.dumps(frozen))
         _write(run.packages, json.dumps(package_versions()))
         _flush(draft)
-        if is_rendered(job) and (note := look_at_first_records(run)):
+        if (unseen or is_rendered(job)) and (note := look_at_first_records(run)):
             told.append(note)
         turn = _in_window(turn, job.schedule or window)
         row = store.add(

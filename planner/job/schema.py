@@ -78,6 +78,7 @@ class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     model: Annotated[Text, Field(description="a path or Hugging Face id")]
+    model_revision: Text | None = None
     tokenizer: Annotated[Text, Field(description="a path or Hugging Face id")]
     dataset: Annotated[
         tuple[Text | DataEntry, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")

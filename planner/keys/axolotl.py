@@ -23,7 +23,6 @@ from planner.keys.meaning import (
     QUANTIZED,
     READS,
     REPORTS,
-    REVISION,
     REWARDS,
     SAVES,
     SAYS_NOTHING,
@@ -48,6 +47,7 @@ AXOLOTL: Table = table(
     """,
     honoured={
         "eval_steps": "evals_per_epoch",
+        "model_revision": "revision_of_model",
         "model": "base_model",
         "run_name": "wandb_name",
         "report_to": "use_wandb use_mlflow use_trackio use_tensorboard",
@@ -157,7 +157,6 @@ AXOLOTL: Table = table(
     """,
     not_there={
         "a config other than the model's": "base_model_config",
-        REVISION: "revision_of_model",
         CHANGED_MODEL: "overrides_of_model_config rope_scaling scaling_softmax",
         "loading the model in another way": """
             overrides_of_model_kwargs model_quantization_config reinit_weights trainer_cls
@@ -217,7 +216,7 @@ AXOLOTL: Table = table(
         "load_best_model_at_end": "metric_for_best_model greater_is_better",
     },
     fine={
-        "revision_of_model": ("main",), "peft_init_lora_weights": (True,),
+        "peft_init_lora_weights": (True,),
         "rope_scaling": ("none",), "train_on_eos": ("turn",), "roles_to_train": (["assistant"], ["gpt"]),
     },
 )  # fmt: skip

@@ -19,7 +19,6 @@ from planner.keys.meaning import (
     QUANTIZED,
     READS,
     REPORTS,
-    REVISION,
     REWARDS,
     SAYS_NOTHING,
     SOME_WEIGHTS,
@@ -34,7 +33,7 @@ _INSTEAD = TRANSFORMERS.keys() - {"generation_max_length", "generation_num_beams
 LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if key in _INSTEAD} | table(
     same="""
         dataset eval_dataset val_size packing max_samples lora_alpha
-        lora_dropout use_rslora use_dora stage dataset_dir adapter_name_or_path
+        lora_dropout use_rslora use_dora stage dataset_dir adapter_name_or_path model_revision
     """,
     honoured={
         "model": "model_name_or_path",
@@ -106,7 +105,6 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "going on from adapters that are there": "adapter_folder",
         "a tokenizer that splits special tokens": "split_special_tokens",
         TOKENS: "resize_vocab add_tokens add_special_tokens new_special_tokens new_special_tokens_config",
-        REVISION: "model_revision",
         CHANGED_MODEL: "rope_scaling mixture_of_depths moe_aux_loss_coef",
         "shifted sparse attention": "shift_attn",
         "random weights (give a folder with a config and none)": "train_from_scratch",
@@ -147,7 +145,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     },
     fine={
         "quantization_method": ("bnb", "bitsandbytes"),
-        "mix_strategy": ("concat",), "model_revision": ("main",), "rope_scaling": ("none",), "pref_loss": ("sigmoid",),
+        "mix_strategy": ("concat",), "rope_scaling": ("none",), "pref_loss": ("sigmoid",),
         "enable_thinking": (True,), "tool_format": ("default",),
     },
 )  # fmt: skip

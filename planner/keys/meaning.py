@@ -56,7 +56,6 @@ LEARNED = "another choice of what is learned"
 ORDER = "another order of the data"
 CHANGED_MODEL = "a changed model (change its config.json)"
 FP16 = "fp16 training (bf16: true is)"
-REVISION = "a revision of the model (download it, and give its folder)"
 
 
 def table(

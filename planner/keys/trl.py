@@ -9,7 +9,6 @@ from planner.keys.meaning import (
     OTHER_LORA,
     OWN_CODE,
     READS,
-    REVISION,
     SAYS_NOTHING,
     TOKENS,
     Table,
@@ -21,7 +20,7 @@ TRL: Table = TRANSFORMERS | table(
     same="""
         use_rslora use_dora attn_implementation lora_r
         lora_alpha lora_dropout lora_target_modules lora_modules_to_save
-        max_length packing load_in_4bit load_in_8bit bnb_4bit_quant_type
+        max_length packing model_revision load_in_4bit load_in_8bit bnb_4bit_quant_type
     """,
     honoured={
         "model": "model_name_or_path",
@@ -51,7 +50,6 @@ TRL: Table = TRANSFORMERS | table(
         CHANGED_MODEL: "router_aux_loss_coef",
         "cutting long rows at their beginning": "truncation_mode",
         LOSS: "loss_type",
-        REVISION: "model_revision",
         OTHER_LORA: "lora_target_parameters lora_task_type",
         TOKENS: "add_special_tokens",
     },
@@ -61,7 +59,7 @@ TRL: Table = TRANSFORMERS | table(
     },
     fine={
         "truncation_mode": ("keep_start",),
-        "loss_type": ("nll", "chunked_nll"), "model_revision": ("main",), "lora_task_type": ("CAUSAL_LM",),
+        "loss_type": ("nll", "chunked_nll"), "lora_task_type": ("CAUSAL_LM",),
         "dataset_kwargs": ({"skip_prepare_dataset": False},),
     },
 )  # fmt: skip

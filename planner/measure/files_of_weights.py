@@ -11,7 +11,7 @@ from torch import nn
 from planner.cpu.direct import read_rate, room
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
-from planner.measure.hf_model import model_config, working_dtype
+from planner.measure.hf_model import model_config, revision_of, working_dtype
 
 _MEMORY_BYTES = 64 * 2**20
 
@@ -30,15 +30,15 @@ def model_read_rate(job: Job) -> float:
     """Bytes a second at which the model's files are read, measured; 0.0 where they are not on this machine yet."""
     memory = torch.frombuffer(mmap.mmap(-1, room(_MEMORY_BYTES)), dtype=torch.uint8)
     try:
-        return read_rate(sorted(_folder(job.model).glob("*.safetensors")), memory)
+        return read_rate(sorted(_folder(job).glob("*.safetensors")), memory)
     except OSError:
         return 0.0
 
 
-def _folder(model: str) -> Path:
+def _folder(job: Job) -> Path:
     """Raises OSError where it is a name of the hub's that was not downloaded."""
-    if (folder := Path(model)).is_dir():
+    if (folder := Path(job.model)).is_dir():
         return folder
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(model, local_files_only=True))
+    return Path(snapshot_download(job.model, revision=revision_of(job), local_files_only=True))

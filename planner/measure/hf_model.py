@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers import __version__ as version
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
-from planner.hub import not_reached, patiently, unreachable
+from planner.hub import not_given, patiently
 from planner.job.schema import Job
 from planner.measure.peft_lora import with_adapters
 from planner.measure.quantized import Quantization
@@ -30,18 +30,26 @@ def model_config(job: Job) -> PreTrainedConfig:
         raise _unusable(job, "the folder has no config.json")
     try:
         config = patiently(
-            lambda: AutoConfig.from_pretrained(job.model, trust_remote_code=False), f"the config of {job.model}"
+            lambda: AutoConfig.from_pretrained(
+                job.model, revision=revision_of(job), trust_remote_code=False
+            ),
+            f"the config of {job.model}"
         )
     except Exception as error:  # a config is anybody's: what its class makes of it may raise anything
         if is_disk_full(error):
             raise disk_full(error, f"the config of {job.model}") from error
-        if unreachable(error):
-            raise not_reached(f"the config of {job.model}", error) from error
+        if (refused := not_given(f"the config of {job.model}", error)) is not None:
+            raise refused from error
         if code := _needed_code(job.model):
             raise own_code_refused("model", job.model, code) from None
         raise _unusable(job, first_line(error)) from error
     config.use_cache = False
     return cast(PreTrainedConfig, config)
+
+
+def revision_of(job: Job) -> str:
+    """The branch, tag or commit of the model's repository on the hub that is used."""
+    return job.model_revision or "main"
 
 
 def own_code(found: object) -> dict[str, str]:

@@ -6,7 +6,12 @@ import httpx
 import httpx2
 import pytest
 from huggingface_hub import constants
-from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from planner import hub
 
@@ -43,6 +48,24 @@ def test_errors_of_the_network_are_told_from_others(error: Exception, monkeypatc
     assert hub.unreachable(error)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert not hub.unreachable(error), "nobody is to ask the hub"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OUT, "hub-not-reached"), (GONE, "hub-not-found"),
+        (raised(OSError("You are trying to access a gated repo."), GatedRepoError("403", response=answer(403))),
+         "hub-gated"),
+        (raised(OSError("v9 is not a valid git identifier"), RevisionNotFoundError("404", response=answer(404))),
+         "hub-not-found"),
+        (ValueError("no config"), None), (FileNotFoundError("no file"), None),
+    ],
+)  # fmt: skip
+def test_what_the_hub_does_not_give_says_what_to_do(error: Exception, code: str | None) -> None:
+    found = hub.not_given("the dataset a/b", error)
+    assert (found and found.code) == code
+    if found is not None:
+        assert "the dataset a/b" in found.what and found.hint and found.numbers == (str(error),)
 
 
 @pytest.mark.parametrize("error", [GONE, ValueError("no config"), FileNotFoundError("no file"), OSError("disk")])

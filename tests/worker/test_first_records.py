@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import pytest
 
 from planner.errors import Exit, UserError
 from planner.job.data_check import check_data, is_rendered
+from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
+from planner.measure.hf_model import model_config
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
+from worker.data.sources import first_of_hub
 from worker.first_records import MOST, look, main
+from worker.training.model import load_tokenizer
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 UNLEARNED = [TALK[0], TALK[1] | {"train": False}]
@@ -107,3 +112,70 @@ def test_a_tokenizer_that_does_not_load_is_told(
     assert main([str(run)]) == Exit.USAGE
     assert json.loads((run / "error.json").read_text())["code"] == "tokenizer-not-usable"
     assert "[tokenizer-not-usable]" in capsys.readouterr().err
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose folders `datasets` takes for datasets of the hub."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "set").mkdir(parents=True)
+    return write_jsonl(tmp_path / "owner" / "set" / "data.jsonl", [{"messages": TALK}] * (MOST + 9))
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_dataset_of_the_hub_is_looked_at_by_its_first_records(
+    model: Path, tmp_path: Path, hub: Path, offline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    job = make_job(model, hub, max_length=64)
+
+    def at(entry: DataEntry, template: str = CHATML) -> None:
+        look(job, (entry,), byte_tokenizer(chat_template=template))
+
+    first = first_of_hub(DataEntry(path="owner/set"), MOST)
+    assert first is not None and (first.columns, len(first.rows), first.whole) == (("messages",), MOST, False)
+    at(DataEntry(path="owner/set"))
+    for entry, template, code, number in (
+        (DataEntry(path="owner/set"), "{{ messages[9].content }}", "chat-template-refuses", "record 1 of owner/set"),
+        (DataEntry(path="owner/set", split="test"), CHATML, "dataset-unreadable", "test"),
+        (DataEntry(path="owner/set", columns={"text": "body"}), CHATML, "unknown-columns", "body"),
+    ):  # fmt: skip
+        with pytest.raises(UserError) as told:
+            at(entry, template)
+        assert told.value.code == code and any(number in line for line in told.value.numbers), told.value
+    assert first_of_hub(DataEntry(path="owner/set", split="train[:1%]"), MOST) is None, "a part is left to the job"
+
+
+def test_what_is_not_on_a_machine_that_asks_no_hub_is_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("huggingface_hub.constants.HF_HUB_OFFLINE", "datasets.config.HF_HUB_OFFLINE"):
+        monkeypatch.setattr(name, True)
+    with pytest.raises(UserError) as told:
+        first_of_hub(DataEntry(path="nobody/nothing"), MOST)
+    assert told.value.code == "hub-offline"
+    job = make_job(model, write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}]))
+    with pytest.raises(UserError) as told:
+        model_config(job.model_copy(update={"model": "nobody/nothing"}))
+    assert told.value.code == "hub-offline"
+
+
+def test_a_revision_of_a_model_and_its_tokenizer_is_the_one_that_is_used(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repository = cache / "models--owner--tiny"
+    for name, commit, width in (("main", "a" * 40, 16), ("v2", "b" * 40, 32)):
+        shutil.copytree(model, repository / "snapshots" / commit)
+        config = repository / "snapshots" / commit / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": width}))
+        (repository / "snapshots" / commit / "chat_template.jinja").write_text(f"{{{{ '{name}' }}}}")
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / name).write_text(commit)
+    job = make_job(model, write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}]))
+    for revision, width, name in ((None, 16, "main"), ("v2", 32, "v2"), ("b" * 40, 32, "v2")):
+        its = job.model_copy(update={"model": "owner/tiny", "tokenizer": "owner/tiny", "model_revision": revision})
+        assert model_config(its).hidden_size == width
+        assert load_tokenizer(its).chat_template == f"{{{{ '{name}' }}}}"

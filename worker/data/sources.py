@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import csv
+import logging
+import re
 import warnings
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import Exit, UserError, disk_full, is_disk_full
-from planner.hub import not_reached, patiently, unreachable
+from planner.hub import not_given, patiently
+from planner.job.data_check import FirstRows
 from planner.job.data_entry import DataEntry
 from planner.job.local_data import LocalData, csv_columns, is_local, local_data
+from planner.job.records import Record
 
 if TYPE_CHECKING:
     from datasets.arrow_dataset import Dataset
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +52,45 @@ def open_source(entry: DataEntry) -> Source:
     except (DatasetsError, DatasetGenerationError, OSError, ValueError, csv.Error) as error:
         if is_disk_full(error):
             raise disk_full(error, f"a copy of the dataset {name}") from error
-        if not is_local(name) and unreachable(error):
-            raise not_reached(f"the dataset {name}", error) from error
-        raise UserError(
-            f"Cannot read the dataset {name}.", code="dataset-unreadable", exit_code=Exit.USAGE,
-            numbers=tuple(_causes(error)),
-            hint="check the file's format (.jsonl: one JSON object per line), or the name and the network for a hub id",
-        ) from error  # fmt: skip
+        if not is_local(name) and (refused := not_given(f"the dataset {name}", error)) is not None:
+            raise refused from error
+        raise _unreadable(name, error) from error
     if not records:
         raise UserError(
             f"The dataset {name} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records",),
             hint="give a file with at least one record",
         )  # fmt: skip
     return Source(name=path.name if is_local(name) else name, columns=tuple(records.column_names), records=records)
+
+
+def first_of_hub(entry: DataEntry, most: int) -> FirstRows | None:
+    """The first `most` records of a dataset of the hub, of which no more is downloaded than they need; where the hub is
+    not to be asked, of what is on this machine. None where they are not to be had like this: of a part of a split, and
+    where `datasets` cannot stream them. Raises UserError where the hub does not give them, and for a name or split that
+    the dataset does not have."""
+    from datasets.exceptions import DatasetsError
+    from datasets.load import load_dataset
+    from datasets.utils.tqdm import disable_progress_bars
+    from huggingface_hub import constants
+
+    disable_progress_bars()
+    if not re.fullmatch(r"[\w.-]+", entry.split):
+        return None
+    try:
+        load: Any = load_dataset
+        stream = load(entry.path, split=entry.split, streaming=not constants.HF_HUB_OFFLINE, **_named(entry))
+    except (DatasetsError, OSError, ValueError) as error:
+        if (refused := not_given(f"the dataset {entry.path}", error)) is not None:
+            raise refused from error
+        raise _unreadable(entry.path, error) from error
+    try:
+        rows: list[Record] = list(islice(iter(stream), most + 1))
+    except Exception as error:  # files that can be read whole only, of any kind of reader; the job reads them so
+        log.info("data: the first records of %s cannot be streamed: %s", entry.path, error)
+        return None
+    columns = tuple(stream.column_names or (rows[0] if rows else ()))
+    placed = tuple((f"record {number} of {entry.path}", row) for number, row in enumerate(rows[:most], start=1))
+    return FirstRows(columns=columns, rows=placed, whole=len(rows) <= most) if rows else None
 
 
 def _open_local(path: Path) -> Dataset | tuple[()]:
@@ -80,9 +114,20 @@ def _part(records: Dataset | tuple[()], split: str) -> Dataset | tuple[()]:
 
 
 def _hub(entry: DataEntry) -> Dataset | tuple[()]:
+    return _train_split(entry.path, split=entry.split, **_named(entry))
+
+
+def _named(entry: DataEntry) -> dict[str, Any]:
     options: dict[str, Any] = {"data_files": list(entry.data_files)} if entry.data_files else {}
-    options |= {key: value for key, value in (("name", entry.name), ("revision", entry.revision)) if value is not None}
-    return _train_split(entry.path, split=entry.split, **options)
+    return options | {k: v for k, v in (("name", entry.name), ("revision", entry.revision)) if v is not None}
+
+
+def _unreadable(name: str, error: BaseException) -> UserError:
+    return UserError(
+        f"Cannot read the dataset {name}.", code="dataset-unreadable", exit_code=Exit.USAGE,
+        numbers=tuple(_causes(error)),
+        hint="check the file's format (.jsonl: one JSON object per line), or the name and the network for a hub id",
+    )  # fmt: skip
 
 
 def _options(data: LocalData) -> dict[str, Any]:

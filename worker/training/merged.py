@@ -1,4 +1,4 @@
-"""A model folder of base and adapters in one, made file by file: in memory is what one file of the base holds.
+"""A model folder of base and adapters in one, made file by file: in memory is one weight at a time.
 
 Each weight goes through peft's own layer, and so becomes what peft's merge makes of it, in the dtype that the base is
 published in.
@@ -15,16 +15,16 @@ from typing import Any, cast
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from planner.disk import check_space, sync_tree
 from planner.errors import Exit, UserError
-from planner.hub import not_reached, unreachable
+from planner.hub import not_given
 from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
-from planner.measure.hf_model import model_config, skeleton_model
+from planner.measure.hf_model import model_config, revision_of, skeleton_model
 
 _HULL = "base_model.model."  # how names in peft's model begin
 _WEIGHTS, _BESIDE = "*.safetensors", (".json", ".jinja", ".txt", ".model")
@@ -80,10 +80,14 @@ def _base_folder(job: Job) -> Path:
         return Path(job.model)
     try:
         wanted = [_WEIGHTS, *(f"*{end}" for end in _BESIDE)]
-        return Path(snapshot_download(job.model, allow_patterns=wanted, ignore_patterns=list(_ANOTHER_FORM)))
+        return Path(
+            snapshot_download(
+                job.model, revision=revision_of(job), allow_patterns=wanted, ignore_patterns=list(_ANOTHER_FORM)
+            )
+        )
     except Exception as error:
-        if unreachable(error):
-            raise not_reached(f"the weights of {job.model}", error) from error
+        if (refused := not_given(f"the weights of {job.model}", error)) is not None:
+            raise refused from error
         raise
 
 
@@ -164,18 +168,24 @@ def _keys(file: Path) -> list[str]:
 
 @torch.no_grad()
 def _write(source: Path, target: Path, layers: Mapping[str, Any]) -> None:
-    with safe_open(source, "pt") as content:
-        tensors = {}
+    """A copy of the file, in which the weights that are others now are written over: shapes and dtypes stay."""
+    shutil.copyfile(source, target)
+    with source.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length))
+    with safe_open(source, "pt") as content, target.open("r+b") as file:
         for key in content.keys():  # noqa: SIM118, it is no mapping
+            if (layer := layers.get(key)) is None:
+                continue
             tensor = content.get_tensor(key)
-            if isinstance(layer := layers.get(key), torch.Tensor):
-                tensor = layer.to(tensor.dtype)
-            elif layer is not None:
+            if isinstance(layer, torch.Tensor):
+                merged = layer.to(tensor.dtype)
+            else:
                 its = layer.get_base_layer()
                 its.weight = nn.Parameter(tensor.clone(), requires_grad=False)
                 layer.merge()
-                tensor = its.weight.data
-                its.weight = nn.Parameter(tensor.to("meta"), requires_grad=False)
-            tensors[key] = tensor.contiguous()
-        save_file(tensors, target, metadata=content.metadata() or {"format": "pt"})
-        target.chmod(target.parent.stat().st_mode & 0o666)  # by the umask, as other files; safetensors closes its own
+                merged = its.weight.data
+                its.weight = nn.Parameter(merged.to("meta"), requires_grad=False)
+            assert (merged.shape, merged.dtype) == (tensor.shape, tensor.dtype), key
+            file.seek(8 + length + entries[key]["data_offsets"][0])
+            file.write(merged.contiguous().view(-1).view(torch.uint8).numpy().data)

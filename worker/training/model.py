@@ -13,11 +13,11 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.trainer_utils import align_special_tokens
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
-from planner.hub import not_reached, patiently, unreachable
+from planner.hub import not_given, patiently
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.job.weights import check_weights
-from planner.measure.hf_model import build_model, model_config, own_code, own_code_refused, working_dtype
+from planner.measure.hf_model import build_model, model_config, own_code, own_code_refused, revision_of, working_dtype
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
 from planner.measure.quantized import Quantization, parameters_of
 from planner.measure.trainer_options import set_trainer_options
@@ -50,15 +50,15 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
             loaded: Any = patiently(
                 lambda: AutoModelForCausalLM.from_pretrained(
                     job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
-                    output_loading_info=True, trust_remote_code=False, **options,
+                    output_loading_info=True, trust_remote_code=False, revision=revision_of(job), **options,
                 ),
                 f"the model {job.model}",
             )  # fmt: skip
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             if is_disk_full(error):
                 raise disk_full(error, f"the weights of {job.model}") from error
-            if unreachable(error):
-                raise not_reached(f"the weights of {job.model}", error) from error
+            if (refused := not_given(f"the weights of {job.model}", error)) is not None:
+                raise refused from error
             raise UserError(
                 f"The weights of {job.model} cannot be loaded.", code="weights-not-usable", exit_code=Exit.USAGE,
                 numbers=(first_line(error),),
@@ -101,14 +101,17 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     """The job's tokenizer, with the job's chat template where it gives one. Raises UserError."""
     try:
         tokenizer: PreTrainedTokenizerBase = patiently(
-            lambda: AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=False),
+            lambda: AutoTokenizer.from_pretrained(
+                job.tokenizer, revision=revision_of(job) if job.tokenizer == job.model else "main",
+                trust_remote_code=False,
+            ),
             f"the tokenizer {job.tokenizer}",
         )
     except Exception as error:  # its files are anybody's: what is made of them may raise anything
         if is_disk_full(error):
             raise disk_full(error, f"the tokenizer {job.tokenizer}") from error
-        if unreachable(error):
-            raise not_reached(f"the tokenizer {job.tokenizer}", error) from error
+        if (refused := not_given(f"the tokenizer {job.tokenizer}", error)) is not None:
+            raise refused from error
         if isinstance(error, ValueError) and (code := _own_code_of(job.tokenizer)):
             raise own_code_refused("tokenizer", job.tokenizer, code) from None
         raise UserError(

@@ -11,6 +11,7 @@ from alembic import command
 from alembic.config import Config as AlembicConfig
 
 from offmated.jobs import retry as again
+from offmated.jobs import submission
 from offmated.jobs.migrate import scripts_folder, upgrade
 from offmated.jobs.retry import retry
 from offmated.jobs.smaller import MOST_NOTCHES, take_a_notch
@@ -126,7 +127,10 @@ def test_data_that_cannot_be_trained_on_leave_nothing_behind(store: Store, paths
     assert (store.jobs(), list(paths.runs.iterdir())) == ([], [])
 
 
-def test_the_log_says_which_data_nobody_has_looked_at(store: Store, paths: Paths) -> None:
+def test_the_log_says_which_data_nobody_has_looked_at(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(submission, "look_at_first_records", lambda run: None)  # which would ask the hub
     row, _ = submit(store, paths, JOB.replace("text.jsonl", "[owner/set, text.jsonl]"), paths.state.parent)
     (line,) = RunFolder(Path(row.run_dir)).tail_of_log(9)
     assert line.endswith("owner/set is of the Hugging Face hub: it is read when the job has its turn, before all else")

@@ -14,7 +14,7 @@ from tests.planner.job.conftest import BASE
 VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosine", "warmup_steps": "0.1",
           "num_train_epochs": "2", "method": "full", "chat_template": "template.jinja", "max_length": "64",
           "lora_r": "0", "lora_target_modules": "null", "tokenizer": "tiny", "optim": "adamw_torch",
-          "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl",
+          "per_device_train_batch_size": "2", "model": "tiny", "dataset": "text.jsonl", "model_revision": "main",
           "eval_dataset": "text.jsonl", "val_size": "0.1", "eval_strategy": "no",
           "per_device_eval_batch_size": "2", "train_batch_size": "4",
           "use_rslora": "false", "use_dora": "false", "early_stopping_patience": "null",

@@ -89,6 +89,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("num_train_epochs: 1e300", "bad-value", "at most 10^6"),
         ("gpu_budget: 99999999999TiB", "bad-value", "a size like 10GiB or 500MB"),
         ("seed: 9223372036854775808", "bad-value", "below 2^63"),
+        ("model_revision: v2", "bad-value", "model_revision: it is of a model on the hub, and "),
         ("method: qlora", "not-there", "qlora trains adapters on a base in 4 bits; give load_in_4bit: true, too"),
         ("load_in_4bit: true", "bad-value", "load_in_4bit: it is for method: lora; give that too"),
         ("method: lora\nload_in_4bit: true\nuse_dora: true", "not-there", "use_dora: DoRA on a base in 4 or 8 bits"),

@@ -49,6 +49,6 @@ def test_files_have_weights_that_are_published_as_they_are_used(
 
 def test_a_models_files_are_read_to_know_how_fast_that_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model("llama", torch.bfloat16).save_pretrained(tmp_path, max_shard_size="20KB")
-    assert model_read_rate(SimpleNamespace(model=str(tmp_path))) > 1e5  # type: ignore[arg-type]
+    assert model_read_rate(SimpleNamespace(model=str(tmp_path), model_revision=None)) > 1e5  # type: ignore[arg-type]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert model_read_rate(SimpleNamespace(model="nobody/nothing-of-the-kind")) == 0.0  # type: ignore[arg-type]
+    assert model_read_rate(SimpleNamespace(model="nobody/nothing-of-the-kind", model_revision=None)) == 0.0  # type: ignore[arg-type]
