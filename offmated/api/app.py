@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
 
 from offmated.api import monitoring, plan_page
-from offmated.api.bodies import Again, AskedTurn, Cleaning, Move, Submission
+from offmated.api.bodies import Again, AskedAgain, Cleaning, Move, Submission
 from offmated.api.limits import Limits
 from offmated.api.page import add_page
 from offmated.api.refusals import add_handlers
@@ -185,9 +185,9 @@ def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
     return show_job(job_id, use)
 
 
-def rerun_job(job_id: JobId, body: AskedTurn, use: Use, idempotency_key: Key = None) -> Json:
+def rerun_job(job_id: JobId, body: AskedAgain, use: Use, idempotency_key: Key = None) -> Json:
     """Take a job in once more, as a new one; as `POST /jobs` answers."""
-    row, _ = rerun(use.store, use.paths, job_id, idempotency_key, body.turn(), use.window)
+    row, _ = rerun(use.store, use.paths, job_id, idempotency_key, body.turn(), use.window, body.length())
     use.wake()
     return show_job(row.id, use)
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from offmated.jobs.longer import Length
 from offmated.jobs.states import LARGEST_ID
 from offmated.jobs.table import KEY_LENGTH, WINDOW_LENGTH
 from offmated.jobs.turns import Turn
@@ -40,6 +41,24 @@ class Submission(AskedTurn):
     yaml: str
     folder: str
     name: str = "job.yaml"
+
+
+class AskedAgain(AskedTurn):
+    """A job once more; with one of the two it goes on from the newest checkpoint, to so many epochs or steps in all."""
+
+    epochs: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    max_steps: Annotated[int, Field(ge=1, le=10**9)] | None = None
+
+    @model_validator(mode="after")
+    def _one_length(self) -> AskedAgain:
+        if self.epochs is not None and self.max_steps is not None:
+            raise ValueError("say one of epochs and max_steps")
+        return self
+
+    def length(self) -> Length | None:
+        """How long it is to be in all, where that is another length."""
+        given = self.epochs is not None or self.max_steps is not None
+        return Length(epochs=self.epochs, max_steps=self.max_steps) if given else None
 
 
 class Move(BaseModel):

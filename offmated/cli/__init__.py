@@ -219,11 +219,15 @@ def retry(
 
 @main.command()
 @ID
+@click.option("--epochs", type=float, help="Go on with a done job, to so many epochs in all.")
+@click.option("--max-steps", type=int, help="The same, to so many steps.")
 @queue.turn_options
 @json_option
-def rerun(job_id: int, as_json: bool, **turn: Any) -> None:
+def rerun(job_id: int, epochs: float | None, max_steps: int | None, as_json: bool, **turn: Any) -> None:
     """Put a job into the queue once more, as a new one: the same file, the data that are there now."""
-    job = Client(Paths.from_environment()).rerun(job_id, queue.turn(turn))
+    if epochs is not None and max_steps is not None:
+        raise click.UsageError("say one of --epochs and --max-steps")
+    job = Client(Paths.from_environment()).rerun(job_id, queue.turn(turn), epochs=epochs, max_steps=max_steps)
     print_json(job) if as_json else console().print(job_view.submitted(job))
 
 

@@ -94,10 +94,11 @@ class Client:
             ) from None  # fmt: skip
         return answer
 
-    def rerun(self, job_id: int, turn: Turn) -> Json:
-        """Hand a job in once more, as a new one; returns that."""
+    def rerun(self, job_id: int, turn: Turn, *, epochs: float | None = None, max_steps: int | None = None) -> Json:
+        """Hand a job in once more, as a new one, or to go on to so many epochs or steps; returns that."""
         url, key = f"/jobs/{job_id}/rerun", uuid.uuid4().hex
-        answer: Json = self._send("POST", url, {**turn}, key=key, patience_s=SUBMIT_PATIENCE_S).json()
+        body = {**turn, **_given(epochs=epochs, max_steps=max_steps)}
+        answer: Json = self._send("POST", url, body, key=key, patience_s=SUBMIT_PATIENCE_S).json()
         return answer
 
     def page(self, *states: str, limit: int, label: str | None = None) -> Json:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from offmated.jobs.longer import Length, link, longer
 from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE, Turn
@@ -54,11 +55,19 @@ def submit(
 
 
 def rerun(
-    store: Store, paths: Paths, job_id: int, key: str | None = None, turn: Turn = AT_ONCE, window: str | None = None
-) -> tuple[JobRow, tuple[str, ...]]:
+    store: Store, paths: Paths, job_id: int, key: str | None = None, turn: Turn = AT_ONCE, window: str | None = None,
+    length: Length | None = None,
+) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
     """Hand a job in once more, as a new one: with the same file, on the data that are there now. Its model goes to its
-    own run folder, as that of the first is where the file says. As `submit` otherwise."""
+    own run folder, as that of the first is where the file says. With a `length` it goes on from the newest checkpoint
+    of the first, on the data of that. As `submit` otherwise."""
     row = store.job(job_id)
+    if length is not None:
+        more = longer(row, length)
+        text = more.job.resolved_yaml()
+        return _once(store, key, text, lambda: _take_in(
+            store, paths, more.job, (more.note,), text, key, turn, window, again=job_id, checkpoint=more.checkpoint
+        ))  # fmt: skip
     run = RunFolder(Path(row.run_dir))
     before = as_asked(run, Job.from_resolved(run.resolved), budgets=True)
     job = before.model_copy(update={"output_dir": None})
@@ -113,9 +122,9 @@ def _submitted(store: Store, key: str | None, yaml_text: str) -> JobRow | None:
 
 def _take_in(
     store: Store, paths: Paths, job: Job, notes: Sequence[str], yaml_text: str, key: str | None, turn: Turn,
-    window: str | None, *, again: int | None = None,
+    window: str | None, *, again: int | None = None, checkpoint: Path | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
-    """`again`: the job that this is to be once more."""
+    """`again`: the job that this is to be once more; `checkpoint`: what it goes on from."""
     output_dir = check_output(job, store)
     check_budgets_here(job.gpu_budget, job.cpu_budget)
     check_weights(job)
@@ -131,6 +140,8 @@ def _take_in(
             told.extend(_make_room(final))
         draft.rename(final)
         made.append(final)
+        if checkpoint is not None:
+            link(checkpoint, RunFolder(final))
         _flush(paths.runs)
         return final
 
@@ -142,6 +153,8 @@ def _take_in(
         frozen = freeze(job)
         _write(run.frozen, json.dumps(frozen))
         _write(run.packages, json.dumps(package_versions()))
+        if checkpoint is not None:
+            _write(run.goes_on, f"{checkpoint}\n")
         _flush(draft)
         if (unseen or is_rendered(job)) and (note := look_at_first_records(run)):
             told.append(note)
@@ -238,6 +251,7 @@ def _is_draft(folder: Path) -> bool:
     run = RunFolder(folder)
     return {path.name for path in folder.iterdir()} <= {
         run.submitted.name, run.resolved.name, run.frozen.name, run.packages.name, run.error.name,
+        run.goes_on.name,
     }  # fmt: skip
 
 

@@ -55,6 +55,11 @@ class RunFolder:
         return self.path / "frozen.json"
 
     @property
+    def goes_on(self) -> Path:
+        """There where the run goes on with a shorter one, from the checkpoint that it has been given."""
+        return self.path / "goes-on"
+
+    @property
     def packages(self) -> Path:
         """The versions of what trains, when the job was handed in."""
         return self.path / "packages.json"

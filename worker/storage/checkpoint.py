@@ -19,7 +19,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from planner.codec import from_json, to_json
 from planner.disk import check_space, sync
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.job.schema import Job
+from planner.job.trackers import SETTINGS
 from planner.schedule.plan import Plan
 from worker.storage.shards import FileRecord, Streamed, Written, read_shards, write_shards
 from worker.storage.states import StatesOnDisk
@@ -41,9 +42,12 @@ _FREE_KEYS = frozenset(
     {"run_name", "report_to", "output_dir", "save_steps", "save_minutes", "save_total_limit", "gpu_budget",
      "cpu_budget", "disk_paths", "disk_budget", "gradient_checkpointing", "eval_dataset", "val_size", "eval_strategy",
      "eval_steps", "eval_on_start", "per_device_eval_batch_size", "sample_prompts", "sample_tokens", "schedule",
-     "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold"}
+     "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold"}.union(*SETTINGS.values())
 )  # fmt: skip
 """Keys of a job that do not change what is learned (`val_size` does, and is seen in the data's fingerprint)."""
+
+
+_LENGTH = ("num_train_epochs", "max_steps")
 
 
 class TornCheckpoint(Exception):
@@ -67,6 +71,11 @@ class Origin:
         """The origin of a run of `job`."""
         keys = {key: value for key, value in job.model_dump(mode="json").items() if key not in _FREE_KEYS}
         return cls(job=keys, data=data, total_steps=total_steps, plan=_checksum(to_json(plan))[:16])
+
+    def of_length(self, other: Origin) -> Origin:
+        """This one with the length of `other`, for a run that goes on with a shorter one."""
+        job = {**self.job, **{key: other.job[key] for key in _LENGTH if key in other.job}}
+        return replace(self, job=job, total_steps=other.total_steps)
 
     def differences(self, other: Origin) -> tuple[str, ...]:
         """One line per thing that differs, `self` being the older: "learning_rate: 0.1, was 0.2"."""
@@ -116,9 +125,11 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `folder`. `keep`: how many to keep, None for all. One process at a time."""
+    """The checkpoints of one run, in `folder`. `keep`: how many to keep, None for all. `longer`: the run goes on with
+    one that was shorter, whose checkpoint is among them. One process at a time."""
 
-    def __init__(self, folder: Path, *, keep: int | None, origin: Origin) -> None:
+    def __init__(self, folder: Path, *, keep: int | None, origin: Origin, longer: bool = False) -> None:
+        self._longer = longer
         self._folder = folder
         self._keep = keep
         self._origin = origin
@@ -145,7 +156,8 @@ class Checkpoints:
                     f"The checkpoint {path.name} cannot be read now.", code="checkpoint-not-readable",
                     numbers=(first_line(error),), hint=f"it is kept; see to the disk and the rights of {path}",
                 ) from error  # fmt: skip
-            if changed := checkpoint.origin.differences(self._origin):
+            origin = checkpoint.origin.of_length(self._origin) if self._longer else checkpoint.origin
+            if changed := origin.differences(self._origin):
                 raise UserError(
                     f"The job has changed since its checkpoint at step {checkpoint.step}.", code="job-changed",
                     exit_code=Exit.USAGE, numbers=changed,

@@ -91,7 +91,10 @@ class _Run:
         self.origin = Origin.of(
             job, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan=self.plan
         )  # fmt: skip
-        self.checkpoints = Checkpoints(folder.checkpoints, keep=job.save_total_limit, origin=self.origin)
+        self.checkpoints = Checkpoints(
+            folder.checkpoints, keep=job.save_total_limit, origin=self.origin,
+            longer=folder.goes_on.exists(),
+        )  # fmt: skip
         self.trained = TrainedWeights(folder.trained, origin=self.origin)
         self.model = load_model(self._as_it_begins(place))
         check_reach(job, self.model, self.batches.largest_token)
@@ -130,6 +133,11 @@ class _Run:
                 stop.begin()
                 return self._until_end(metrics, lambda: step, lambda: self._deliver_only(weights))
         last = self.checkpoints.latest()
+        if last is None and self.folder.goes_on.exists():
+            raise UserError(
+                "The checkpoint that this job goes on from is gone, or damaged.", code="cannot-go-on",
+                numbers=(str(self.folder.checkpoints),), hint="offmate rerun the first job begins from the start",
+            )  # fmt: skip
         weight_bytes = self.delivery.output.weight_bytes
         free_bytes = check_room(
             self.folder.path, place, checkpoint_bytes=self.state_bytes, weight_bytes=weight_bytes,

@@ -24,26 +24,7 @@ from planner.job.frozen import changed_packages
 from planner.job.schema import Job
 from planner.machine.memory import ram_bytes
 from planner.run.folder import RunFolder
-
-JOB = "model: ./model\ndataset: text.jsonl\n"
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> Paths:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
-    (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    (tmp_path / "text.jsonl").write_text('{"text": "one"}\n')
-    paths = Paths.at(tmp_path / "state")
-    paths.runs.mkdir(parents=True)
-    return paths
-
-
-@pytest.fixture
-def store(paths: Paths) -> Store:
-    store = Store(f"sqlite:///{paths.database}")
-    upgrade(store.engine, paths)
-    return store
+from tests.offmated.jobs.conftest import JOB
 
 
 def test_a_run_folder_that_a_lost_database_knew_is_kept_and_the_user_told(store: Store, paths: Paths) -> None:

@@ -1,0 +1,100 @@
+"""Going on with a job that is done, for more epochs or steps: what must hold, what it changes, and what is said of it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from offmated.jobs.states import JobState
+from offmated.jobs.table import JobRow
+from planner.errors import Exit, UserError
+from planner.job.frozen import check_frozen
+from planner.job.schema import Job
+from planner.run.folder import RunFolder
+
+_LEVEL = ("constant", "constant_with_warmup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """How long a job is to be in all: one of the two."""
+
+    epochs: float | None = None
+    max_steps: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.max_steps} steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Longer:
+    """A new job that goes on from `checkpoint`, and the note that says what its numbers are."""
+
+    job: Job
+    checkpoint: Path
+    note: str
+
+
+def longer(row: JobRow, length: Length) -> Longer:
+    """The job of `row` with another length, from its newest checkpoint. Raises UserError where there is none to go on
+    from, where its data have changed, or where a longer run is no going on."""
+    run = RunFolder(Path(row.run_dir))
+    if row.state is not JobState.DONE:
+        raise _no(row, f"it is {row.state}", f"offmate retry {row.id} goes on with one that failed or was cancelled")
+    job = Job.from_resolved(run.resolved)
+    new = _with_length(row, job, length)
+    if job.load_best_model_at_end:
+        raise _no(row, "it took its best evaluation, and what came behind that is gone", "")
+    if job.disk_paths is not None:
+        raise _no(row, "its optimizer states were on disk, and went with its end", "")
+    found = [folder for folder in run.checkpoints.glob("step-*") if folder.name[5:].isdigit()]
+    if not found:
+        raise _no(
+            row, "it has no checkpoint any more, or never had one: nothing is saved after the last step",
+            f"offmate rerun {row.id} begins from the start; a smaller save_steps leaves a checkpoint near the end",
+        )  # fmt: skip
+    check_frozen(job, run.read_frozen())
+    checkpoint = max(found, key=lambda folder: int(folder.name[5:]))
+    return Longer(job=new, checkpoint=checkpoint, note=_note(row, new, length, int(checkpoint.name[5:])))
+
+
+def link(checkpoint: Path, run: RunFolder) -> None:
+    """Give a run the checkpoint to go on from: the same files under another name, which nobody writes to, so that it
+    takes no room and stays where the first job's go."""
+    into = run.checkpoints / checkpoint.name
+    into.mkdir(parents=True, mode=0o700)
+    for file in checkpoint.iterdir():
+        os.link(file, into / file.name)
+
+
+def _with_length(row: JobRow, job: Job, length: Length) -> Job:
+    if length.max_steps is not None:
+        if job.max_steps is not None and length.max_steps <= job.max_steps:
+            raise _no(row, f"it has had {job.max_steps} steps", "--max-steps is their number in all")
+        if job.max_steps is None:
+            raise _no(row, f"its length is {job.num_train_epochs:g} epochs", "say --epochs")
+        return job.model_copy(update={"max_steps": length.max_steps, "output_dir": None})
+    assert length.epochs is not None
+    if job.max_steps is not None:
+        raise _no(row, f"its length is max_steps, {job.max_steps}", "say --max-steps")
+    if length.epochs <= job.num_train_epochs:
+        raise _no(row, f"it has had {job.num_train_epochs:g} epochs", "--epochs is their number in all")
+    return job.model_copy(update={"num_train_epochs": length.epochs, "output_dir": None})
+
+
+def _note(row: JobRow, job: Job, length: Length, step: int) -> str:
+    begins = f"it goes on from step {step} of job {row.id}, the newest checkpoint kept"
+    if job.lr_scheduler_type in _LEVEL and not 0 < job.warmup_steps < 1:
+        return f"{begins}: under the same plan its numbers are those of {length} from the start, in every bit"
+    return (
+        f"{begins}; from there the learning rate is that of {length}, while until there it was that of the shorter run "
+        f"({job.lr_scheduler_type}): its numbers are of neither. Only constant rates go on without a seam"
+    )
+
+
+def _no(row: JobRow, why: str, hint: str) -> UserError:
+    return UserError(
+        f"Job {row.id} cannot go on for longer: {why}.", hint=hint, code="cannot-go-on", exit_code=Exit.USAGE
+    )

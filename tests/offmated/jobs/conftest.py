@@ -1,0 +1,31 @@
+"""A state folder with its database, and a job that can be handed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from offmated.jobs.migrate import upgrade
+from offmated.jobs.store import Store
+from offmated.paths import Paths
+
+JOB = "model: ./model\ndataset: text.jsonl\n"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "text.jsonl").write_text('{"text": "one"}\n')
+    paths = Paths.at(tmp_path / "state")
+    paths.runs.mkdir(parents=True)
+    return paths
+
+
+@pytest.fixture
+def store(paths: Paths) -> Store:
+    store = Store(f"sqlite:///{paths.database}")
+    upgrade(store.engine, paths)
+    return store
