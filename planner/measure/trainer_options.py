@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 from torch import Tensor, nn
-from transformers.integrations.neftune import activate_neftune
-from transformers.trainer_pt_utils import LabelSmoother
 
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
@@ -24,6 +22,8 @@ class SmoothedLoss:
     for it."""
 
     def __init__(self, factor: float) -> None:
+        from transformers.trainer_pt_utils import LabelSmoother  # loads peft, which few jobs need
+
         self._smoother = LabelSmoother(epsilon=factor)
         self.used = False
 
@@ -41,6 +41,8 @@ class SmoothedLoss:
 def set_trainer_options(model: nn.Module, job: Job) -> None:
     """Have `model` (peft's, where it has adapters) train as the job's keys say."""
     if job.neftune_noise_alpha is not None:
+        from transformers.integrations.neftune import activate_neftune  # loads peft, which few jobs need
+
         activate_neftune(cast(Any, model), job.neftune_noise_alpha)  # type: ignore[no-untyped-call]
     if job.label_smoothing_factor:
         causal = _causal(model)

@@ -81,6 +81,8 @@ TORCH_FREE = ("planner", "planner.job", "planner.run", "planner.machine", "plann
 """The folders of the planner that offmated may use."""
 SOLVERS = ("pulp", "highspy")
 SOLVE = ("planner.ilp", "planner.search")
+RARE = ("peft", "bitsandbytes", "transformers.integrations", "transformers.trainer")
+"""Adapters and quantized weights; what stands beside transformers' Trainer loads both."""
 HEAVY = ("torch", "transformers", "datasets", "pulp", "highspy", "numpy")
 
 
@@ -95,10 +97,11 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(name: str, path: Path) -> Iterator[str]:
-    """Every module that `path` imports, anywhere in it; for `from a import b` both `a` and `a.b`."""
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def imports(name: str, path: Path, *, at_once: bool = False) -> Iterator[str]:
+    """Every module that `path` imports, anywhere in it, or `at_once` when it is imported itself; for `from a import b`
+    both `a` and `a.b`."""
+    package, tree = name if path.name == "__init__.py" else name.rpartition(".")[0], ast.parse(path.read_text("utf-8"))
+    for node in tree.body if at_once else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -170,6 +173,17 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_only_the_folders_that_solve_import_a_solver() -> None:
     users = {folder(name) for name, path in modules().items() if set(imports(name, path)) & set(SOLVERS)}
     assert users <= set(SOLVE)
+
+
+def test_what_few_jobs_need_is_imported_by_those_that_need_it() -> None:
+    early = {
+        (name, target)
+        for name, path in modules().items()
+        for target in imports(name, path, at_once=True)
+        if target.startswith(RARE)
+    }
+    assert early == set()
+    assert any(target.startswith(RARE) for name, path in modules().items() for target in imports(name, path))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen
@@ -183,6 +182,8 @@ class Batches:
         if epoch not in self._orders:
             generator = torch.Generator().manual_seed(epoch_seed(self._job.seed, epoch))
             if self._job.group_by_length:
+                from transformers.trainer_pt_utils import get_length_grouped_indices
+
                 lengths = self._rows.lengths.tolist()
                 grouped = get_length_grouped_indices(lengths, self.rows_per_step, generator=generator)  # type: ignore[no-untyped-call]
                 order = np.array(grouped, np.int64)

@@ -10,7 +10,6 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
-from transformers.trainer_utils import align_special_tokens
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_given, patiently
@@ -150,6 +149,8 @@ def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokeniz
     """Have the configs of the model name the job's `special_tokens`, as transformers' Trainer does: what is saved then
     ends its answers there."""
     if job.special_tokens:
+        from transformers.trainer_utils import align_special_tokens
+
         base = cast(Any, model).get_base_model() if hasattr(model, "get_base_model") else model
         align_special_tokens(base, tokenizer)  # type: ignore[no-untyped-call]
 
