@@ -8,7 +8,7 @@ from __future__ import annotations
 import pulp
 
 from planner.ilp.instance import Instance
-from planner.ilp.rows import Flow, Rows, Sums, Term
+from planner.ilp.sums import Flow, Rows, Sums, Term
 
 SENDS = ("send_X", "send_N", "send_D")
 FETCHES = ("fetch_X", "fetch_N", "fetch_R")

@@ -19,8 +19,8 @@ import pulp
 from planner.candidate.setting import Setting
 from planner.ilp.columns import limits_of
 from planner.ilp.instance import Instance, Spread, make_instance
-from planner.ilp.rows import Rows, Term
 from planner.ilp.solver import solve
+from planner.ilp.sums import Rows, Term
 from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
 
 _AHEAD = AHEAD_TRAFFIC_BYTES / UPDATE_TRAFFIC_BYTES  # times the work of an update that waits

@@ -1,84 +1,210 @@
-"""Parts of the aggregated program: bytes moved per stage with running sums, and sums over nested sets of blocks."""
+"""The rows of the O-ILP: what leaves and is back by when, what fits into device and host memory.
+
+Symbols are those of the legend in `planner.ilp.program`; the rows of time are in `planner.ilp.stage_times`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pulp
 
-Term = Any  # a PuLP expression, a variable or a number: PuLP has no types
+from planner.ilp.columns import FETCHES, Columns, backward_position, forward_position, position
+from planner.ilp.stage_times import stages_last_as_long_as_their_work
+from planner.ilp.sums import Term
 
 
-class Rows:
-    """The problem under construction. Names are kept to letters, digits and underscores, as every solver wants them."""
-
-    def __init__(self, name: str) -> None:
-        self.problem = pulp.LpProblem(name, pulp.LpMinimize)
-
-    def variable(self, name: str, upper: float | None = None, *, binary: bool = False) -> pulp.LpVariable:
-        """A variable between 0 and `upper`."""
-        return self.problem.add_variable(name, 0, 1 if binary else upper, "Binary" if binary else "Continuous")
-
-    def equal(self, name: str, left: Term, right: Term) -> None:
-        """left = right."""
-        self._add(name, pulp.lpSum([left]) == pulp.lpSum([right]))
-
-    def at_most(self, name: str, left: Term, right: Term) -> None:
-        """left <= right."""
-        self._add(name, pulp.lpSum([left]) <= pulp.lpSum([right]))
-
-    def _add(self, name: str, row: pulp.LpConstraint) -> None:
-        if len(row):  # a row without variables would be dropped, true or not
-            self.problem.addConstraint(row, name)
-        elif not row.valid(1e-9):
-            raise ValueError(f"{name} has no variable and does not hold: {row}")
+def add_rows(v: Columns) -> None:
+    """All of them, to the problem of `v`."""
+    one_option_per_block(v)
+    totals_are_parts_of_blocks(v)
+    weights_leave_after_their_backward(v)
+    cpu_updates_follow_their_gradients(v)
+    weights_are_back_for_their_forward(v)
+    weights_are_back_for_their_backward(v)
+    states_are_there_for_their_update(v)
+    gpu_memory_fits(v)
+    host_memory_fits(v)
+    stages_last_as_long_as_their_work(v)
 
 
-class Sums:
-    """Running sums over blocks: `upto(i)` is x_0 + … + x_i, `since(i)` is x_i + … + x_(L-1)."""
-
-    def __init__(self, rows: Rows, name: str, terms: Sequence[Term]) -> None:
-        self._sums: list[Term] = []
-        for i, term in enumerate(terms):
-            total = rows.variable(f"sum_{name}_{i}")
-            rows.equal(f"sum_{name}_{i}", total, (self._sums[-1] if i else 0) + term)
-            self._sums.append(total)
-
-    def upto(self, i: int) -> Term:
-        """Sum over blocks 0 … i; 0 for i < 0."""
-        return self._sums[min(i, len(self._sums) - 1)] if i >= 0 else 0
-
-    def since(self, i: int) -> Term:
-        """Sum over blocks i … L-1; 0 for i >= L."""
-        if i >= len(self._sums):
-            return 0
-        return self._sums[-1] - (self._sums[i - 1] if i > 0 else 0)
-
-    def all(self) -> Term:
-        """Sum over all blocks."""
-        return self._sums[-1]
+def one_option_per_block(v: Columns) -> None:
+    """(4.1): each block has one option."""
+    for i, chosen in enumerate(v.comp):
+        v.rows.equal(f"eq4_1_option_b{i}", pulp.lpSum(chosen), 1)
 
 
-class Flow:
-    """Bytes moved at each position of a season, and their running sum. Outside of the season nothing moves."""
+def totals_are_parts_of_blocks(v: Columns) -> None:
+    """(4.3), (4.6): a byte has one placement; states of what the CPU updates stay on the host."""
+    p, t = v.p, v.total
+    for i in range(p.blocks):
+        v.rows.at_most(f"eq4_3_weights_b{i}", t["X"][i] + t["N"][i] + t["D"][i] + t["K"][i], p.weights[i])
+        v.rows.at_most(f"eq4_3_frozen_b{i}", t["R"][i], v.frozen_moved[i])
+        v.rows.at_most(f"eq4_3_current_b{i}", t["E"][i], t["X"][i] + t["N"][i] + v.frozen_moved[i])
+        v.rows.at_most(f"eq4_6_states_b{i}", t["Y"][i] + v.states_on_host(i), p.states[i])
 
-    def __init__(self, rows: Rows, name: str, positions: int) -> None:
-        self.at = [rows.variable(f"{name}_{u}") for u in range(positions)]
-        self._sums: list[pulp.LpVariable] = []
-        for u in range(positions):
-            total = rows.variable(f"cum_{name}_{u}")
-            rows.equal(f"cum_{name}_{u}", total, (self._sums[-1] if u else 0) + self.at[u])
-            self._sums.append(total)
 
-    def moved(self, u: int) -> Term:
-        """What moved at position u."""
-        return self.at[u] if 0 <= u < len(self.at) else 0
+def _own_part(v: Columns, name: str, kind: str, i: int, u: int) -> Term:
+    """The part of a flow at position u that is block i's own."""
+    own = v.own[name][i]
+    v.rows.at_most(f"own_{name}_of_b{i}", own, v.total[kind][i])
+    v.rows.at_most(f"own_{name}_at_b{i}", own, v.flow[name].moved(u))
+    return own
 
-    def upto(self, u: int) -> Term:
-        """What moved at positions 0 … u."""
-        return self._sums[min(u, len(self._sums) - 1)] if u >= 0 else 0
 
-    def within(self, first: int, last: int) -> Term:
-        """What moved at positions first … last."""
-        return self.upto(last) - self.upto(first - 1) if last >= first else 0
+def weights_leave_after_their_backward(v: Columns) -> None:
+    """(4.7), (4.12): nothing is sent before it is made, and all is sent in time.
+
+    A gradient leaves between its backward and the end of block 0's; a weight before the stage that needs it. What the
+    block running sends itself waits for its own end.
+    """
+    p = v.p
+    for name, kind in (("send_X", "X"), ("send_N", "N"), ("send_D", "D")):
+        flow = v.flow[name]
+        for u in range(p.stages):
+            v.rows.at_most(f"eq4_7_{name}_u{u}", flow.upto(u), v.released(kind, u))
+        for i in range(p.blocks):
+            g = backward_position(p, i)
+            own = _own_part(v, name, kind, i, g)
+            # What is sent at g beyond what was released before g must be i's own.
+            v.rows.at_most(f"eq4_7_own_{name}_b{i}", flow.upto(g) - v.released(kind, g - 1), own)
+            last = {"X": p.blocks - 1, "N": forward_position(p, i) - 1, "D": forward_position(p, i)}[kind]
+            v.rows.at_most(f"eq4_7_{name}_b{i}", v.sum[kind].upto(i), own + flow.within(g + 1, min(last, p.stages - 1)))
+
+
+def cpu_updates_follow_their_gradients(v: Columns) -> None:
+    """(4.4), (4.12), (4.13): update after the gradient came, fetch after the update; with clipping after block 0.
+
+    Block 0's next forward follows its backward at once, and waits for gradient, update and weight, one after another.
+    """
+    p, update, send = v.p, v.flow["update"], v.flow["send_X"]
+    for u in range(p.stages):
+        v.rows.at_most(f"eq4_12_update_u{u}", update.upto(u), send.upto(u))
+        v.rows.at_most(f"eq4_13_fetch_u{u}", v.flow["fetch_X"].upto(u), update.upto(u))
+        v.rows.at_most(f"eq4_13_released_u{u}", v.flow["fetch_X"].upto(u), v.released("X", u - 1))
+        if p.clip and u < p.blocks:
+            v.rows.equal(f"clip_waits_for_the_norm_u{u}", update.moved(u), 0)
+    for i in range(p.blocks):
+        g, f = backward_position(p, i), forward_position(p, i)
+        v.rows.at_most(f"eq4_12_own_b{i}", update.upto(g), send.upto(g) - v.own["send_X"][i])
+        own = v.own_update if i == 0 else 0
+        v.rows.at_most(f"eq4_11_update_b{i}", v.sum["X"].upto(i), own + update.within(g + 1, f - 1))
+    v.rows.at_most("own_update_of_b0", v.own_update, v.total["X"][0])
+    v.rows.at_most("own_update_at_b0", v.own_update, update.moved(p.blocks))
+
+
+def weights_are_back_for_their_forward(v: Columns) -> None:
+    """(4.5) forward, (4.9), (4.11): what was away after backward has come back, the last of it in the stage itself."""
+    p = v.p
+    for u in range(p.stages + 1):
+        v.rows.at_most(f"eq4_9_fetch_N_u{u}", v.flow["fetch_N"].upto(u), v.flow["send_N"].upto(u - 1))
+        v.rows.at_most(f"eq4_9_fetch_R_u{u}", v.flow["fetch_R"].upto(u), v.released("R", u - 1))
+    v.rows.at_most("eq4_13_fetch_last", v.flow["fetch_X"].upto(p.stages), v.flow["update"].upto(p.stages - 1))
+    for name, kind in (("fetch_X", "X"), ("fetch_N", "N"), ("fetch_R", "R")):
+        for i in range(p.blocks):
+            g, f = backward_position(p, i), forward_position(p, i)
+            own = _own_part(v, name, kind, i, f)
+            v.rows.at_most(f"eq4_5_{name}_b{i}", v.sum[kind].upto(i), own + v.flow[name].within(g + 1, f - 1))
+        v.rows.equal(f"eq4_5_{name}_all", v.flow[name].upto(p.stages), v.sum[kind].all())
+
+
+def weights_are_back_for_their_backward(v: Columns) -> None:
+    """(4.5) backward, (4.7), (4.9): what was away after forward has come back."""
+    p, send, fetch = v.p, v.flow["send_K"], v.flow["fetch_E"]
+    for s in range(p.stages):
+        v.rows.at_most(f"eq4_7_send_K_s{s}", send.upto(s), v.sum["K"].upto(s - 1))
+        v.rows.at_most(f"eq4_9_fetch_E_s{s}", fetch.upto(s), v.dropped(s - 1) + send.upto(s - 1))
+    for i in range(p.blocks - 1):
+        g = p.stages - 1 - i
+        own = v.own["fetch_E"][i]
+        v.rows.at_most(f"own_fetch_E_of_b{i}", own, v.total["E"][i] + v.total["D"][i] + v.total["K"][i])
+        v.rows.at_most(f"own_fetch_E_at_b{i}", own, fetch.moved(g))
+        v.rows.at_most(f"eq4_7_send_K_b{i}", v.sum["K"].since(i), send.within(i + 1, g - 1))
+        needed = v.sum["ED"].since(i) + v.sum["K"].since(i)
+        v.rows.at_most(f"eq4_5_fetch_E_b{i}", needed, own + fetch.within(i + 1, g - 1))
+    v.rows.equal("own_fetch_E_head", v.own["fetch_E"][p.blocks - 1], 0)
+
+
+def states_are_there_for_their_update(v: Columns) -> None:
+    """(4.6), (4.8), (4.10): travelling states go round: waiting to leave, away, back and waiting for their use."""
+    p = v.p
+    used = {(p.blocks - 1 if p.clip else backward_position(p, i)): i for i in ([0] if p.clip else range(p.blocks))}
+    for i in range(p.blocks):
+        if i not in used.values():
+            v.rows.equal(f"own_send_Y_b{i}", v.own["send_Y"][i], 0)
+            v.rows.equal(f"own_fetch_Y_b{i}", v.own["fetch_Y"][i], 0)
+    for u in range(p.stages):
+        before = (u - 1) % p.stages
+        use: Term = v.total["Y"][used[u]] if u in used else 0
+        v.rows.equal(f"eq4_8_waiting_u{u}", v.waiting[u], v.waiting[before] + use - v.send_Y[u])
+        v.rows.equal(f"eq4_10_back_u{u}", v.back[u], v.back[before] - use + v.fetch_Y[u])
+        v.rows.equal(f"eq4_8_away_u{u}", v.away[u], v.away[before] + v.send_Y[before] - v.fetch_Y[u])
+        if u in used:
+            i = used[u]
+            v.rows.at_most(f"eq4_6_back_b{i}", use, v.back[before] + v.own["fetch_Y"][i])
+            v.rows.at_most(f"eq4_6_own_fetch_b{i}", v.own["fetch_Y"][i], v.fetch_Y[u])
+            v.rows.at_most(f"eq4_8_own_send_b{i}", v.send_Y[u] - v.waiting[before], v.own["send_Y"][i])
+    ring = v.waiting[0] + v.back[0] + v.away[0] + v.send_Y[0]
+    v.rows.equal("eq4_8_ring", ring, v.sum["Y"].all())
+
+
+def gpu_memory_fits(v: Columns) -> None:
+    """(4.14)-(4.17): at every moment of a stage what is on the device fits the budget."""
+    p = v.p
+    weights = sum(p.weights) + sum(p.frozen)
+    states = sum(p.states) - pulp.lpSum(v.states_on_host(i) for i in range(p.blocks))
+    for number, moment in enumerate(p.moments):
+        s, u = moment.stage, position(p, moment.stage)
+        own_options = pulp.lpSum(
+            moment.bytes_of.get((i, c.index), 0) / p.unit_bytes * x
+            for i in {i for i, _ in moment.bytes_of}
+            for c, x in zip(p.choices[i], v.comp[i], strict=True)
+        )
+        used = (
+            p.stage_standing[s] + moment.fixed_bytes / p.unit_bytes + own_options + v.sum["S"].upto(moment.before)
+            + weights - _weights_away(v, s, u) + states - v.away[u] + _gradients_left(v, s, u)
+        )  # fmt: skip
+        v.rows.at_most(f"eq4_17_gpu_memory_s{s}_{number}", used, p.gpu_budget + v.excess[s])
+
+
+def _weights_away(v: Columns, s: int, u: int) -> Term:
+    """(4.14): what left by the end of the stage before, less what comes in this one."""
+    flow = v.flow
+    after_backward = v.released("X", u - 1) + v.released("R", u - 1) + flow["send_N"].upto(u - 1)
+    back = pulp.lpSum(flow[name].upto(u) for name in FETCHES)
+    after_forward = v.dropped(s - 1) + flow["send_K"].upto(s - 1) - flow["fetch_E"].upto(s)
+    return after_backward - back + after_forward
+
+
+def _gradients_left(v: Columns, s: int, u: int) -> Term:
+    """Gradients of blocks before this one that are still on the device: not sent yet, or waiting for the norm."""
+    p = v.p
+    left: Term = p.gradient_ratio * (v.released("X", u - 1) - v.flow["send_X"].upto(u - 1))
+    if p.rounds > 1:  # those of the device stay between rounds; the running stage's own are in its moments
+        left = left + sum(p.gradients) - p.gradient_ratio * v.sum["X"].all() + v.gradients_coming(s)
+        if s >= p.blocks - 1:
+            own = p.stages - 1 - s
+            left = left - p.gradients[own] + p.gradient_ratio * v.total["X"][own]
+    elif p.clip and s >= p.blocks:
+        above = range(p.blocks - u, p.blocks)
+        left = left + sum(p.gradients[i] for i in above) - p.gradient_ratio * v.released("X", u - 1)
+    return left
+
+
+def host_memory_fits(v: Columns) -> None:
+    """(4.18): the host keeps a copy of all that ever leaves, gradients of what it updates, offloaded activations."""
+    p, t = v.p, v.total
+    used: list[Term] = []
+    for i in range(p.blocks):
+        states = p.states_beside_disk(i) / p.weights[i] * t["X"][i] if p.states_on_disk[i] else v.states_on_host(i)
+        used += [(1 + p.host_gradient_ratio) * t["X"][i], states, (1 - p.on_disk[i]) * v.frozen_moved[i]]
+        used += [t["N"][i], t["D"][i], t["K"][i], t["Y"][i], v.choice(i, "offloaded")]
+    v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget - p.ring)
+
+
+def update_of_first_on_device(v: Columns) -> None:
+    """The CPU updates nothing of the first block."""
+    v.rows.equal("side_of_b0", v.total["X"][0], 0)
+
+
+def update_of_first_on_cpu(v: Columns) -> None:
+    """The CPU updates all of the first block that may leave."""
+    v.rows.equal("side_of_b0", v.total["X"][0], v.p.weights[0])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pulp
 
 from planner.ilp.columns import FETCHES, Columns, position
-from planner.ilp.rows import Term
+from planner.ilp.sums import Term
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 
 

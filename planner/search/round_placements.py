@@ -17,7 +17,8 @@ from planner.candidate.evaluate import evaluate
 from planner.candidate.setting import Setting
 from planner.ilp.columns import Columns, limits_of
 from planner.ilp.instance import Instance, make_instance, tensor_lists
-from planner.ilp.program import Solution, Totals, solve_oilp, update_of_first_on_cpu, update_of_first_on_device
+from planner.ilp.program import Solution, Totals, solve_oilp
+from planner.ilp.rows import update_of_first_on_cpu, update_of_first_on_device
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
 from planner.search.place_transfers import timed_schedules

@@ -16,8 +16,8 @@ from planner.candidate.candidate import settled
 from planner.ilp.columns import Columns, limits_of
 from planner.ilp.instance import Instance, tensor_lists
 from planner.ilp.program import Solution, build, solution_of
-from planner.ilp.rows import Term
 from planner.ilp.solver import solve
+from planner.ilp.sums import Term
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
 from planner.search.placements import Placement
