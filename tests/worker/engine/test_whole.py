@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -54,11 +55,13 @@ def hardware() -> Hardware:
     )
 
 
+@functools.cache
 def chain_of(name: str) -> Chain:
     analysis = analyse_model(model_of(name), batches_of(0, 1)[0], device=CPU)
     return analysis.chain(estimate_times(analysis, hardware()))
 
 
+@functools.cache
 def plain_peak_bytes(name: str, slices: int) -> int:
     """What plain PyTorch needs for the same steps, by the same meter."""
     meter, model = Meter(), model_of(name)
