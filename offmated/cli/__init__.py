@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from offmated.cli import job_list, job_view, queue
-from offmated.cli.certify import certify
+from offmated.cli.certify import certify, verify_resume
 from offmated.cli.clean import clean
 from offmated.cli.client import Client, other_version
 from offmated.cli.follow import events, follow, log, planned
@@ -139,8 +139,29 @@ def export(job_id: int, folder: Path) -> None:
     sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
 
 
+@main.command()
+@ID
+@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
+@click.option("--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Most tokens of an answer.")
+@click.option("--text", is_flag=True, help="Continue the prompts as they are, without the chat template.")
+def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool) -> None:
+    """Print what the finished model of job ID says to each PROMPT, within the budgets of the job's plan."""
+    only_here("sample")
+    client = Client(Paths.from_environment())
+    run = client.job(job_id)["run_dir"]
+    if at_work := next(iter(client.jobs(JobState.RUNNING)), None):
+        raise UserError(
+            f"Job {at_work['id']} has the GPU.", code="gpu-busy", exit_code=Exit.USAGE,
+            hint=f"wait for it, or type: offmate pause {at_work['id']}",
+        )  # fmt: skip
+    words = [f"--tokens={tokens}", *(["--text"] if text else []), "--", *prompts]
+    command = [sys.executable, "-P", "-m", "worker.sample", run, *words]
+    sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
+
+
 main.add_command(plan)
 main.add_command(certify)
+main.add_command(verify_resume)
 
 
 @main.command()

@@ -1,4 +1,5 @@
-"""`offmate certify`: a job's first steps by offmate and by plain PyTorch, in a process of their own."""
+"""`offmate certify`: a job's first steps by offmate and by plain PyTorch, in a process of their own; `offmate
+verify-resume`: with a stop and without."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -40,8 +42,33 @@ def certify(file: Path, as_json: bool, **options: str | int | None) -> None:
     sys.exit(code)
 
 
+@click.command("verify-resume")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--steps", type=click.IntRange(min=2), default=6, show_default=True, help="How many steps.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.")
+@budget_options
+def verify_resume(file: Path, **options: str | int | None) -> None:
+    """Do the first steps of the job in FILE in one go, and with a stop and a new process in between, and compare what
+    is learned bit by bit. Exits with 1 when a bit differs."""
+    with _process("worker.verify_resume", file, options, ("steps", "device")) as command:
+        code = subprocess.call(command, stdin=subprocess.DEVNULL)
+    sys.exit(code if code >= 0 else Exit.FAILED)
+
+
 def _compare(file: Path, options: dict[str, str | int | None]) -> tuple[int, object]:
     """Exit code and certificate; without one the process has said why on stderr, and we leave with its exit code."""
+    with _process("worker.certify", file, options, ("steps", "layers", "device")) as command:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    if not done.stdout.strip():
+        raise click.exceptions.Exit(done.returncode if done.returncode > 0 else Exit.FAILED)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+@contextmanager
+def _process(
+    module: str, file: Path, options: dict[str, str | int | None], handed_on: tuple[str, ...]
+) -> Iterator[list[str]]:  # fmt: skip
+    """The command that asks `module` about the job in `file`, with a folder that goes again."""
     from offmated.cli import planner_process  # with what it imports half of what a command takes to start
 
     state = Paths.from_environment().state
@@ -51,15 +78,9 @@ def _compare(file: Path, options: dict[str, str | int | None]) -> tuple[int, obj
         tempfile.TemporaryDirectory(prefix=".certify-", dir=state if state.is_dir() else None) as folder,
     ):
         url = planner_process.database()
-        words = [f"--{name}={options[name]}" for name in ("steps", "layers", "device") if options[name] is not None]
+        words = [f"--{name}={options[name]}" for name in handed_on if options[name] is not None]
         known = [f"--database={url}"] if url else []
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "worker.certify", str(job), f"--folder={folder}", *words, *known],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-    if not done.stdout.strip():
-        raise click.exceptions.Exit(done.returncode if done.returncode > 0 else Exit.FAILED)
-    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+        yield [sys.executable, "-P", "-m", module, str(job), f"--folder={folder}", *words, *known]
 
 
 def _view(file: Path, found: Certificate) -> RenderableType:

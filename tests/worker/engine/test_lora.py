@@ -36,6 +36,7 @@ from tests.support.tiny_models import config_of
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
+from worker.sample import answers
 from worker.storage.model_folder import Output
 from worker.training.learning_rate import decay_names, optimizer_of
 from worker.training.metrics import read_metrics
@@ -241,8 +242,14 @@ def test_a_run_of_lora_that_was_stopped_and_resumed_equals_plain_peft_in_every_b
     steps = [event["loss"] for event in read_metrics(run.metrics) if event["event"] == "step"]
     assert steps == [float(torch.stack(losses[2 * n : 2 * n + 2]).sum()) for n in range(4)]
     base = AutoModelForCausalLM.from_pretrained(job.model)
-    found = dict(PeftModel.from_pretrained(base, tmp_path / "out").named_parameters())
+    plain = PeftModel.from_pretrained(base, tmp_path / "out")
+    found = dict(plain.named_parameters())
     assert all(torch.equal(found[name], tensor) for name, tensor in trained.items())
+    tokenizer = byte_tokenizer()
+    asked = torch.tensor([tokenizer("the")["input_ids"]])
+    said = plain.generate(input_ids=asked, attention_mask=asked > -1, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    wanted = tokenizer.decode(said[0, asked.shape[1] :], skip_special_tokens=True)
+    assert answers(run, ("the",), 4, as_text=True) == [wanted]
 
 
 def test_the_output_is_an_adapter_that_peft_loads(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""A job with a stop in the middle beside the same in one go, and what a finished model says."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from planner.errors import Exit, UserError
+from planner.run.folder import RunFolder
+from planner.units import printable
+from tests.support.runs import make_run
+from worker import verify_resume
+from worker.sample import answers
+from worker.sample import main as sample
+from worker.storage.checkpoint import read_checkpoint, write_checkpoint
+from worker.training.run import run_job
+from worker.training.stop import StopRequest
+from worker.verify_resume import _train, differences
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, run = make_run(tmp_path, "llama", max_steps=5)
+    (tmp_path / "job.yaml").write_text(job.resolved_yaml())
+    plan = run.plan.read_text()
+
+    def prepare(job: object, steps: int, runs: tuple[RunFolder, ...], options: argparse.Namespace) -> int:
+        for its in runs:  # the plan of a test is at hand
+            its.path.mkdir(parents=True)
+            its.write_resolved(run.resolved.read_text())
+            its.plan.write_text(plan)
+        return steps
+
+    def leg(run: RunFolder, until: int, device: str | None) -> None:
+        assert _train(run, until) is Exit.STOPPED
+
+    monkeypatch.setattr(verify_resume, "_prepare", prepare)
+    monkeypatch.setattr(verify_resume, "_run", leg)
+    assert verify_resume.main([str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4"]) == Exit.DONE
+    said = capsys.readouterr().out
+    assert "after step 2 and a new process, are equal in every bit" in said
+    one, other = (RunFolder(tmp_path / "both" / name) for name in ("in-one-go", "with-a-stop"))
+    assert [event["resumed_from"] for event in other.read_metrics() if event["event"] == "start"] == [None, 2]
+    assert [event["resumed_from"] for event in one.read_metrics() if event["event"] == "start"] == [None]
+
+    found = read_checkpoint(other.checkpoints / "step-4")
+    items = [(name, {part: tensor.clone() for part, tensor in parts.items()}) for name, parts in found.tensors()]
+    name, parts = items[3]
+    parts["exp_avg"].view(torch.int32).view(-1)[0] ^= 1  # the last bit of a number
+    write_checkpoint(other.checkpoints, 4, found.origin, "state", items, None)
+    assert differences(one, other, 4) == [f"{name}: exp_avg"]
+
+
+def test_a_finished_model_says_what_plain_generation_says_and_another_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, run = make_run(tmp_path, "llama", max_steps=2)
+    with pytest.raises(UserError, match="has no model yet"):
+        answers(run, ("the",), 5)
+    assert run_job(run, StopRequest())
+    tokenizer, model = AutoTokenizer.from_pretrained(run.output), AutoModelForCausalLM.from_pretrained(run.output)
+    asked = tokenizer("the", return_tensors="pt")
+    plain = model.generate(**asked, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, asked["input_ids"].shape[1] :]
+    text = tokenizer.decode(plain, skip_special_tokens=True)
+    assert answers(run, ("the",), 5, as_text=True) == [text]
+    assert sample([str(run.path), "the", "--tokens=5", "--text"]) == Exit.DONE
+    assert capsys.readouterr().out == f"{printable(text)}\n"

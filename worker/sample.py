@@ -1,0 +1,106 @@
+"""What a finished job's model says: `python -m worker.sample RUN_DIR PROMPT… [--tokens N] [--text]`.
+
+The model, or its base with the adapters, runs under the job's own plan: within its budgets, weights travelling where
+they do so in training, greedy. Exit codes and errors as `worker.trainer` has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from planner.errors import Exit, UserError, first_line
+from planner.job.schema import Job
+from planner.run.ending import exit_code_of
+from planner.run.folder import RunFolder
+from planner.run.plain_streams import speak_plainly
+from planner.units import printable
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m worker.sample")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("prompts", nargs="+")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--text", action="store_true", help="continue the prompts as they are, without chat template")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which therefore happens below
+    run = RunFolder(options.run_dir.absolute())
+    return exit_code_of(lambda: _say(run, tuple(options.prompts), options.tokens, as_text=options.text), None)
+
+
+def _say(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: bool) -> Exit:
+    for answer in answers(run, prompts, tokens, as_text=as_text):
+        print(printable(answer))
+    return Exit.DONE
+
+
+def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: bool = False) -> list[str]:
+    """What the model of the job in `run` says after each of `prompts`, in at most so many tokens: as answers to a user
+    where the tokenizer has a chat template, unless `as_text`. Raises UserError."""
+    job = Job.from_resolved(run.resolved)
+    end = run.last_event("end", 0) or {}
+    output = Path(end.get("output") or job.output_dir or run.output)
+    lora = job.method == "lora"
+    if end.get("status") != "done" or not (output / ("adapter_config.json" if lora else "config.json")).is_file():
+        raise UserError(
+            "The job has no model yet.", code="no-model", exit_code=Exit.USAGE, numbers=(f"nothing at {output}",),
+            hint="a job has one when it is done; sample_prompts in its file has texts written on the way",
+        )  # fmt: skip
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from planner.measure.peft_lora import load_adapter
+    from worker.engine.engine import Engine
+    from worker.runtime.arena import is_out_of_memory, take_over
+    from worker.training.learning_rate import optimizer_of
+    from worker.training.model import load_model, load_tokenizer
+    from worker.training.run import read_plan
+    from worker.training.samples import Samples
+    from worker.training.stored import passing_store
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    plan, chain, _ = read_plan(run)
+    cuda = torch.cuda.is_available()
+    if cuda:
+        take_over()
+    its = {"adapter_name_or_path": None} if lora else {"model": str(output), "model_revision": None}
+    job = job.model_copy(update={**its, "tokenizer": str(output), "special_tokens": None, "sample_tokens": tokens})
+    tokenizer = load_tokenizer(job)
+    chat = tokenizer.chat_template is not None and not as_text
+    asked = tuple(({"role": "user", "content": prompt},) if chat else prompt for prompt in prompts)
+    job = job.model_copy(update={"sample_prompts": asked})
+    model = load_model(job)
+    if lora:
+        load_adapter(model, str(output))
+    samples = Samples.of(job, tokenizer, model)
+    assert samples is not None
+    try:
+        with passing_store(job, plan, chain, model) as states:
+            engine = Engine(
+                model, plan=plan, chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=job.max_grad_norm,
+                device=torch.device("cuda" if cuda else "cpu"), metered=True, states=states,
+            )  # fmt: skip
+            try:
+                engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)
+                found = engine.generate(samples.tokens, new_tokens=samples.new_tokens, pad=samples.pad)
+            finally:
+                engine.close()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            "The device has no room for the job's plan now.", code="out-of-memory",
+            numbers=(first_line(error),), hint="another program may have its memory: wait for it, or offmate pause",
+        ) from error  # fmt: skip
+    return [samples.text(answer) for answer in found]
+
+
+if __name__ == "__main__":
+    speak_plainly()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""Whether a job that is stopped and goes on learns what it would have learned in one go: the process of `offmate
+verify-resume`, `python -m worker.verify_resume JOB --folder FOLDER [--steps N] [--device cpu|cuda] [--database URL]`.
+
+JOB is a resolved job file, FOLDER an empty one. The job's first steps are done twice by processes of the trainer's own
+code: once without a stop, and once with an end in the middle and a new process after it. Both then write a checkpoint,
+and these, with losses, norms and rates of all steps, are compared bit by bit. Exit codes: 0 all is equal, 1 something
+is not, else those of `planner.errors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from planner.run.ending import exit_code_of
+from planner.run.folder import RunFolder
+from planner.run.plain_streams import speak_plainly
+from worker.training.metrics import read_metrics, steps_trained
+from worker.training.stop import StopRequest
+
+_COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens")
+_MOST_NAMED = 5
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m worker.verify_resume")
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--database", metavar="URL")
+    parser.add_argument("--until", type=int, help="train the run folder JOB to this step, and stop")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which therefore happens below
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if options.until is not None:
+        return exit_code_of(lambda: _train(RunFolder(options.job), options.until), None)
+    return exit_code_of(lambda: _verify(options), None)
+
+
+class _Until(StopRequest):
+    """Asks for a stop as soon as the run has done so many steps."""
+
+    def __init__(self, run: RunFolder, steps: int) -> None:
+        self._run, self._steps = run, steps
+        super().__init__()
+
+    @property
+    def asked(self) -> bool:
+        """Whether they are done."""
+        return steps_trained(read_metrics(self._run.metrics)) >= self._steps
+
+    @asked.setter
+    def asked(self, value: bool) -> None:
+        """Nobody asks but the steps."""
+
+
+def _train(run: RunFolder, until: int) -> Exit:
+    import torch
+
+    from worker.training.run import run_job
+
+    if torch.cuda.is_available():  # two runs of kernels that are not would differ by themselves
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return Exit.DONE if run_job(run, _Until(run, until)) else Exit.STOPPED
+
+
+def _verify(options: argparse.Namespace) -> Exit:
+    job, steps = Job.from_resolved(options.job), options.steps
+    whole, halves = (RunFolder(options.folder / name) for name in ("in-one-go", "with-a-stop"))
+    try:
+        steps = _prepare(job, steps, (whole, halves), options)
+        half = steps // 2
+        for run, until in ((whole, steps), (halves, half), (halves, steps)):
+            _run(run, until, options.device)
+        found = differences(whole, halves, steps)
+    finally:
+        from worker.training.stored import forget_stores
+
+        for run in (whole, halves):
+            if run.path.is_dir():
+                forget_stores(job, run)
+    did = f"steps 1 to {steps} in one go, and with an end after step {half} and a new process"
+    if found:
+        print(f"{did}, differ. Please report this.")
+        for line in found[:_MOST_NAMED]:
+            print(f"  {line}")
+        return Exit.FAILED
+    print(f"{did}, are equal in every bit: losses, norms, weights and moments.")
+    return Exit.DONE
+
+
+def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argparse.Namespace) -> int:
+    """Make the run folders, with plan and data; returns how many steps there are to do. Raises UserError."""
+    from planner.cache.store import Cache
+    from planner.commands.plan_job import plan_job
+    from planner.measure.target import device_of
+    from worker.data.batches import Batches
+    from worker.training.model import load_tokenizer
+
+    cache = Cache(options.database) if options.database else None
+    answer = plan_job(job, device_of(options.device), cache=cache, measure=True)
+    job = job if job.is_split else job.with_slices(answer.rows)
+    # Only what is learned is compared; a model that the job writes is not written over.
+    job = job.model_copy(update={"output_dir": None, "sample_prompts": None})
+    first, *others = runs
+    batches = Batches(job, load_tokenizer(job), first.path / "data")
+    if (total := batches.total_steps) < 3:
+        raise UserError(
+            "The job is too short to be stopped within.", code="too-few-steps", exit_code=Exit.USAGE,
+            numbers=(f"steps {total}, needed 3",), hint="give a job with more data or a larger max_steps",
+        )  # fmt: skip
+    for run in others:
+        shutil.copytree(first.path, run.path)
+    for run in runs:
+        run.write_resolved(job.resolved_yaml())
+        run.write_plan(answer.to_json())
+    return max(2, min(steps, total - 1))
+
+
+def _run(run: RunFolder, until: int, device: str | None) -> None:
+    command = [sys.executable, "-P", "-m", "worker.verify_resume", str(run.path), f"--until={until}"]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    code = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env={**os.environ, **hidden}, check=False
+    ).returncode  # fmt: skip
+    if code != Exit.STOPPED:
+        raise UserError(
+            "The steps could not be done.", code="steps-not-done", numbers=(f"exit code {code}, and the reason above",),
+            hint="what is above would end the job, too",
+        )  # fmt: skip
+
+
+def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
+    """Where two runs that stand after `step` differ, a line each: their steps as written down, and every tensor of
+    their checkpoints, bit by bit."""
+    import torch
+
+    from worker.storage.checkpoint import read_checkpoint
+
+    told = [
+        [tuple(event[key] for key in _COMPARED) for event in read_metrics(run.metrics) if event["event"] == "step"]
+        for run in (one, other)
+    ]
+    lines = [f"step {a[0]}: {a[1:]}, with a stop {b[1:]}" for a, b in zip(*told, strict=True) if a != b]
+    first, second = (read_checkpoint(run.checkpoints / f"step-{step}") for run in (one, other))
+    theirs = dict(second.tensors())
+    for name, parts in first.tensors():
+        found = theirs.pop(name, {})
+        lines += [
+            f"{name}: {part}" for part, tensor in parts.items()
+            if part not in found or not torch.equal(tensor.view(torch.uint8), found[part].view(torch.uint8))
+        ]  # fmt: skip
+    return lines + [f"{name}: it is there with a stop only" for name in theirs]
+
+
+if __name__ == "__main__":
+    speak_plainly()
+    sys.exit(main(sys.argv[1:]))
