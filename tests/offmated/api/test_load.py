@@ -19,7 +19,7 @@ import pytest
 
 from offmated.api import limits
 from offmated.cli import client as client_module
-from offmated.cli.client import KEY_HEADER, Client
+from offmated.cli.client import KEY_HEADER, Client, Turn
 from offmated.jobs import database, submission
 from offmated.jobs.database import choose_journal
 from planner.errors import UserError
@@ -70,7 +70,8 @@ def test_of_200_submissions_by_20_clients_none_is_lost_or_doubled(
     def hand_in(number: int) -> list[int]:
         client, taken = own.client, []
         for job in range(EACH):
-            taken.append(client.submit(f"{JOB}run_name: job-{number}-{job}\n", str(own.folder))["id"])
+            text, turn = f"{JOB}run_name: job-{number}-{job}\n", Turn(priority=(number + job) % 3)
+            taken.append(client.submit(text, str(own.folder), turn=turn)["id"])
             if job % 5 == 4:
                 client.cancel(taken[-1])
         return taken
@@ -95,6 +96,8 @@ def test_of_200_submissions_by_20_clients_none_is_lost_or_doubled(
     assert all(earlier.created_at <= later.created_at for earlier, later in pairwise(rows))
     assert all(list(jobs) == sorted(jobs) for jobs in taken), "each client's in its order"
     assert [row.id for row in rows if row.state == "cancelled"] == sorted(job[n] for job in taken for n in (4, 9))
+    waiting = sorted((row for row in rows if row.state != "cancelled"), key=lambda row: (-row.priority, row.id))
+    assert [job["id"] for job in own.client.queue(None)] == [row.id for row in waiting], "by priority, then by time"
     folders = {path.name for path in own.paths.runs.iterdir()}
     assert folders == {str(row.id) for row in rows}, "and no draft is left"
 
