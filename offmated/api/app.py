@@ -128,10 +128,13 @@ def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
 def list_jobs(
     use: Use, limit: InAPage = PAGE, before: Number | None = None,
     state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None, label: Label = None,
+    order: Literal["id", "ended"] = "id",
 ) -> Json:  # fmt: skip
     """Jobs in these states (none given: all) and of this label, the newest first: {"jobs", "next", "total"}. `next` is
-    for `before`, to have the page after this one; null when there is none."""
-    return _page(newest(use.store, state or (), before=before, label=label, limit=limit))
+    for `before`, to have the page after this one; null when there is none. By `order=ended` those that ended last come
+    first, and there is one page."""
+    by_end = order == "ended"
+    return _page(newest(use.store, state or (), before=before, label=label, limit=limit, by_end=by_end))
 
 
 def list_queue(use: Use, limit: InAPage = PAGE, place: Number = 1, label: Label = None) -> Json:

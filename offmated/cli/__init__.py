@@ -47,6 +47,14 @@ class Commands(click.Group):
         """In the order of this file."""
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each with the whole first sentence of its help, however long."""
+        with formatter.section("Commands"):
+            formatter.write_dl([
+                (name, command.get_short_help_str(limit=1000))
+                for name, command in self.commands.items() if not command.hidden
+            ])  # fmt: skip
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command."""
         try:
@@ -167,10 +175,17 @@ main.add_command(verify_resume)
 @main.command()
 @click.option("--all", "everything", is_flag=True, help="List every job there is.")
 @click.option("--label", help="Only those with this label.")
+@click.option("-w", "--watch", "watching", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
 @json_option
-def status(everything: bool, label: str | None, as_json: bool) -> None:
+def status(everything: bool, label: str | None, watching: bool, as_json: bool) -> None:
     """List the last jobs that are over, and those that are not."""
-    found = job_list.listing(Client(Paths.from_environment()), everything, label)
+    client = Client(Paths.from_environment())
+    if watching:
+        if as_json:
+            raise click.UsageError("say one of --watch and --json")
+        job_list.watch(console(), lambda: job_list.view(job_list.listing(client, everything, label)))
+        return
+    found = job_list.listing(client, everything, label)
     print_json(found.jobs) if as_json else console().print(job_list.view(found))
 
 

@@ -105,6 +105,10 @@ class Client:
         """The newest jobs in these states (none given: all): {"jobs", "next", "total"}, newest first."""
         return self._list("/jobs", {"limit": limit, "state": list(states), **_given(label=label)})
 
+    def ended(self, *states: str, limit: int, label: str | None = None) -> Json:
+        """The jobs in these states that ended last: {"jobs", "next", "total"}, the last first."""
+        return self._list("/jobs", {"limit": limit, "order": "ended", "state": list(states), **_given(label=label)})
+
     def jobs(self, *states: str, label: str | None = None) -> Iterator[Json]:
         """All jobs in these states (none given: all), the newest first, asked for page by page."""
         return self._pages("/jobs", "before", {"state": list(states), **_given(label=label)})

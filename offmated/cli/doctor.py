@@ -68,6 +68,7 @@ def examine(paths: Paths) -> Iterator[Check]:
     """All checks, the quick ones first."""
     yield _python()
     yield from _packages()
+    yield _extras(metadata.metadata("offmate").get_all("Provides-Extra") or (), metadata.requires("offmate") or ())
     yield _memory()
     yield _locked(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     yield _clock(_is_kept_right())
@@ -120,6 +121,27 @@ def _packages() -> Iterator[Check]:
         named = ("transformers", "PuLP", "highspy", "rq", "SQLAlchemy")
         versions = ", ".join(f"{name} {metadata.version(name)}" for name in named)
         yield Check(name="offmate", verdict=OK, found=f"{version} with {versions}")
+
+
+def _extras(names: Sequence[str], requires: Sequence[str]) -> Check:
+    """Which of what is optional is there."""
+    needs = [(need, need.marker) for need in map(Requirement, requires) if need.marker is not None]
+    there, missing = list[str](), list[str]()
+    for extra in names:
+        if extra != "test":
+            of_it = [need for need, marker in needs if marker.evaluate({"extra": extra})]
+            (there if all(map(_is_there, of_it)) else missing).append(extra)
+    lists = (("there:", there), ("not there:", missing))
+    found = "; ".join(f"{what} {', '.join(some)}" for what, some in lists if some)
+    advice = f"where a job needs one: pip install 'offmate[{missing[0]}]'" if missing else ""
+    return Check(name="extras", verdict=OK, found=found or "none", advice=advice)
+
+
+def _is_there(need: Requirement) -> bool:
+    try:
+        return need.specifier.contains(metadata.version(need.name), prereleases=True)
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def _memory() -> Check:

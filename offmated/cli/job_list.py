@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from offmated.cli import job_view
 from offmated.cli.client import Client
 from offmated.jobs.states import FINAL
 
+WATCH_S = 2.0
 LAST, FIRST = 10, 50
 """Of the jobs that are over the last so many are listed, of those that are not the first so many."""
 
@@ -31,11 +36,22 @@ def listing(client: Client, everything: bool, label: str | None = None) -> Listi
     """The last jobs that are over and the first of the queue; or all. With a `label` those that have it."""
     if everything:
         return Listing(jobs=[*list(client.jobs(*FINAL, label=label))[::-1], *client.queue(label)])
-    over, queue = client.page(*FINAL, limit=LAST, label=label), client.queue_page(FIRST, label)
+    over, queue = client.ended(*FINAL, limit=LAST, label=label), client.queue_page(FIRST, label)
     return Listing(
         jobs=over["jobs"][::-1] + queue["jobs"],
         before=over["total"] - len(over["jobs"]), behind=queue["total"] - len(queue["jobs"]), paused=queue["paused"],
     )  # fmt: skip
+
+
+def watch(screen: Console, look: Callable[[], RenderableType]) -> None:
+    """Show what `look` finds, again and again, until Ctrl-C. Where nobody watches, once."""
+    if not screen.is_terminal:
+        screen.print(look())
+        return
+    with suppress(KeyboardInterrupt), Live(look(), console=screen, auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_S)
+            live.update(look(), refresh=True)
 
 
 def view(found: Listing) -> RenderableType:

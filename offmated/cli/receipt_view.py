@@ -66,13 +66,15 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield "", " · ".join(f"{load.resource} {load.share:.0%}" for load in found.loads[1:])
     yield "updates", f"{found.cpu_update_share:.0%} of the parameters on the CPU"
     yield "blocks", " · ".join(option_runs(found.options))
+    if any("-" in option for option in found.options):
+        yield "", "(numbered ways differ in which of a block's values stay, travel or are computed again)"
     full_rows = f", with full rows of {found.asked.length} tokens"
     yield from _memory("GPU", format_part(found.gpu_peak_bytes, found.gpu_budget_bytes) + full_rows, found.gpu)
     yield from _memory("host", format_part(found.cpu_peak_bytes, found.cpu_budget_bytes), found.host)
     yield from _disk(found.disk)
     yield "", ""
     if not found.changes:
-        yield "would help", "nothing that was planned"
+        yield "would help", "none of the other machines and batches that were tried"
     for number, change in enumerate(found.changes):
         yield "" if number else "would help", f"{change.text}: {change.factor:.3g}×, {change.tokens_per_s:.0f} tokens/s"
     for number, prospect in enumerate(found.unplanned):
@@ -87,7 +89,7 @@ def proof(found: Receipt | Solved) -> str:
         proven.append(f"within {over:.1%} of what any schedule takes ({format_seconds(found.bound_s)})")
     if found.lp_step_s > 0 and found.solver_gap < 1:
         over = _rounded_up(found.step_s / (found.lp_step_s * (1 - found.solver_gap)) - 1)
-        proven.append(f"within {over:.1%} of the O-ILP's optimum")
+        proven.append(f"within {over:.1%} of the best that the planner's program allows")
     return ", ".join(proven) or "nothing"
 
 

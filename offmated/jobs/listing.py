@@ -69,16 +69,20 @@ def one(store: Store, job_id: int) -> Listed:
 
 
 def newest(
-    store: Store, states: Sequence[JobState] = (), *, before: int | None = None, label: str | None = None, limit: int
-) -> Page:
-    """Jobs in these states (none given: all) and of this label with numbers below `before`, the newest first."""
+    store: Store, states: Sequence[JobState] = (), *, before: int | None = None, label: str | None = None, limit: int,
+    by_end: bool = False,
+) -> Page:  # fmt: skip
+    """Jobs in these states (none given: all) and of this label with numbers below `before`, the newest first. `by_end`:
+    those that ended last first, and no page follows."""
     wanted = and_(JobRow.state.in_(states or tuple(JobState)), _labelled(label))
-    query = select(JobRow).where(wanted).order_by(JobRow.id.desc()).limit(limit + 1)
+    order = (JobRow.ended_at.desc(), JobRow.id.desc()) if by_end else (JobRow.id.desc(),)
+    query = select(JobRow).where(wanted).order_by(*order).limit(limit + 1)
     with store.looking() as session:
         total = _count(session, wanted)
         rows = session.scalars(query if before is None else query.where(JobRow.id < before)).all()
         jobs = _listed(session, rows[:limit])
-    return Page(jobs=jobs, following=jobs[-1].row.id if len(rows) > limit else None, total=total)
+    more = len(rows) > limit and not by_end
+    return Page(jobs=jobs, following=jobs[-1].row.id if more else None, total=total)
 
 
 def queue(store: Store, *, place: int = 1, label: str | None = None, limit: int) -> Page:

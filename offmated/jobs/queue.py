@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from offmated.jobs.figures import DAMAGED, stop_s
 from offmated.jobs.room import missing_bytes
-from offmated.jobs.states import FINAL, TAKEN_FROM, Hold
+from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow, WishRow
 from offmated.jobs.turns import queue_order
@@ -178,8 +178,8 @@ def move_first(store: Store, job_id: int) -> None:
     """Give a job that waits the first place of those that do. Raises UserError `job-ended`, `job-begun`."""
     with store.writing() as session:
         row = _waiting(session, job_id)
-        first = session.scalars(_in_order().limit(1)).one()
-        if row.id != first.id:
+        first = session.scalars(_in_order().limit(1)).first()
+        if first is not None and row.id != first.id:
             _put_before(session, row, first)
 
 
@@ -189,7 +189,7 @@ def move_last(store: Store, job_id: int) -> None:
         row = _waiting(session, job_id)
         waiting = session.scalars(select(JobRow.priority).where(JobRow.state.in_(_IDLE)).order_by(JobRow.priority))
         last = session.scalars(select(JobRow.position).order_by(JobRow.position.desc()).limit(1)).one()
-        _set(session, row, priority=min(waiting), position=last + 1)
+        _set(session, row, priority=min([*waiting, row.priority]), position=last + 1)
 
 
 def set_priority(store: Store, job_id: int, priority: int) -> None:
@@ -222,8 +222,9 @@ def _living(session: Session, job_id: int) -> JobRow:
 
 
 def _waiting(session: Session, job_id: int) -> JobRow:
+    """One that waits, or will when it is planned."""
     row = _living(session, job_id)
-    if row.state in TAKEN_FROM:
+    if row.state is JobState.RUNNING:
         raise _begun(row, "its place matters again when it waits")
     return row
 

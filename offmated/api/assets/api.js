@@ -25,7 +25,7 @@ const json = async (path) => (await send("GET", path)).json();
 
 export const health = () => json("/health");
 export const queue = () => json("/queue?limit=50");
-export const finished = () => json("/jobs?limit=20&state=done&state=failed&state=cancelled");
+export const finished = () => json("/jobs?limit=20&order=ended&state=done&state=failed&state=cancelled");
 export const job = (id) => json(`/jobs/${id}`);
 export const events = (id, position) => json(`/jobs/${id}/events?position=${position}`);
 export const log = async (id) => (await send("GET", `/jobs/${id}/logs?tail=65536`)).text();

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { Chart, Curves } from "./charts.js";
-import { bytes, duration, moment, number } from "./words.js";
+import { budget, bytes, duration, moment, number } from "./words.js";
 
 const EVERY_MS = 2000, UNSEEN_MS = 30000;
 const find = (selector) => document.querySelector(selector);
@@ -75,10 +75,10 @@ function showFinished(page) {
   find("#finished").hidden = page.jobs.length === 0;
   find("#done tbody").replaceChildren(...page.jobs.map((job) => {
     const took = job.started_at && job.ended_at ? duration(Math.max(0, job.ended_at - job.started_at)) : "";
-    const loss = job.progress?.eval_loss ?? job.progress?.loss;
+    const evaluated = job.progress?.eval_loss, loss = evaluated ?? job.progress?.loss;
     return row(job, [
       [job.ended_at ? moment(job.ended_at) : "", "word"], [link(job), ""], [job.state, `word ${job.state}`],
-      [loss == null ? "" : number(loss), "number"], [took, "number"], [job.output ?? job.reason ?? "", ""],
+      [loss == null ? "" : `${number(loss)} ${evaluated == null ? "train" : "eval"}`, `number${Number.isFinite(loss ?? 0) ? "" : " bad"}`], [took, "number"], [job.output ?? job.reason ?? "", ""],
     ]);
   }));
 }
@@ -114,10 +114,11 @@ function cards(job, curves) {
   }
   if (plan) {
     const peak = measured?.gpu_peak_bytes ?? predicted?.gpu_peak_bytes ?? plan.gpu_peak_bytes;
-    const words = `planned ${bytes(plan.gpu_peak_bytes)}, budget ${bytes(plan.gpu_budget_bytes)}`;
-    const name = measured?.gpu_peak_bytes == null ? "GPU memory, planned" : "GPU memory, peak";
+    const seen = measured?.gpu_peak_bytes != null, given = `budget ${budget(plan.gpu_budget_bytes)}`;
+    const words = seen ? `planned ${bytes(plan.gpu_peak_bytes)}, ${given}` : given;
+    const name = seen ? "GPU memory, peak" : "GPU memory, planned";
     found.push(card(name, bytes(peak), words, peak / plan.gpu_budget_bytes));
-    found.push(card("Host memory, planned", bytes(plan.cpu_peak_bytes), `budget ${bytes(plan.cpu_budget_bytes)}`,
+    found.push(card("Host memory, planned", bytes(plan.cpu_peak_bytes), `budget ${budget(plan.cpu_budget_bytes)}`,
       plan.cpu_peak_bytes / plan.cpu_budget_bytes));
   }
   return found;

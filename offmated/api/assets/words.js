@@ -8,12 +8,16 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
 }
 
-export function bytes(count) {
+// As commands say them: one decimal; what is used is rounded up, what there is is rounded down.
+function sized(count, round) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let at = 0;
-  while (count >= 1024 && at < units.length - 1) { count /= 1024; at += 1; }
-  return `${at === 0 || count >= 100 ? Math.round(count) : count.toPrecision(3)} ${units[at]}`;
+  let at = 0, factor = 1;
+  while (count >= 1024 * factor && at < units.length - 1) { factor *= 1024; at += 1; }
+  return at === 0 ? `${count} B` : `${(round(count * 10 / factor) / 10).toFixed(1)} ${units[at]}`;
 }
+
+export const bytes = (count) => sized(count, Math.ceil);
+export const budget = (count) => sized(count, Math.floor);
 
 export const number = (value) => Number(value.toPrecision(4)).toString();
 

@@ -68,8 +68,9 @@ def test_the_job_that_runs_is_there_with_its_figures_and_curves(page: Browser) -
 def test_the_queue_and_what_has_ended_are_there(page: Browser) -> None:
     assert rows(page, "#queue")[0].startswith("1 | 3 · held | running | step 20 of 60")
     assert rows(page, "#queue")[1].startswith("2 | 4 · <b>bold</b> & last | waiting | waits for job 3; done by ")
-    ended = [row.split(" | ")[1:3] for row in rows(page, "#done")]
-    assert ended == [["2 · wrong", "failed"], ["1 · evaluated", "done"]]
+    ended = [row.split(" | ")[1:4] for row in rows(page, "#done")]
+    assert [row[:2] for row in ended] == [["2 · wrong", "failed"], ["1 · evaluated", "done"]]
+    assert ended[1][2].endswith(" eval"), "whose loss it is"
 
 
 def test_another_job_is_shown_when_it_is_chosen_and_stays_with_the_address(page: Browser, shared: House) -> None:

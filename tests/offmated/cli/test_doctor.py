@@ -82,3 +82,10 @@ def test_a_limit_of_locked_memory_and_a_clock_that_nobody_keeps_right_are_told()
     assert doctor._clock(kept_right=False).found.endswith("which the kernel has from nobody")
     assert [doctor._clock(kept_right=known).advice for known in (True, None)] == ["", ""]
     assert doctor._is_kept_right() in (True, False, None)
+
+
+def test_what_is_optional_is_there_or_is_told_with_what_brings_it() -> None:
+    needs = ["torch>=2", 'peft>=0.1; extra == "lora"', 'nowhere-at-all>=1; extra == "mlflow"', 'x; extra == "test"']
+    found = doctor._extras(["lora", "mlflow", "test"], needs)
+    assert found.found == "there: lora; not there: mlflow"
+    assert found.advice == "where a job needs one: pip install 'offmate[mlflow]'"

@@ -297,3 +297,21 @@ def test_a_full_disk_that_nobody_measured_asks_for_more_each_time(line: Line) ->
         assert queue.go_on_where_there_is_room(line.store) == []
         queue.resume(line.store, number)
     assert min(asked) > 0
+
+
+def test_a_job_that_is_being_planned_has_a_place_too_and_may_be_given_another(line: Line) -> None:
+    first, second = line.planned(), line.planned()
+    third = line.add()
+    taken = line.store.take(third, JobState.PLANNING, ME)
+    assert taken is not None
+    queue.move_first(line.store, third)
+    line.store.end(taken, 0)
+    assert [job.row.id for job in listing.queue(line.store, limit=9).jobs] == [third, first, second]
+
+
+def test_what_ended_last_comes_first_whatever_its_number(line: Line) -> None:
+    first, second = line.planned(), line.planned()
+    line.run(second, 0)
+    line.run(first, 0)
+    found = listing.newest(line.store, tuple(FINAL), limit=1, by_end=True)
+    assert ([job.row.id for job in found.jobs], found.following, found.total) == ([first], None, 2)
