@@ -14,7 +14,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +226,10 @@ def encode(
     for document, tokens, offsets in zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True):
         ids = np.array(tokens, np.int32)
         learned = np.zeros(len(ids), np.bool_)
-        places = np.array(offsets, np.int64).reshape(-1, 2)
-        for first, last in document.trained:
-            learned |= (places[:, 0] < last) & (places[:, 1] > first)
+        if not document.everything:
+            places = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(ids)).reshape(-1, 2)
+            for first, last in document.trained:
+                learned |= (places[:, 0] < last) & (places[:, 1] > first)
         ends = bool(document.trained) and document.trained[-1][1] == len(document.text)
         if document.ended and len(ids) and ids[-1] == end:
             learned[-1] |= ends  # the tokenizer's own end-of-text token has no place in the text
