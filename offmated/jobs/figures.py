@@ -6,7 +6,7 @@ import statistics
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -125,7 +125,10 @@ def _read_plan(run: RunFolder) -> Json | None:
 
 def _read_steps(run: RunFolder) -> Steps:
     events = run.recent_metrics()
-    return Steps(_progress(events), step_times(events), *_pauses(events))
+    times = step_times(events)
+    first = step_times(run.first_metrics()).gpu_peak_bytes  # only the first steps of a run are metered
+    peaks = [peak for peak in (first, times.gpu_peak_bytes) if peak is not None]
+    return Steps(_progress(events), replace(times, gpu_peak_bytes=max(peaks, default=None)), *_pauses(events))
 
 
 def _read_length(run: RunFolder) -> int | None:

@@ -223,6 +223,13 @@ class RunFolder:
                 lines.insert(0, _last_line(file, b'{"event": "eval"', end=start))
         return _events([head, *lines] if head.endswith(b"\n") else [])
 
+    def first_metrics(self) -> list[dict[str, Any]]:
+        """The events at the beginning of metrics.jsonl: a bounded piece."""
+        if not self.metrics.exists():
+            return []
+        with self.metrics.open("rb") as file:
+            return _events(file.read(_TAIL_BYTES).split(b"\n")[:-1])
+
     def metrics_end(self) -> int:
         """The byte where the next event will begin, once whoever wrote has ended: a torn last line gives way."""
         if not self.metrics.exists():

@@ -112,6 +112,14 @@ def test_a_long_metrics_file_is_read_at_its_ends_only(tmp_path: Path) -> None:
     assert (shown["progress"]["step"], shown["progress"]["total_steps"]) == (5000, 10_000)
 
 
+def test_the_largest_peak_is_that_of_the_run_whose_first_steps_alone_are_metered(tmp_path: Path) -> None:
+    events = [{"event": "start", "step": 0, "total_steps": 10_000}, *(step(n, 1.0, n) for n in range(1, 3001))]
+    for event in events[1:]:
+        event["gpu_peak_bytes"] = 700 if event["step"] == 2 else None
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert view(row(1, JobState.RUNNING, tmp_path))["measured"]["gpu_peak_bytes"] == 700
+
+
 @pytest.mark.parametrize("at", [1, 2500, 4999])
 def test_the_last_evaluation_is_found_wherever_it_is(tmp_path: Path, at: int) -> None:
     events: list[dict[str, Any]] = [{"event": "start", "step": 0, "total_steps": 10_000}]
