@@ -15,6 +15,7 @@ from planner.graph import (
     CannotCompileError,
     CompiledPair,
     EagerPair,
+    Joint,
     Pair,
     depends_on_data,
     flatten_call,
@@ -56,6 +57,7 @@ class Rounds:
         self._anchor = torch.zeros((), device=machine.device, requires_grad=True)
         self.codes: dict[Hashable, BlockCode] = {}
         self.calls: dict[tuple[int, int], Call | ChunkedCall] = {}
+        self._joints: dict[Hashable, Joint] = {}
         self._given_to: list[Given] = []  # what blocks of each slice were given
         self._cursor: Cursor  # `open` gives both
         self._lockstep: Lockstep
@@ -137,7 +139,7 @@ class Rounds:
         with self._machine.on_host(), block.own_forward():
             if block.recipe == EAGER:
                 return EagerPair(block.module, args, kwargs, name=block.name)
-            joint = trace_block(block.module, args, kwargs, name=block.name)
+            joint = self._trace(block, args, kwargs)
             if missing := block.recipe.not_in(joint.module.graph):
                 # Of another shape, or another version of torch. The numbers are the same, the bytes perhaps not.
                 log.warning("%s makes no %s, which the plan saves: computed again", block.name, ", ".join(missing))
@@ -149,6 +151,13 @@ class Rounds:
                 except CannotCompileError as error:
                     log.warning("compile: %s runs as generated: %s", block.name, error)
             return pair
+
+    def _trace(self, block: ModelBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Joint:
+        """One trace serves all blocks of a kind, whatever each of them saves."""
+        key = block.kind, flatten_call(args, kwargs)[0].key
+        if key not in self._joints:
+            self._joints[key] = trace_block(block.module, args, kwargs, name=block.name)
+        return self._joints[key]
 
     def clear(self) -> None:
         """After an error: forget what waits for its backward."""
