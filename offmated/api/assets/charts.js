@@ -69,7 +69,7 @@ export class Chart {
     this.place.replaceChildren();
     this.plot = new uPlot({
       width: this.place.clientWidth, height: HEIGHT, scales: { x: { time: false } },
-      axes: [axis, { ...axis, size: 56 }], series: [{ label: "step" }, ...series],
+      axes: [{ ...axis, size: 28 }, { ...axis, size: 56 }], series: [{ label: "step" }, ...series],
     }, data, this.place);
   }
 }
