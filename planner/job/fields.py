@@ -57,6 +57,16 @@ def _modules(value: object) -> object:
     return tuple(value) if isinstance(value, list) and value else _nothing(value)
 
 
+def _shares(value: object) -> object:
+    """A list of numbers; also LLaMA-Factory's "0.8,0.2"."""
+    if isinstance(value, str) and value:
+        try:
+            value = [float(part) for part in value.split(",")]
+        except ValueError:
+            return value
+    return tuple(value) if isinstance(value, list) and value else _nothing(value)
+
+
 def _off(value: object) -> object:
     """YAML reads the bare word as false."""
     return "off" if value is False else value
@@ -126,6 +136,11 @@ SpecialTokens = Annotated[
 ]  # fmt: skip
 Modules = Annotated[
     tuple[Text, ...] | None, BeforeValidator(_modules), Field(description="a list of modules' names, or null")
+]
+Shares = Annotated[
+    tuple[Annotated[float, Field(ge=0, le=1)], ...] | None,
+    BeforeValidator(_shares),
+    Field(description="a list of numbers from 0 to 1, or null"),
 ]
 Noise = Annotated[
     Positive | None, BeforeValidator(_nothing), Field(description="a number above 0, or 0 or null for no noise")

@@ -39,6 +39,7 @@ from planner.job.fields import (
     Positive,
     Prompts,
     ReportTo,
+    Shares,
     Size,
     SpecialTokens,
     StepLimit,
@@ -48,6 +49,7 @@ from planner.job.fields import (
 )
 from planner.job.foreign_data import settle_data
 from planner.job.lora import check_lora, check_weights, has_no_weights, of_the_adapter
+from planner.job.mixture import check_mixture
 from planner.job.paths import resolve_paths
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
@@ -55,6 +57,7 @@ from planner.job.window import check_window
 
 NOT_PLANNED = frozenset({
     "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "long_rows", "learning_rate",
+    "mix_strategy", "interleave_probs",
     "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "num_train_epochs", "max_steps", "seed", "optim",
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
@@ -85,6 +88,11 @@ class Job(BaseModel):
     ]
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
     special_tokens: SpecialTokens = None
+    mix_strategy: Annotated[
+        Literal["concat", "interleave_under", "interleave_over"],
+        Field(description="concat, interleave_under or interleave_over"),
+    ] = "concat"
+    interleave_probs: Shares = None
     max_samples: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null for all")] = None
     max_length: Annotated[int, Field(ge=2, le=10**7, description="a whole number of tokens from 2 to 10^7")] = 1024
     packing: Packing = False
@@ -241,6 +249,7 @@ class Job(BaseModel):
         if folder is not None and (said := of_the_adapter(values, source, _name_in(source, "lora_target_modules"))):
             notes = (*notes, said)
         mistakes += [] if only_planned else check_schedule(values, names, source)
+        mistakes += [] if only_planned else check_mixture(values, names, source)
         mistakes += check_batch(values, names, source) + check_window(values, names, source)
         mistakes += [] if only_planned or mistakes else check_weights(values, names, source)
         broken = {mistake.key for mistake in mistakes}

@@ -33,7 +33,8 @@ _INSTEAD = TRANSFORMERS.keys() - {"generation_max_length", "generation_num_beams
 LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if key in _INSTEAD} | table(
     same="""
         dataset eval_dataset val_size packing max_samples lora_alpha
-        lora_dropout use_rslora use_dora stage dataset_dir adapter_name_or_path model_revision
+        lora_dropout use_rslora use_dora stage dataset_dir adapter_name_or_path model_revision mix_strategy
+        interleave_probs
     """,
     honoured={
         "model": "model_name_or_path",
@@ -99,7 +100,6 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     """,
     not_there={
         LEARNED: "mask_history enable_thinking preserve_thinking",
-        "mixing the datasets in other shares": "mix_strategy interleave_probs",
         ORDER: "disable_shuffling",
         "tools in another form than the template's": "tool_format",
         "going on from adapters that are there": "adapter_folder",
@@ -145,7 +145,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     },
     fine={
         "quantization_method": ("bnb", "bitsandbytes"),
-        "mix_strategy": ("concat",), "rope_scaling": ("none",), "pref_loss": ("sigmoid",),
+        "rope_scaling": ("none",), "pref_loss": ("sigmoid",),
         "enable_thinking": (True,), "tool_format": ("default",),
     },
 )  # fmt: skip

@@ -75,7 +75,7 @@ class Batches:
             rows, held_out = _hold_out(rows, job)
             self.evaluation = EvalBatches(held_out, job.slice_rows)
         elif job.eval_dataset is not None:
-            other = job.model_copy(update={"dataset": job.eval_dataset})
+            other = job.model_copy(update={"dataset": job.eval_dataset, "mix_strategy": "concat"})
             log.info("data: for evaluation:")
             corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen)
             found = Rows(corpus, rows_of(corpus, other), max_length=job.max_length, pad=rows.pad)

@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -34,6 +34,7 @@ from worker.data.sources import Source, open_source
 log = logging.getLogger(__name__)
 
 _KEYS = ("dataset", "tokenizer", "chat_template", "max_samples", "packing", "train_on")
+_MIXED = ("mix_strategy", "interleave_probs", "seed")  # of which the tokens depend where entries are mixed
 _SAY_EVERY_S = 10.0
 _PIECE = 2**20  # values written at a time
 _BATCH = 512  # the most documents given to the tokenizer at once
@@ -57,8 +58,9 @@ def load_corpus(
     Raises UserError when a dataset cannot be read or understood, holds nothing to train on, or is to be read and is not
     what `frozen` says it was (`planner.job.frozen`; None: nobody knows).
     """
-    values = job.model_dump(mode="json")
-    keys = {key: value for key, value in values.items() if key in _KEYS or (key == "special_tokens" and value)}
+    values, mixed = job.model_dump(mode="json"), job.mix_strategy != "concat"
+    more = (*(["special_tokens"] if job.special_tokens else []), *(_MIXED if mixed else []))
+    keys = {key: value for key, value in values.items() if key in (*_KEYS, *more)}
     if (corpus := _open(folder, keys)) is not None:
         log.info("data: %d tokens as tokenized at the first start (%s)", len(corpus.tokens), folder)
         return corpus
@@ -147,17 +149,12 @@ def _save(path: Path, values: NDArray[Any]) -> None:
 
 
 def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
-    """The documents of all entries of the dataset in their order, empty records left out."""
+    """The documents of all entries of the dataset in their order, or mixed as the job says, empty records left out."""
+    if job.mix_strategy != "concat" and len(job.data) > 1:
+        yield from _mixed(job, tokenizer)
+        return
     for entry in job.data:
-        source = open_source(entry)
-        kind = kind_in(entry, source.columns, source.name)
-        columns = entry.names(source.columns)
-        form = form_of(job, entry, kind, columns, tokenizer)
-        unused = [column for column in columns if column not in form.uses]
-        log.info(
-            "data: %s: %d records read as %s (columns %s%s)", source.name, len(source.records), form.name,
-            ", ".join(form.uses), f"; not used: {', '.join(unused)}" if unused else "",
-        )  # fmt: skip
+        source, form = _opened(job, entry, tokenizer)
         empty = 0
         for number, record in enumerate(islice(_records(source), entry.most(job.max_samples)), start=1):
             document = document_of(form, entry, record, f"record {number} of {source.name}")
@@ -167,6 +164,54 @@ def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Documen
                 yield document
         if empty:
             log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, len(source.records))
+
+
+def _opened(job: Job, entry: DataEntry, tokenizer: PreTrainedTokenizerBase) -> tuple[Source, Format]:
+    source = open_source(entry)
+    kind = kind_in(entry, source.columns, source.name)
+    columns = entry.names(source.columns)
+    form = form_of(job, entry, kind, columns, tokenizer)
+    unused = [column for column in columns if column not in form.uses]
+    log.info(
+        "data: %s: %d records read as %s (columns %s%s)", source.name, len(source.records), form.name,
+        ", ".join(form.uses), f"; not used: {', '.join(unused)}" if unused else "",
+    )  # fmt: skip
+    return source, form
+
+
+def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
+    """The documents of all entries, drawn from one and another as LLaMA-Factory does: by `datasets`, under the job's
+    seed, until the first entry (`interleave_under`) or every one (`interleave_over`) has come to its end."""
+    opened = [_opened(job, entry, tokenizer) for entry in job.data]
+    sources = [source for source, _ in opened]
+    sizes = [(len(s.records), e.most(job.max_samples)) for e, s in zip(job.data, sources, strict=True)]
+    counts = [size if most is None else min(size, most) for size, most in sizes]
+    drawn = [0] * len(opened)
+    for entry, number in mixture(job, counts):
+        source, form = opened[entry]
+        drawn[entry] += 1
+        place = f"record {number + 1} of {source.name}"
+        if (document := document_of(form, job.data[entry], source.records[number], place)) is not None:
+            yield document
+    shares = ", ".join(f"{count} of {source.name}" for count, (source, _) in zip(drawn, opened, strict=True))
+    log.info("data: mixed by %s: %s", job.mix_strategy, shares)
+
+
+def mixture(job: Job, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Entry and record, both from 0, of all that is trained on, in order; `counts`: records of each entry."""
+    from datasets.arrow_dataset import Dataset
+    from datasets.combine import interleave_datasets
+
+    numbers = [
+        Dataset.from_dict({"entry": np.full(count, entry, np.int32), "record": np.arange(count)})
+        for entry, count in enumerate(counts)
+    ]
+    order = interleave_datasets(
+        numbers, probabilities=list(job.interleave_probs) if job.interleave_probs is not None else None, seed=job.seed,
+        stopping_strategy="first_exhausted" if job.mix_strategy == "interleave_under" else "all_exhausted",
+    )  # fmt: skip
+    for batch in order.iter(_PIECE >> 8):
+        yield from zip(batch["entry"], batch["record"], strict=True)
 
 
 def _records(source: Source) -> Iterator[dict[str, object]]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from datasets import interleave_datasets, load_dataset
 
 from planner.errors import UserError
 from planner.job.data_check import check_data
 from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
-from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
+from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
+from worker.data.corpus import load_corpus
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +89,38 @@ def test_an_arrow_file_is_read_as_any_other(tmp_path: Path) -> None:
     job = Job.parse("model: model\ndataset: data.arrow\nmax_length: 64\n", tmp_path)
     check_data(job)
     assert Batches(job, byte_tokenizer()).sample() == "⟦hello<eos>⟧"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shares", "counts"),
+    [
+        ("concat", None, (12, 4)), ("interleave_under", None, (4, 4)), ("interleave_over", None, (12, 12)),
+        ("interleave_under", (0.75, 0.25), None), ("interleave_over", (0.5, 0.5), None),
+    ],
+)  # fmt: skip
+def test_entries_are_mixed_as_llama_factory_mixes_them(
+    tmp_path: Path, strategy: str, shares: tuple[float, ...] | None, counts: tuple[int, int] | None
+) -> None:
+    one = write_jsonl(tmp_path / "one.jsonl", [{"text": f"one {n}"} for n in range(12)])
+    two = write_jsonl(tmp_path / "two.jsonl", [{"text": f"two {n}"} for n in range(4)])
+    job = make_job(tiny_llama_folder(tmp_path / "model"), one, max_length=16, seed=3).model_copy(
+        update={"dataset": (str(one), str(two)), "mix_strategy": strategy, "interleave_probs": shares}
+    )
+    tokenizer = byte_tokenizer()
+    corpus = load_corpus(job, tokenizer, tmp_path / "data")
+    pieces = np.split(corpus.tokens, corpus.ends[:-1])
+    found = [tokenizer.decode(piece, skip_special_tokens=True) for piece in pieces]
+    if strategy == "concat":
+        wanted = [*(f"one {n}" for n in range(12)), *(f"two {n}" for n in range(4))]
+    else:
+        loaded = [load_dataset("json", data_files=str(file), split="train") for file in (one, two)]
+        stop = {"interleave_under": "first_exhausted", "interleave_over": "all_exhausted"}[strategy]
+        wanted = interleave_datasets(
+            loaded, probabilities=list(shares) if shares else None, seed=3, stopping_strategy=stop
+        )["text"]
+    assert found == list(wanted)
+    if counts is not None:
+        assert tuple(sum(text.startswith(name) for text in found) for name in ("one", "two")) == counts
 
 
 def test_an_entry_may_be_its_first_records_alone(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""The keys that say how the entries of `dataset` are mixed, LLaMA-Factory's, and what they say together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from planner.job.source import Mistake, Source
+
+_STRATEGY, _SHARES = "mix_strategy", "interleave_probs"
+
+
+def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
+    """Mistakes in what the keys say together; `values` by canonical name, `names`: canonical name -> the file's."""
+    shares, entries = values.get(_SHARES), values.get("dataset")
+    if isinstance(shares, str):
+        shares = [part for part in shares.split(",") if part.strip()]
+    if not isinstance(shares, (list, tuple)) or not isinstance(entries, (list, tuple)):
+        return []
+    text = None
+    if values.get(_STRATEGY, "concat") == "concat":
+        text = f"it is for {_STRATEGY}: interleave_under or interleave_over; give that too"
+    elif len(shares) != len(entries):
+        text = f"it has {len(shares)} shares, and dataset has {len(entries)} entries"
+    else:
+        try:
+            total = math.fsum(map(float, shares))
+        except (TypeError, ValueError):
+            return []  # told by their types
+        if abs(total - 1) > 1e-6:
+            text = f"its shares are {total:g} together; they must be 1"
+    return [source.mistake(names[_SHARES], "bad-value", text)] if text is not None else []
