@@ -5,11 +5,18 @@ Sizes and strides of fakes decide what traced code does and what its bytes are p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
+    compute_elementwise_output_strides,
+    elementwise_dtypes,
+    suggest_memory_format,
+)
+from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 
@@ -18,14 +25,41 @@ Arguments = Sequence[Any]
 Named = Mapping[str, Any]
 
 
+@functools.cache
 def knows(func: Any) -> bool:
-    """Whether `true_result` says something else of `func`."""
-    return func in _KNOWN
+    """Whether `true_result` may say something else of `func`."""
+    return func in _KNOWN or (torch.Tag.pointwise in func.tags and not func._schema.is_mutable)
 
 
 def true_result(func: Any, usual: Usual, args: Arguments, kwargs: Named) -> Any:
     """What `func` makes of fake arguments, within their mode; `usual()` is what torch's fakes make of them."""
-    return _KNOWN[func](usual, args, kwargs)
+    return _KNOWN.get(func, _pointwise)(usual, args, kwargs)
+
+
+def _pointwise(usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """Laid out as the arguments are that come. What was expanded lies in one piece once it is converted, in an order of
+    its own: fakes convert whatever is computed in another dtype, kernels only what is of another dtype than the rest,
+    and on the CPU alone."""
+    made = usual()
+    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    given = [tensor for tensor in tensors if tensor.dim()]
+    if not isinstance(made, torch.Tensor) or len(tensors) < 2 or all(tensor.is_contiguous() for tensor in given):
+        return made
+    if made.device.type == "cpu":
+        _, common = elementwise_dtypes(*tensors, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+        given = [tensor if tensor.dtype in (common, torch.bool) else tensor.to(common) for tensor in given]
+    strides = compute_elementwise_output_strides(*torch.broadcast_tensors(*given))
+    return made if strides == made.stride() else made.new_empty_strided(made.shape, strides)
+
+
+def _input_first(usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """The kernel looks at what was the input first, and then at the gradient."""
+    return _pointwise(usual, (args[1], args[0]), kwargs)
+
+
+def _in_order(usual: Usual, args: Arguments, kwargs: Named) -> Any:
+    """In order, whatever the argument's layout; fakes keep it."""
+    return torch.empty_like(usual(), memory_format=torch.contiguous_format)
 
 
 def _bincount(usual: Usual, args: Arguments, kwargs: Named) -> Any:
@@ -83,6 +117,21 @@ def _layer_norm_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
 
 _KNOWN: dict[Any, Callable[[Usual, Arguments, Named], Any]] = {
     _aten.bincount.default: _bincount,
+    _aten.threshold_backward.default: _input_first,
+    _aten.leaky_relu_backward.default: _input_first,
+    _aten.elu_backward.default: _pointwise,
+    _aten.softplus_backward.default: _pointwise,
+    _aten.mish_backward.default: _pointwise,
+    _aten.hardtanh_backward.default: _pointwise,
+    _aten.hardsigmoid_backward.default: _pointwise,
+    _aten.hardswish_backward.default: _pointwise,
+    _aten.mse_loss_backward.default: _in_order,
+    _aten.smooth_l1_loss_backward.default: _in_order,
+    _aten.huber_loss_backward.default: _in_order,
+    _aten.masked_fill.Scalar: _in_order,
+    _aten.masked_fill.Tensor: _in_order,
+    _aten.pow.Scalar: _in_order,
+    _aten.float_power.Scalar: _in_order,
     _aten.native_dropout_backward.default: _native_dropout_backward,
     _aten.convolution_backward.default: _convolution_backward,
     _aten.native_layer_norm_backward.default: _layer_norm_backward,
