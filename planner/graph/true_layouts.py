@@ -48,7 +48,7 @@ def _pointwise(usual: Usual, args: Arguments, kwargs: Named) -> Any:
     if made.device.type == "cpu":
         _, common = elementwise_dtypes(*tensors, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
         given = [tensor if tensor.dtype in (common, torch.bool) else tensor.to(common) for tensor in given]
-    strides = compute_elementwise_output_strides(*torch.broadcast_tensors(*given))
+    strides = compute_elementwise_output_strides(*(tensor.expand(made.shape) for tensor in given))
     return made if strides == made.stride() else made.new_empty_strided(made.shape, strides)
 
 
