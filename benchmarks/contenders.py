@@ -36,6 +36,7 @@ from planner.schedule.plan import Plan
 from tests.support.engine_plans import adamw
 from tests.support.plain_engine import PlainEngine
 from worker.engine.engine import Engine
+from worker.runtime.arena import arena, take_over
 
 WARM_STEPS = 2
 RATE = 1e-4
@@ -227,6 +228,8 @@ def make(name: str, work: Work, folder: Path) -> Contender:
         case "plain":
             return Plain(work)
         case "offmate":
+            if work.device == "cuda":
+                take_over()  # as the trainer does; nothing has used the device yet
             made = json.loads((folder / "plan.json").read_text("utf-8"))
             return Offmate(work, from_json(Plan, made["plan"]), from_json(Chain, made["chain"]))
         case "zero-offload":
@@ -241,7 +244,7 @@ def visit(contender: Contender, steps: int, device: torch.device) -> Visit:
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
+        _reset_peaks(device)
     losses: list[Tensor] = []
     peaks: list[int] = []
     before, start = contender.waited_s, time.perf_counter()
@@ -254,7 +257,7 @@ def visit(contender: Contender, steps: int, device: torch.device) -> Visit:
         torch.cuda.synchronize(device)
     step_s = (time.perf_counter() - start) / steps
     if cuda:
-        peaks.append(torch.cuda.max_memory_allocated(device))
+        peaks.append(_most_bytes(device)[0])
     loss_value = float(losses[0])
     if not math.isfinite(loss_value):
         raise FloatingPointError(f"the loss is {loss_value}")
@@ -262,8 +265,24 @@ def visit(contender: Contender, steps: int, device: torch.device) -> Visit:
     waited_s = None if before is None or after is None else (after - before) / steps
     return Visit(
         step_s=step_s, waited_s=waited_s, peak_bytes=max(peaks, default=None),
-        reserved_bytes=torch.cuda.max_memory_reserved(device) if cuda else None, loss=loss_value,
+        reserved_bytes=_most_bytes(device)[1] if cuda else None, loss=loss_value,
     )  # fmt: skip
+
+
+def _reset_peaks(device: torch.device) -> None:
+    """Whichever allocator counts."""
+    if (found := arena()) is not None:
+        found.reset_peaks()
+    else:
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _most_bytes(device: torch.device) -> tuple[int, int]:
+    """Allocated and reserved, since peaks were reset."""
+    if (found := arena()) is not None:
+        counts = found.counts()
+        return counts.most_allocated, counts.most_reserved
+    return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
 
 
 def serve(name: str, folder: Path, answers: TextIO) -> None:

@@ -33,6 +33,7 @@ import torch
 
 from benchmarks.contenders import Visit, Work
 from benchmarks.spread import Spread
+from planner.arrange.pack import can_arrange
 from planner.codec import Json, from_json, to_json
 from planner.errors import UserError
 from planner.machine.hardware import Hardware
@@ -155,7 +156,8 @@ class Bench:
             torch.cuda.empty_cache()  # this process needs it no more
 
     def _measured_chain(self) -> Chain:
-        analysis = analyse_model(self.work.model(), self.work.batches()[0], device=self._device)
+        arranged = self._device.type == "cuda" and can_arrange()
+        analysis = analyse_model(self.work.model(), self.work.batches()[0], device=self._device, arranged=arranged)
         times = measure_times(analysis, self._device, self.hardware, slices=self.work.slices)
         return analysis.chain(times)
 

@@ -60,7 +60,8 @@ class Analysis:
     """The bytes of a model's blocks and frame for slices of one shape, and the generated code behind the options.
 
     `tensors` has the parameters of each block; `pairs` kind -> option -> code; `resident_bytes` is what stays on the
-    device all the time beside the frame's tensors: buffers and some scalars. `sums_slices`: the model's loss is divided
+    device all the time beside the frame's tensors: buffers and some scalars; `workspace_bytes` for each thread that
+    computes. `sums_slices`: the model's loss is divided
     by the number of tokens of the whole step, so that the losses of slices add up to the step's. `model` and `batch`
     are what was analysed.
     """
@@ -72,6 +73,7 @@ class Analysis:
     pairs: Mapping[str, Mapping[str, BlockCode]] = field(repr=False)
     frame: FrameBytes
     resident_bytes: int
+    workspace_bytes: int
     slice_tokens: int
     sums_slices: bool
     model: nn.Module = field(repr=False)
@@ -88,7 +90,8 @@ class Analysis:
         frame_bytes = sum(t.bytes + t.state_bytes for t in self.frame_tensors)
         return Chain(
             blocks=tuple(self._block(index, times) for index in range(len(self.names.all))),
-            frame_bytes=frame_bytes + self.resident_bytes,
+            frame_bytes=frame_bytes + self.resident_bytes + self.workspace_bytes,
+            thread_bytes=self.workspace_bytes,
             start_bytes=self.frame.start,
             slice_tokens=self.slice_tokens,
             distinct_tokens=distinct_tokens,
@@ -264,7 +267,8 @@ def analyse_model(
         ),
         pairs=pairs,
         frame=frame,
-        resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES + workspace_bytes(device),
+        resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES,
+        workspace_bytes=workspace_bytes(device),
         slice_tokens=batch["input_ids"].numel(),
         sums_slices=watch.seen,
         model=model,

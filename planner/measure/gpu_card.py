@@ -21,6 +21,7 @@ _LINK_BYTES_PER_S = 12e9
 _HOST_BYTES_PER_S = 20e9
 _UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes weight and moments
 _WORKSPACE_BYTES, _WORKSPACE_BYTES_SM90 = 8320 * 2**10, 32 * 2**20
+_LIGHT_WORKSPACE_BYTES = 2**20  # cuBLASLt's; it is never larger than cuBLAS's
 
 
 def ask_card() -> Card:
@@ -33,14 +34,18 @@ def ask_card() -> Card:
 
 
 def workspace_bytes(device: torch.device) -> int:
-    """What matrix products keep on the device from the first one on: cuBLAS's workspace, as PyTorch allocates it
-    (`getChosenWorkspaceSize` in its CublasHandlePool.cpp); 0 where the device is the CPU."""
+    """What matrix products keep on the device for each thread that issues them, from its first one on: the workspaces
+    of cuBLAS and cuBLASLt, as PyTorch allocates them (`getChosenWorkspaceSize`, `getCUDABlasLtWorkspaceSize` in its
+    CublasHandlePool.cpp: a handle is a thread's own, and a workspace a handle's); 0 where the device is the CPU."""
     if device.type != "cuda":
         return 0
     given = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if given:
-        return sum(int(size) * int(count) for size, count in given) * 2**10
-    return _WORKSPACE_BYTES if torch.cuda.get_device_capability(device)[0] < 9 else _WORKSPACE_BYTES_SM90
+        own = sum(int(size) * int(count) for size, count in given) * 2**10
+    else:
+        own = _WORKSPACE_BYTES if torch.cuda.get_device_capability(device)[0] < 9 else _WORKSPACE_BYTES_SM90
+    light = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    return own + min(own, int(light) * 2**10 if light.isdigit() else _LIGHT_WORKSPACE_BYTES)
 
 
 def estimate_card(card: Card, dtype: torch.dtype) -> Hardware:

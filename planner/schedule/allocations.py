@@ -45,6 +45,8 @@ def allocations(program: Program, chain: Chain) -> Allocations:
     standing = {item: tuple(Event(n, host.sizes[n]) for n in numbers) for item, numbers in host.items.items()}
     steps = tuple((op, tuple(host.perform(op))) for op in program.ops if op.queue is Queue.COMPUTE)
     others = chain.frame_bytes - sum(t.bytes + t.state_bytes for t in chain.frame_tensors)
+    if program.slices > 1:  # each has a thread, beside the one that runs backward
+        others += program.slices * chain.thread_bytes
     return Allocations(standing, others, steps)
 
 

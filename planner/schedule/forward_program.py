@@ -100,6 +100,7 @@ class _Layout:
         there = set(resident)
         self.travelling = {n: (u[0], u[-1]) for n, u in chain.users().items() if f"w:{n}" not in there}
         self.fixed_bytes = chain.frame_bytes + sum(sizes[item[2:]][item[0]] for item in resident)
+        self.fixed_bytes += (slices - 1) * chain.thread_bytes
         self.used = [self.fixed_bytes + measured.stage_bytes(i, slices) for i in range(len(chain.blocks))]
         for name, (first, last) in self.travelling.items():
             for stage in range(first, last + 1):

@@ -169,6 +169,9 @@ class Engine:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
                 if self._interpreter.recording is not None:
                     self._interpreter.recording.begin_step(values.number)
+                if machine.is_cold:
+                    self._memory.expect_loose()
+                    self._rounds.warm_up()
                 self._cursor.begin(values)
                 self._gradients.begin_step(values)
                 losses: list[Tensor] = []

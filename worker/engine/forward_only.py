@@ -231,6 +231,7 @@ class Forward:
 
         try:
             self._weights.leave(leaving)
+            self._machine.forget_threads()
             yield run_pass
             interpreter.drain()
         finally:
@@ -238,6 +239,7 @@ class Forward:
             lockstep.close()
             interpreter.close()
             self._machine.synchronize()  # copies may still be using what is freed now
+            self._machine.forget_threads()  # where those of these slices lie, a step has places for tensors
             self._weights.come_back()
 
 

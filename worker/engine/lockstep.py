@@ -7,6 +7,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 
 import torch
@@ -134,10 +135,27 @@ class Lockstep:
         for gate in self._gates:
             gate.release()
 
+    def everywhere(self, do: Callable[[], None]) -> None:
+        """Run `do` in each thread that computes, one after another. Raises what it raises."""
+        do()
+        for thread in self._threads:
+            done: Future[None] = Future()
+            thread.work.put((contextvars.copy_context(), functools.partial(_settle, done, do)))
+            done.result()
+
     def close(self) -> None:
         """End the threads."""
         for thread in self._threads:
             thread.close()
+
+
+def _settle(done: Future[None], do: Callable[[], None]) -> None:
+    try:
+        do()
+    except BaseException as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
 
 
 class _SliceThread:

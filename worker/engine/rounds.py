@@ -159,6 +159,10 @@ class Rounds:
             self._joints[key] = trace_block(block.module, args, kwargs, name=block.name)
         return self._joints[key]
 
+    def warm_up(self) -> None:
+        """Let each thread that computes take what libraries keep for it on the device."""
+        self._lockstep.everywhere(self._machine.warm_up)
+
     def clear(self) -> None:
         """After an error: forget what waits for its backward."""
         for call in self.calls.values():

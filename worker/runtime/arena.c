@@ -224,11 +224,11 @@ static void *find(int64_t bytes) {
         return found;
     if (!fit && (found = in_common(bytes)))
         return found;
-    strays += told && (fit || bytes > small);
     if (!told && bytes > small && (found = in_arena(0, placed, bytes, 1)))
         return found;
-    if (!fit && (found = in_loose(bytes)))
+    if (!fit && (found = in_loose(bytes))) /* a kernel's own, as cuBLAS's workspaces */
         return found;
+    strays += told && (fit || bytes > small);
     if ((found = beside(bytes)) || (found = newly(bytes))) /* there it is in nobody's way */
         return found;
     if (arena && ((found = in_arena(0, arena->bytes, bytes, 1)) || (found = in_arena(0, arena->bytes, bytes, 0))))

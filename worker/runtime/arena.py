@@ -32,6 +32,7 @@ class _Place(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("bytes", "offset", "most")]
 
 
+_NO_PLACES = (_Place * 0)()
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
 """Of a slice: the names of its tensors and their shapes."""
 
@@ -48,6 +49,9 @@ class Memory(Protocol):
 
     def expect_item(self, item: str) -> None:
         """What is allocated next is the item, which is there between steps."""
+
+    def expect_loose(self) -> None:
+        """What is allocated from now on, until the next call, has no place, but is counted."""
 
     def knows(self, shape: Shape) -> bool:
         """Whether slices of this shape have places, as far as they can."""
@@ -69,6 +73,9 @@ class NoPlaces:
         """Nothing to do."""
 
     def expect_item(self, item: str) -> None:
+        """Nothing to do."""
+
+    def expect_loose(self) -> None:
         """Nothing to do."""
 
     def knows(self, shape: Shape) -> bool:
@@ -214,6 +221,10 @@ class PlannedMemory:
         count = len(places) if places is not None else 0
         self._arena.expect(places, count, self._arrangement.small_bytes)
 
+    def expect_loose(self) -> None:
+        """What is allocated from now on, until the next call, has no place, but is counted."""
+        self._arena.expect(_NO_PLACES, 0, 0)
+
     def knows(self, shape: Shape) -> bool:
         """Whether slices of this shape have places, as far as they can."""
         return shape in self._shorter or math.prod(dict(shape)["input_ids"]) == self._chain.slice_tokens
@@ -253,7 +264,7 @@ def _runtime() -> ctypes.CDLL:
     """CUDA's runtime, as PyTorch has loaded it."""
     for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
         path = line[line.find("/") :]
-        if "/" in line and Path(path).name.startswith("libcudart.so"):
+        if "/" in line and Path(path).name.startswith("libcudart"):  # in some wheels the name has a hash
             return ctypes.CDLL(path)
     return ctypes.CDLL(None)
 

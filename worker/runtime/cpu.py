@@ -78,6 +78,17 @@ class CpuMachine:
         """Go on from `state`."""
         torch.set_rng_state(state[0])
 
+    @property
+    def is_cold(self) -> bool:
+        """Nothing is kept."""
+        return False
+
+    def warm_up(self) -> None:
+        """Nothing is taken."""
+
+    def forget_threads(self) -> None:
+        """Nothing is kept."""
+
     def stop_metering(self) -> None:
         """Count bytes no more."""
         self.meter = None

@@ -53,7 +53,7 @@ class CudaMachine:
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self.stream = torch.cuda.default_stream(self.device)
         self._fraction: float | None = None
-        self._arena, self._placed = arena(), False
+        self._arena, self._placed, self._cold = arena(), False, True
         self._outside_bytes = self._bytes_outside()
 
     def interpreter(self, program: Program, perform: Perform) -> CudaInterpreter:
@@ -80,7 +80,9 @@ class CudaMachine:
         if self._arena is None:
             log.warning("device: the plan's places for tensors are not used, so it may run out of memory")
             return NoPlaces()
-        found = PlannedMemory(self._arena, program, chain, Spans(program, chain).arrangement(offsets))
+        with torch.cuda.device(self.device):  # the driver gives memory of the thread's own device
+            self.forget_threads()  # what planning in this process has left lies beside the arena
+            found = PlannedMemory(self._arena, program, chain, Spans(program, chain).arrangement(offsets))
         self._placed = True
         return found
 
@@ -120,6 +122,27 @@ class CudaMachine:
         """Go on from `state`."""
         torch.set_rng_state(state[0])
         torch.cuda.set_rng_state(state[1], self.device)
+
+    @property
+    def is_cold(self) -> bool:
+        """Threads have no workspaces of cuBLAS, or no more. Where tensors have places one must not come within a turn:
+        it would take the place of a tensor of its size, and stay."""
+        return self._placed and self._cold
+
+    def warm_up(self) -> None:
+        """A product, so that the calling thread has its workspace."""
+        with self.computing(), torch.no_grad():
+            one = torch.zeros((1, 1), device=self.device)
+            torch.mm(one, one)
+        self._cold = False
+
+    def forget_threads(self) -> None:
+        """Free cuBLAS's workspaces: each thread has its own, and PyTorch keeps them when threads end. What still runs
+        on the device comes before whoever gets their memory next."""
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:  # a name of PyTorch's own, which a later one may not have
+            clear()
+            self._cold = True
 
     def stop_metering(self) -> None:
         """The allocator counts anyway."""

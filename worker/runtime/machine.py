@@ -56,6 +56,17 @@ class Machine(Protocol):
     def set_random_state(self, state: RandomState) -> None:
         """Go on from `state`."""
 
+    @property
+    def is_cold(self) -> bool:
+        """Threads that compute have something to take of the device, for which there is a place: see `warm_up`."""
+
+    def warm_up(self) -> None:
+        """Let the calling thread take what libraries keep on the device for each thread that computes."""
+
+    def forget_threads(self) -> None:
+        """Let go of what libraries keep on the device for each thread that has computed. Threads that go on get it
+        anew."""
+
     def stop_metering(self) -> None:
         """Count bytes no more, if counting takes time."""
 

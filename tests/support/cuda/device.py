@@ -20,6 +20,7 @@ from tests import ROOT
 from tests.support.cuda.memory import MIB, Allocator, Arena, Block
 from tests.support.cuda.plugged import Driver, Plugged
 from tests.support.cuda.streams import Marker, Queues, Stream
+from tests.support.cuda.workspaces import Workspaces
 
 CUDA = torch.device("cuda", 0)
 RUNTIME_BYTES = 300 * MIB
@@ -61,6 +62,7 @@ class Device:
     sync_debug     torch.cuda.set_sync_debug_mode's
     waits          each time that the host waited, or might have; clear it to begin anew
     seed, offset   the random generator's state
+    workspaces     of matrix products
     initialized    as PyTorch sees it: its allocator can be changed before
     plugged        the allocator that somebody has put in the place of PyTorch's; `driver` is what it gets memory from
     """
@@ -84,11 +86,13 @@ class Device:
         )  # fmt: skip
         self.initialized, self.plugged = True, None
         self.host = HostMemory()
+        self.workspaces = Workspaces(self.storage)
         self._blocks: dict[int, Block] = {}  # in use, by address
         self._dead: deque[Callable[[], None]] = deque()  # what frees memory that no tensor uses
 
     def rest(self) -> None:
         """As new, but for memory that is in use."""
+        self.workspaces.clear()
         self.reap()
         self.queues.rest()
         self.dry, self.poison, self.registers, self.sync_debug = False, True, True, "default"

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tests.support.cuda.device import CUDA, Device, Layout
 from tests.support.cuda.streams import Stream
+from tests.support.cuda.workspaces import PRODUCTS
 
 aten = torch.ops.aten
 VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default, aten._reshape_alias.default, aten.lift.default}
@@ -112,6 +113,8 @@ def issue(
     func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor] | None
 ) -> None:
     """Queue `func`, which has its results elsewhere (None: it works in place)."""
+    if isinstance(func, OpOverload) and func._schema.name in PRODUCTS:
+        device.workspaces.use(device.queues.current.number)
 
     def held(value: Any) -> Any:
         if isinstance(value, DeviceTensor):

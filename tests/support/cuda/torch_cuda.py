@@ -254,6 +254,7 @@ def _install_allocators(device: Device, guard: ctypes.CDLL) -> None:
     for name, value in {
         "_cuda_customAllocator": lambda allocate, free: Plugged(guard, allocate, free),
         "_cuda_changeCurrentAllocator": change,
+        "_cuda_clearCublasWorkspaces": device.workspaces.clear,
         "_cuda_getCurrentRawStream": lambda _: 0,  # bitsandbytes looks for it when it is imported; peft imports that
     }.items():
         setattr(torch._C, name, value)

@@ -219,3 +219,34 @@ def test_a_plan_at_the_least_possible_budget_runs_under_its_cap(
     found = list(train(engine, case))
     assert arena.counts().most_reserved <= plan.gpu_peak_bytes <= plan.gpu_budget_bytes
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_each_thread_that_computes_has_its_workspace_of_matrix_products_in_the_plan(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch has a handle of cuBLAS for each thread, and a workspace for each handle, and keeps both."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:1")  # as large as logits
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "0")
+    monkeypatch.setattr("planner.schedule.places.PAGE_BYTES", 2**12)
+    case = Case("llama", "mixed", slices=2, clip=0.5)
+    chain = chain_of(make_model("llama"), device=CUDA, arranged=True)
+    plan = least_plan(chain, slices=2, clip=True)
+    wanted = expected(case, 4)
+    device.workspaces.clear()
+    with arena_on(device) as arena:
+        model = make_model("llama")
+        engine = Engine(model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=0.5, device=CUDA)
+        try:
+            found = []
+            for step, tensor in enumerate(train(engine, case, 4)):
+                found.append(tensor)
+                if step == 0:
+                    calm = Calm(device, arena, plan)
+                if step < 3:
+                    engine.evaluate([batch_of(k, length=8) for k in range(6)])
+                    engine.generate([[5, 6, 7], [9]], new_tokens=3, pad=2)
+            calm.check()
+        finally:
+            engine.close()
+            device.workspaces.clear()
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
