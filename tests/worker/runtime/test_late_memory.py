@@ -230,7 +230,7 @@ def test_each_thread_that_computes_has_its_workspace_of_matrix_products_in_the_p
     monkeypatch.setattr("planner.schedule.places.PAGE_BYTES", 2**12)
     case = Case("llama", "mixed", slices=2, clip=0.5)
     chain = chain_of(make_model("llama"), device=CUDA, arranged=True)
-    plan = least_plan(chain, slices=2, clip=True)
+    plan = placed(PLANS["mixed"](chain, slices=2, clip=True), chain)
     wanted = expected(case, 4)
     device.workspaces.clear()
     with arena_on(device) as arena:
