@@ -15,6 +15,8 @@ ELSEWHERE = {
     # what goes in and comes out of an operation: modes that look at operations have no public helper for either
     "planner/cpu/meter.py": {"torch.utils._python_dispatch", "torch.utils._pytree"},
     "worker/runtime/host_values.py": {"torch.utils._pytree"},
+    # cuBLAS's workspaces, one a thread, are let go of by no public name
+    "worker/runtime/cuda.py": {"torch._C"},
     # the norm and its coefficient as clip_grad_norm_ computes them
     "worker/engine/adamw.py": {"torch._foreach_mul_"},
     "worker/engine/gradients.py": {"torch._foreach_norm"},
