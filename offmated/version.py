@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-API = 5
-"""The form of the API's answers: one more whenever they have another field, or one with another meaning."""
+API = 6
+"""The form of requests and answers: one more whenever they have another field, or one with another meaning."""
 
 
 def release() -> str:

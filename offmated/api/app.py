@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
 
 from offmated.api import monitoring, plan_page
-from offmated.api.bodies import Again, AskedAgain, Cleaning, Move, Submission
+from offmated.api.bodies import Again, AskedLonger, AskedTurn, Cleaning, Move, Submission
 from offmated.api.limits import Limits
 from offmated.api.page import add_page
 from offmated.api.refusals import add_handlers
@@ -89,6 +89,7 @@ def make_app(services: Services) -> FastAPI:
     app.post("/jobs/{job_id}/cancel")(cancel_job)
     app.post("/jobs/{job_id}/retry")(retry_job)
     app.post("/jobs/{job_id}/rerun", status_code=201)(rerun_job)
+    app.post("/jobs/{job_id}/longer", status_code=201)(longer_job)
     app.post("/jobs/{job_id}/move")(move_job)
     app.post("/jobs/{job_id}/{change}")(change_job)
     app.post("/machine/{change}")(change_machine)
@@ -188,8 +189,15 @@ def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
     return show_job(job_id, use)
 
 
-def rerun_job(job_id: JobId, body: AskedAgain, use: Use, idempotency_key: Key = None) -> Json:
+def rerun_job(job_id: JobId, body: AskedTurn, use: Use, idempotency_key: Key = None) -> Json:
     """Take a job in once more, as a new one; as `POST /jobs` answers."""
+    row, _ = rerun(use.store, use.paths, job_id, idempotency_key, body.turn(), use.window)
+    use.wake()
+    return show_job(row.id, use)
+
+
+def longer_job(job_id: JobId, body: AskedLonger, use: Use, idempotency_key: Key = None) -> Json:
+    """Go on with a done job, as a new one, to another length; as `POST /jobs` answers."""
     row, _ = rerun(use.store, use.paths, job_id, idempotency_key, body.turn(), use.window, body.length())
     use.wake()
     return show_job(row.id, use)

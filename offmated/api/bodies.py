@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from offmated.jobs.longer import Length
 from offmated.jobs.states import LARGEST_ID
@@ -16,7 +16,13 @@ MOST_PRIORITY = 1000
 MOST_JOBS = 200
 
 
-class AskedTurn(BaseModel):
+class Body(BaseModel):
+    """What a request says. A field that is not known here is refused: a newer command means something by it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class AskedTurn(Body):
     """When a new job is to have its turn."""
 
     priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
@@ -43,25 +49,24 @@ class Submission(AskedTurn):
     name: str = "job.yaml"
 
 
-class AskedAgain(AskedTurn):
-    """A job once more; with one of the two it goes on from the newest checkpoint, to so many epochs or steps in all."""
+class AskedLonger(AskedTurn):
+    """A done job that is to go on from its newest checkpoint, to so many epochs or steps in all: one of the two."""
 
-    epochs: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    epochs: Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)] | None = None
     max_steps: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
     @model_validator(mode="after")
-    def _one_length(self) -> AskedAgain:
-        if self.epochs is not None and self.max_steps is not None:
+    def _one_length(self) -> AskedLonger:
+        if (self.epochs is None) == (self.max_steps is None):
             raise ValueError("say one of epochs and max_steps")
         return self
 
-    def length(self) -> Length | None:
-        """How long it is to be in all, where that is another length."""
-        given = self.epochs is not None or self.max_steps is not None
-        return Length(epochs=self.epochs, max_steps=self.max_steps) if given else None
+    def length(self) -> Length:
+        """How long it is to be in all."""
+        return Length(epochs=self.epochs, max_steps=self.max_steps)
 
 
-class Move(BaseModel):
+class Move(Body):
     """Where in the queue a job is to come: one of the three."""
 
     to: Literal["first", "last"] | None = None
@@ -75,7 +80,7 @@ class Move(BaseModel):
         return self
 
 
-class Again(BaseModel):
+class Again(Body):
     """What changes when a job is tried again: bytes it may use from now on (null: as it was), and whether its data may
     be others than it was submitted with."""
 
@@ -84,7 +89,7 @@ class Again(BaseModel):
     allow_changed_data: bool = False
 
 
-class Cleaning(BaseModel):
+class Cleaning(Body):
     """Whose checkpoints and data are to go; see `offmated.jobs.clean`."""
 
     jobs: Annotated[list[Annotated[int, Field(ge=1, le=LARGEST_ID)]], Field(max_length=MOST_JOBS)] = []

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 the job failed, 2 wrong usage, 3 does not fit, 4 no such j
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -263,6 +264,8 @@ def rerun(job_id: int, epochs: float | None, max_steps: int | None, as_json: boo
     """Put a job into the queue once more, as a new one: the same file, the data that are there now."""
     if epochs is not None and max_steps is not None:
         raise click.UsageError("say one of --epochs and --max-steps")
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise click.UsageError(f"--epochs {epochs}: their number is above 0")
     job = Client(Paths.from_environment()).rerun(job_id, queue.turn(turn), epochs=epochs, max_steps=max_steps)
     print_json(job) if as_json else console().print(job_view.submitted(job))
 

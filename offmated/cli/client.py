@@ -96,8 +96,9 @@ class Client:
 
     def rerun(self, job_id: int, turn: Turn, *, epochs: float | None = None, max_steps: int | None = None) -> Json:
         """Hand a job in once more, as a new one, or to go on to so many epochs or steps; returns that."""
-        url, key = f"/jobs/{job_id}/rerun", uuid.uuid4().hex
-        body = {**turn, **_given(epochs=epochs, max_steps=max_steps)}
+        length, key = _given(epochs=epochs, max_steps=max_steps), uuid.uuid4().hex
+        # A path of its own: a daemon that knows of no length would begin the job from the start.
+        url, body = f"/jobs/{job_id}/{'longer' if length else 'rerun'}", {**turn, **length}
         answer: Json = self._send("POST", url, body, key=key, patience_s=SUBMIT_PATIENCE_S).json()
         return answer
 

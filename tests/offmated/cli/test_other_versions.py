@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from offmated.cli import main
 from offmated.version import API
+from planner.errors import Exit
 from tests.support.kept import FOLDER
 
 ANSWERS = sorted(path.parent.name for path in FOLDER.glob("*/answers.json"))
@@ -126,6 +127,15 @@ def test_a_daemon_of_a_version_to_come_is_said_to_be_one(daemon: Daemon) -> None
         assert (result.exit_code, result.stderr.splitlines()[1].strip()) == (
             1, f"the daemon is 9.0, its API {API + 1}",
         ), words  # fmt: skip
+
+
+def test_an_older_daemon_does_not_begin_from_the_start_a_job_that_is_to_go_on(daemon: Daemon) -> None:
+    """It ignored fields that it did not know: to a plain `rerun` it says yes."""
+    daemon.answer({"/health": {"api": 5, "version": "0.1.0"}, "/jobs/1/rerun": {"id": 2}})
+    for words in (["--epochs", "5"], ["--max-steps", "900"]):
+        result = offmate("rerun", "1", *words)
+        assert (result.exit_code, result.stderr.splitlines()[0]) == (1, "The daemon is of another version of offmate.")
+    assert offmate("rerun", "1", "--epochs", "nan").exit_code == Exit.USAGE
 
 
 def test_our_own_mistakes_are_not_blamed_on_the_daemon(daemon: Daemon) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from offmated.cli import main
 from offmated.jobs.states import JobState
-from planner.errors import Exit
+from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.run.processes import Process
 from tests.support.served import JOB, Served, served
@@ -70,3 +70,19 @@ def test_a_job_is_handed_in_once_more_and_its_model_does_not_go_where_the_first_
     assert jobs[0].model_copy(update={"output_dir": None}) == jobs[1]
     assert Job.load(home.paths.run_folder(again["id"]) / "job.yaml").learning_rate == 3e-4
     assert offmate(home, "rerun", "99").exit_code == Exit.NO_SUCH_JOB
+
+
+def test_a_job_goes_on_by_a_request_of_its_own_and_a_word_that_is_not_known_is_refused(home: Served) -> None:
+    first = home.client.submit(f"{JOB}max_steps: 2\n", str(home.folder))["id"]
+    for phase in (JobState.PLANNING, JobState.RUNNING):
+        taken = home.store.take(first, phase, ME)
+        assert taken is not None
+        home.store.end(taken, 0)
+    saved = home.paths.run_folder(first) / "checkpoints" / "step-2" / "manifest.json"
+    saved.parent.mkdir(parents=True)
+    saved.write_text("{}")
+    more = json.loads(offmate(home, "rerun", str(first), "--max-steps", "5", "--json").stdout)
+    assert Job.from_resolved(home.paths.run_folder(more["id"]) / "resolved.yaml").max_steps == 5
+    with pytest.raises(UserError) as refused:
+        home.client._object("POST", f"/jobs/{first}/rerun", {"max_steps": 5})
+    assert refused.value.code == "bad-request"
