@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from planner.job.dialects import AXOLOTL, Dialect
+from planner.job.evaluation import EVALUATED
+from planner.job.fields import DEFAULT_EPOCHS
 from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown, to_user_error
 from planner.job.trackers import reports
 from planner.job.values import check_value, done_otherwise, merged, translated
@@ -42,9 +44,8 @@ _BEGINNINGS = dict.fromkeys(REPORTING, REPORTS) | {
 _PLUGINS = ("liger", "cut_cross_entropy", "spectrum")  # of axolotl: those that change no number that is learned
 _EIGHT = "load_in_8bit"
 _METHODS = (*ALIASES["method"], "method")
+_PER_EPOCH = "evals_per_epoch"
 _CHOOSING = ("load_best_model_at_end", "early_stopping_patience", "early_stopping_steps")
-_EPOCHS = ("num_epochs", "num_train_epochs", "epochs")
-_EVALUATED = ("val_set_size", "test_datasets", "val_size", "eval_dataset")
 _ALONE = (REWARDS, PICTURES)
 """What a file is about altogether: where that is not there, nothing else needs to be said of it."""
 
@@ -60,7 +61,6 @@ class _Reading:
         self.alone: list[Mistake] = []
         self.unused: dict[str, list[str]] = {}
         self._quantized = False
-        self.shares: dict[str, float] = {}  # keys of the file that count per epoch -> what they mean, of all steps
 
     def meaning(self, key: str) -> Meaning | None:
         """What becomes of a key; None for one that nobody knows."""
@@ -123,6 +123,7 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
         _settle(name, keys, reading, values, given)
     mistakes, dialect = reading.mistakes, reading.dialect
     defaults = dialect.fill(values, source.values)
+    _settle_evaluations(reading, values, given)
     if reading.alone:
         raise to_user_error(reading.alone[:1], source.name)
     if not mistakes:
@@ -150,7 +151,7 @@ def _settle(name: str, keys: list[str], reading: _Reading, values: dict[str, Any
         text = f"{first} is given too, and both mean {name}; keep one"
         reading.mistakes.append(source.mistake(other, "two-names", text))
     key, value = next(iter(found.items()))
-    new = reading.shares[key] if key in reading.shares else translated(key, value)
+    new = translated(key, value)
     if tool is not None and key != "adapter" and (value is None or value == "") and (tool == AXOLOTL or new is None):
         return  # as if it were not in the file
     if (new != value or new in SWITCHED_OFF) and (why := done_otherwise(key, name, value, tool)):
@@ -158,6 +159,30 @@ def _settle(name: str, keys: list[str], reading: _Reading, values: dict[str, Any
     if new is None and value is not None and key != "chat_template":
         return
     given[name], values[name] = key, new
+
+
+def _settle_evaluations(reading: _Reading, values: dict[str, Any], given: dict[str, str]) -> None:
+    """axolotl's evaluations per epoch, which count where there is something to evaluate on: a share of all steps, which
+    depends on `values` with the defaults of the file's tool in them."""
+    source, asked = reading.source, reading.source.values.get(_PER_EPOCH)
+    epochs = values.get("num_train_epochs", DEFAULT_EPOCHS)
+    text, code = None, "bad-value"
+    if asked in SWITCHED_OFF:
+        return
+    if isinstance(asked, bool) or not isinstance(asked, (int, float)) or not 0 < asked < float("inf"):
+        text = f"it is {shown(asked)}; it must be a number above 0"
+    elif "eval_steps" in given and values["eval_steps"] not in SWITCHED_OFF:
+        text, code = f"{given['eval_steps']} is given too, and both mean eval_steps; keep one", "two-names"
+    elif values.get("eval_strategy") == "epoch":
+        text = f"{given['eval_strategy']} is epoch, which is one evaluation after each; keep one of the two"
+    elif all(values.get(name) in SWITCHED_OFF for name in EVALUATED):
+        reading.unused.setdefault("there is nothing to evaluate on", []).append(_PER_EPOCH)
+    elif isinstance(epochs, (int, float)) and epochs > 0 and asked * epochs > 1:
+        given["eval_steps"], values["eval_steps"] = _PER_EPOCH, 1.0 / (asked * epochs)
+    else:
+        reading.unused.setdefault("an evaluation comes after each epoch", []).append(_PER_EPOCH)
+    if text is not None:
+        reading.mistakes.append(source.mistake(_PER_EPOCH, code, text))
 
 
 def _settle_reports(reading: _Reading, keys: list[str], values: dict[str, Any], given: dict[str, str]) -> None:
@@ -204,24 +229,6 @@ def _bnb_config(reading: _Reading, key: str, value: object) -> None:
         reading.unused.setdefault("a base in 4 bits is so here, too", []).append(key)
 
 
-def _evaluations(reading: _Reading, key: str, value: object) -> None:
-    """axolotl's evaluations per epoch, which count where there is something to evaluate on."""
-    file = reading.source.values
-    epochs = next((file[name] for name in _EPOCHS if file.get(name) not in SWITCHED_OFF), 1)
-    if value in SWITCHED_OFF:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        text = f"it is {shown(value)}; it must be a number above 0"
-        reading.mistakes.append(reading.source.mistake(key, "bad-value", text))
-    elif all(file.get(name) in SWITCHED_OFF for name in _EVALUATED):
-        reading.unused.setdefault("there is nothing to evaluate on", []).append(key)
-    elif isinstance(epochs, (int, float)) and epochs > 0 and value * epochs > 1:
-        reading.shares[key] = 1.0 / (value * epochs)
-        reading.found.setdefault("eval_steps", []).append(key)
-    else:
-        reading.unused.setdefault("an evaluation comes after each epoch", []).append(key)
-
-
 def _metric(reading: _Reading, key: str, value: object) -> None:
     """What a best model is the best by."""
     file = reading.source.values
@@ -241,9 +248,9 @@ def _resume(reading: _Reading, key: str, value: object) -> None:
 
 _SPECIAL: dict[str, Callable[[_Reading, str, object], None]] = {
     "bnb_config_kwargs": _bnb_config,
-    "evals_per_epoch": _evaluations, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
+    "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
     "metric_for_best_model": _metric, "greater_is_better": _metric,
-    **dict.fromkeys(("dataset_dir", *_PARTS), lambda *_: None),
+    **dict.fromkeys(("dataset_dir", _PER_EPOCH, *_PARTS), lambda *_: None),
 }  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
-_SUBJECTS = ("eval_dataset", "val_size", "sample_prompts")
+EVALUATED = ("eval_dataset", "val_size", "sample_prompts")
+"""What there is to evaluate on, or to show."""
 _TIMES = ("eval_strategy", "eval_steps", "eval_on_start")
 _CHOICES = ("load_best_model_at_end", "early_stopping_patience")
 
@@ -22,9 +23,9 @@ def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Sour
         text = "it goes by the loss of evaluations, and eval_strategy is no"
         return [source.mistake(names[key], "bad-value", text) for key in choices]
     if "eval_strategy" in values and values["eval_strategy"] in SWITCHED_OFF[1:]:
-        for key in (*_SUBJECTS, *_TIMES):
+        for key in (*EVALUATED, *_TIMES):
             values.pop(key, None)
-    given = {key for key in (*_SUBJECTS, *_TIMES) if key in values and values[key] not in SWITCHED_OFF}
+    given = {key for key in (*EVALUATED, *_TIMES) if key in values and values[key] not in SWITCHED_OFF}
     mistakes = [
         source.mistake(names[key], "bad-value", f"it is {shown(value)}; 1 or more must be a whole number")
         for key in ("val_size", "eval_steps")
@@ -33,7 +34,7 @@ def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Sour
     if {"eval_dataset", "val_size"} <= given:
         text = "eval_dataset is given too; evaluate on a dataset or on a part of the training data"
         mistakes.append(source.mistake(names["val_size"], "bad-value", text))
-    if given.isdisjoint(_SUBJECTS):
+    if given.isdisjoint(EVALUATED):
         text = "there is nothing to evaluate on; give val_size, eval_dataset or sample_prompts, or leave this key out"
         mistakes += [source.mistake(names[key], "bad-value", text) for key in _TIMES if key in given]
     return mistakes

@@ -81,6 +81,7 @@ def _trackers(value: object) -> object:
 
 MOST = 10**9
 """The upper bound of counts: beyond it there is a slip of the finger, not a job."""
+DEFAULT_EPOCHS = 3.0
 
 Switch = Annotated[bool, Field(description="true or false")]
 Packing = Annotated[bool | Literal["wrapped"], Field(description="true, false or wrapped")]

@@ -22,6 +22,7 @@ from planner.job.data_entry import DataEntry, as_entry
 from planner.job.dialects import Dialect
 from planner.job.evaluation import check_evaluation
 from planner.job.fields import (
+    DEFAULT_EPOCHS,
     MOST,
     Beta,
     Clip,
@@ -111,7 +112,9 @@ class Job(BaseModel):
     warmup_steps: Annotated[
         int | float, Field(ge=0, le=MOST, description="a whole number of steps, or a share of all steps below 1")
     ] = 0
-    num_train_epochs: Annotated[float, Field(gt=0, le=10**6, description="a number above 0, at most 10^6")] = 3.0
+    num_train_epochs: Annotated[float, Field(gt=0, le=10**6, description="a number above 0, at most 10^6")] = (
+        DEFAULT_EPOCHS
+    )
     max_steps: StepLimit = None
     weight_decay: NotNegative = 0.0
     adam_beta1: Beta = 0.9

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from planner.errors import UserError
 from planner.job.schema import Job
@@ -13,6 +14,7 @@ from tests.support.texts import tiny_llama_folder, write_jsonl
 
 AXOLOTL = "base_model: model\ndatasets: [{path: text.jsonl, type: alpaca}]\nlearning_rate: 0.0002\n"
 LLAMA_FACTORY = "model_name_or_path: model\nstage: sft\ndataset: text.jsonl\ncutoff_len: 2048\n"
+OURS = "model: model\ndataset: text.jsonl\n"
 TRL = "model_name_or_path: model\ndataset_name: text.jsonl\n"
 
 
@@ -99,26 +101,37 @@ def test_a_resolved_file_reads_back_equal_whosever_it_was(folder: Path) -> None:
         ("val_set_size: 0.5\nevals_per_epoch: 4\n", 1 / 4, "evals_per_epoch is eval_steps"),
         ("val_set_size: 0.5\nevals_per_epoch: 1\nnum_epochs: 1\n", None, "an evaluation comes after each epoch"),
         ("val_set_size: 0\nevals_per_epoch: 4\n", None, "there is nothing to evaluate on"),
-        ("val_set_size: 0.5\nevals_per_epoch: 0\n", None, ""),
+        ("val_set_size: 0.5\nevals_per_epoch: 0\n", None, None),
+        (f"{OURS}val_size: 2\nevals_per_epoch: 4\n", 1 / 12, "evals_per_epoch is eval_steps"),
+        (f"{OURS}val_size: 2\nevals_per_epoch: 4\nepochs: 2\n", 1 / 8, "evals_per_epoch is eval_steps"),
+        (f"{OURS}evals_per_epoch: 4\n", None, "there is nothing to evaluate on"),
     ],
 )
-def test_evaluations_per_epoch_are_a_share_of_the_run(lines: str, share: float, said: str, folder: Path) -> None:
-    job, notes = Job.parse_with_notes(AXOLOTL + lines, folder)
+def test_evaluations_per_epoch_are_a_share_of_the_run(
+    lines: str, share: float | None, said: str | None, folder: Path
+) -> None:
+    job, notes = Job.parse_with_notes(lines if lines.startswith(OURS) else AXOLOTL + lines, folder)
     assert job.eval_steps == share
-    assert any(said in note for note in notes)
+    about = [note for note in notes if "evals_per_epoch" in note]
+    assert not about if said is None else len(about) == 1 and said in about[0]
+    if share is not None:  # so many evaluations in an epoch of 1000 steps
+        times = yaml.safe_load(lines)["evals_per_epoch"]
+        assert job.eval_every(round(1000 * job.num_train_epochs)) == 1000 / times
 
 
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
         ("val_set_size: 2\nevals_per_epoch: 4\neval_steps: 7\n", "both mean eval_steps; keep one"),
+        ("val_set_size: 2\nevals_per_epoch: 4\neval_steps: 4\n", "both mean eval_steps; keep one"),
+        ("val_set_size: 2\nevals_per_epoch: 4\neval_strategy: epoch\n", "eval_strategy is epoch, which is one"),
         ("val_set_size: 2\nevals_per_epoch: often\n", 'it is "often"; it must be a number above 0'),
     ],
 )
 def test_evaluations_per_epoch_that_cannot_be_are_refused(lines: str, words: str, folder: Path) -> None:
     with pytest.raises(UserError, match=r"job\.yaml") as refused:
         Job.parse(AXOLOTL + lines, folder)
-    assert words in str(refused.value)
+    assert words in str(refused.value) and len(refused.value.numbers) == 1
 
 
 def test_a_quantized_base_is_one_line_whatever_stands_beside_it(folder: Path) -> None:
