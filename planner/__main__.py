@@ -62,7 +62,7 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     job = Job.from_resolved(run.resolved) if run else Job.load(options.job)
     answer = _plan(job, options, run.read_distinct_tokens() if run else ())
     if run is not None:
-        if run.last_checkpoint_step() is None:
+        if not run.has_saved():
             _check_room(job, answer.plan, answer.chain, run)
         if options.measure and not job.is_split:  # first: a run goes on with the batch size that its plan is for
             run.write_resolved(job.with_slices(answer.rows).resolved_yaml())

@@ -30,11 +30,11 @@ class Length:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Longer:
-    """A new job that goes on from `checkpoint`, and the note that says what its numbers are."""
+    """A new job that goes on from `checkpoint`, and notes that say what its numbers are."""
 
     job: Job
     checkpoint: Path
-    note: str
+    notes: tuple[str, ...]
 
 
 def longer(row: JobRow, length: Length) -> Longer:
@@ -47,6 +47,8 @@ def longer(row: JobRow, length: Length) -> Longer:
     new = _with_length(row, job, length)
     if job.load_best_model_at_end:
         raise _no(row, "it took its best evaluation, and what came behind that is gone", "")
+    if job.early_stopping_patience is not None:
+        raise _no(row, "early_stopping_patience counts from the first run's evaluations, which a new one has not", "")
     if job.disk_paths is not None:
         raise _no(row, "its optimizer states were on disk, and went with its end", "")
     found = [folder for folder in run.checkpoints.glob("step-*") if folder.name[5:].isdigit()]
@@ -57,16 +59,34 @@ def longer(row: JobRow, length: Length) -> Longer:
         )  # fmt: skip
     check_frozen(job, run.read_frozen())
     checkpoint = max(found, key=lambda folder: int(folder.name[5:]))
-    return Longer(job=new, checkpoint=checkpoint, note=_note(row, new, length, int(checkpoint.name[5:])))
+    notes = [_note(row, new, length, int(checkpoint.name[5:]))]
+    if job.eval_steps is not None and job.eval_steps < 1:
+        notes.append(f"eval_steps, {job.eval_steps:g}, is a share of {length} now: evaluations are further apart")
+    return Longer(job=new, checkpoint=checkpoint, notes=tuple(notes))
 
 
 def link(checkpoint: Path, run: RunFolder) -> None:
     """Give a run the checkpoint to go on from: the same files under another name, which nobody writes to, so that it
-    takes no room and stays where the first job's go."""
+    takes no room and stays where the first job's go. Raises UserError where that cannot be."""
     into = run.checkpoints / checkpoint.name
-    into.mkdir(parents=True, mode=0o700)
-    for file in checkpoint.iterdir():
-        os.link(file, into / file.name)
+    try:
+        into.mkdir(parents=True, mode=0o700)
+        for file in checkpoint.iterdir():
+            os.link(file, into / file.name)
+    except OSError as error:  # another file system behind a link, or one that knows no second name
+        raise UserError(
+            "The job cannot go on for longer: its checkpoint cannot be had under a second name.",
+            numbers=(f"{checkpoint}: {error.strerror}",), code="cannot-go-on", exit_code=Exit.USAGE,
+            hint="checkpoints and the daemon's runs are to be on one file system",
+        ) from None  # fmt: skip
+
+
+def went_on_from(run: RunFolder) -> str | None:
+    """The number of the job whose checkpoint this run was given to go on from; None for one from the start."""
+    try:
+        return Path(run.goes_on.read_text("utf-8").strip()).parents[1].name or None
+    except (OSError, UnicodeDecodeError, IndexError):
+        return None
 
 
 def _with_length(row: JobRow, job: Job, length: Length) -> Job:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from offmated.jobs.longer import Length, link, longer
+from offmated.jobs.longer import Length, link, longer, went_on_from
 from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE, Turn
@@ -66,12 +66,14 @@ def rerun(
         more = longer(row, length)
         text = more.job.resolved_yaml()
         return _once(store, key, text, lambda: _take_in(
-            store, paths, more.job, (more.note,), text, key, turn, window, again=job_id, checkpoint=more.checkpoint
+            store, paths, more.job, more.notes, text, key, turn, window, again=job_id, checkpoint=more.checkpoint
         ))  # fmt: skip
     run = RunFolder(Path(row.run_dir))
     before = as_asked(run, Job.from_resolved(run.resolved), budgets=True)
     job = before.model_copy(update={"output_dir": None})
     notes = [f"the same as job {job_id}, on the data that are there now"]
+    if (origin := went_on_from(run)) is not None:
+        notes.append(f"from the start; job {job_id} went on from job {origin}")
     if before.output_dir is not None:
         notes.append(f"output_dir is job {job_id}'s: the model goes to the run folder")
     text = job.resolved_yaml()
@@ -161,7 +163,7 @@ def _take_in(
         turn = _in_window(turn, job.schedule or window)
         row = store.add(
             name, make_folder, turn, key=key, notes=told, output_dir=output_dir,
-            fingerprint=fingerprint(job, frozen), again=again,
+            fingerprint=fingerprint(job, frozen, checkpoint), again=again,
         )  # fmt: skip
         made.clear()
         for entry in unseen:

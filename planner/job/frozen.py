@@ -28,11 +28,12 @@ PACKAGES = ("offmate", "torch", "transformers", "tokenizers", "datasets", "trl",
 _NOT_LEARNED = {"run_name", "report_to", "output_dir", "schedule"}.union(*SETTINGS.values())
 
 
-def fingerprint(job: Job, frozen: Frozen) -> str:
-    """The same for jobs that do the same on the same local data, whatever they are called and wherever their models
-    go."""
+def fingerprint(job: Job, frozen: Frozen, checkpoint: Path | None = None) -> str:
+    """The same for jobs that do the same on the same local data, from the start or from the same `checkpoint` of a
+    shorter run, whatever they are called and wherever their models go."""
     work = job.model_dump(mode="json", exclude=_NOT_LEARNED)
-    return hashlib.blake2b(json.dumps([work, frozen], sort_keys=True).encode(), digest_size=16).hexdigest()
+    parts = [work, frozen] if checkpoint is None else [work, frozen, str(checkpoint)]
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def package_versions() -> dict[str, str]:

@@ -120,11 +120,23 @@ class RunFolder:
         names = (folder.name.removeprefix("step-") for folder in found)
         return max((int(name) for name in names if name.isdigit()), default=None)
 
+    def has_saved(self) -> bool:
+        """Whether the run has a checkpoint or trained weights of its own, not only the one that it was given."""
+        given = self.goes_on.exists() and not self.metrics.exists()
+        return not given and self.last_checkpoint_step() is not None
+
     def token(self) -> str:
         """An unguessable word by which the run knows what it made outside of its folder; made when first asked for."""
         path = self.path / "token"
         if not path.exists():
-            _write_text(path, secrets.token_hex(16))
+            mine = self.path / f".token-{secrets.token_hex(4)}{_NEW}"
+            try:
+                _write_text(mine, secrets.token_hex(16))
+                os.link(mine, path)
+            except FileExistsError:  # another process was faster: that one is the run's
+                pass
+            finally:
+                mine.unlink(missing_ok=True)
         return path.read_text("utf-8")
 
     def states_on(self, disk: str) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,7 @@ def test_the_seam_of_a_rate_that_falls_is_said(store: Store, paths: Paths) -> No
         (f"{JOB}max_steps: 20\n", (7,), Length(epochs=5), "its length is max_steps, 20"),
         (f"{JOB}max_steps: 20\n", (7,), Length(max_steps=20), "it has had 20 steps"),
         (f"{LEVEL}val_size: 1\nload_best_model_at_end: true\n", (7,), Length(epochs=5), "it took its best evaluation"),
+        (f"{LEVEL}val_size: 1\nearly_stopping_patience: 2\n", (7,), Length(epochs=5), "early_stopping_patience counts"),
     ],
 )
 def test_what_is_no_going_on_is_refused_in_one_line(
@@ -75,6 +78,40 @@ def test_what_is_no_going_on_is_refused_in_one_line(
         rerun(store, paths, first.id, length=length)
     assert refused.value.code == "cannot-go-on"
     assert [row.id for row in store.jobs()] == [first.id], "something was left behind"
+    assert [path.name for path in paths.runs.iterdir()] == [str(first.id)]
+
+
+def test_a_job_that_goes_on_is_not_the_same_as_one_from_the_start(store: Store, paths: Paths) -> None:
+    first = done(store, paths, LEVEL)
+    row, _ = rerun(store, paths, first.id, length=Length(epochs=5))
+    _, notes = submit(store, paths, LEVEL.replace("epochs: 2", "epochs: 5"), paths.state.parent)
+    assert not any("is the same" in note for note in notes), notes
+    _, notes = rerun(store, paths, first.id, length=Length(epochs=5))
+    assert any(f"job {row.id}, which is submitted, is the same" in note for note in notes), notes
+    _, notes = rerun(store, paths, row.id)
+    assert f"from the start; job {row.id} went on from job {first.id}" in notes
+    assert not any(f"job {row.id}, which" in note for note in notes), notes
+
+
+def test_shares_of_all_steps_are_said_to_be_of_the_longer_run(store: Store, paths: Paths) -> None:
+    (paths.state.parent / "text.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')
+    first = done(store, paths, f"{LEVEL}val_size: 1\neval_strategy: steps\neval_steps: 0.25\n")
+    _, notes = rerun(store, paths, first.id, length=Length(epochs=5))
+    assert notes[1] == "eval_steps, 0.25, is a share of 5 epochs now: evaluations are further apart"
+
+
+def test_a_checkpoint_that_takes_no_second_name_is_refused_and_nothing_is_left(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = done(store, paths, LEVEL)
+
+    def elsewhere(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", elsewhere)
+    with pytest.raises(UserError, match="cross-device") as refused:
+        rerun(store, paths, first.id, length=Length(epochs=5))
+    assert refused.value.code == "cannot-go-on"
     assert [path.name for path in paths.runs.iterdir()] == [str(first.id)]
 
 

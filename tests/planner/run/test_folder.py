@@ -37,3 +37,27 @@ def test_nothing_comes_after_the_end_of_a_file(tmp_path: Path) -> None:
     run.metrics.write_text('{"event": "start"}\n')
     for position in (19, 20, 10**18, 10**30):
         assert run.metrics_after(position) == ([], position)
+
+
+def test_a_checkpoint_that_a_run_was_given_is_none_that_it_saved(tmp_path: Path) -> None:
+    """Whether there is room for a run's own is to be looked at before its first hours."""
+    run = RunFolder(tmp_path)
+    (run.checkpoints / "step-7").mkdir(parents=True)
+    assert run.has_saved()
+    run.goes_on.touch()
+    assert not run.has_saved()
+    run.metrics.touch()
+    assert run.has_saved()
+
+
+def test_two_processes_that_ask_first_have_one_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, write, other = RunFolder(tmp_path), folder._write_text, list[str]()
+
+    def slow(path: Path, text: str) -> None:
+        monkeypatch.setattr(folder, "_write_text", write)
+        other.append(run.token())
+        write(path, text)
+
+    monkeypatch.setattr(folder, "_write_text", slow)
+    assert [run.token()] == other
+    assert [path.name for path in tmp_path.iterdir()] == ["token"]
