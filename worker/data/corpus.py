@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import shutil
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -186,13 +188,20 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
     sources = [source for source, _ in opened]
     sizes = [(len(s.records), e.most(job.max_samples)) for e, s in zip(job.data, sources, strict=True)]
     counts = [size if most is None else min(size, most) for size, most in sizes]
-    drawn = [0] * len(opened)
+    drawn, empty = [0] * len(opened), [0] * len(opened)
     for entry, number in mixture(job, counts):
         source, form = opened[entry]
         drawn[entry] += 1
-        place = f"record {number + 1} of {source.name}"
-        if (document := document_of(form, job.data[entry], source.records[number], place)) is not None:
+        with _texts_of(source):
+            record = source.records[number]
+        document = document_of(form, job.data[entry], record, f"record {number + 1} of {source.name}")
+        if document is None:
+            empty[entry] += 1
+        else:
             yield document
+    for source, count, every in zip(sources, empty, drawn, strict=True):
+        if count:
+            log.warning("data: %s: %d of %d records drawn are empty and left out", source.name, count, every)
     shares = ", ".join(f"{count} of {source.name}" for count, (source, _) in zip(drawn, opened, strict=True))
     log.info("data: mixed by %s: %s", job.mix_strategy, shares)
 
@@ -202,12 +211,14 @@ def mixture(job: Job, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
     from datasets.arrow_dataset import Dataset
     from datasets.combine import interleave_datasets
 
+    shares = job.interleave_probs
     numbers = [
         Dataset.from_dict({"entry": np.full(count, entry, np.int32), "record": np.arange(count)})
         for entry, count in enumerate(counts)
     ]
     order = interleave_datasets(
-        numbers, probabilities=list(job.interleave_probs) if job.interleave_probs is not None else None, seed=job.seed,
+        numbers, seed=job.seed,
+        probabilities=None if shares is None else [share / math.fsum(shares) for share in shares],  # thirds are rounded
         stopping_strategy="first_exhausted" if job.mix_strategy == "interleave_under" else "all_exhausted",
     )  # fmt: skip
     for batch in order.iter(_PIECE >> 8):
@@ -215,9 +226,17 @@ def mixture(job: Job, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _records(source: Source) -> Iterator[dict[str, object]]:
-    """The records one by one: only now the texts of JSON and Parquet files show whether they are UTF-8."""
-    try:
+    """The records one by one."""
+    with _texts_of(source):
         yield from source.records
+
+
+@contextmanager
+def _texts_of(source: Source) -> Iterator[None]:
+    """Where records are read: only now the texts of JSON and Parquet files show whether they are UTF-8. Raises
+    UserError."""
+    try:
+        yield
     except UnicodeDecodeError as error:
         text = error.object[max(0, error.start - 20) : error.start + 20].decode(errors="replace")
         raise UserError(

@@ -150,6 +150,21 @@ def test_a_line_is_refused_with_key_reason_and_code(line: str, code: str, words:
 
 
 @pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("interleave_probs: [1.0, 0.0]", "interleave_probs: one is 0: interleave_over goes on until every entry"),
+        ("interleave_probs: '1,0'", "interleave_probs: one is 0: interleave_over goes on until every entry"),
+        ("val_size: 1", "val_size: mix_strategy: interleave_over repeats records, so what is held out would be"),
+    ],
+)
+def test_what_cannot_be_where_records_are_repeated_is_refused(lines: str, words: str, folder: Path) -> None:
+    base = "model: tiny\ndataset: [text.jsonl, text.jsonl]\nmix_strategy: "
+    (line,) = refusal(f"{base}interleave_over\n{lines}\n", folder).numbers
+    assert words in line
+    Job.parse(f"{base}interleave_under\n{lines}\n", folder)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("model: tiny\ndataset: gone.jsonl", "there is no dataset at"),

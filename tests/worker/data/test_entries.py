@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import interleave_datasets, load_dataset
+from pyarrow import parquet
 
 from planner.errors import UserError
 from planner.job.data_check import check_data
@@ -16,7 +17,7 @@ from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
-from worker.data.corpus import load_corpus
+from worker.data.corpus import load_corpus, mixture
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +122,34 @@ def test_entries_are_mixed_as_llama_factory_mixes_them(
     assert found == list(wanted)
     if counts is not None:
         assert tuple(sum(text.startswith(name) for text in found) for name in ("one", "two")) == counts
+
+
+def test_rounded_thirds_are_shares(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "one.jsonl", [{"text": "one"}])
+    text = "model: model\ndataset: [one.jsonl, one.jsonl, one.jsonl]\nmix_strategy: interleave_under\n"
+    tiny_llama_folder(tmp_path / "model")
+    rounded, exact = (
+        Job.parse(f"{text}interleave_probs: [{share}, {share}, {share}]\n", tmp_path)
+        for share in ("0.3333333", repr(1 / 3))
+    )
+    assert list(mixture(rounded, [90, 90, 90])) == list(mixture(exact, [90, 90, 90]))
+
+
+def test_broken_and_empty_records_are_told_where_entries_are_mixed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, texts in (("one", [b"", b"good"]), ("two", [b"caf\xe9", b"good"]), ("three", [b"fine", b"good"])):
+        table = pa.table({"text": pa.array(texts, pa.binary()).view(pa.string())})
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+    tiny_llama_folder(tmp_path / "model")
+    text = "model: model\nmax_length: 64\nmix_strategy: interleave_under\ndataset: "
+    job = Job.parse(f"{text}[one.parquet, three.parquet]\n", tmp_path)
+    assert len(load_corpus(job, byte_tokenizer(), tmp_path / "data").ends) == 3
+    assert "one.parquet: 1 of 2 records drawn are empty and left out" in caplog.text
+    job = Job.parse(f"{text}[one.parquet, two.parquet]\n", tmp_path)
+    with pytest.raises(UserError, match=r"Cannot read the dataset two\.parquet") as refused:
+        load_corpus(job, byte_tokenizer(), tmp_path / "data")
+    assert refused.value.code == "dataset-unreadable" and "a text is not UTF-8: 0xe9" in refused.value.numbers[0]
 
 
 def test_an_entry_may_be_its_first_records_alone(tmp_path: Path) -> None:
