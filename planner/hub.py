@@ -43,11 +43,16 @@ def patiently(load: Callable[[], T], what: str, *, sleep: Callable[[float], None
         waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, _LONGEST_S)
 
 
+def _again() -> str:
+    """What to do then: of a job in its turn, or where somebody asks and no job is there yet."""
+    return "offmate retry" if _Patience.seconds else "submit again"
+
+
 def not_reached(what: str, error: BaseException) -> UserError:
     """The error for people when `unreachable(error)`."""
     return UserError(
         f"The Hugging Face hub cannot be reached for {what}.", code="hub-not-reached", numbers=(first_line(error),),
-        hint="check the network, then offmate retry; or give the path of a folder on this machine",
+        hint=f"check the network, then {_again()}; or give the path of a folder on this machine",
     )  # fmt: skip
 
 
@@ -63,7 +68,8 @@ def not_given(what: str, error: BaseException) -> UserError | None:
         return UserError(
             f"The Hugging Face hub gives {what} only to people who have agreed to its terms.", code="hub-gated",
             exit_code=Exit.USAGE, numbers=(first_line(error),),
-            hint="agree on its page at huggingface.co, type: hf auth login (as the daemon's user), then offmate retry",
+            hint="agree on its page at huggingface.co, type: hf auth login (as the daemon's user), then "
+            f"{_again()}",
         )  # fmt: skip
     if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError", "DatasetNotFoundError"}:
         return UserError(

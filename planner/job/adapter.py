@@ -42,6 +42,17 @@ def local_adapter(text: object, folder: Path | None) -> str:
     return str(path)
 
 
+def adapter_revision(path: str) -> str | None:
+    """The branch, tag or commit of its base that the config of the adapter in the folder `path` names; None for none.
+    What cannot be read is told by `adapter_keys`."""
+    try:
+        found = json.loads((Path(path) / CONFIG).read_text("utf-8"))
+    except (ValueError, OSError):
+        return None
+    revision = found.get("revision") if isinstance(found, Mapping) else None
+    return revision if isinstance(revision, str) and revision else None
+
+
 def adapter_keys(path: str) -> dict[str, Any]:
     """The keys of a job that the adapter in the folder `path` decides, and their values. Raises ValueError for an
     adapter of another kind, OSError."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from planner.job.adapter import CONFIG, adapter_keys
+from planner.job.adapter import CONFIG, adapter_keys, adapter_revision
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 ALL_LINEAR = "all-linear"
@@ -86,14 +87,19 @@ def _same(key: str, given: object, found: object) -> bool:
     return set(given) == set(found) if isinstance(given, tuple) and isinstance(found, tuple) else given == found
 
 
-def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> str | None:
-    """What to say where the file wants adapters at all linear layers, and the adapter that the job goes on from has
-    some; `name`: that of the targets in the file."""
+def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> Iterator[str]:
+    """What to say of the adapter that the job goes on from: where the file wants adapters at all linear layers, and it
+    has some; where it was made for another revision of the base. `name`: that of the targets in the file."""
+    if values.get(ADAPTER) in SWITCHED_OFF:
+        return
     targets = values.get("lora_target_modules")
-    if values.get(ADAPTER) in SWITCHED_OFF or _targets(source.values.get(name)) != ALL_LINEAR or targets == ALL_LINEAR:
-        return None
-    text = ", ".join(targets) if isinstance(targets, tuple) else str(targets)
-    return f"{name}: the adapter that the job goes on from is at {text}, and so only these are trained"
+    if _targets(source.values.get(name)) == ALL_LINEAR and targets != ALL_LINEAR:
+        text = ", ".join(targets) if isinstance(targets, tuple) else str(targets)
+        yield f"{name}: the adapter that the job goes on from is at {text}, and so only these are trained"
+    made_for, base = adapter_revision(str(values[ADAPTER])), values.get("model_revision")
+    if made_for is not None and made_for != (base or "main"):
+        made = f"the adapter that the job goes on from was made for {shown(made_for)}"
+        yield f"model_revision: it is {shown(base)}; {made}"
 
 
 def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:

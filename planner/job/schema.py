@@ -249,8 +249,8 @@ class Job(BaseModel):
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source)
         mistakes += check_lora(values, names, source, decided=folder is None)
-        if folder is not None and (said := of_the_adapter(values, source, _name_in(source, "lora_target_modules"))):
-            notes = (*notes, said)
+        if folder is not None:
+            notes = (*notes, *of_the_adapter(values, source, _name_in(source, "lora_target_modules")))
         mistakes += [] if only_planned else check_schedule(values, names, source)
         mistakes += [] if only_planned else check_mixture(values, names, source)
         mistakes += check_batch(values, names, source) + check_window(values, names, source)

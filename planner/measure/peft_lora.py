@@ -34,7 +34,8 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
     config = LoraConfig(
         r=job.lora_r, lora_alpha=cast(int, job.lora_alpha), lora_dropout=job.lora_dropout,
         target_modules=list(targets) if isinstance(targets, tuple) else targets, task_type="CAUSAL_LM",
-        base_model_name_or_path=job.model, use_rslora=job.use_rslora, use_dora=job.use_dora,
+        base_model_name_or_path=job.model, revision=job.model_revision,
+        use_rslora=job.use_rslora, use_dora=job.use_dora,
         modules_to_save=list(job.lora_modules_to_save) if job.lora_modules_to_save else None,
     )  # fmt: skip
     if quantized := is_quantized(model):

@@ -66,6 +66,11 @@ def test_what_the_hub_does_not_give_says_what_to_do(error: Exception, code: str 
     assert (found and found.code) == code
     if found is not None:
         assert "the dataset a/b" in found.what and found.hint and found.numbers == (str(error),)
+    if code in ("hub-not-reached", "hub-gated"):
+        assert found is not None and "then submit again" in str(found.hint), "there is no job yet"
+        hub.be_patient()
+        job = hub.not_given("the dataset a/b", error)
+        assert job is not None and "then offmate retry" in str(job.hint)
 
 
 @pytest.mark.parametrize("error", [GONE, ValueError("no config"), FileNotFoundError("no file"), OSError("disk")])

@@ -13,9 +13,9 @@ from planner.job.schema import Job
 from worker.training.metrics import Event
 
 _SAID = (
-    "method", "lora_r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "load_in_4bit", "load_in_8bit",
-    "max_length", "packing", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm",
-    "label_smoothing_factor", "neftune_noise_alpha", "bf16", "exact", "seed",
+    "model_revision", "method", "lora_r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "load_in_4bit",
+    "load_in_8bit", "max_length", "packing", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay",
+    "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha", "bf16", "exact", "seed",
 )  # fmt: skip
 
 

@@ -94,6 +94,14 @@ def test_an_adapter_at_some_layers_is_told_where_the_file_wants_all_of_them(lora
         assert sum("the adapter that the job goes on from is at q_proj" in note for note in notes) == said, line
 
 
+@pytest.mark.parametrize(("its", "said"), [("v2", 1), ("main", 0), (None, 0)])
+def test_an_adapter_for_another_revision_of_the_base_is_told(its: str | None, said: int, lora_folder: Path) -> None:
+    adapter(lora_folder, revision=its)
+    _, notes = Job.parse_with_notes(LORA + "adapter_name_or_path: made\n", lora_folder)
+    wanted = 'model_revision: it is null; the adapter that the job goes on from was made for "v2"'
+    assert notes.count(wanted) == said
+
+
 def test_what_an_adapters_config_leaves_out_is_as_in_peft(lora_folder: Path) -> None:
     adapter(lora_folder)
     path = lora_folder / "made" / "adapter_config.json"

@@ -15,6 +15,7 @@ from planner.job.schema import Job
 from tests.worker.engine.test_lora import lora_job
 from worker.export import main
 from worker.storage.model_folder import Output
+from worker.training.card import model_card
 from worker.training.merged import _files, write_merged
 from worker.training.model import load_model
 
@@ -150,3 +151,32 @@ def test_a_broken_index_is_told_as_such(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(UserError, match="is no index of weights"):
         _files(tmp_path)
+
+
+def test_a_revision_of_the_base_is_what_is_trained_named_and_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = lora_job(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(job.model)
+    repository = tmp_path / "hub" / "models--owner--tiny"
+    (repository / "refs").mkdir(parents=True)
+    for name, commit in (("main", "a" * 40), ("v2", "b" * 40)):
+        base.save_pretrained(repository / "snapshots" / commit)
+        AutoTokenizer.from_pretrained(job.model).save_pretrained(repository / "snapshots" / commit)
+        (repository / "refs" / name).write_text(commit)
+        weight = base.model.embed_tokens.weight.detach().clone()  # in the end that of v2
+        with torch.no_grad():
+            base.model.embed_tokens.weight.add_(1.0)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    its = job.model_copy(update={"model": "owner/tiny", "model_revision": "v2"})
+    model = cast(Any, load_model(its))
+    assert torch.equal(model.get_input_embeddings().weight, weight)
+    assert model.peft_config["default"].revision == "v2"
+    assert "| model_revision | v2 |" in model_card(its, (), 1)
+    there = job.model_copy(update={"model": str(repository / "snapshots" / ("b" * 40))})
+    adapters = adapters_of(there, tmp_path / "adapters")
+    write_merged(its, adapters, tmp_path / "merged")
+    write_merged(there, adapters, tmp_path / "wanted")
+    merged, wanted = (tmp_path / name / "model.safetensors" for name in ("merged", "wanted"))
+    assert merged.read_bytes() == wanted.read_bytes()
