@@ -23,15 +23,18 @@ from planner.codec import json_object
 from planner.errors import Exit, UserError
 from planner.job.source import read_text, read_yaml
 from planner.run.folder import RunFolder
+from planner.run.processes import die_with
 
 EVERY_S = 2.0
+OVER = b"!"
 NICE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
     """How far a tracker is told. `step`: those below it are told, of itself perhaps not all; `position`: where in
-    metrics.jsonl to read on from, before anything of that step; `whole`: the file's size when all was told, else None.
+    metrics.jsonl to read on from, before anything of that step; `whole`: the end of its last line when all was told,
+    else None.
     """
 
     step: int
@@ -40,17 +43,23 @@ class Told:
 
     @classmethod
     def read(cls, run: RunFolder, tracker: str) -> Told | None:
-        """What was noted; None before the first time, or where the note is broken."""
+        """What was noted; None before the first time. Where the note is broken nobody knows how much has been told: all
+        is told again, to a tracker that knows what it has."""
         try:
             return cls(**(json_object(note_of(run, tracker).read_bytes()) or {}))
-        except (OSError, TypeError):
+        except FileNotFoundError:
             return None
+        except (OSError, TypeError):
+            return cls(0, 0)
 
     def write(self, run: RunFolder, tracker: str) -> None:
         """Note it; a reader finds the old note or the new one, whole."""
         note = note_of(run, tracker)
         beside = note.with_suffix(".new")
-        beside.write_text(json.dumps({"step": self.step, "position": self.position, "whole": self.whole}))
+        with beside.open("w") as file:
+            file.write(json.dumps({"step": self.step, "position": self.position, "whole": self.whole}))
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut may leave the name with nothing in it
         beside.replace(note)
 
 
@@ -61,21 +70,25 @@ def note_of(run: RunFolder, tracker: str) -> Path:
 
 def is_told(run: RunFolder, tracker: str) -> bool:
     """Whether a tracker has all that there is, and nothing is to be told but if the run goes on."""
-    size = run.metrics.stat().st_size if run.metrics.exists() else 0
+    end = run.metrics_end()  # not the file's size: a last line that a full disk cut short is never told
     told = Told.read(run, tracker)
-    return size == 0 or (told is not None and told.whole == size)
+    return end == 0 or (told is not None and told.whole == end)
 
 
 def follow(
-    run: RunFolder, tracker: str, open_to: Callable[[int | None], Sink], closing: Callable[[float], bool]
-) -> None:
-    """Tell all, until `closing(seconds)`, which waits so long at most, says that nothing more comes."""
+    run: RunFolder, tracker: str, open_to: Callable[[int | None], Sink], closing: Callable[[float], bool],
+    over: Callable[[], bool] = lambda: False,
+) -> None:  # fmt: skip
+    """Tell all, until `closing(seconds)`, which waits so long at most, says that nothing more comes for now; `over`:
+    whether the job has ended then. Who keeps one row a step is told of the newest when another has begun, or the job
+    has ended: an evaluation that a pause cuts short is made after it, and belongs to the step before."""
     before = Told.read(run, tracker)
     told = before or Told(0, 0)
     told.write(run, tracker)  # so that whoever comes next knows that something may have been told
     sink = open_to(None if before is None else before.step)
     status: str | None = None
     newest: dict[str, int] = {}
+    held: list[Point] = []
     sure: deque[tuple[float, Told]] = deque()
     noted, position, ending = told, told.position, False
     while True:
@@ -88,8 +101,11 @@ def follow(
         for event in events:
             status = {"start": None, "end": event.get("status")}.get(event["event"], status)
         if new:
-            sink.tell(sorted(new, key=lambda point: point.step))
-            if (last := max(newest.values())) > noted.step or noted is told:
+            last = max(newest.values())
+            ready = sorted((*held, *new), key=lambda point: point.step)
+            held = [point for point in ready if point.step == last] if sink.row_a_step else []
+            sink.tell(ready[: len(ready) - len(held)])
+            if last > noted.step or noted is told:
                 noted = Told(last, position)  # of this step more may follow: whoever goes on reads it again
             sure.append((time.monotonic() + sink.unsure_s, noted))
         while sure and sure[0][0] <= time.monotonic():
@@ -99,9 +115,12 @@ def follow(
         if after == position:
             ending = closing(EVERY_S)
         position = after
+    if held and (over() or status not in (None, "stopped")):
+        sink.tell(held)
+        held = []
     sink.close(status)
-    size = run.metrics.stat().st_size if run.metrics.exists() else 0
-    Told(noted.step, noted.position, position if position == size else None).write(run, tracker)
+    whole = position == run.metrics_end() and not held
+    Told(noted.step, noted.position, position if whole else None).write(run, tracker)
 
 
 def without_secrets(text: str) -> str:
@@ -122,9 +141,20 @@ def _alone(run: RunFolder, tracker: str) -> Iterator[None]:
         yield
 
 
-def _closed(seconds: float) -> bool:
-    ready, _, _ = select.select([0], [], [], seconds)
-    return bool(ready) and os.read(0, 1) == b""
+class _Asking:
+    """The daemon's end of stdin: closed when nothing more comes for now, behind `OVER` where the job has ended."""
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor, self._said = descriptor, b""
+
+    def closed(self, seconds: float) -> bool:
+        ready, _, _ = select.select([self._descriptor], [], [], seconds)
+        said = os.read(self._descriptor, 1) if ready else b"."
+        self._said += said if ready else b""
+        return said == b""
+
+    def over(self) -> bool:
+        return OVER in self._said
 
 
 def main() -> int:
@@ -136,6 +166,7 @@ def main() -> int:
         line += byte
     asked: dict[str, Any] = json.loads(line)
     tracker, run = str(asked["tracker"]), RunFolder(Path(asked["run"]))
+    die_with(asked["daemon"])  # a tracker may wait for its network for ever, and would keep the next one out
     os.nice(NICE)
     quiet()
     try:
@@ -149,7 +180,8 @@ def main() -> int:
                     Target(name=asked["name"], keys=keys, run=run, state=Path(asked["state"]), told=told),
                 )
 
-            follow(run, tracker, open_to, _closed)
+            asking = _Asking()
+            follow(run, tracker, open_to, asking.closed, asking.over)
     except UserError as error:
         told = " ".join((error.what, *error.numbers, error.hint))
         sys.stderr.write(f"{told}\n")

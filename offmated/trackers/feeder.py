@@ -21,7 +21,7 @@ from offmated.jobs import listing
 from offmated.jobs.states import JobState
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow, WishRow
-from offmated.trackers.feed import is_told, note_of
+from offmated.trackers.feed import OVER, is_told, note_of
 from planner.errors import Exit
 from planner.job.source import read_text, read_yaml
 from planner.job.trackers import TRACKERS
@@ -84,21 +84,25 @@ class Feed:
         given_up = ended_at is not None and time.time() - ended_at > GIVE_UP_S
         return self._hopeless or given_up or is_told(self._job.run, self._tracker)
 
-    def tick(self, *, over: bool, may_start: bool = True) -> None:
-        """See to the process; `over`: nothing is written any more."""
+    def tick(self, *, over: bool, ended: bool, may_start: bool = True) -> None:
+        """See to the process; `over`: nothing is written for now; `ended`: the job has."""
         if self._child is not None:
-            self._see(self._child, over)
+            self._see(self._child, over, ended)
         elif may_start and not self._hopeless and time.monotonic() >= self._due:
             try:
                 self._start()
             except OSError as error:  # no room, or its folder is gone: that is to stop no other
                 self._later(f"{error}")
 
-    def close(self) -> None:
+    def close(self, *, ended: bool = False) -> None:
         """Have the process tell what there is, and end."""
         if self._child is not None and self._closed_at is None:
             self._closed_at = time.monotonic()
             assert self._child.stdin is not None
+            with suppress(OSError):
+                if ended:
+                    self._child.stdin.write(OVER)
+                    self._child.stdin.flush()
             with suppress(OSError):
                 self._child.stdin.close()
 
@@ -110,9 +114,9 @@ class Feed:
             except subprocess.TimeoutExpired:
                 self._child.kill()
 
-    def _see(self, child: subprocess.Popen[bytes], over: bool) -> None:
+    def _see(self, child: subprocess.Popen[bytes], over: bool, ended: bool) -> None:
         if over:
-            self.close()
+            self.close(ended=ended)
         if (code := child.poll()) is None:
             if self._closed_at is not None and time.monotonic() - self._closed_at > LONGEST_CLOSE_S:
                 child.kill()
@@ -137,19 +141,24 @@ class Feed:
 
     def _start(self) -> None:
         row, run = self._job.row, self._job.run
-        asked = {"tracker": self._tracker, "run": str(run.path), "name": row.name,
+        asked = {"tracker": self._tracker, "run": str(run.path), "name": row.name, "daemon": os.getpid(),
                  "state": str(self._state), "first": self._delay_s == FIRST_DELAY_S}  # fmt: skip
         self._log.parent.mkdir(mode=0o700, exist_ok=True)
         with self._log.open("wb") as said:
             self._child = subprocess.Popen(
                 _FEED, stdin=subprocess.PIPE, stdout=said, stderr=said, cwd=self._state,
-                env={**os.environ, **self._environment}, start_new_session=True,
+                env=_not_private(os.environ) | dict(self._environment), start_new_session=True,
             )  # fmt: skip
         self._closed_at = None
         assert self._child.stdin is not None
         with suppress(BrokenPipeError):
             self._child.stdin.write(json.dumps(asked).encode() + b"\n")
             self._child.stdin.flush()
+
+
+def _not_private(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what opens the daemon's own doors, which no tracker needs."""
+    return {name: value for name, value in environment.items() if name not in ("OFFMATE_NOTIFY", "OFFMATE_TOKEN")}
 
 
 class Feeder:
@@ -207,7 +216,8 @@ class Feeder:
             found = wanted.get(number)  # None: it waits, or is told of as one of the past
             over = found is None or found.ended_at is not None
             late += over and feed.at_work
-            feed.tick(over=over, may_start=found is not None and (not over or late < _AT_ONCE))
+            ended = found is not None and found.ended_at is not None
+            feed.tick(over=over, ended=ended, may_start=found is not None and (not over or late < _AT_ONCE))
             if over and not feed.at_work and (found is None or is_told(found.run, tracker)):
                 del self._feeds[number, tracker]
 

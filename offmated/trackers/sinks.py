@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,6 +65,8 @@ class Target:
         """The job's keys, for the tracker's table of settings: those that are short."""
         found: dict[str, str | int | float | bool] = {}
         for key, value in self.keys.items():
+            if key == "mlflow_tracking_uri":  # where it goes is not for all who look at the figures
+                continue
             if isinstance(value, (int, float, bool)):
                 found[key] = value
             elif isinstance(value, (str, list)) and value and len(text := str(value)) <= _LONGEST_SETTING:
@@ -73,9 +76,10 @@ class Target:
 
 class Sink(Protocol):
     """Where points go. `unsure_s`: how long what was told may still be lost if this process is killed; 0 where `tell`
-    returns when all is kept."""
+    returns when all is kept. `row_a_step`: whether what is told of a step later than with it may be lost."""
 
     unsure_s: float
+    row_a_step: bool
 
     def tell(self, points: Sequence[Point]) -> None:
         """Tell these, in the order of their steps. Raises whatever the tracker raises."""
@@ -94,6 +98,12 @@ def points(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Point]]:
             yield event["event"], Point(step, float(at), values)
 
 
+def _rows(points: Sequence[Point]) -> Iterator[tuple[int, dict[str, float]]]:
+    """All of a step at once; `points` in the order of their steps."""
+    for step, of_it in groupby(points, key=lambda point: point.step):
+        yield step, {name: value for point in of_it for name, value in point.values.items()}
+
+
 def open_sink(tracker: str, target: Target) -> Sink:
     """The tracker, ready for the points of `target`. Raises UserError where its package is not there, and whatever the
     tracker raises."""
@@ -110,6 +120,7 @@ class TensorBoard:
     have been written and not been noted: TensorBoard leaves that out."""
 
     unsure_s = 0.0
+    row_a_step = False
 
     def __init__(self, target: Target) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -139,14 +150,15 @@ class Wandb:
     """One run of wandb, gone on with by its id; wandb itself drops steps that it has."""
 
     unsure_s = _UNSURE_S
+    row_a_step = True
 
     def __init__(self, target: Target) -> None:
         import wandb
 
-        mode = target.word("wandb_mode")
+        mode = target.word("wandb_mode")  # None: WANDB_MODE, which wandb reads by itself
         self._run = wandb.init(
             project=target.word("wandb_project", "WANDB_PROJECT", "offmate"), entity=target.word("wandb_entity"),
-            name=target.name, id=target.key, resume="allow", mode="offline" if mode == "offline" else None,
+            name=target.name, id=target.key, resume="allow", mode=mode if mode in ("online", "offline") else None,
             dir=str(target.run.path / "trackers"), config=target.settings,
             settings=wandb.Settings(
                 console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_save_requirements=False,
@@ -156,8 +168,8 @@ class Wandb:
 
     def tell(self, points: Sequence[Point]) -> None:
         """By step; what belongs to one step becomes one row."""
-        for point in points:
-            self._run.log(dict(point.values), step=point.step)
+        for step, values in _rows(points):
+            self._run.log(values, step=step)
 
     def close(self, status: str | None) -> None:
         """Wait until all is sent."""
@@ -168,6 +180,7 @@ class Trackio:
     """One run of trackio, gone on with by its name."""
 
     unsure_s = _UNSURE_S
+    row_a_step = True
 
     def __init__(self, target: Target) -> None:
         import trackio
@@ -183,9 +196,9 @@ class Trackio:
 
     def tell(self, points: Sequence[Point]) -> None:
         """By step."""
-        for point in points:
-            if point.step >= self._next:
-                self._trackio.log(dict(point.values), step=point.step)
+        for step, values in _rows(points):
+            if step >= self._next:
+                self._trackio.log(values, step=step)
 
     def close(self, status: str | None) -> None:
         """Wait until all is kept."""
@@ -196,6 +209,7 @@ class Mlflow:
     """One run of mlflow, found again by a tag. Points that it has are asked for at the start."""
 
     unsure_s = 0.0
+    row_a_step = False
 
     def __init__(self, target: Target) -> None:
         from mlflow import MlflowClient

@@ -3,10 +3,11 @@ trackers' own, in their own files and variables."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
@@ -57,9 +58,10 @@ def reports(keys: Sequence[str], source: Source) -> Reports:
     if file.get("wandb_mode") == "disabled":
         found = [name for name in found if name != "wandb"]
     uri = file.get("mlflow_tracking_uri")
-    if isinstance(uri, str) and _has_password(uri):
-        text = ("it has a password, which others may read in job files; put it into MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD where the daemon starts")  # fmt: skip
+    if isinstance(uri, str) and _has_secret(uri):
+        text = ("it has a user, a password or a key, which others may read in job files; put it into "
+                "MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, where the "
+                "daemon starts")  # fmt: skip
         mistakes.append(source.mistake("mlflow_tracking_uri", "secret-in-job", text))
     idle = {
         name: tuple(key for key in settings if file.get(key) not in SWITCHED_OFF)
@@ -79,8 +81,10 @@ def missing_package(tracker: str) -> str | None:
             f"pip install 'offmate[{tracker}]', then offmate down, offmate up")  # fmt: skip
 
 
-def _has_password(uri: str) -> bool:
+def _has_secret(uri: str) -> bool:
     try:
-        return urlsplit(uri).password is not None
+        parts = urlsplit(uri)
+        names = " ".join(name for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+        return "@" in parts.netloc or re.search("key|token|pass|secret|auth|sig", names, re.IGNORECASE) is not None
     except ValueError:
-        return "@" in uri
+        return "@" in uri or "?" in uri

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,9 +20,9 @@ from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE
 from offmated.paths import Paths
 from offmated.trackers import feeder
-from offmated.trackers.feed import Told, follow, is_told, note_of, without_secrets
+from offmated.trackers.feed import Told, _Asking, follow, is_told, note_of, without_secrets
 from offmated.trackers.feeder import Feeder
-from offmated.trackers.sinks import Point
+from offmated.trackers.sinks import Point, Target, Trackio, Wandb
 from planner.job.trackers import missing_package
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
@@ -31,6 +37,7 @@ class Kept:
 
     def __init__(self, unsure_s: float = 0.0) -> None:
         self.unsure_s = unsure_s
+        self.row_a_step = False
         self.opened: list[int | None] = []
         self.points: list[tuple[int, str]] = []
         self.status: list[str | None] = []
@@ -137,6 +144,99 @@ def test_what_a_tracker_may_still_lose_is_not_noted_as_told(run: RunFolder) -> N
     with pytest.raises(KeyboardInterrupt):
         follow(run, "wandb", kept.open, closing)
     assert Told.read(run, "wandb") == Told(0, 0)
+
+
+def test_a_note_that_a_power_cut_emptied_doubles_nothing(run: RunFolder) -> None:
+    kept = Kept()
+    write(run, 1, 2, 3, start=0)
+    tell(run, kept)
+    note_of(run, "tensorboard").write_bytes(b"")
+    write(run, 4)
+    tell(run, kept)
+    assert kept.opened == [None, 0]
+    assert kept.points == [(step, "train/loss") for step in (1, 2, 3, 4)]
+
+
+def test_a_last_line_that_is_cut_short_leaves_nothing_to_tell(run: RunFolder) -> None:
+    write(run, 1, 2, start=0)
+    with run.metrics.open("ab") as file:
+        file.write(b'{"event": "step", "st')
+    tell(run, Kept())
+    assert is_told(run, "tensorboard")
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[str]]]:
+    """What a trackio of the test's own has: it takes no step below the last that it has."""
+    rows: list[tuple[int, set[str]]] = []
+    fake = ModuleType("trackio")
+    fake.init = lambda **_: SimpleNamespace(_next_step=rows[-1][0] + 1 if rows else 0)  # type: ignore[attr-defined]
+    fake.log = lambda values, step: rows.append((step, set(values)))  # type: ignore[attr-defined]
+    fake.finish = lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    return rows
+
+
+def target(run: RunFolder, told: int | None, **keys: object) -> Target:
+    return Target(name="night", keys=keys, run=run, state=run.path, told=told)
+
+
+def test_an_evaluation_that_a_pause_cut_short_is_told_with_its_step(
+    run: RunFolder, rows: list[tuple[int, set[str]]]
+) -> None:
+    write(run, 1, 2, 3, start=0, end="stopped")
+    follow(run, "trackio", lambda told: Trackio(target(run, told)), lambda _: True)
+    assert not is_told(run, "trackio")
+    write(run, start=3, evaluated=3)
+    write(run, 4, end="done")
+    follow(run, "trackio", lambda told: Trackio(target(run, told)), lambda _: True)
+    loss = {"train/loss"}
+    assert rows == [(1, loss), (2, loss), (3, loss | {"eval/loss"}), (4, loss)]
+    assert is_told(run, "trackio")
+
+
+def test_the_last_step_of_a_job_that_was_killed_is_told(run: RunFolder, rows: list[tuple[int, set[str]]]) -> None:
+    write(run, 1, 2, start=0)
+    follow(run, "trackio", lambda told: Trackio(target(run, told)), lambda _: True)
+    assert [step for step, _ in rows] == [1]
+    follow(run, "trackio", lambda told: Trackio(target(run, told)), lambda _: True, lambda: True)
+    assert [step for step, _ in rows] == [1, 2]
+    assert is_told(run, "trackio")
+
+
+def test_the_files_mode_of_wandb_wins_and_addresses_are_no_settings(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    fake = ModuleType("wandb")
+    fake.init = lambda **options: asked.append(options)  # type: ignore[attr-defined]
+    fake.Settings = dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for mode in ("online", "offline", None):
+        Wandb(target(run, None, wandb_mode=mode, mlflow_tracking_uri="http://box/", seed=1))
+    assert [options["mode"] for options in asked] == ["online", "offline", None]
+    assert asked[2]["config"] == {"seed": 1}
+
+
+def test_a_process_knows_whether_its_job_has_ended_and_does_not_outlive_its_daemon(home: Home) -> None:
+    row, run = home.running("tensorboard")
+    feed = feeder.Feed(feeder.Wanted(row, None), "tensorboard", home.paths.state, {})
+    for ended in (False, True):
+        feed._closed_at = None
+        feed._child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        feed.close(ended=ended)
+        assert feed._child.stdout is not None
+        asking = _Asking(feed._child.stdout.fileno())
+        until(lambda: asking.closed(1.0), "it is closed")  # noqa: B023
+        assert asking.over() is ended
+        feed._child.wait()
+    feed._child = None
+    asked = {"tracker": "tensorboard", "run": str(run.path), "name": "n", "state": str(run.path), "first": True}
+    left = subprocess.run(feeder._FEED, input=json.dumps(asked | {"daemon": 1}).encode() + b"\n", check=False)
+    assert left.returncode == 128 + signal.SIGKILL
+    private = {"OFFMATE_NOTIFY": "mailto://me:secret@example.org", "WANDB_API_KEY": "its own"}
+    assert feeder._not_private(private) == {"WANDB_API_KEY": "its own"}
 
 
 def test_nothing_that_opens_a_door_is_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,8 @@ def test_who_is_not_told_is_said(folder: Path) -> None:
         ("use_wandb: often", "wrong-type"),
         ("report_to: wandb\nwandb_mode: dryrun", "bad-value"),
         ("report_to: mlflow\nmlflow_tracking_uri: https://me:secret@box/", "secret-in-job"),
+        ("report_to: mlflow\nmlflow_tracking_uri: https://sometoken@box:5000", "secret-in-job"),
+        ("report_to: mlflow\nmlflow_tracking_uri: http://box:5000/?api_key=abc", "secret-in-job"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(lines: str, code: str, folder: Path) -> None:
