@@ -32,9 +32,9 @@ _SAVED = (
 
 @torch.library.custom_op("offmate::unpack_int8", mutates_args=())
 def unpack_int8(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight [rows, columns] of int8 `numbers` and the fp32 `scales` [rows], the largest of each row: bitsandbytes'
-    operations, in place as there. Traced one by one they would have a second copy in fp32."""
-    return numbers.to(dtype).mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
+    """The weight [rows, columns] of int8 `numbers` and the fp32 `scales` [rows]: bitsandbytes' operations, in place as
+    there. Traced one by one they would have a second copy in fp32."""
+    return numbers.to(dtype).mul_(scales.unsqueeze(1))
 
 
 @unpack_int8.register_fake
@@ -87,7 +87,8 @@ class Packed8bit(Packed):
 
     @staticmethod
     def _quantized(weight: Any) -> list[Tensor]:
-        return [weight.data, weight.SCB]
+        # The largest of each row becomes its scale here and not at each use, where that would be one tensor more.
+        return [weight.data, weight.SCB.mul(1.0 / 127.0)]
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
         """The weight [out_features, in_features]."""
@@ -238,8 +239,9 @@ def parameters_of(model: nn.Module) -> int:
 
 
 def pack(model: nn.Module, dtype: torch.dtype) -> None:
-    """Put `Packed4bit`, which computes in `dtype`, in the place of all of bitsandbytes' layers in `model`, one after
-    another: what they had goes. Raises UserError for weights that were quantized by other settings."""
+    """Put `Packed4bit`, which computes in `dtype`, and `Packed8bit`, which does in that of its input, in the place of
+    all of bitsandbytes' layers in `model`, one after another: what they had goes. Raises UserError for weights that
+    were quantized by other settings."""
     from bitsandbytes.functional import create_dynamic_map
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
@@ -261,6 +263,19 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
         else:
             continue
         cast(Any, layer).weight = None
+
+
+def other_on_cuda(model: nn.Module) -> str | None:
+    """In what the numbers of a packed `model` differ from bitsandbytes' own on CUDA; None where nothing is packed."""
+    kinds = {type(module) for module in model.modules()}
+    if Packed8bit in kinds:
+        return (
+            "its base is in 8 bits: bitsandbytes' kernel for CUDA rounds what comes into a layer to 8 bits, too, and "
+            "here that is not rounded"
+        )
+    if Packed4bit in kinds:
+        return "its base is in 4 bits: for few tokens bitsandbytes' kernel for CUDA differs from this by rounding"
+    return None
 
 
 def _is_usual(state: Any, code: Tensor) -> bool:

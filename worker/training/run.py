@@ -21,6 +21,7 @@ from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.hf_model import working_dtype
+from planner.measure.quantized import other_on_cuda
 from planner.run.folder import RunFolder
 from planner.run.step_times import step_times
 from planner.schedule.chain import Chain
@@ -97,6 +98,8 @@ class _Run:
         )  # fmt: skip
         self.trained = TrainedWeights(folder.trained, origin=self.origin)
         self.model = load_model(self._as_it_begins(place))
+        if torch.cuda.is_available() and (other := other_on_cuda(self.model)) is not None:
+            log.info("model: %s", other)
         check_reach(job, self.model, self.batches.largest_token)
         tell_special_tokens(job, self.model, self.tokenizer)
         self.samples = Samples.of(job, self.tokenizer, self.model)

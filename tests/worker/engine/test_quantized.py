@@ -20,7 +20,7 @@ from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.hf_model import skeleton_model
 from planner.measure.machine_rates import estimate_hardware
-from planner.measure.quantized import Packed4bit, Packed8bit
+from planner.measure.quantized import Packed4bit, Packed8bit, other_on_cuda
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -176,8 +176,9 @@ def test_a_model_that_was_saved_quantized_is_the_same_base(tmp_path: Path, keys:
         )
 
 
-def test_a_run_ends_with_adapters_that_peft_loads_onto_the_quantized_base(tmp_path: Path) -> None:
-    job = job_of(tmp_path, load_in_8bit=True, max_steps=2, val_size=3, sample_prompts=["the"], sample_tokens=2)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_run_ends_with_adapters_that_peft_loads_onto_the_quantized_base(tmp_path: Path, bits: int) -> None:
+    job = job_of(tmp_path, load_in_8bit=bits == 8, max_steps=2, val_size=3, sample_prompts=["the"], sample_tokens=2)
     plan, chain = plan_of(job)
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
@@ -189,6 +190,12 @@ def test_a_run_ends_with_adapters_that_peft_loads_onto_the_quantized_base(tmp_pa
     model = PeftModel.from_pretrained(base, folder.output)
     trained = {n: p for n, p in model.named_parameters() if "lora_B" in n}
     assert len(trained) == 3 * 7 and all(p.abs().max() > 0 for p in trained.values())
+
+
+def test_what_is_other_than_bitsandbytes_on_cuda_is_said(tmp_path: Path) -> None:
+    for keys, words in (({}, "4 bits"), ({"load_in_8bit": True}, "8 bits"), ({"load_in_4bit": False}, None)):
+        said = other_on_cuda(skeleton_model(job_of(tmp_path, **keys)))
+        assert said is None if words is None else said is not None and f"in {words}: " in said
 
 
 def test_a_missing_bitsandbytes_is_said_before_anything_is_loaded(
