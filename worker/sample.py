@@ -47,10 +47,15 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     end = run.last_event("end", 0) or {}
     output = Path(end.get("output") or job.output_dir or run.output)
     lora = job.method == "lora"
-    if end.get("status") != "done" or not (output / ("adapter_config.json" if lora else "config.json")).is_file():
+    if end.get("status") != "done":
         raise UserError(
-            "The job has no model yet.", code="no-model", exit_code=Exit.USAGE, numbers=(f"nothing at {output}",),
+            "The job has no model yet.", code="no-model", exit_code=Exit.USAGE,
             hint="a job has one when it is done; sample_prompts in its file has texts written on the way",
+        )  # fmt: skip
+    if not (config := output / ("adapter_config.json" if lora else "config.json")).is_file():
+        raise UserError(
+            "The job's model is not where it was.", code="no-model", exit_code=Exit.USAGE,
+            numbers=(f"there is no {config}",), hint="put the folder back where it was when the job was done",
         )  # fmt: skip
     import torch
     from transformers.utils import logging as transformers_logging

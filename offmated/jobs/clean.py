@@ -38,7 +38,8 @@ def clean(
     store: Store, job_ids: Sequence[int] = (), *, unfinished: bool = False, older_s: float = 0.0, remove: bool
 ) -> tuple[Freed, ...]:  # fmt: skip
     """Remove checkpoints and tokenized data of jobs that are done; where `unfinished`, also of those that failed or
-    were cancelled, which then begin from their start when they are tried again. With `job_ids` of these only, else of
+    were cancelled, which then begin from their start when they are tried again; but one that went on from another
+    job has no start of its own, and is refused then. With `job_ids` of these only, else of
     those that have been over for `older_s`. Without `remove` nothing is removed, and the answer is what would be.
 
     Models, logs, numbers, plans and job files stay. Raises UserError `no-such-job`, `job-not-over`, `job-unfinished`.

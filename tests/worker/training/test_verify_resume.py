@@ -77,3 +77,6 @@ def test_a_finished_model_says_what_plain_generation_says_and_another_has_none(
     assert answers(run, ("the",), 5, as_text=True) == [text]
     assert sample([str(run.path), "the", "--tokens=5", "--text"]) == Exit.DONE
     assert capsys.readouterr().out == f"{printable(text)}\n"
+    run.output.rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="not where it was"):
+        answers(run, ("the",), 5)
