@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -31,6 +32,7 @@ class EagerPair(BlockCode):
 
     recipe = EAGER
     reason = ""
+    moves = False  # results go where the plan has a place for them, out of the area of all else that the code makes
     changes_buffers = False  # as far as was seen
     output_bytes = forward_peak = 0
     _work: tuple[Sequence[Work], Sequence[Work]] = (), ()
@@ -43,6 +45,7 @@ class EagerPair(BlockCode):
         self.name, self._flat, self._fakes = name, Flat(module, call), FakeMode.of(tensors)
         self._device = tensors[0].device
         self._rng = rng_of(self._device)
+        self.own_code: Callable[[bool], None] = lambda on: None  # told when what is allocated is the code's own
         kind = self._device.type
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._anchor = torch.zeros((), requires_grad=True)
@@ -70,15 +73,30 @@ class EagerPair(BlockCode):
         given = self._given(values, [])
         values.clear()
         # With autograd, though nothing of its graph stays: code may take another way without, which rounds elsewhere.
-        with torch.enable_grad(), self._holding(given, keep=True):
-            made = self._run(given, keep=True)
+        self.own_code(True)
+        try:
+            with torch.enable_grad(), self._holding(given, keep=True):
+                made = self._run(given, keep=True)
+        finally:
+            self.own_code(False)
         if not hasattr(self, "result"):
             self.result = self._flat.result
             self.output_values = [self._fakes.like(t) for t in made]
             self.tangent_values = [t for t in self.output_values if t.requires_grad]
         elif not self._as_before(made):
             raise depends_on_data(self.name, "it returns tensors of other kinds, shapes or gradients than before")
-        return [*(t.detach() for t in made), *buffers], states
+        return [*(self._settled(t.detach()) for t in made), *buffers], states
+
+    def _settled(self, tensor: Tensor) -> Tensor:
+        """In memory of its own."""
+        dense = tensor.untyped_storage().nbytes() == tensor.nbytes
+        return tensor.clone() if self.moves and dense else tensor
+
+    def lifetimes(self) -> tuple[str, str]:
+        """As for any code of which only the peaks are known; results are made in the area, too, and then moved."""
+        forward, backward = super().lifetimes()
+        working = self.forward_peak - self.saved_bytes, self.backward_peak[False]
+        return _with_area(forward, working[0]), _with_area(backward, working[1])
 
     def _as_before(self, made: Sequence[Tensor]) -> bool:
         """Whether a result is nested as the first one was, its tensors with a gradient in the same places."""
@@ -105,12 +123,15 @@ class EagerPair(BlockCode):
             gradient, leaf.grad = leaf.grad, None
             assert gradient is not None
             del missing[local]
+            self.own_code(False)
             sink(local, gradient)
+            self.own_code(True)
 
         for local, leaf in missing.items():
             leaf.register_post_accumulate_grad_hook(partial(arrived, local))  # type: ignore[no-untyped-call]
         now = self._rng.get()
         self._rng.set(states[0])
+        self.own_code(True)
         with self._holding(given):  # in its backward, too: what the code has checkpointed it runs again there
             try:
                 with torch.enable_grad():
@@ -120,6 +141,8 @@ class EagerPair(BlockCode):
             ends = [t for t in made if t.requires_grad]
             assert len(ends) == len(tangents), f"{self.name} returned something else when it ran again"
             torch.autograd.backward(ends, tangents)
+        self.own_code(False)
+        grads = [None if g is None else self._settled(g) for g in grads]
         for local in list(missing):
             del missing[local]  # its hook knows `missing`: a circle that no collector sees would keep the weight
             sink(local, None)  # nothing chose this expert
@@ -308,6 +331,11 @@ class _Input(torch.autograd.Function):
 
 
 _input = cast(Callable[..., Tensor], _Input.apply)
+
+
+def _with_area(text: str, size: int) -> str:
+    """The lifetimes with an area of that size; a quarter more is lost between tensors."""
+    return re.sub(r"~(\d+):\d+", lambda found: f"~{found[1]}:{size + size // 4}", text)
 
 
 def _forget(name: str, gradient: Tensor | None) -> None:

@@ -138,7 +138,9 @@ class Rounds:
         """The code of `block` for calls like this one."""
         with self._machine.on_host(), block.own_forward():
             if block.recipe == EAGER:
-                return EagerPair(block.module, args, kwargs, name=block.name)
+                own = EagerPair(block.module, args, kwargs, name=block.name)
+                own.own_code, own.moves = self._machine.own_code, self._machine.device.type == "cuda"
+                return own
             joint = self._trace(block, args, kwargs)
             if missing := block.recipe.not_in(joint.module.graph):
                 # Of another shape, or another version of torch. The numbers are the same, the bytes perhaps not.

@@ -18,7 +18,8 @@
 #define PAGE ((int64_t)2 << 20)
 
 typedef struct {
-    int64_t bytes, offset, most; /* offset: -1 in the loose part; most: of one tensor with fewer bytes, or of several */
+    int64_t bytes, offset, most; /* offset: -1 in the loose part; most: 1: of one tensor with fewer
+                                     bytes, or of several; 2: of all that own code makes */
 } Place;
 
 typedef struct {
@@ -50,6 +51,7 @@ static int64_t place_count, least;
 static uint8_t *taken;
 static int64_t taken_room;
 static int told; /* an operation has said what comes */
+static int own;  /* what comes is a layer's own code's, and goes to its area */
 
 static int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
@@ -211,15 +213,16 @@ static void *in_place(int64_t bytes, int *fit) {
 /* Where there may be several. */
 static void *in_common(int64_t bytes) {
     void *found = NULL;
-    for (int64_t i = 0; arena && i < place_count && !found; i++)
-        if (places[i].most)
-            found = within(i, bytes);
+    for (int64_t way = own ? 2 : 1; arena && way <= 2; way++)
+        for (int64_t i = 0; i < place_count && !found; i++)
+            if (places[i].most == way)
+                found = within(i, bytes);
     return found;
 }
 
 static void *find(int64_t bytes) {
     int fit = 0;
-    void *found = in_place(bytes, &fit);
+    void *found = own ? in_common(bytes) : in_place(bytes, &fit);
     if (found || (bytes <= small && (found = in_loose(bytes))))
         return found;
     if (!fit && (found = in_common(bytes)))
@@ -280,12 +283,16 @@ void arena_expect(const Place *its, int64_t count, int64_t least_) {
         taken = malloc((size_t)count);
         taken_room = taken ? count : 0;
     }
+    own = 0;
     told = its != NULL, places = its, place_count = its && taken_room >= count ? count : 0;
     least = least_;
     if (place_count)
         memset(taken, 0, (size_t)count);
     pthread_mutex_unlock(&lock);
 }
+
+/* What comes is of a layer's own code, or no more. */
+void arena_own(int on) { own = on; }
 
 /* Let no more be taken from the driver than that. */
 void arena_limit(int64_t bytes) { limit = bytes; }

@@ -9,7 +9,7 @@ import ctypes
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -135,7 +135,7 @@ class Arena:
             torch.cuda.memory.change_current_allocator(allocator)
         except (build.CannotBuildError, AttributeError, OSError, RuntimeError) as error:
             raise CannotTakeOverError(str(error)) from error
-        self.expect = library.arena_expect
+        self.expect, self.own_code = library.arena_expect, library.arena_own
 
     def counts(self) -> Counts:
         """So far."""
@@ -232,13 +232,11 @@ class PlannedMemory:
     def learn(self, shape: Shape, shorter: Chain | None) -> None:
         """Slices of this shape do what the chain's lifetimes say; None: nobody knows what they do."""
         if shorter is None:  # it may do that in the places of the planned ones
-            steps = {
-                key: tuple(replace(place, most=True) for place in self._arrangement.steps.get(key, ()))
-                for key in self._planned
-            }
+            planned = self._arrangement.steps
+            self._shorter[shape] = {key: _as_c(planned.get(key, ()), fewer=True) for key in self._planned}
         else:
             steps = places_of_shorter(self._program, self._chain, self._arrangement, shorter)
-        self._shorter[shape] = {key: _as_c(steps[key]) for key in self._planned}
+            self._shorter[shape] = {key: _as_c(steps[key]) for key in self._planned}
 
     def slices(self, shapes: Sequence[Shape]) -> None:
         """The step to come has slices of these shapes, which are known, round by round."""
@@ -256,8 +254,9 @@ def slice_of(op: Op, slices: int) -> int | None:
     return op.round * slices + int(op.subject.rpartition(".")[2])
 
 
-def _as_c(places: Sequence[Place]) -> ctypes.Array[_Place]:
-    return (_Place * len(places))(*(_Place(p.bytes, p.offset, p.most) for p in places))
+def _as_c(places: Sequence[Place], *, fewer: bool = False) -> ctypes.Array[_Place]:
+    """`fewer`: what comes may be smaller than was planned."""
+    return (_Place * len(places))(*(_Place(p.bytes, p.offset, 2 if p.most else int(fewer)) for p in places))
 
 
 def _runtime() -> ctypes.CDLL:

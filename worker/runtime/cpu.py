@@ -86,6 +86,9 @@ class CpuMachine:
     def warm_up(self) -> None:
         """Nothing is taken."""
 
+    def own_code(self, on: bool) -> None:
+        """It may lie anywhere."""
+
     def forget_threads(self) -> None:
         """Nothing is kept."""
 

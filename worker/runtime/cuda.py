@@ -136,6 +136,11 @@ class CudaMachine:
             torch.mm(one, one)
         self._cold = False
 
+    def own_code(self, on: bool) -> None:
+        """It goes to the area that the plan has for it."""
+        if self._arena is not None and self._placed:
+            self._arena.own_code(int(on))
+
     def forget_threads(self) -> None:
         """Free cuBLAS's workspaces: each thread has its own, and PyTorch keeps them when threads end. What still runs
         on the device comes before whoever gets their memory next."""

@@ -63,6 +63,9 @@ class Machine(Protocol):
     def warm_up(self) -> None:
         """Let the calling thread take what libraries keep on the device for each thread that computes."""
 
+    def own_code(self, on: bool) -> None:
+        """What is allocated from now on is made by a layer's own code on the way, or it is no more."""
+
     def forget_threads(self) -> None:
         """Let go of what libraries keep on the device for each thread that has computed. Threads that go on get it
         anew."""

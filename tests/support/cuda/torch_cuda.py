@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from planner.cpu.meter import Meter
 from planner.graph import fake
 from tests.support.cuda import build, copies, tensors
 from tests.support.cuda.device import CUDA, Device
@@ -40,6 +41,7 @@ def install() -> Device:
     _install_module(device)
     _install_allocators(device, guard)
     fake.FAKE_TYPES = (*fake.FAKE_TYPES, DeviceTensor)  # real tensors beside fake ones count, as on a real device
+    Meter.__init__.__defaults__ = ("cpu", (torch.Tensor, torch.nn.Parameter, DeviceTensor, _DeviceParameter))
     torch._C._set_multithreading_enabled(False)  # autograd has no thread for this device
     return device
 

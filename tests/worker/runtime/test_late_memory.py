@@ -22,6 +22,7 @@ from tests.support.engines import data, learning_rate
 from tests.support.families import family_model
 from tests.support.late_engines import CUDA, PLANS, Case, expected, train
 from tests.support.late_waits import a_step
+from tests.support.mutants.model import Model
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import batch_of, make_model
 from worker.engine.engine import Engine
@@ -45,6 +46,19 @@ CASES = [
 def _tiny_models_have_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planner.schedule.places.SMALL_BYTES", 2048)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")  # the device has no such library
+
+
+class LooksAtData(nn.Module):
+    """A layer that cannot be traced: which rows it computes on is for the data to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core, self.up, self.down = (nn.Linear(a, b, bias=False) for a, b in ((16, 16), (16, 64), (64, 16)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat, y = x.flatten(0, 1), torch.tanh(self.core(x)).flatten(0, 1)
+        rows = (y.sum(-1) > 0).nonzero().squeeze(-1)
+        return flat.index_add(0, rows, self.down(torch.relu(self.up(y[rows])))).view(x.shape)
 
 
 def plan_of(case: Case) -> Plan:
@@ -250,3 +264,29 @@ def test_each_thread_that_computes_has_its_workspace_of_matrix_products_in_the_p
             engine.close()
             device.workspaces.clear()
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_layers_of_own_code_keep_to_their_places(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.schedule.places.PAGE_BYTES", 2**15)
+    monkeypatch.setattr("tests.support.mutants.model.Layer", LooksAtData)
+    chain = chain_of(Model(torch.float32), batch_of(length=64), device=CUDA, arranged=True)
+    plan = placed(PLANS["mixed"](chain, slices=2, clip=True), chain)
+    assert plan.options[1:-1] == ("eager",) * 3
+    model, plain_model = Model(torch.float32), Model(torch.float32).to(CUDA)
+    settings = {"optimizer": adamw(model), "max_grad_norm": 0.5, "device": CUDA}
+    plain, wanted = PlainEngine(plain_model, **settings), []
+    for step in range(4):
+        batches, rest = of_lengths(step, (64, 64))
+        wanted.append(torch.stack(plain.step(batches, learning_rate=learning_rate(step), **rest).losses).cpu())
+    with arena_on(device) as arena:
+        engine = Engine(model, plan=plan, chain=chain, **settings)
+        try:
+            for step in range(4):
+                batches, rest = of_lengths(step, (64, 64))
+                result = engine.step(batches, learning_rate=learning_rate(step), **rest)
+                assert torch.equal(torch.stack(result.losses).cpu(), wanted[step]), step
+                if step == 0:
+                    calm = Calm(device, arena, plan)
+            calm.check()
+        finally:
+            engine.close()
