@@ -75,6 +75,8 @@ def _train(run: RunFolder, until: int) -> Exit:
 
 
 def _verify(options: argparse.Namespace) -> Exit:
+    from planner.measure.target import device_of
+
     job, steps = Job.from_resolved(options.job), options.steps
     whole, halves = (RunFolder(options.folder / name) for name in ("in-one-go", "with-a-stop"))
     try:
@@ -96,6 +98,8 @@ def _verify(options: argparse.Namespace) -> Exit:
             print(f"  {line}")
         return Exit.FAILED
     print(f"{did}, are equal in every bit: losses, norms, weights and moments.")
+    if device_of(options.device).type == "cuda":
+        print("Both took PyTorch's deterministic kernels; those that the job itself takes may differ from run to run.")
     return Exit.DONE
 
 
@@ -110,8 +114,7 @@ def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argpars
     cache = Cache(options.database) if options.database else None
     answer = plan_job(job, device_of(options.device), cache=cache, measure=True)
     job = job if job.is_split else job.with_slices(answer.rows)
-    # Only what is learned is compared; a model that the job writes is not written over.
-    job = job.model_copy(update={"output_dir": None, "sample_prompts": None})
+    job = _to_compare(job)
     first, *others = runs
     batches = Batches(job, load_tokenizer(job), first.path / "data")
     if (total := batches.total_steps) < 3:
@@ -125,6 +128,12 @@ def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argpars
         run.write_resolved(job.resolved_yaml())
         run.write_plan(answer.to_json())
     return max(2, min(steps, total - 1))
+
+
+def _to_compare(job: Job) -> Job:
+    """The job with what is learned alone: it stops after the steps and not before, and a model that it writes is not
+    written over."""
+    return job.model_copy(update={"output_dir": None, "sample_prompts": None, "early_stopping_patience": None})
 
 
 def _run(run: RunFolder, until: int, device: str | None) -> None:

@@ -4,6 +4,7 @@ verify-resume`: with a stop and without."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,9 +22,11 @@ from offmated.paths import Paths
 from planner.codec import from_json
 from planner.errors import Exit
 from planner.reports.certificate import Certificate, Finding
+from planner.run.processes import Process
 from planner.units import format_bytes, format_bytes_down
 
 _NOT_FINITE = 1e300
+_FOLDER = ".certify-"
 
 
 @click.command()
@@ -49,7 +52,7 @@ def certify(file: Path, as_json: bool, **options: str | int | None) -> None:
 @budget_options
 def verify_resume(file: Path, **options: str | int | None) -> None:
     """Do the first steps of the job in FILE in one go, and with a stop and a new process in between, and compare what
-    is learned bit by bit. Exits with 1 when a bit differs."""
+    is learned bit by bit. Exits with 1 when a bit differs. On CUDA both take deterministic kernels."""
     with _process("worker.verify_resume", file, options, ("steps", "device")) as command:
         code = subprocess.call(command, stdin=subprocess.DEVNULL)
     sys.exit(code if code >= 0 else Exit.FAILED)
@@ -74,13 +77,28 @@ def _process(
     state = Paths.from_environment().state
     with (
         planner_process.resolved(planner_process.job_of(file, options)) as job,
-        # Beside the runs: a passing copy of what is trained may be too large for /tmp.
-        tempfile.TemporaryDirectory(prefix=".certify-", dir=state if state.is_dir() else None) as folder,
+        _own_folder(state if state.is_dir() else None) as folder,
     ):
         url = planner_process.database()
         words = [f"--{name}={options[name]}" for name in handed_on if options[name] is not None]
         known = [f"--database={url}"] if url else []
         yield [sys.executable, "-P", "-m", module, str(job), f"--folder={folder}", *words, *known]
+
+
+@contextmanager
+def _own_folder(state: Path | None) -> Iterator[str]:
+    """A folder that goes again, beside the runs: a passing copy of what is trained may be too large for /tmp (None).
+    Those of commands that were killed go first."""
+    for left in state.glob(f"{_FOLDER}*") if state is not None else ():
+        try:
+            owner = Process.parse(left.name.removeprefix(_FOLDER).rpartition("-")[0].replace("_", ":"))
+        except ValueError:  # not named by us
+            continue
+        if not owner.alive():
+            shutil.rmtree(left, ignore_errors=True)
+    name = str(Process.current()).replace(":", "_")  # paths with colons are not for everyone
+    with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{name}-", dir=state) as folder:
+        yield folder
 
 
 def _view(file: Path, found: Certificate) -> RenderableType:

@@ -19,7 +19,7 @@ from worker.sample import main as sample
 from worker.storage.checkpoint import read_checkpoint, write_checkpoint
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
-from worker.verify_resume import _train, differences
+from worker.verify_resume import _to_compare, _train, differences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -61,6 +61,13 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     parts["exp_avg"].view(torch.int32).view(-1)[0] ^= 1  # the last bit of a number
     write_checkpoint(other.checkpoints, 4, found.origin, "state", items, None)
     assert differences(one, other, 4) == [f"{name}: exp_avg"]
+
+
+def test_a_job_that_would_end_early_does_its_steps(tmp_path: Path) -> None:
+    keys = {"val_size": 2, "eval_steps": 1, "early_stopping_patience": 1, "early_stopping_threshold": 1e9}
+    job, run = make_run(tmp_path, "llama", max_steps=4, **keys)  # its evaluations end it after the second step
+    run.write_resolved(_to_compare(job).resolved_yaml())
+    assert _train(run, 3) is Exit.STOPPED
 
 
 def test_a_finished_model_says_what_plain_generation_says_and_another_has_none(
