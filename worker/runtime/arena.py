@@ -256,7 +256,7 @@ def slice_of(op: Op, slices: int) -> int | None:
 
 def _as_c(places: Sequence[Place], *, fewer: bool = False) -> ctypes.Array[_Place]:
     """`fewer`: what comes may be smaller than was planned."""
-    return (_Place * len(places))(*(_Place(p.bytes, p.offset, 2 if p.most else int(fewer)) for p in places))
+    return (_Place * len(places))(*(_Place(p.bytes, p.offset, 2 if p.most else 1 if fewer else 0) for p in places))
 
 
 def _runtime() -> ctypes.CDLL:

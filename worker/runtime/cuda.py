@@ -139,7 +139,7 @@ class CudaMachine:
     def own_code(self, on: bool) -> None:
         """It goes to the area that the plan has for it."""
         if self._arena is not None and self._placed:
-            self._arena.own_code(int(on))
+            self._arena.own_code(on)
 
     def forget_threads(self) -> None:
         """Free cuBLAS's workspaces: each thread has its own, and PyTorch keeps them when threads end. What still runs
