@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from planner.run.folder import RunFolder
 
 NAME_LENGTH = 255
 _DRAFT = ".new-"
+TRY_S = 10.0  # a disk that hangs keeps nobody else from submitting
 LOOK_S = 60.0
 """For looking at the first records: a few seconds, and half a minute where the hub does not answer."""
 
@@ -223,12 +225,22 @@ def sweep_drafts(paths: Paths) -> None:
             shutil.rmtree(draft)
 
 
+_TRYING = threading.Lock()
+"""Two that try one place at once stand in each other's way: each makes its folder and removes it."""
+
+
 def check_output(job: Job, store: Store, run: RunFolder | None = None) -> str | None:
     """Raise UserError when the model cannot go where the job says, now, and not after days of training; `run`: that of
     a job that was there before. Returns the real path."""
     if job.output_dir is None:
         return None
-    Place(folder=Path(job.output_dir), token=new_token() if run is None else run.token()).try_out()
+    place = Place(folder=Path(job.output_dir), token=new_token() if run is None else run.token())
+    alone = _TRYING.acquire(timeout=TRY_S)
+    try:
+        place.try_out()
+    finally:
+        if alone:
+            _TRYING.release()
     output_dir = os.path.realpath(job.output_dir)
     store.check_free(output_dir)
     return output_dir
