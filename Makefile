@@ -14,12 +14,12 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3
 
 test-fast: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 3 -m "not slow"
 
 $(INSTALLED): pyproject.toml constraints.txt deploy/install.py
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed.  hint: sudo apt install python3"; exit 2; fi
