@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from offmated.jobs.migrate import upgrade
 from offmated.jobs.store import Store
 from offmated.jobs.submission import submit
 from offmated.paths import Paths
@@ -23,13 +22,6 @@ def paths(tmp_path: Path) -> Paths:
     paths = Paths.at(tmp_path / "state")
     paths.runs.mkdir(parents=True)
     return paths
-
-
-@pytest.fixture
-def store(paths: Paths) -> Store:
-    store = Store(f"sqlite:///{paths.database}")
-    upgrade(store.engine, paths)
-    return store
 
 
 def test_a_conversation_that_the_template_refuses_is_refused_while_the_person_is_there(

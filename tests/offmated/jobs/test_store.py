@@ -40,13 +40,6 @@ def paths(tmp_path: Path) -> Paths:
     return paths
 
 
-@pytest.fixture
-def store(paths: Paths) -> Store:
-    store = Store(f"sqlite:///{paths.database}")
-    upgrade(store.engine, paths)
-    return store
-
-
 def add(store: Store, paths: Paths, name: str = "job", priority: int = 0) -> int:
     def folder(job_id: int) -> Path:
         path = paths.run_folder(job_id)
