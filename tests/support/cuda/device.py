@@ -279,12 +279,20 @@ def _buffer_type(nbytes: int) -> type[ctypes.Array[ctypes.c_char]]:
     return Buffer
 
 
+def _below_autograd() -> tuple[torch._C.DispatchKeySet, torch._C.DispatchKeySet]:
+    """The keys that dispatch includes and excludes where a kernel of the CPU runs."""
+    with torch._C._DisableTorchDispatch(), torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd():
+        return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+_KEYS = _below_autograd()
+
+
 def _without_dispatch(run: Callable[[], object]) -> None:
-    """As a kernel runs, whatever the thread is about that runs it: without autograd, autocast and modes."""
-    with (
-        torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast(),
-        torch._C._AutoDispatchBelowAutograd(),
-    ):  # fmt: skip
+    """As a kernel runs, whatever the thread is about that runs it: without autograd, autocast and modes. It may be in
+    the middle of a fake operation, whose kernels are Meta's, when the garbage collector ends what waits for the
+    device."""
+    with torch._C._ForceDispatchKeyGuard(*_KEYS), torch._C.DisableTorchFunction():
         run()
 
 

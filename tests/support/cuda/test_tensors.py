@@ -6,6 +6,8 @@ import threading
 
 import pytest
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode, in_kernel_invocation_manager
 
 from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Mood
@@ -39,6 +41,16 @@ def test_operations_run_when_somebody_looks(device: Device) -> None:
     y = x * 2
     assert len(device.queues.default.queue) >= 3
     assert y.tolist() == [4, 4, 4]
+
+
+def test_operations_are_the_same_wherever_they_run(device: Device) -> None:
+    """The garbage collector may end, in the middle of a fake operation, memory whose end waits for the device."""
+    device.queues.set_mood(LATE)
+    x = torch.arange(4.0, device="cuda")
+    sums, copied = x.cumsum(0), torch.empty(4, device="cuda").copy_(x)
+    with enable_python_dispatcher(), FakeTensorMode() as mode, in_kernel_invocation_manager(mode):
+        torch.cuda.synchronize()
+    assert sums.tolist() == [0, 1, 3, 6] and copied.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
