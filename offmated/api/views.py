@@ -37,6 +37,7 @@ def job_view(job: Listed) -> Json:
     predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; `step_s` is the median of the same
                          steps, of which measured["steps"] says how many (see `planner.run.step_times`)
     progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
+    kept                 whether a job that waits could not have its turn now, as `reason` says
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
     output               the model folder, when there is one
     expected             {"starts_at", "ends_at", "nights"} as `offmated.jobs.forecast.Expected` has them
@@ -47,6 +48,7 @@ def job_view(job: Listed) -> Json:
         view["state"] = TAKEN_FROM[row.state]
     view |= {"reason": _reason(job), "place": job.place, "output": (row.result or {}).get("output")}
     view["expected"] = asdict(job.expected)
+    view["kept"] = view["state"] in TAKEN_FROM.values() and bool(_kept(job))
     # Files that hold something else than they should blind nobody for the other jobs.
     with _errors.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
         run = RunFolder(Path(row.run_dir))
@@ -101,7 +103,8 @@ def _reason(job: Listed) -> str:
         return "its process has ended; it goes on once the database has taken that"
     if row.state in TAKEN_FROM:
         return _STOPS[row.stop_reason] if row.stop_reason is not None else _again(row)
-    return "; ".join(filter(None, (_waits(job), _again(row))))
+    worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
+    return "; ".join(filter(None, (_kept(job) or f"goes to the {worker} next", _again(row))))
 
 
 _STOPS = {
@@ -112,8 +115,8 @@ _STOPS = {
 }  # fmt: skip
 
 
-def _waits(job: Listed) -> str:
-    """What a job waits for: first what only a person ends, then what ends by itself."""
+def _kept(job: Listed) -> str:
+    """What a job waits for: first what only a person ends, then what ends by itself. "" where it is next."""
     row = job.row
     if job.paused:
         return "the machine is paused: offmate resume"
@@ -134,7 +137,7 @@ def _waits(job: Listed) -> str:
     worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
     if job.ahead:
         return f"waits for the {worker}, {job.ahead + len(job.busy)} before it"
-    return f"waits for job {job.busy[0]}" if job.busy else f"goes to the {worker} next"
+    return f"waits for job {job.busy[0]}" if job.busy else ""
 
 
 def _too_short(row: JobRow) -> str:

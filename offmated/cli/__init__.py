@@ -22,7 +22,7 @@ from offmated.cli import job_list, job_view, queue
 from offmated.cli.certify import certify, verify_resume
 from offmated.cli.clean import clean
 from offmated.cli.client import Client, other_version
-from offmated.cli.follow import events, follow, log, planned
+from offmated.cli.follow import events, follow, is_over, log, rehearse
 from offmated.cli.job_text import read_job
 from offmated.cli.launcher import runs, start_in_background
 from offmated.cli.output import JobNumber, budget_options, console, json_option, print_json
@@ -104,16 +104,24 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: boo
 @FILE
 @budget_options
 @queue.turn_options
+@click.option(
+    "--follow/--detach", "following", default=None,
+    help="Follow the job to its tenth step, or not; on a terminal it is followed.",
+)  # fmt: skip
 @json_option
-def submit(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: bool, **turn: Any) -> None:
-    """Put the job in FILE into the queue."""
+def submit(
+    file: Path, gpu_budget: str | None, cpu_budget: str | None, following: bool | None, as_json: bool, **turn: Any
+) -> None:
+    """Put the job in FILE into the queue, and see that its first steps go well where the GPU is free. Then the exit
+    code is the job's if it has ended."""
     text, folder = read_job(file, gpu_budget, cpu_budget)
     client = Client(Paths.from_environment())
     job = client.submit(text, str(folder), file.name, queue.turn(turn))
-    screen = console()
-    if screen.is_terminal and not as_json:  # a person waits a moment for what only the plan tells
-        with screen.status("planning; Ctrl-C leaves the job alone"), suppress(KeyboardInterrupt):
-            job = planned(client, job)
+    screen = console(stderr=as_json)
+    if following or (following is None and screen.is_terminal and not as_json):
+        job = rehearse(client, job, screen)
+        print_json(job) if as_json else screen.print(job_view.rehearsed(job))
+        sys.exit(job_view.exit_code(job) if is_over(job) else Exit.DONE)
     print_json(job) if as_json else screen.print(job_view.submitted(job))
 
 

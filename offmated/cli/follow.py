@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,20 @@ LINE_EVERY_S = 10.0
 PLAN_PATIENCE_S = 20.0
 
 
-def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
-    """Say what happens to the job until it is over; returns it as it is then.
+def is_over(job: dict[str, Any]) -> bool:
+    """Whether nothing more happens to it."""
+    return job["state"] in FINAL
+
+
+def is_rehearsed(job: dict[str, Any]) -> bool:
+    """Whether a new job has shown that it runs, or cannot show it now: it waits for something, or is over."""
+    return is_over(job) or job["kept"] or job_view.first_steps_done(job)
+
+
+def follow(
+    client: Client, job_id: int, screen: Console, until: Callable[[dict[str, Any]], bool] = is_over
+) -> dict[str, Any]:  # fmt: skip
+    """Say what happens to the job until it is over, or `until` says that it is enough; returns it as it is then.
 
     Leaving with Ctrl-C leaves the job alone, and says so before the KeyboardInterrupt goes on.
     """
@@ -41,7 +53,7 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
                         raise
                     line.update("the daemon does not answer; the job may go on meanwhile")
                     continue
-                if job["state"] in FINAL:
+                if until(job):
                     return job
                 line.update(" ".join(filter(None, (job["state"], job_view.progress(job), job_view.remaining(job)))))
                 time.sleep(POLL_S)
@@ -50,12 +62,23 @@ def follow(client: Client, job_id: int, screen: Console) -> dict[str, Any]:
         raise
 
 
-def planned(client: Client, job: dict[str, Any]) -> dict[str, Any]:
+def rehearse(client: Client, job: dict[str, Any], screen: Console) -> dict[str, Any]:
+    """Follow a new job until it has shown that it runs, cannot show it now, or is over; returns it as it is then. A
+    person is told first what only its plan says, and waits a moment for that. Ctrl-C leaves the job alone."""
+    try:
+        with screen.status("planning; Ctrl-C leaves the job alone"):
+            job = _planned(client, job)
+    finally:
+        screen.print(job_view.submitted(job))
+    return follow(client, job["id"], screen, is_rehearsed)
+
+
+def _planned(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     """A new job once it has its plan, or soon: others may be planned before it, and it may have none."""
-    deadline, notes = time.monotonic() + PLAN_PATIENCE_S, job["notes"]
+    deadline, told = time.monotonic() + PLAN_PATIENCE_S, {name: job[name] for name in ("notes", "place")}
     while job["state"] in (JobState.SUBMITTED, JobState.PLANNING) and time.monotonic() < deadline and not job["hold"]:
         time.sleep(POLL_S)
-        job = client.job(job["id"]) | {"notes": notes}
+        job = client.job(job["id"]) | told
     return job
 
 
@@ -168,6 +191,8 @@ class News:
             return
         for event in self._new_events(job["id"]):
             where = f"step {event.get('step')} of {job['progress']['total_steps']}"
+            if event["event"] == "rehearsed":
+                self._screen.print(f"tried before the first step: {event['tried']}")
             if event["event"] == "eval":
                 self._screen.print(f"{where}, eval loss {event['eval_loss']:.3f}")
             if event["event"] == "sample":

@@ -18,6 +18,8 @@ from planner.run.folder import RunFolder
 from planner.units import format_bytes, format_bytes_down, format_seconds
 
 Json = dict[str, Any]
+FIRST_STEPS = 10
+"""After so many a new job has shown that it runs."""
 
 
 def exit_code(job: Json) -> Exit:
@@ -37,6 +39,26 @@ def submitted(job: Json) -> RenderableType:
     commands = ("offmate status", f"offmate logs -f {number}", f"offmate show {number}", f"offmate cancel {number}")
     rows.append(("next", " · ".join(commands)))
     return Group(Text(f"Job {number} ({job['name']}) is submitted, place {job['place']} in the queue."), pairs(rows))
+
+
+def first_steps_done(job: Json) -> bool:
+    """Whether a job has done as many as show that it runs."""
+    found = job["progress"]
+    return found is not None and found["step"] >= min(FIRST_STEPS, found["total_steps"])
+
+
+def rehearsed(job: Json) -> RenderableType:
+    """The last words of `submit`, where it followed the job."""
+    number, name = job["id"], f"Job {job['id']}"
+    if job["state"] in FINAL:
+        return ended(job)
+    if job["kept"]:
+        return Text(f"{name} cannot show now that it runs: {job['reason']}.  offmate logs -f {number}")
+    took = job["progress"]["step_s"]
+    each = f", {format_seconds(took)} each" if took else ""
+    by = f" {' '.join(_when(job))}" if expected(job) else ""
+    steps = job["progress"]["step"]
+    return Text(f"{name} has done its first {steps} steps{each}. It goes on{by}.  offmate logs -f {number}")
 
 
 def changed(job: Json) -> str:

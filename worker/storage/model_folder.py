@@ -67,6 +67,14 @@ class Output:
             raise
         return place.folder
 
+    def write_files(self, folder: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write what is beside the weights into `folder`. Raises what the libraries raise."""
+        found = cast(Any, model)
+        for config in found.peft_config.values() if self._adapters else (found.config, found.generation_config):
+            if config is not None:
+                config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
     def _state_dict(self, model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The model's state dictionary with the trained weights, tied ones under all their names as one tensor."""
         found = {name: weights.get(self._first.get(name, name), tensor) for name, tensor in model.state_dict().items()}

@@ -83,15 +83,15 @@ def weights_room(weight_bytes: int) -> int:
 
 
 @contextlib.contextmanager
-def room_kept(folder: Path, size: int) -> Iterator[Callable[[], None]]:
+def room_kept(folder: Path, size: int, what: str = "the trained weights") -> Iterator[Callable[[], None]]:
     """Inside, there is room for `size` bytes on the disk of `folder`, until what is given is called. It is held by a
     file without a name, which goes when the process does. Disks that know no such thing hold none. Raises UserError
-    when there is no room."""
+    when there is no room for `what` it is."""
     with tempfile.TemporaryFile(dir=folder) as file:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate  # posix_fallocate writes where it cannot do that
         fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
         if size and fallocate(file.fileno(), 0, 0, size) != 0:
             number = ctypes.get_errno()
             if number in (errno.ENOSPC, errno.EDQUOT):
-                raise disk_full(OSError(number, os.strerror(number), str(folder)), "the trained weights")
+                raise disk_full(OSError(number, os.strerror(number), str(folder)), what)
         yield file.close

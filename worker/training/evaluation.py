@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,6 +74,20 @@ class Evaluations:
             self.engine.check_evaluation([held_out.batch(0)])
         if (samples := self.samples) is not None:
             self.engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)
+
+    def try_out(self) -> Iterator[str]:
+        """Evaluate on the longest rows, and begin the answers to all prompts; nothing of it counts. What was done, in
+        words. A stop leaves the rest out, and nothing is done where the whole of it is due at once."""
+        if self.job.eval_on_start:
+            return
+        if (held_out := self.batches.evaluation) is not None and not self.stop.asked:
+            self.engine.evaluate([held_out.batch(0)])
+            yield "an evaluation of the longest rows"
+        if (samples := self.samples) is not None and not self.stop.asked:
+            begun = min(2, samples.new_tokens)  # the prompt, and a token after what is kept of it
+            for answer in self.engine.generate(samples.tokens, new_tokens=begun, pad=samples.pad):
+                samples.text(answer)
+            yield "samples"
 
     def run_if_due(self) -> bool:
         """Evaluate if it is due after the steps that are done. False: a stop cut it short; after a resume from these

@@ -45,6 +45,7 @@ from worker.training.learning_rate import optimizer_of
 from worker.training.loop import Training, Trains
 from worker.training.metrics import Metrics, read_metrics, steps_trained
 from worker.training.model import check_reach, load_model, load_tokenizer, tell_special_tokens
+from worker.training.rehearsal import Rehearsal
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
 from worker.training.stored import forget_stores, open_store
@@ -195,6 +196,13 @@ class _Run:
                 engine=engine, max_length=self.job.max_length, write=self.folder.write_timeline
             ),
         )  # fmt: skip
+        if engine.steps_done == 0 and not stop.asked:
+            Rehearsal(
+                checkpoints=self.folder.checkpoints, checkpoint_bytes=self.state_bytes, origin=self.origin,
+                states=engine.state if states is None else engine.masters, evaluations=training.evaluations,
+                write_files=lambda folder: self.delivery.output.write_files(folder, self.model, self.tokenizer),
+                metrics=metrics,
+            ).run()  # fmt: skip
         if not training.run():
             return False, None
         give_room()

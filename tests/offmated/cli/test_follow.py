@@ -60,6 +60,7 @@ def test_run_tells_evaluations_and_samples(home: House) -> None:
     lines = process.communicate(timeout=PATIENCE_S)[0].splitlines()
     told = [line for line in lines if "eval loss" in line or "sample" in line]
     assert told == [
+        "tried before the first step: an evaluation, samples",
         "step 2 of 5, eval loss 2.000", "step 2 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
         "step 4 of 5, eval loss 1.000", "step 4 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
     ]  # fmt: skip
@@ -79,6 +80,41 @@ def test_run_exits_with_the_jobs_exit_code(name: str, code: int, words: str, hom
     said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code, errors
     assert words in said
+
+
+def test_submit_follows_a_job_to_its_tenth_step_where_that_is_asked_and_the_gpu_is_free(home: House) -> None:
+    file = job_file(home, "long", 100_000)
+    script = offmate(home, "submit", str(file))
+    said, _ = script.communicate(timeout=PATIENCE_S)
+    assert (script.returncode, said.splitlines()[-1].split()[0]) == (0, "next"), said
+    first = home.client.page(limit=1)["jobs"][0]["id"]
+    home.wait_for_step(first, 1)
+
+    waits = offmate(home, "submit", str(file), "--follow")
+    said, errors = waits.communicate(timeout=PATIENCE_S)
+    second = home.client.page(limit=1)["jobs"][0]["id"]
+    assert (waits.returncode, errors) == (0, "")
+    told = f"Job {second} cannot show now that it runs: waits for job {first}."
+    assert said.splitlines()[-1].startswith(told), said
+    home.client.cancel(first)
+
+    home.wait_for_step(second, 1)
+    home.client.cancel(second)
+    home.wait_for(second, "cancelled")
+    follower = offmate(home, "submit", str(file), "--follow", "--json")
+    said, told = follower.communicate(timeout=PATIENCE_S)
+    job = json.loads(said)
+    assert (follower.returncode, job["state"]) == (0, "running"), told
+    assert job["progress"]["step"] >= 10
+    assert "goes on" not in said
+    home.client.cancel(job["id"])
+
+
+def test_submit_ends_as_a_job_that_fails_in_its_first_steps(home: House) -> None:
+    process = offmate(home, "submit", str(job_file(home, "wrong", 50)), "--follow")
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors) == (1, "")
+    assert "exit code 1" in said
 
 
 def test_ctrl_c_leaves_the_job_running_and_says_so(home: House) -> None:

@@ -13,6 +13,7 @@ import yaml
 from rich.console import Console, RenderableType
 
 from offmated.cli import job_view
+from offmated.cli.follow import is_rehearsed
 from offmated.cli.job_text import with_value
 from offmated.cli.plan_view import option_runs
 from planner.codec import to_json
@@ -95,6 +96,23 @@ def test_a_submission_tells_place_folder_notes_and_next_commands() -> None:
         "run folder  /runs/3",
         "note        mind this",
         "next        offmate status · offmate logs -f 3 · offmate show 3 · offmate cancel 3",
+    ]
+
+
+def test_the_last_words_of_a_submission_say_whether_the_job_has_shown_that_it_runs() -> None:
+    steps = {"step": 12, "total_steps": 100, "step_s": 0.5}
+    runs = JOB | {"state": "running", "kept": False, "progress": steps}
+    assert is_rehearsed(runs)
+    assert printed(job_view.rehearsed(runs)) == [
+        "Job 3 has done its first 12 steps, 500.0 ms each. It goes on.  offmate logs -f 3"
+    ]
+    assert not is_rehearsed(runs | {"progress": steps | {"step": 9}})
+    assert is_rehearsed(runs | {"progress": steps | {"step": 4, "total_steps": 4}})
+    assert not is_rehearsed(JOB | {"state": "submitted", "kept": False, "progress": None})
+    held = JOB | {"state": "waiting", "kept": True, "progress": None, "reason": "held: offmate release 3"}
+    assert is_rehearsed(held)
+    assert printed(job_view.rehearsed(held)) == [
+        "Job 3 cannot show now that it runs: held: offmate release 3.  offmate logs -f 3"
     ]
 
 

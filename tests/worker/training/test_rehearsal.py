@@ -1,0 +1,80 @@
+"""What comes late in a run is tried before its first step, and changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from planner.errors import UserError
+from planner.run.folder import RunFolder
+from tests.support.runs import make_run
+from worker.storage.checkpoint import Checkpoint
+from worker.training import rehearsal
+from worker.training.metrics import read_metrics
+from worker.training.run import run_job
+from worker.training.stop import StopRequest
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LATE = {"max_steps": 2, "warmup_steps": 0, "val_size": 3, "sample_prompts": ["the quick"], "sample_tokens": 3}
+
+
+def told(run: RunFolder, event: str) -> list[dict[str, object]]:
+    return [found for found in read_metrics(run.metrics) if found["event"] == event]
+
+
+def test_it_tries_what_comes_late_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, run = make_run(tmp_path, "llama", gradient_accumulation_steps=1, **LATE)
+    assert run_job(run, StopRequest())
+    (tried,) = told(run, rehearsal.TRIED)
+    assert (tried["step"], tried["tried"]) == (
+        0, "an evaluation of the longest rows, samples, a checkpoint, the files beside the weights",
+    )  # fmt: skip
+    assert [path.name for path in run.checkpoints.iterdir()] == []
+    (tmp_path / "other").mkdir()
+    monkeypatch.setattr(rehearsal.Rehearsal, "run", lambda self: None)
+    _, never = make_run(tmp_path / "other", "llama", gradient_accumulation_steps=1, **LATE)
+    assert run_job(never, StopRequest())
+    assert not told(never, rehearsal.TRIED)
+    for event, figure in (("step", "loss"), ("eval", "eval_loss"), ("sample", "text")):
+        assert [one[figure] for one in told(run, event)] == [one[figure] for one in told(never, event)] != []
+    mine, its = (AutoModelForCausalLM.from_pretrained(each.output).state_dict() for each in (run, never))
+    assert [name for name in mine if not torch.equal(mine[name], its[name])] == []
+
+
+@pytest.mark.parametrize("late", ["evaluate", "checkpoint", "tokenizer"])
+def test_what_would_fail_late_fails_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    _, run = make_run(tmp_path, "llama", gradient_accumulation_steps=1, **LATE)
+    where = {
+        "evaluate": "worker.engine.engine.Engine.evaluate",
+        "checkpoint": "worker.storage.shards.FileRecord.of",
+        "tokenizer": "transformers.PreTrainedTokenizerBase.save_pretrained",
+    }[late]  # fmt: skip
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("it fails late")
+
+    monkeypatch.setattr(where, fails)
+    with pytest.raises((UserError, OSError), match=r"it fails late|could not be saved in the end"):
+        run_job(run, StopRequest())
+    assert not told(run, "step")
+    assert [path.name for path in run.checkpoints.iterdir()] == []
+
+
+def test_a_disk_that_gives_back_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, run = make_run(tmp_path, "llama", gradient_accumulation_steps=1)
+    read = rehearsal.read_checkpoint
+
+    def changed(path: Path) -> Checkpoint:
+        found = read(path)
+        (shard,) = path.glob("state-*")
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+        return found
+
+    monkeypatch.setattr(rehearsal, "read_checkpoint", changed)
+    with pytest.raises(UserError, match="is not what was written"):
+        run_job(run, StopRequest())

@@ -1,0 +1,113 @@
+"""What comes late in a run, tried before its first step, while the person who handed the job in may still be there: an
+evaluation, a sample, a checkpoint that is read back, and the model folder but for its weights.
+
+It changes nothing of what is learned, and leaves nothing behind. The run's own first steps are the rest of the trial.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.errors import UserError, disk_full, first_line, is_disk_full
+from planner.units import format_bytes, format_seconds
+from worker.storage.checkpoint import Origin, read_checkpoint, write_checkpoint
+from worker.storage.shards import SHARD_BYTES
+from worker.storage.trained import room_kept
+from worker.training.evaluation import Evaluations
+from worker.training.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+TRIED = "rehearsed"
+"""The event in metrics.jsonl; `tried` says what was."""
+_FOLDER = ".step-rehearsal"  # a name under which what a killed process leaves is removed at the next start
+
+States = Callable[[], Iterator[tuple[str, Mapping[str, Tensor]]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rehearsal:
+    """Of one run. `checkpoints`: the folder they will be in, of `checkpoint_bytes` each; `states` gives what is in
+    them. `write_files` writes a model folder without its weights into an empty folder."""
+
+    checkpoints: Path
+    checkpoint_bytes: int
+    origin: Origin
+    states: States
+    write_files: Callable[[Path], None]
+    evaluations: Evaluations
+    metrics: Metrics
+
+    def run(self) -> None:
+        """Try everything. Raises UserError for what would end the run later."""
+        began = time.perf_counter()
+        self.evaluations.check()
+        tried = list(self.evaluations.try_out())
+        folder = self.checkpoints / _FOLDER
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            self._checkpoint(folder / "checkpoint")
+            whole = self.checkpoint_bytes <= SHARD_BYTES
+            tried.append("a checkpoint" if whole else f"the first {format_bytes(SHARD_BYTES)} of a checkpoint")
+            self._files(folder / "output")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        tried.append("the files beside the weights")
+        text = ", ".join(tried)
+        self.metrics.write(TRIED, step=0, tried=text)
+        log.info("tried before the first step: %s; in %s", text, format_seconds(time.perf_counter() - began))
+
+    def _checkpoint(self, folder: Path) -> None:
+        """Write as much of a checkpoint as makes a file of it, read it back, and see that the disk gives room for all
+        of it."""
+        what = "a checkpoint, before the first step"
+        folder.mkdir(parents=True)
+        with room_kept(folder, self.checkpoint_bytes, what):
+            pass
+        try:
+            path = write_checkpoint(folder, 0, self.origin, "state", self._first_states())
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            raise disk_full(error, what) from error
+        back = dict(read_checkpoint(path).tensors())
+        for name, parts in self._first_states():
+            for part, tensor in parts.items():
+                if not torch.equal(tensor.view(torch.uint8), back[name][part].view(torch.uint8)):
+                    raise UserError(
+                        "What a checkpoint reads back is not what was written.", code="disk-failed",
+                        numbers=(f"{part} of {name}, in {folder}",), hint="see to the disk before anything else",
+                    )  # fmt: skip
+
+    def _first_states(self) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        """The first tensors, about a file of them."""
+        size = 0
+        with closing(self.states()) as states:  # type: ignore[type-var]
+            for name, parts in states:
+                size += sum(tensor.nbytes for tensor in parts.values())
+                if size > SHARD_BYTES:
+                    return
+                yield name, parts
+
+    def _files(self, folder: Path) -> None:
+        folder.mkdir()
+        try:
+            self.write_files(folder)
+        except Exception as error:  # the libraries raise what they like
+            if is_disk_full(error):
+                raise disk_full(error, "the model folder, before the first step") from error
+            if isinstance(error, UserError):
+                raise
+            raise UserError(
+                "The trained model could not be saved in the end.", code="model-not-savable",
+                numbers=(first_line(error),), hint="mend what it names in the folder of the model or the tokenizer",
+            ) from error  # fmt: skip
