@@ -130,7 +130,7 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
         text = f"it is missing; {dialect.tool} has no default for it"
         mistakes = [source.mistake(key, "missing-key", text) for key in dialect.missing(values)]
     if values.get("bf16") == "auto":
-        values["bf16"] = computes_bf16()
+        values["bf16"] = computes_bf16() is not False
     left_out = (f"not used: {', '.join(keys)} ({why})" for why, keys in reading.unused.items())
     return values, mistakes, (*_renamed(given), *([defaults] if defaults else []), *left_out)
 

@@ -52,6 +52,7 @@ from planner.job.foreign_data import settle_data
 from planner.job.lora import check_lora, check_weights, has_no_weights, of_the_adapter
 from planner.job.mixture import check_mixture
 from planner.job.paths import resolve_paths
+from planner.job.precision import settle_precision
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
 from planner.job.window import check_window
@@ -239,6 +240,8 @@ class Job(BaseModel):
             values["save_total_limit"] = 1
             notes = (*notes, "save_total_limit is 1, as there are disk_paths: a checkpoint names the states there, else"
                      " it would copy them; the drive keeps them twice. save_total_limit: 2 has copies instead.")
+        if folder is not None and Dialect.of(source.values).tool is None:
+            notes = (*notes, *settle_precision(values, source, named_machine=only_planned))
         if only_planned:
             values = {key: value for key, value in values.items() if key not in NOT_PLANNED}
         elif folder is not None:

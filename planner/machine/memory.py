@@ -28,25 +28,26 @@ class Card:
 def driver_card() -> Card:
     """The card that a process which uses CUDA would take, by its driver's tool. Raises OSError, SubprocessError or
     ValueError when it does not say."""
+    return parse_card(_asked("memory.total,name"))
+
+
+def computes_bf16() -> bool | None:
+    """Whether jobs compute in bf16 here: cards do from the RTX 30 (compute capability 8) on. None where there is no
+    card, or no driver to ask, as when a plan is made for another machine."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
+    try:
+        return float(_asked("compute_cap")) >= 8
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _asked(what: str) -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits", f"--id={visible or 0}"]
-    said = subprocess.run(
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", f"--id={visible or 0}"]
+    return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_PATIENCE_S
     ).stdout
-    return parse_card(said)
-
-
-def computes_bf16() -> bool:
-    """Whether jobs may compute in bf16: cards do from the RTX 30 (compute capability 8) on. True where no driver can be
-    asked, as when a plan is made for another machine."""
-    try:
-        said = subprocess.run(
-            ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=True, timeout=_PATIENCE_S,
-        ).stdout  # fmt: skip
-        return float(said.split()[0]) >= 8
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return True
 
 
 def parse_card(text: str) -> Card:

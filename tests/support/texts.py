@@ -49,9 +49,9 @@ def tiny_llama_folder(folder: Path, *, chat_template: str | None = None, vocabul
 
 
 def make_job(model: Path, dataset: Path | list[Path], **keys: Any) -> Job:
-    """A job from the keys that differ from the defaults."""
+    """A job from the keys that differ from the defaults; in fp32 unless they say otherwise, whatever card is here."""
     files = dataset if isinstance(dataset, list) else [dataset]
-    values = {"model": str(model), "dataset": [str(file) for file in files], **keys}
+    values = {"model": str(model), "dataset": [str(file) for file in files], "bf16": False, **keys}
     return Job.parse(yaml.safe_dump(values), Path("/"))
 
 

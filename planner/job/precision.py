@@ -1,0 +1,28 @@
+"""In which precision a job computes whose file says nothing of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.job.aliases import ALIASES
+from planner.job.source import Source
+from planner.machine.memory import computes_bf16
+
+
+def settle_precision(values: dict[str, Any], source: Source, *, named_machine: bool) -> tuple[str, ...]:
+    """Put `bf16: true` into `values` where a file of our own leaves it out and the card computes in it: this machine's,
+    or one that is known by its name (`named_machine`), as all of those do. Without a card all is fp32. Returns what to
+    tell of it.
+
+    A run folder has the value, so that a job stays what it was when it was handed in.
+    """
+    said = (source.values.get(name) for name in ("bf16", *ALIASES["bf16"]))
+    if any(value not in (None, "") for value in said):
+        return ()
+    found = True if named_machine else computes_bf16()
+    if found is None:
+        return ()
+    values["bf16"] = found
+    if found:
+        return ("bf16 is true, as the file leaves it out and the card computes in it; bf16: false computes in fp32.",)
+    return ("bf16 is false, as the file leaves it out and the card is older than the RTX 30: all is computed in fp32.",)
