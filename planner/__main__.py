@@ -22,6 +22,7 @@ from planner.commands.fast_imports import lasting_imports
 from planner.errors import Exit
 from planner.hub import be_patient
 from planner.job.output_dir import Place
+from planner.job.pins import pinned, told
 from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
 from planner.picture.basis import Basis
@@ -59,7 +60,7 @@ def _plan_and_say(options: argparse.Namespace, run: RunFolder | None, answers: T
 def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     """The answer, written into the run folder, and drawn where that is wanted."""
     pictures = Pictures.wanted(options)
-    job = Job.from_resolved(run.resolved) if run else Job.load(options.job)
+    job = pin(run) if run else Job.load(options.job)
     answer = _plan(job, options, run.read_distinct_tokens() if run else ())
     if run is not None:
         if not run.has_saved():
@@ -71,6 +72,18 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     title = job.run_name or Path(job.model).name
     pictures.write(answer.plan, answer.chain, answer.hardware, title=title, basis=Basis.of(answer.measured))
     return answer
+
+
+def pin(run: RunFolder) -> Job:
+    """The job of a run folder, from now on with the commits of what it has of the hub. One that has a checkpoint is
+    left alone: that is of the job as it is."""
+    job = Job.from_resolved(run.resolved)
+    if run.last_checkpoint_step() is not None or (found := pinned(job)) == job:
+        return job
+    run.write_resolved(found.resolved_yaml())
+    for line in told(job, found):
+        run.say(line)
+    return found
 
 
 def _check_room(job: Job, plan: Plan, chain: Chain, run: RunFolder) -> None:
