@@ -163,13 +163,13 @@ def test_words_that_do_not_go_together_exit_with_2(words: list[str], said: str, 
 @pytest.mark.parametrize(
     ("short", "lines"),
     [
-        ({}, "gradient_accumulation_steps: 8\nper_device_train_batch_size: 1\nbf16: true\n"),
+        ({}, "gradient_accumulation_steps: 8\nper_device_train_batch_size: 1\n"),  # cards of a name do bf16
         ({"fp32": True, "batch_size": "4", "slices": 2, "max_length": 512, "clip": "none"},
-         "gradient_accumulation_steps: 2\nmicro_batch_size: 4\nmax_length: 512\nmax_grad_norm: 0\n"),
+         "gradient_accumulation_steps: 2\nmicro_batch_size: 4\nmax_length: 512\nmax_grad_norm: 0\nbf16: false\n"),
         ({"batch_size": "auto", "lora": 8}, "micro_batch_size: auto\nbf16: true\nadapter: lora\nlora_r: 8\n"),
         ({"settings": ("train_batch_size=64", "exact=false")}, "train_batch_size: 64\nexact: false\nbf16: true\n"),
         ({"gpu_budget": "8GiB", "settings": ("bf16=false",)},
-         "gpu_budget: 8GiB\ngradient_accumulation_steps: 8\nper_device_train_batch_size: 1\n"),
+         "gpu_budget: 8GiB\ngradient_accumulation_steps: 8\nper_device_train_batch_size: 1\nbf16: false\n"),
     ],
     ids=str,
 )  # fmt: skip
@@ -281,7 +281,7 @@ def test_without_a_database_no_plans_are_kept_and_none_is_made(shell: Shell) -> 
 def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
     (kept.folder / "job.yaml").write_text(
-        "model: small\ndataset: not-there.jsonl\nmax_length: 64\nsave_total_limit: 3\n"
+        "model: small\ndataset: not-there.jsonl\nmax_length: 64\nsave_total_limit: 3\nbf16: false\n"
     )
     short = ["--fp32", "--batch-size", "8", "--slices", "1", "--max-length", "64", "--set", "save_total_limit=3"]
     machine = ["--hardware", "rtx3060", "--gpu-budget", "1GiB"]
