@@ -32,6 +32,8 @@ def test_torch_sees_a_device(device: Device) -> None:
     assert x.cpu().device.type == "cpu"
     with pytest.raises(RuntimeError, match=r"(?i)\bcpu"):
         x + torch.ones(2, 3)
+    with torch.device("meta"):  # transformers asks so whether it is to make weights
+        assert torch.tensor([]).is_meta
 
 
 def test_operations_run_when_somebody_looks(device: Device) -> None:

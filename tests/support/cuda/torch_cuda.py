@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._device import _device_constructors
 
 from planner.cpu.meter import Meter
 from planner.graph import fake
@@ -73,6 +74,7 @@ def _install_factories() -> None:
 
 
 def _install_tensor_methods(device: Device) -> None:
+    _device_constructors()  # a set, made once: `with torch.device(…)` is for PyTorch's own torch.tensor, called below
     own_tensor, own_from_tensor = torch.tensor, FakeTensorMode.from_tensor
     data = torch._C.TensorBase.data
 
