@@ -33,7 +33,8 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all candidates of one problem share. `slices` are those of a round."""
+    """What all candidates of one problem share. `slices` are those of a round. `states_anywhere`: which states are on
+    disk is to be decided, whatever the chain's tensors say of it."""
 
     chain: Chain
     hardware: Hardware
@@ -41,6 +42,7 @@ class Setting:
     slices: int
     clip: bool
     rounds: int = 1
+    states_anywhere: bool = False
 
     def options(self, block: Block) -> list[Option]:
         """The options the job may use; all of them where activation offload is off and nothing else is left."""

@@ -16,7 +16,8 @@ class Window:
 
     `last`: the stage that touches it before; `use`: that needs it back, of a gradient: its weight. `evict`, `fetch`: by
     the candidate. `copy`: the stage that makes what the host must get, None where the host's copy is right. `update_s`:
-    the CPU's work before it may come back. What follows is for `planner.search.list_schedule`, which decides it.
+    the CPU's work before it may come back; `drive_s`: the drive's, where the states are on disk. What follows is for
+    `planner.search.list_schedule`, which decides it.
     """
 
     key: int  # order of items that are needed in one stage: weights before states
@@ -29,6 +30,7 @@ class Window:
     fetch: int
     copy: int | None = None
     update_s: float = 0.0
+    drive_s: float = 0.0
     sent: int | None = None
     left: int | None = None
     updated: int | None = None
@@ -51,7 +53,7 @@ class Window:
         return Window(
             key=self.key, item=self.item, absence=self.absence, size=self.size, last=self.last + stages,
             use=self.use + stages, evict=self.evict + stages, fetch=self.fetch + stages,
-            copy=None if self.copy is None else self.copy + stages, update_s=self.update_s,
+            copy=None if self.copy is None else self.copy + stages, update_s=self.update_s, drive_s=self.drive_s,
         )  # fmt: skip
 
 
@@ -80,6 +82,7 @@ def _absences(
 ) -> Iterator[Window]:  # fmt: skip
     tensor = schedule.tensor
     update_s = tensor.elements / setting.hardware.cpu_update_parameters_per_s
+    drive_s = tensor.state_bytes * setting.hardware.disk_s_per_byte if tensor.states_on_disk else 0.0
     for number, absence in enumerate(schedule.weight if kind == "w" else schedule.states):
         last = absence.evict - min((absence.evict - s) % stages for s in touched)
         fetch = absence.evict + ((absence.prefetch - absence.evict) % stages or stages)
@@ -92,7 +95,7 @@ def _absences(
             key=key, item=f"{kind}:{tensor.name}", absence=number,
             size=tensor.bytes if kind == "w" else tensor.state_bytes, last=last,
             use=fetch + min((s - absence.prefetch) % stages for s in touched), evict=absence.evict, fetch=fetch,
-            copy=copy, update_s=update_s if on_cpu else 0.0,
+            copy=copy, update_s=update_s if on_cpu else 0.0, drive_s=drive_s if on_cpu else 0.0,
         )  # fmt: skip
 
 

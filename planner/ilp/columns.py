@@ -17,7 +17,7 @@ FETCHES = ("fetch_X", "fetch_N", "fetch_R")
 def limits_of(p: Instance) -> dict[str, list[float]]:
     """The most that each kind of total can be, per block: 0 where the block has no gap for it, or clipping forbids."""
     last = p.blocks - 1
-    return {
+    return ({"V": p.stored.may} if p.stored else {}) | {
         "X": [w if able else 0.0 for w, able in zip(p.weights, p.cpu_updatable, strict=True)],
         "N": [0.0 if p.clip or i == 0 else w for i, w in enumerate(p.weights)],
         "R": [0.0 if i == 0 else z for i, z in enumerate(p.frozen)],
@@ -58,6 +58,9 @@ class Columns:
             name: [rows.variable(f"own_{name}_{i}") for i in range(L)]
             for name in (*SENDS, *FETCHES, "fetch_E", "send_Y", "fetch_Y")
         }
+        if p.stored:
+            self.flow["updV"] = Flow(rows, "updV", T)
+            self.own_stored = rows.variable("own_stored_0")
         self.own_update = rows.variable("own_update_0")  # block 0's, at its forward: it has no gap before it
 
     def step_time(self) -> Term:

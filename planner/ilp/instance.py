@@ -6,11 +6,12 @@ model has a few units of bytes and a step a few units of time: about GB and seco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.candidate.candidate import movable, settled
 from planner.candidate.setting import Budgets, Setting
 from planner.candidate.update_ahead import ahead_bytes
+from planner.ilp.stored import Stored, beside_bytes, stored_of
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.memory import ring_bytes, state_ring_bytes
@@ -53,13 +54,12 @@ class Instance:
     frozen: list[float]  # of others that may leave
     on_disk: list[float]  # which part of these the host reads from disk
     ring: float  # host memory through which that goes, and the states that are on disk
-    states_on_disk: list[float]  # states of trainable tensors that are there where the CPU updates them
+    stored: Stored | None  # of the trainable tensors that may leave, whose states are on disk
     states: list[float]  # of these trainable tensors, and of those that only their states may leave
     gradients: list[float]
     cpu_updatable: list[bool]
     first_is_one_tensor: bool  # of block 0, what is trainable and may leave
     choices: list[list[Choice]]
-    disk_state_ratio: float  # bytes of states on disk per byte of trainable weight
     state_ratio: list[float]  # bytes of states per byte of weight, of the trainable tensors that may leave
     gradient_ratio: float  # bytes of gradient per byte of trainable weight
     host_gradient_ratio: float  # likewise, of those that need memory of their own on the host, less what states spare
@@ -96,10 +96,6 @@ class Instance:
         """T = 2L - 1."""
         return 2 * self.blocks - 1
 
-    def states_beside_disk(self, i: int) -> float:
-        """States of a block's trainable tensors that may leave, without those on disk."""
-        return max(0.0, self.state_ratio[i] * self.weights[i] - self.states_on_disk[i])
-
 
 def make_instance(setting: Setting) -> Instance:
     """The scaled numbers of one problem."""
@@ -129,7 +125,7 @@ def make_instance(setting: Setting) -> Instance:
         frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
         on_disk=[_on_disk(tensors) for tensors in free],
         ring=(ring_bytes(chain) + state_ring_bytes(chain)) / unit_bytes,
-        states_on_disk=[sum(t.state_bytes for t in tensors if t.states_on_disk) / unit_bytes for tensors in trainable],
+        stored=stored_of(chain, trainable, rounds, unit_bytes, anywhere=setting.states_anywhere),
         states=[
             sum(t.state_bytes for t in (*tensors, *others)) / unit_bytes
             for tensors, others in zip(trainable, staying, strict=True)
@@ -139,24 +135,29 @@ def make_instance(setting: Setting) -> Instance:
         cpu_updatable=[budgets.cpu_updates and (index > 0 or rounds == 1) for index in range(last + 1)],
         first_is_one_tensor=len(trainable[0]) == 1 and budgets.cpu_updates and rounds == 1,
         choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
-        disk_state_ratio=sum(t.state_bytes for t in moving if t.states_on_disk) / moving_bytes,
         state_ratio=[_ratio(tensors) for tensors in trainable],
         gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,
-        host_gradient_ratio=sum(_beside(chain, t, rounds) for t in moving) / moving_bytes,
+        host_gradient_ratio=sum(beside_bytes(chain, t, rounds, stored=False) for t in moving) / moving_bytes,
         parameter_ratio=sum(t.elements for t in moving) / moving_bytes,
         parameters=[sum(t.elements for t in tensors) / unit_bytes for tensors in trainable],
         gradient_spread=[_spread([t.gradient_bytes / t.bytes for t in tensors]) for tensors in trainable],
         host_gradient_spread=[
-            _spread([_beside(chain, t, rounds) / t.bytes for t in tensors]) for tensors in trainable
+            _spread([beside_bytes(chain, t, rounds, stored=_stored(t, setting)) / t.bytes for t in tensors])
+            for tensors in trainable
         ],
         parameter_spread=[_spread([t.elements / t.bytes for t in tensors]) for tensors in trainable],
         state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
-        ahead_spread=[_spread([ahead_bytes(chain, t, rounds) / t.bytes for t in tensors]) for tensors in trainable],
+        ahead_spread=[
+            _spread([
+                ahead_bytes(chain, replace(t, states_on_disk=_stored(t, setting)), rounds) / t.bytes for t in tensors
+            ])
+            for tensors in trainable
+        ],
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
         stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
         moments=list(moments(chain, slices, clip, rounds)),
         disk=hardware.disk_read_bytes_per_s * rate,
-        disk_both=rate / (1 / hardware.disk_read_bytes_per_s + 1 / hardware.disk_write_bytes_per_s),
+        disk_both=rate / hardware.disk_s_per_byte,
         disk_sustained=hardware.disk_sustained_bytes_per_s * rate,
         d2h=hardware.d2h_bytes_per_s * rate * budgets.rate_scale.d2h,
         h2d=hardware.h2d_bytes_per_s * rate * budgets.rate_scale.h2d,
@@ -175,9 +176,8 @@ def _on_disk(tensors: list[Tensor]) -> float:
     return sum(t.bytes for t in frozen if t.on_disk) / max(1, sum(t.bytes for t in frozen))
 
 
-def _beside(chain: Chain, tensor: Tensor, rounds: int) -> int:
-    """What the host has for a CPU update beside the working copy and states of full size."""
-    return tensor.host_gradient_bytes(rounds) - chain.packed_bytes(tensor, rounds)
+def _stored(tensor: Tensor, setting: Setting) -> bool:
+    return tensor.states_on_disk and not setting.states_anywhere
 
 
 def _ratio(tensors: list[Tensor]) -> float:

@@ -59,7 +59,8 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
     for i in range(p.blocks):
         alone = i if i in (0, p.blocks - 1) else -1
         choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded) for c in p.choices[i])
-        on_disk = (p.on_disk[i], p.states_on_disk[i])
+        stored = (p.stored.may_states[i], p.stored.must_states[i]) if p.stored else ()
+        on_disk = (p.on_disk[i], stored)
         sizes = (p.weights[i], p.frozen[i], on_disk, p.states[i], p.parameters[i])
         spreads = (p.gradient_spread[i], p.host_gradient_spread[i], p.parameter_spread[i], p.state_spread[i])
         groups.setdefault((alone, sizes, spreads, p.ahead_spread[i], choices), []).append(i)
@@ -94,11 +95,12 @@ def _states_of_cpu_updates(
 ) -> dict[str, Term]:  # fmt: skip
     """S on the host, V read from disk and written again: what the CPU does not update may be of either."""
     states = p.state_spread[first].least * updated
-    if not p.states_on_disk[first]:
+    if p.stored is None or not p.stored.may_states[first]:
         return {"S": states, "V": 0}
     found: dict[str, Term] = {kind: rows.variable(f"{kind}_{number}") for kind in "SV"}
-    rows.at_most(f"states_on_host_{number}", states - count * p.states_on_disk[first], found["S"])
-    rows.at_most(f"states_on_disk_{number}", states - count * p.states_beside_disk(first), found["V"])
+    everything = p.state_ratio[first] * p.weights[first]
+    rows.at_most(f"states_on_host_{number}", states - count * p.stored.may_states[first], found["S"])
+    rows.at_most(f"states_on_disk_{number}", states - count * (everything - p.stored.must_states[first]), found["V"])
     rows.at_most(f"states_somewhere_{number}", states, found["S"] + found["V"])
     return found
 
@@ -139,7 +141,7 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     through_disk = pulp.lpSum(c.total["V"] for c in classes)
     traffic = h2d + d2h + UPDATE_TRAFFIC_BYTES * updated + 2 * through_disk
     rows.at_most("host", traffic, p.host * time)
-    if p.disk_state_ratio:
+    if p.stored:
         rows.at_most("disk", through_disk, p.disk_both * time)
         if p.disk_sustained:
             rows.at_most("disk_sustained", through_disk, p.disk_sustained * time)

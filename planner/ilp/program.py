@@ -20,6 +20,7 @@ Symbols
     E           weight away after forward whose host copy is right by then (of X, N, frozen)
     D, K        weight away after forward only, copied to the host before, after the forward's end
     Y           states that travel
+    V           of X, what has its states on disk (`planner.ilp.stored_rows`); updV its updates
     send_*      copies to the host, update, fetch_*  copies to the device, all per position   Ofl, Opt, Prf
     own_*       the part of a send or fetch that belongs to the block running: it overlaps nothing (thesis L_t)
 
@@ -37,6 +38,7 @@ from planner.ilp.columns import FETCHES, SENDS, Columns
 from planner.ilp.instance import Instance
 from planner.ilp.rows import add_rows
 from planner.ilp.solver import Outcome, solve
+from planner.ilp.stored_rows import price_of_writing
 from planner.ilp.sums import Rows, Term
 
 _EXCESS_PRICE = 10.0  # times a byte's transfer: more than waiting for it costs
@@ -44,7 +46,8 @@ _EXCESS_PRICE = 10.0  # times a byte's transfer: more than waiting for it costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Per block and kind, bytes: "X", "N", "R", "E", "D", "K" of weights, "Y" of states."""
+    """Per block and kind, bytes: "X", "N", "R", "E", "D", "K" of weights, "Y" of states; "V" where
+    states may be on disk."""
 
     of: dict[str, list[float]]
 
@@ -105,7 +108,7 @@ def solve_oilp(
         for excess in v.excess:
             excess.upBound = None
         total_time += _regular(v) + _EXCESS_PRICE / p.h2d * pulp.lpSum(v.excess)
-    v.rows.problem.setObjective(total_time)
+    v.rows.problem.setObjective(total_time + price_of_writing(v))
     outcome = solve(v.rows.problem, time_limit_s=time_limit_s, gap=gap)
     return solution_of(v, outcome) if outcome.found else None
 

@@ -9,6 +9,7 @@ import pulp
 
 from planner.ilp.columns import FETCHES, Columns, backward_position, forward_position, position
 from planner.ilp.stage_times import stages_last_as_long_as_their_work
+from planner.ilp.stored_rows import host_spares, large_tensors_are_whole, stored_states_follow_their_gradients
 from planner.ilp.sums import Term
 
 
@@ -21,6 +22,9 @@ def add_rows(v: Columns) -> None:
     weights_are_back_for_their_forward(v)
     weights_are_back_for_their_backward(v)
     states_are_there_for_their_update(v)
+    if v.p.stored:
+        stored_states_follow_their_gradients(v)
+        large_tensors_are_whole(v)
     gpu_memory_fits(v)
     host_memory_fits(v)
     stages_last_as_long_as_their_work(v)
@@ -190,12 +194,13 @@ def _gradients_left(v: Columns, s: int, u: int) -> Term:
 
 
 def host_memory_fits(v: Columns) -> None:
-    """(4.18): the host keeps a copy of all that ever leaves, gradients of what it updates, offloaded activations."""
+    """(4.18): the host keeps a copy of all that ever leaves, states and gradients of what it updates, but for states on
+    disk, and offloaded activations."""
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):
-        states = p.states_beside_disk(i) / p.weights[i] * t["X"][i] if p.states_on_disk[i] else v.states_on_host(i)
-        used += [(1 + p.host_gradient_ratio) * t["X"][i], states, (1 - p.on_disk[i]) * v.frozen_moved[i]]
+        used += [(1 + p.host_gradient_ratio) * t["X"][i], v.states_on_host(i), -host_spares(v, i)]
+        used += [(1 - p.on_disk[i]) * v.frozen_moved[i]]
         used += [t["N"][i], t["D"][i], t["K"][i], t["Y"][i], v.choice(i, "offloaded")]
     v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget - p.ring)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pulp
 
 from planner.ilp.columns import FETCHES, Columns, position
+from planner.ilp.stored_rows import drive_keeps_its_rate, moved_states
 from planner.ilp.sums import Term
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 
@@ -16,9 +17,7 @@ def stages_last_as_long_as_their_work(v: Columns) -> None:
     for s in range(p.stages):
         _stage_lasts(v, s, v.time[s], "", updates=True)
     v.rows.at_most("eq4_23_launch", p.launch, pulp.lpSum(v.time))
-    if p.disk_sustained and p.disk_state_ratio:
-        written = p.disk_state_ratio * v.flow["update"].upto(p.stages - 1)
-        v.rows.at_most("disk_sustained", written, p.disk_sustained * v.step_time())
+    drive_keeps_its_rate(v)
     if p.rounds > 1:
         for s in range(p.stages):
             _stage_lasts(v, s, v.round_time[s], "round_", updates=False)
@@ -43,8 +42,8 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
     v.rows.at_most(f"{name}{kind}_s{s}", pulp.lpSum(compute), time)
     v.rows.at_most(f"{name}eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
     v.rows.at_most(f"{name}eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
-    states: Term = (p.disk_state_ratio * v.flow["update"].moved(u)) if updates and p.disk_state_ratio else 0
-    if any(p.on_disk) or (updates and p.disk_state_ratio):
+    states = moved_states(v, u) if updates else 0
+    if any(p.on_disk) or (updates and p.stored):
         v.rows.at_most(f"{name}disk_s{s}", _read(v, s, u) + (p.disk / p.disk_both) * states, p.disk * time)
     traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updated + 2 * states
     v.rows.at_most(f"{name}host_bandwidth_s{s}", traffic, p.host * time)
@@ -86,6 +85,8 @@ def _work_of_updates(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term]
     compute: list[Term] = [p.stage_update[s]]
     if s == 0:
         compute.append((p.parameter_ratio / p.cpu_update) * v.own_update)
+        if p.stored:
+            compute.append((p.stored.ratio / p.disk_both) * v.own_stored)
     if s >= p.blocks - 1:
         i = p.stages - 1 - s
         sends = pulp.lpSum(v.own[name][i] for name in ("send_N", "send_D", "send_Y"))

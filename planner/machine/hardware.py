@@ -39,6 +39,11 @@ class Hardware:
     disk_bytes: int = 0
     disk_rated_bytes: int = 0
 
+    @property
+    def disk_s_per_byte(self) -> float:
+        """Of what is read and written again: a drive does one thing at a time."""
+        return 1 / self.disk_read_bytes_per_s + 1 / self.disk_write_bytes_per_s
+
     def __post_init__(self) -> None:
         check_numbers(self)
         for rate in ("h2d_bytes_per_s", "d2h_bytes_per_s", "gpu_update_parameters_per_s",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.checks import check_numbers
-from planner.schedule.state_pieces import Piece, StoredTensor
+from planner.schedule.state_pieces import LEAST_BYTES, Piece, StoredTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,11 @@ class Tensor:
     def item_bytes(self, kind: str) -> int:
         """Size of its item "w", "g" or "s"."""
         return {"w": self.bytes, "g": self.gradient_bytes, "s": self.state_bytes}[kind]
+
+    @property
+    def storable(self) -> bool:
+        """Its states may be on disk, where the CPU updates it."""
+        return self.trainable and self.state_bytes >= LEAST_BYTES
 
     @property
     def has_master(self) -> bool:

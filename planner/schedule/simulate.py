@@ -77,7 +77,7 @@ class Durations:
 
     def _on_drive(self, op: Op) -> float:
         """A piece is read and written, and the drive does one at a time: each takes as long as both do."""
-        return op.bytes / self.hardware.disk_read_bytes_per_s + op.bytes / self.hardware.disk_write_bytes_per_s
+        return op.bytes * self.hardware.disk_s_per_byte
 
     def _updated(self, op: Op) -> int:
         return sum(self.parameters[name] for name in op.subject.split(","))

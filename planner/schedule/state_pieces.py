@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 PAGE = 4096
 PARTS = ("exp_avg", "exp_avg_sq", "master")
+LEAST_BYTES = 2**20
+"""Smaller states take a drive nearly as long, and stay in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from planner.candidate.candidate import movable
 from planner.schedule.chain import Chain
 from planner.search.problem import Problem
-from planner.search.states_on_disk import PARTS, as_few_as_fit, with_states_on_disk
+from planner.search.states_on_disk import as_few_as_fit, every, with_states_on_disk
 
 _LEAST_BYTES = 2**20  # what is smaller takes a disk nearly as long
 
@@ -26,7 +26,7 @@ def with_weights_on_disk(problem: Problem) -> Problem:
     names = _may_be_on_disk(problem)
     if not names or _fits_anyway(problem) or problem.fits():
         return problem
-    return as_few_as_fit(problem, lambda parts: _on_disk(problem, names, parts))
+    return as_few_as_fit(problem, lambda parts: _on_disk(problem, every(names, parts)))
 
 
 def disk_bytes(chain: Chain) -> int:
@@ -47,8 +47,8 @@ def _fits_anyway(problem: Problem) -> bool:
     return total <= problem.cpu_budget_bytes
 
 
-def _on_disk(problem: Problem, names: list[str], parts: int) -> Problem:
-    chosen = {name for k, name in enumerate(names) if (k + 1) * parts // PARTS > k * parts // PARTS}
+def _on_disk(problem: Problem, names: list[str]) -> Problem:
+    chosen = frozenset(names)
     blocks = tuple(
         replace(block, tensors=tuple(replace(t, on_disk=True) if t.name in chosen else t for t in block.tensors))
         for block in problem.chain.blocks

@@ -6,7 +6,8 @@ made where they fall:
 
     host -> device  what is needed next comes next, as soon as the link has time for it and the budget room
     device -> host  gradients and what must leave go at once, other copies when the link has nothing else to do
-    CPU             of the gradients that have come, that of the weight needed next
+    CPU             of the gradients that have come, that of the weight needed next; where the drive has not read its
+                    states yet, one that need not wait for it
     release         when the copy is done; before that the device waits only where the next stage has no room
 
 What moves at all is the candidate's, and its peaks are kept free for it: what comes earlier or leaves later than there
@@ -23,10 +24,12 @@ from planner.candidate.candidate import Absence, Candidate, TensorSchedule
 from planner.candidate.setting import Setting
 from planner.candidate.windows import Window, windows_of
 from planner.schedule.compile import reads
+from planner.schedule.memory import state_ring_bytes
 from planner.schedule.plan import Direction, Plan
 from planner.schedule.serial_order import activation_turns
 
 _STEPS = 3
+_AHEAD = 0.5  # of the slots for states on disk, those that are read ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,7 @@ class _Clock:
     h2d: float = 0.0
     d2h: float = 0.0
     cpu: float = 0.0
+    drive: float = 0.0
     activations: dict[str, float] = field(default_factory=dict)  # item -> when its last copy is done
 
 
@@ -78,6 +82,7 @@ class _Play:
         ]
         self.gpu_update_s = self._gpu_updates()
         self.back_s = self._activations_coming()
+        self.ahead_s = _AHEAD * state_ring_bytes(setting.chain) * self.machine.disk_s_per_byte
         self.coming: list[tuple[tuple[int, int], Window]] = []  # away, the host's copy right or promised; by use
         self.here: list[Window] = []  # came, not used yet
         # sent, not updated, with their weights; by use
@@ -203,20 +208,29 @@ class _Play:
             elif not self.manner.overtake:
                 return
 
+    def _may_start_s(self, entry: tuple[tuple[int, int], Window, Window]) -> float:
+        """When the CPU is free, the gradient has come, and the drive is not further behind than its slots are many."""
+        _, gradient, weight = entry
+        drive_s = self.clock.drive - self.ahead_s if weight.drive_s else 0.0
+        return max(self.clock.cpu, self.clock.now, gradient.sent_s, drive_s)
+
     def _update(self, entry: tuple[tuple[int, int], Window, Window], n: int) -> None:
         """The CPU gets the update of a weight whose gradient is sent."""
         self.gradients.remove(entry)
-        _, gradient, weight = entry
-        self.clock.cpu = max(self.clock.cpu, self.clock.now, gradient.sent_s) + weight.update_s
+        weight = entry[2]
+        start_s = self._may_start_s(entry)
+        if weight.drive_s:
+            self.clock.drive = max(self.clock.drive, start_s - self.ahead_s) + weight.drive_s
+        self.clock.cpu = max(start_s + weight.update_s, self.clock.drive if weight.drive_s else 0.0)
         weight.updated, weight.ready_s = n, self.clock.cpu
         self._may_come(weight)
 
     def _update_early(self, n: int, end_s: float) -> None:
         while self.gradients and not self.setting.clip:
             now = max(self.clock.cpu, self.clock.now)
-            entry = next((entry for entry in self.gradients if entry[1].sent_s <= now), None)
-            entry = entry or min(self.gradients, key=lambda entry: entry[1].sent_s)
-            if max(now, entry[1].sent_s) >= end_s:
+            entry = next((entry for entry in self.gradients if self._may_start_s(entry) <= now), None)
+            entry = entry or min(self.gradients, key=self._may_start_s)
+            if self._may_start_s(entry) >= end_s:
                 return
             self._update(entry, n)
 

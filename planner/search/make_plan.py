@@ -193,8 +193,10 @@ def _most_promising(ways: list[Setting], deadline: float, gap: float) -> list[_W
 
 
 def bound_of(s: Setting) -> float:
-    """Seconds that no schedule of its rounds beats, whatever it moves."""
-    return lower_bound_s(_small_tensors(s)[-1])
+    """Seconds that no schedule of its rounds beats, whatever it moves, and whichever states are on disk where some
+    are."""
+    stored = any(t.states_on_disk for t in s.chain.tensors())
+    return lower_bound_s(replace(_small_tensors(s)[-1], states_anywhere=stored))
 
 
 def _frugal(setting: Setting) -> Candidate | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from planner.candidate.setting import Budgets, Setting
 from planner.errors import UserError
+from planner.ilp.program import Solution
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -85,13 +86,19 @@ class Problem:
 
         It takes a fraction of a plan's time, and does not depend on the time there is.
         """
-        best_s = math.inf
-        for bound_s, s in sorted(((bound_of(s), s) for s in rounds_that_fit(self.setting)), key=lambda each: each[0]):
-            if bound_s >= best_s:
+        solution = self.hoped()
+        return solution.step_s if solution else math.inf
+
+    def hoped(self, *, states_anywhere: bool = False) -> Solution | None:
+        """The solver's answer in as many rounds as are best. `states_anywhere`: see `Setting`."""
+        asked = replace(self.setting, states_anywhere=states_anywhere)
+        best: Solution | None = None
+        for bound_s, s in sorted(((bound_of(s), s) for s in rounds_that_fit(asked)), key=lambda each: each[0]):
+            if best and bound_s >= best.step_s:
                 break
             solved = hoped(s, gap=GAP, deadline=time.monotonic() + TIME_LIMIT_S)
-            best_s = min([best_s, *(solution.step_s for solution in solved)])
-        return best_s
+            best = min([*([best] if best else []), *solved], key=lambda found: found.step_s, default=None)
+        return best
 
     def least_bytes(self, *, enough: int = 0) -> int | None:
         """The least device budget beside the host's, or one that is at most `enough`; None where the host is too small

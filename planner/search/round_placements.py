@@ -32,7 +32,7 @@ _SUMS = 4096  # of sizes, looked at for one block
 
 
 @dataclass(slots=True)
-class _Carry:
+class Carry:
     """What rounding has given too little (positive) or too much so far, per kind."""
 
     of: dict[str, float]
@@ -83,7 +83,7 @@ def choose_placements(
     block gets no less than the solver gives it, by kinds that stand in for one another, whatever other blocks have in
     excess: near the least possible budget, what the device updates has no place elsewhere in its block.
     """
-    carry = _Carry(dict.fromkeys(totals.of, 0.0), up)
+    carry = Carry(dict.fromkeys(totals.of, 0.0), up)
     trainable, frozen = tensor_lists(chain, hardware)
     staying = settled(chain, hardware)
     chosen: list[dict[str, list[Tensor]]] = [{} for _ in chain.blocks]
@@ -94,10 +94,18 @@ def choose_placements(
         if tight:
             target["N"] += target["X"]  # away after backward, whoever updates it
             target["Y"] += states * target["X"]  # away from the device, on the way or for good
+        if "V" in target:
+            target["X"] -= target["V"]
         for kind in ("X", "N", "D"):
             may = left if limits[kind][i] else []
+            if kind == "X" and "V" in target:
+                stored = [t for t in may if t.states_on_disk]
+                may = [t for t in may if not t.states_on_disk]
+                chosen[i]["V"] = carry.take("V", stored, target["V"], _weight, target["V"] if tight else 0.0)
             least = target[kind] if kind in "XN" and tight else 0.0
             chosen[i][kind] = carry.take(kind, may, target[kind], _weight, least)
+            if kind == "X":
+                chosen[i]["X"] += chosen[i].get("V", [])
             left = [t for t in left if t not in chosen[i][kind]]
             if kind == "X" and tight:
                 target["N"] -= sum(t.bytes for t in chosen[i]["X"])
@@ -152,11 +160,14 @@ def _placement(block: int, tensor: Tensor, chosen: dict[str, list[Tensor]]) -> P
 
 def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
     """The bytes of each kind that the placements stand for."""
-    of: dict[str, list[float]] = {kind: [0.0] * len(chain.blocks) for kind in ("X", "N", "R", "E", "D", "K", "Y")}
+    kinds_of_all = (*"XNREDKY", *("V" if any(p.tensor.states_on_disk for p in placements) else ""))
+    of: dict[str, list[float]] = {kind: [0.0] * len(chain.blocks) for kind in kinds_of_all}
     for placement in placements:
         kinds = []
         if placement.after_backward:
             kinds.append({Side.CPU: "X", Side.GPU: "N", Side.NOBODY: "R"}[placement.side])
+            if placement.side is Side.CPU and placement.tensor.states_on_disk:
+                kinds.append("V")
         if placement.after_forward:
             kinds.append(placement.send or "E")
         for kind in kinds:

@@ -1,33 +1,62 @@
 """Which optimizer states are on disk, where the host's memory is too small for all: they are read, updated and written
-again in every step. That takes time and wears a drive: as few as are needed.
+again in every step. Which, and how many, the solver decides: what is there leaves memory for activations, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from planner.candidate.candidate import movable
 from planner.errors import Exit, UserError
+from planner.ilp.instance import tensor_lists
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.schedule.state_pieces import stored_bytes
 from planner.search.problem import Problem
+from planner.search.round_placements import Carry
 from planner.units import format_bytes, format_bytes_down
 
 PIECE_ELEMENTS = 16 * 2**20
 """192 MiB of states: a drive is at its full rate with much less, but each piece is three operations of the program."""
-LEAST_BYTES = 2**20
 PARTS = 16
 
 
 def with_states_on_disk(problem: Problem) -> Problem:
     """The problem as it is where no disk is given, where a plan keeps its budgets, or where none does with all states
-    on disk; else with as many of them there as are needed, in sixteenths, spread evenly over the tensors."""
+    on disk; else with those there with which the solver hopes for the shortest step."""
     names = _may_be_on_disk(problem)
     if not problem.hardware.disk_bytes or not names or problem.fits():
         return problem
-    return as_few_as_fit(problem, lambda parts: _on_disk(problem, names, parts))
+    everything = _on_disk(problem, names)
+    if not everything.fits():
+        return problem
+    chosen = _fastest(everything)
+    found = _on_disk(problem, chosen)
+    if found.fits():
+        return found
+    others = [name for name in names if name not in chosen]
+    return as_few_as_fit(problem, lambda parts: _on_disk(problem, [*chosen, *every(others, parts)]))
+
+
+def every(names: Sequence[str], parts: int) -> list[str]:
+    """So many sixteenths of the names, spread evenly."""
+    return [name for k, name in enumerate(names) if (k + 1) * parts // PARTS > k * parts // PARTS]
+
+
+def _fastest(everything: Problem) -> list[str]:
+    """The tensors whose states the solver has on disk where any may be there: of each block as much as it says, what is
+    too much or too little being passed on, from blocks of large tensors to those of small ones."""
+    solution = everything.hoped(states_anywhere=True)
+    if solution is None:
+        return []
+    trainable, _ = tensor_lists(everything.chain, everything.hardware)
+    may = [[t for t in tensors if t.states_on_disk] for tensors in trainable]
+    carry = Carry({"V": 0.0}, up=False)
+    found: list[str] = []
+    for i in sorted(range(len(may)), key=lambda i: -max((t.bytes for t in may[i]), default=0)):
+        found += [t.name for t in carry.take("V", may[i], solution.totals.of["V"][i], lambda t: t.bytes)]
+    return found
 
 
 def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Problem:
@@ -71,11 +100,11 @@ def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) 
 def _may_be_on_disk(problem: Problem) -> list[str]:
     """What the CPU may update; small ones would take a drive nearly as long as large ones."""
     tensors = movable(problem.chain, replace(problem.hardware, min_transfer_bytes=0))
-    return [t.name for block in tensors for t in block if t.trainable and t.state_bytes >= LEAST_BYTES]
+    return [t.name for block in tensors for t in block if t.storable]
 
 
-def _on_disk(problem: Problem, names: list[str], parts: int) -> Problem:
-    chosen = {name for k, name in enumerate(names) if (k + 1) * parts // PARTS > k * parts // PARTS}
+def _on_disk(problem: Problem, names: Collection[str]) -> Problem:
+    chosen = frozenset(names)
     blocks = tuple(
         replace(
             block, tensors=tuple(replace(t, states_on_disk=True) if t.name in chosen else t for t in block.tensors)

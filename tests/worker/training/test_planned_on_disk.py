@@ -36,7 +36,7 @@ BYTES = 300_000  # of weights, states and gradients there are 710,000
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **keys: object) -> tuple[Job, RunFolder]:
     """The run folder as the planner leaves it, of a model that is small for states on disk."""
     monkeypatch.setattr(states_on_disk, "PIECE_ELEMENTS", 1024)
-    monkeypatch.setattr(states_on_disk, "LEAST_BYTES", 4096)
+    monkeypatch.setattr("planner.schedule.chain.LEAST_BYTES", 4096)
     job, run = make_run(
         tmp_path, "llama", bf16=True, gradient_accumulation_steps=2, cpu_budget=BYTES, gpu_budget=BYTES,
         disk_paths=(str(tmp_path / "drive"),), **keys,

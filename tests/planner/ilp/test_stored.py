@@ -1,0 +1,96 @@
+"""States on disk in the integer program, on the chain of `tests.planner.ilp.test_oilp`, ten thousand times as large:
+two layers with a weight and a gradient of 1 MB each and states of 2 MB, stages of one second, links of 1 MB a second.
+
+The device has room for a weight and its gradient: the CPU updates both. The drive sustains 0.2 MB a second, so that a
+layer's states there make a step of ten seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.candidate.setting import Budgets, Setting
+from planner.ilp.instance import make_instance
+from planner.ilp.lower_bound import lower_bound_s
+from planner.ilp.program import Solution, solve_oilp
+from planner.schedule.chain import Chain, Option
+from planner.schedule.memory import state_ring_bytes
+from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES
+from tests.planner.ilp.test_oilp import MACHINE, chain, option
+
+LARGER = 10**4
+MB = 10**6
+DRIVE = replace(
+    MACHINE, h2d_bytes_per_s=MB, d2h_bytes_per_s=MB, gpu_update_parameters_per_s=MB, cpu_update_parameters_per_s=MB,
+    cpu_memory_bytes_per_s=1e12, disk_read_bytes_per_s=1e9, disk_write_bytes_per_s=1e9, disk_bytes=10**12,
+    disk_sustained_bytes_per_s=0.2 * MB,
+)  # fmt: skip
+ROOM = 2.1  # MB of the device
+NO_ROOM = (LOSS_BYTES + 2 * NORM_BYTES) / MB
+
+
+def large(*options: Option, on_disk: str = "l0.w l1.w") -> Chain:
+    """The chain, states of these weights on disk."""
+
+    def grown(t):
+        sizes = {name: getattr(t, name) * LARGER for name in ("elements", "bytes", "gradient_bytes", "state_bytes")}
+        return replace(t, **sizes, states_on_disk=t.name in on_disk)
+
+    small = chain(*options, trainable=True)
+    blocks = tuple(replace(b, tensors=tuple(map(grown, b.tensors))) for b in small.blocks)
+    return replace(small, blocks=blocks, piece_elements=1024)
+
+
+def setting(a_chain: Chain, host_mb: float, *, gpu_mb: float = ROOM, anywhere: bool = True, **of) -> Setting:
+    budgets = Budgets(gpu_bytes=int(gpu_mb * MB), cpu_bytes=int(host_mb * MB) + state_ring_bytes(a_chain))
+    return Setting(
+        chain=a_chain, hardware=replace(DRIVE, **of), budgets=budgets, slices=1, clip=False, states_anywhere=anywhere
+    )  # fmt: skip
+
+
+def solve(asked: Setting) -> Solution:
+    found = solve_oilp(make_instance(asked), time_limit_s=20, gap=0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("host_mb", "on_disk_mb"), [(8, 0), (6, 1), (7.9, 1), (4, 2)])
+def test_states_that_the_host_has_no_memory_for_are_on_disk_and_no_others(host_mb, on_disk_mb):
+    # Weights and gradients are 4 MB, states 4 MB. A layer is one tensor: it is on disk as a whole.
+    asked = setting(large(), host_mb)
+    found = solve(asked)
+    assert sum(found.totals.of["X"]) == pytest.approx(2 * MB)
+    assert sum(found.totals.of["V"]) == pytest.approx(on_disk_mb * MB)
+    assert sum(found.flows["updV"]) == pytest.approx(on_disk_mb * MB)
+    in_memory = solve(setting(large(on_disk=""), 8)).step_s
+    assert found.step_s == pytest.approx(max(in_memory, 10 * on_disk_mb))
+    assert lower_bound_s(asked) <= found.step_s * (1 + 1e-6)
+    if on_disk_mb == 2:  # the bound, which asks where nothing has room on the device at all
+        assert lower_bound_s(setting(large(), host_mb, gpu_mb=NO_ROOM)) == pytest.approx(20, rel=1e-4)
+
+
+def test_what_was_chosen_is_on_disk_and_nothing_else():
+    assert solve(setting(large(), 8, anywhere=False)).step_s == pytest.approx(20)
+    assert solve(setting(large(on_disk="l1.w"), 6, anywhere=False)).step_s == pytest.approx(10)
+    assert solve_oilp(make_instance(setting(large(on_disk="l1.w"), 5, anywhere=False)), time_limit_s=9, gap=0) is None
+    assert solve(setting(large(on_disk="l1.w"), 5)).step_s == pytest.approx(20)  # either may be there, or both
+
+
+def test_a_stage_lasts_as_long_as_its_states_are_read_and_written():
+    slow = {"disk_read_bytes_per_s": 0.25 * MB, "disk_write_bytes_per_s": 0.5 * MB, "disk_sustained_bytes_per_s": 0.0}
+    # 2 MB are read in 8 s and written in 4 s; the update of l0 follows B1 and precedes F1: B0, F0, and waits in F1.
+    one = solve(setting(large(on_disk="l0.w"), 6, anywhere=False, **slow))
+    fast = solve(setting(large(on_disk="l0.w"), 6, anywhere=False, disk_sustained_bytes_per_s=0.0))
+    assert one.step_s > fast.step_s + 7
+    assert lower_bound_s(setting(large(), 4, gpu_mb=NO_ROOM, **slow)) == pytest.approx(24, rel=1e-4)
+
+
+def test_states_make_way_for_activations_where_that_is_faster():
+    slow, sent = option("slow", backward_s=9), option("sent", offloaded=MB // 4)
+    quick_drive = {"disk_sustained_bytes_per_s": 0.0}
+    found = solve(setting(large(slow, sent), 8, gpu_mb=2.6, **quick_drive))
+    kept = solve(setting(large(slow, sent, on_disk=""), 8, gpu_mb=2.6, **quick_drive))
+    assert found.options == (0, 1, 1, 0) != kept.options
+    assert sum(found.totals.of["V"]) == pytest.approx(MB) and found.step_s < kept.step_s - 5
