@@ -10,6 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from planner.codec import from_json
+from planner.schedule.disk_use import DiskUse
 from planner.schedule.plan import Plan
 from planner.units import format_part, format_seconds
 
@@ -33,8 +34,15 @@ def _rows(plan: Plan, answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
         ("host memory", f"peak {format_part(plan.cpu_peak_bytes, plan.cpu_budget_bytes)}"),
         ("blocks", " · ".join(option_runs(plan.options))),
         ("updates", _updates(plan)),
+        *(("" if number else "disk", line) for number, line in enumerate(_disk(answer))),
         ("transfers", _transfers(plan)),
     ]
+
+
+def _disk(answer: dict[str, Any]) -> Iterator[str]:
+    """What becomes of the drives; plans of older versions do not say it, nor do kept ones."""
+    if use := answer.get("disk"):
+        yield from from_json(DiskUse, use).lines()
 
 
 def option_runs(options: Sequence[str]) -> Iterator[str]:

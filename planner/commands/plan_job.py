@@ -26,9 +26,8 @@ from planner.measure.machine_rates import measure_hardware
 from planner.measure.target import find_target
 from planner.measure.times import Times
 from planner.schedule.chain import Chain
-from planner.schedule.compile import compile_program
+from planner.schedule.disk_use import DiskUse, disk_use
 from planner.schedule.plan import Plan
-from planner.schedule.simulate import written_bytes
 from planner.search.from_disk import disk_bytes, with_disk
 from planner.search.make_plan import without_loss
 from planner.search.problem import Problem
@@ -48,7 +47,8 @@ class Answer:
     """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time.
     `measurement`: the key of the measurement it rests on; None for an estimate. `rows`: of a slice, of
     `length` tokens at most; `splits`: where the
-    planner decided them, what it compared, the best estimate first."""
+    planner decided them, what it compared, the best estimate first. `disk`:
+    what it does to the drives, of so many steps as the job says."""
 
     rows: int
     length: int
@@ -61,6 +61,7 @@ class Answer:
     key: str
     measurement: str | None
     splits: tuple[BatchSplit, ...] = ()
+    disk: DiskUse | None = None
 
     def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
         """The object of plan.json."""
@@ -80,6 +81,7 @@ class Answer:
             "key": self.key,
             "measurement": self.measurement,
             "splits": to_json(self.splits),
+            "disk": to_json(self.disk),
         }
 
 
@@ -96,7 +98,29 @@ def plan_job(
     Where the split of a step is left to the planner, those that are the fastest by the estimate are measured, and the
     fastest of them is taken; without `measure` it is the first by the estimate, and the plan is an estimate.
     """
+    answer = _planned(job, device, cache, measure, distinct_tokens)
+    return replace(answer, disk=_told_use(job, answer.plan, answer.chain))
 
+
+def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
+    """What of the optimizer states is on disk, and what that does to the drives. Raises UserError where the job's
+    disk_budget has no room for it, or it would wear them more than the job allows."""
+    use = disk_use(plan, chain, job.disk_paths or (), job.disk_rated_writes, steps=job.max_steps)
+    if use is None:
+        return None
+    need = disk_need_bytes(plan, chain, homes=job.state_homes)
+    check_disk_budget(need, job.disk_budget, homes=job.state_homes)
+    log.info(
+        "disk: optimizer states, which the host's budget has no room for, take %s of %s; %s",
+        format_bytes(need), ", ".join(job.disk_paths or ()), "; ".join(use.lines()),
+    )  # fmt: skip
+    use.check()
+    return use
+
+
+def _planned(
+    job: Job, device: torch.device, cache: Cache | None, measure: bool, distinct_tokens: tuple[int, ...]
+) -> Answer:
     def planning(of: Job) -> _Planning:
         return _Planning(of, device, cache, measure=measure, distinct_tokens=distinct_tokens)
 
@@ -249,7 +273,6 @@ class _Planning:
                 " at %s/s", format_bytes(size), format_bytes_down(int(hardware.disk_read_bytes_per_s)),
             )  # fmt: skip
         plan = replace(problem, hardware=hardware).plan()
-        self._tell_states(plan, chain)
         solve_s = time.monotonic() - start
         key, measurement = question.key(), self._measurement_key() if question.measured else None
         if self.cache is not None:
@@ -259,19 +282,6 @@ class _Planning:
             rows=self.job.slice_rows, length=self.job.max_length, plan=plan, chain=chain, hardware=hardware,
             measured=question.measured,
             cached=False, solve_s=solve_s, key=key, measurement=measurement,
-        )  # fmt: skip
-
-    def _tell_states(self, plan: Plan, chain: Chain) -> None:
-        """What of the optimizer states is on disk. Raises UserError where the job's disk_budget has no room for it."""
-        if not states_on_disk(chain):
-            return
-        homes = self.job.state_homes
-        need = disk_need_bytes(plan, chain, homes=homes)
-        check_disk_budget(need, self.job.disk_budget, homes=homes)
-        moved = written_bytes(compile_program(plan, chain))
-        log.info(
-            "disk: optimizer states, which the host's budget has no room for, take %s of %s; each step reads %s and"
-            " writes %s", format_bytes(need), ", ".join(self.job.disk_paths or ()), *[format_bytes(moved)] * 2,
         )  # fmt: skip
 
     def _measurement_key(self) -> str:

@@ -100,6 +100,12 @@ Size = Annotated[
     Field(description="a size like 10GiB or 500MB, or null for the default"),
 ]
 
+Written = Annotated[
+    Annotated[int, Field(ge=1, lt=2**63)] | Literal["accept"] | None,
+    BeforeValidator(lambda value: value if value == "accept" else _size(value)),
+    Field(description="a size like 1200TB, accept, or null"),
+]
+
 Message = Annotated[dict[Literal["role", "content"], str], Field(min_length=2)]
 StepLimit = Annotated[
     Count | None,

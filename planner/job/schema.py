@@ -47,6 +47,7 @@ from planner.job.fields import (
     Switch,
     Text,
     ValSize,
+    Written,
 )
 from planner.job.foreign_data import settle_data
 from planner.job.lora import check_lora, check_weights, has_no_weights, of_the_adapter
@@ -161,6 +162,7 @@ class Job(BaseModel):
         Annotated[tuple[Text, ...], Field(min_length=1)] | None, Field(description="a path, a list of paths, or null")
     ] = None
     disk_budget: Size = None
+    disk_rated_writes: Written = None
     run_name: Name = None
     report_to: ReportTo = ()
     wandb_project: Name = None

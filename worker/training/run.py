@@ -26,6 +26,7 @@ from planner.run.folder import RunFolder
 from planner.run.step_times import step_times
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
+from planner.schedule.disk_use import disk_use
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.units import format_bytes, format_seconds
@@ -149,6 +150,9 @@ class _Run:
         )  # fmt: skip
         _tell_checkpoints(self.job, self.state_bytes, free_bytes)
         kept = room_kept(self.folder.path, weights_room(weight_bytes))
+        use = disk_use(self.plan, self.chain, self.job.disk_paths or (), self.job.disk_rated_writes, steps=total)
+        if last is None and use is not None:
+            use.check()
         states = open_store(self.job, self.plan, self.chain, self.model, run=self.folder, last=last)
         store: AbstractContextManager[object] = nullcontext() if states is None else closing(states)
         with kept as give_room, store, closing(self._engine(device, states)) as engine:

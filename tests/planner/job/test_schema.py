@@ -97,6 +97,16 @@ def test_checkpoints_copy_no_states_on_a_drive_unless_the_file_says_so(folder: P
     assert Job.question(BASE + "disk_paths: drive", folder).save_total_limit == 1
 
 
+def test_what_may_be_written_to_a_drive_is_a_size_or_does_not_matter(folder: Path) -> None:
+    for said, meant in (("1200TB", 1200 * 10**12), ("accept", "accept"), ("null", None)):
+        job = parse(f"disk_rated_writes: {said}", folder)
+        assert job.disk_rated_writes == meant
+        (folder / "resolved.yaml").write_text(job.resolved_yaml())
+        assert Job.from_resolved(folder / "resolved.yaml") == job
+    (mistake,) = refusal(f"{BASE}disk_rated_writes: all of it", folder).numbers
+    assert "it must be a size like 1200TB, accept, or null" in mistake
+
+
 def test_axolotls_list_of_datasets_is_read(folder: Path) -> None:
     job = Job.parse("base_model: tiny\ndatasets:\n  - {path: text.jsonl, type: alpaca}\n  - path: owner/set\n", folder)
     assert [entry.path for entry in job.data] == [str(folder / "text.jsonl"), "owner/set"]

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 import planner.__main__ as planner_process
 from planner.codec import from_json
 from planner.commands.plan_job import plan_job
+from planner.errors import UserError
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
@@ -135,3 +136,15 @@ def test_a_run_without_clipping_whose_checkpoints_are_copies_goes_on_after_a_sto
     assert not any(run.checkpoints.glob("*/states.json"))
     assert run_job(run, StopRequest())
     assert_is_plain_pytorchs(job, run)
+
+
+def test_a_run_that_would_wear_the_drive_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, run = planned(tmp_path, monkeypatch, disk_rated_writes=10**6, max_steps=None, num_train_epochs=1)
+    assert json.loads(run.plan.read_text())["disk"]["rated_bytes"] == 10**6  # how many steps is not known yet
+    with pytest.raises(UserError, match="of the drive's rated life") as raised:
+        run_job(run, StopRequest())
+    assert raised.value.code == "disk-worn" and not (tmp_path / "drive").exists()
+    with pytest.raises(UserError, match="the run's 7 steps"):
+        plan_job(job.model_copy(update={"max_steps": 7}), torch.device("cpu"), cache=None, measure=False)

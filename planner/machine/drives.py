@@ -1,0 +1,100 @@
+"""The drives of this machine: which one a folder is on, as what, and how much may be written to it.
+
+How much may be, makers say in their data sheets (TBW); a drive does not tell it. Where nobody says, it is taken for 600
+times the drive's size, which is the usual figure for consumer drives with three bits a cell; with four bits a cell it
+is a third to two thirds of that. Linux, by /proc and /sys.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RATED_SIZES = 600
+MOUNTS = Path("/proc/self/mountinfo")
+BLOCKS = Path("/sys/class/block")
+_SECTOR = 512
+_ESCAPES = {r"\040": " ", r"\011": "\t", r"\012": "\n", r"\134": "\\"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drive:
+    """What a folder is on. `source`: as the system names it. `device`: of the whole drive, empty where there is none,
+    or several, as in a raid. `bytes`: of the drive, or of the file system where it is not known."""
+
+    source: str
+    mount: str
+    file_system: str
+    device: str
+    model: str
+    bytes: int
+
+    @property
+    def rated_bytes(self) -> int:
+        """What may be written to it, as far as its size says."""
+        return RATED_SIZES * self.bytes
+
+
+def drive_of(folder: Path, *, mounts: Path = MOUNTS, blocks: Path = BLOCKS) -> Drive:
+    """The drive of a folder, or of the nearest one above it that is there. Raises OSError."""
+    folder = next(path for path in (folder, *folder.parents) if path.exists()).resolve()
+    mount, file_system, source = _mounted(folder, mounts)
+    device = _whole(source, blocks)
+    size, model = shutil.disk_usage(folder).total, ""
+    if device:
+        size = max(size, _SECTOR * int(_read(blocks / device / "size") or 0))
+        model = _read(blocks / device / "device" / "model")
+    return Drive(source=source, mount=mount, file_system=file_system, device=device, model=model, bytes=size)
+
+
+def rated_bytes(folders: Sequence[Path]) -> int:
+    """What may be written to the drives of these folders altogether, where each gets an equal part of it."""
+    drives = [drive_of(folder) for folder in folders]
+    here = [drive.device or drive.mount for drive in drives]
+    return len(drives) * min(d.rated_bytes // here.count(d.device or d.mount) for d in drives)
+
+
+def _mounted(folder: Path, mounts: Path) -> tuple[str, str, str]:
+    """Where the folder's file system is mounted, its kind and its source: of those around the folder the innermost,
+    of several in one place the last."""
+    found = "/", "", ""
+    for line in mounts.read_text("utf-8", errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        mount = _plain(before.split()[4])
+        if folder.is_relative_to(mount) and len(mount) >= len(found[0]):
+            file_system, source = after.split()[:2]
+            found = mount, file_system, _plain(source)
+    return found
+
+
+def _plain(text: str) -> str:
+    for escape, character in _ESCAPES.items():
+        text = text.replace(escape, character)
+    return text
+
+
+def _whole(source: str, blocks: Path) -> str:
+    """The drive that a device is of: a partition's, and what a mapped one lies on, where that is one."""
+    if not source.startswith("/dev/"):
+        return ""
+    name = Path(source).resolve().name
+    while (blocks / name).exists():
+        below = [path.name for path in (blocks / name / "slaves").glob("*")]
+        if len(below) > 1:
+            return ""
+        if below:
+            name = below[0]
+        elif (blocks / name / "partition").exists():
+            name = (blocks / name).resolve().parent.name
+        else:
+            return name
+    return ""
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,89 @@
+"""What a run does to its drives, and how much of what may be written to them it uses. Light: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import UserError
+from planner.machine.drives import RATED_SIZES, rated_bytes
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+
+ACCEPT = "accept"
+_UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
+MOST_WORN = 0.1
+"""Of what may be written to a drive in its life: a run that takes more of it has to be asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskUse:
+    """Optimizer states on disk. `written_bytes`: in each step; as much is read. `rated_bytes`: what may be written to
+    the drives altogether, 0: not known; `stated`: somebody said so, else it is taken from their sizes; `accepted`:
+    somebody said that it does not matter. `steps`: of the whole run, None: not known yet."""
+
+    written_bytes: int
+    rated_bytes: int = 0
+    stated: bool = False
+    accepted: bool = False
+    steps: int | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The part of the drives' life that the run takes; None where it is not known."""
+        return self.written_bytes * self.steps / self.rated_bytes if self.rated_bytes and self.steps else None
+
+    @property
+    def steps_of_life(self) -> int | None:
+        """In how many steps all is written that may be; None where it is not known."""
+        return self.rated_bytes // self.written_bytes if self.rated_bytes else None
+
+    def check(self) -> None:
+        """Raise UserError "disk-worn" where the run takes more of the drives' life than a tenth, and nobody asked for
+        it."""
+        if self.accepted or self.share is None or self.share <= MOST_WORN:
+            return
+        raise UserError(
+            f"The run would wear the drive: more than {MOST_WORN:.0%} of its rated life.", code="disk-worn",
+            numbers=tuple(self.lines()),
+            hint="submit it with disk_rated_writes: accept, or with what the drive's data sheet has"
+            " (disk_rated_writes: 1200TB), or with a larger cpu_budget",
+        )  # fmt: skip
+
+    def lines(self) -> Iterator[str]:
+        """For people, in powers of ten, as makers count."""
+        yield f"each step reads and writes {_decimal(self.written_bytes)} of optimizer states"
+        if self.steps_of_life is None:
+            yield "how much may be written to the drive is not known: its data sheet has it (TBW)"
+            return
+        if self.share is not None and self.steps is not None:
+            written = _decimal(self.steps * self.written_bytes)
+            yield f"the run's {self.steps} steps write {written}, {self.share:.2%} of the drive's rated life"
+        how = "as stated" if self.stated else f"{RATED_SIZES} times its size; disk_rated_writes: 1200TB says it better"
+        yield f"the drive is worn after {self.steps_of_life} steps: {_decimal(self.rated_bytes)} rated, {how}"
+
+
+def disk_use(
+    plan: Plan, chain: Chain, folders: Sequence[str], said: int | str | None, *, steps: int | None
+) -> DiskUse | None:
+    """Of a run on this machine, of so many `steps`, with states in `folders`; None where none are on disk. `said`: the
+    job's `disk_rated_writes`."""
+    written = chain.stored_bytes(plan.cpu_updated())
+    if not written:
+        return None
+    stated = isinstance(said, int)
+    rated = said if isinstance(said, int) else _rated(folders)
+    return DiskUse(written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, steps=steps)
+
+
+def _rated(folders: Sequence[str]) -> int:
+    try:
+        return rated_bytes([Path(folder) for folder in folders])
+    except OSError:
+        return 0
+
+
+def _decimal(count: float) -> str:
+    unit, factor = next(((unit, by) for unit, by in _UNITS if count >= by), ("kB", 1e3))
+    return f"{count / factor:.3g} {unit}" if count < 999.5 * factor else f"{count / factor:.0f} {unit}"
