@@ -367,11 +367,15 @@ main.add_command(plans)
 
 
 @main.command("doctor")
+@click.option(
+    "--folder", "folders", multiple=True, type=click.Path(path_type=Path),
+    help="Measure this folder's drive, for disk_paths, not the state folder's.",
+)  # fmt: skip
 @json_option
-def examine(as_json: bool) -> None:
+def examine(folders: tuple[Path, ...], as_json: bool) -> None:
     """Check that everything jobs need is here. Exits with 1 when something is missing."""
     from offmated.cli import doctor
 
-    found = list(doctor.examine(Paths.from_environment()))
+    found = list(doctor.examine(Paths.from_environment(), folders))
     print_json(doctor.as_json(found)) if as_json else console().print(doctor.as_table(found))
     sys.exit(Exit.FAILED if any(check.verdict == doctor.PROBLEM for check in found) else Exit.DONE)

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from rich.table import Table
 
 from offmated.cli.client import Client
+from offmated.cli.doctor_drives import look_at
 from offmated.cli.output import coloured, table
 from offmated.config import Config
 from offmated.jobs.database import has_sound_log
@@ -64,8 +65,8 @@ class Check:
     advice: str = ""
 
 
-def examine(paths: Paths) -> Iterator[Check]:
-    """All checks, the quick ones first."""
+def examine(paths: Paths, folders: Sequence[Path] = ()) -> Iterator[Check]:
+    """All checks, the quick ones first; of drives those of `folders`, or that of the state folder."""
     yield _python()
     yield from _packages()
     yield _extras(metadata.metadata("offmate").get_all("Provides-Extra") or (), metadata.requires("offmate") or ())
@@ -80,6 +81,7 @@ def examine(paths: Paths) -> Iterator[Check]:
     yield from _kernel(Path("/proc/version"))
     yield from _driver()
     yield from _torch()
+    yield from map(_drive, folders or (paths.state,))
 
 
 def as_table(checks: Sequence[Check]) -> Table:
@@ -205,6 +207,11 @@ def _disk(paths: Paths) -> Check:
         advice = "checkpoints go there; free some space, or set OFFMATE_HOME to a larger disk"
         return Check(name="disk", verdict=WARNING, found=found, advice=advice)
     return Check(name="disk", verdict=OK, found=found)
+
+
+def _drive(folder: Path) -> Check:
+    found = look_at(folder)
+    return Check(name="drive", verdict=OK if found.fine else WARNING, found=found.text, advice=found.advice)
 
 
 def _database(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Check:

@@ -21,7 +21,7 @@ from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.schema import CANONICAL, Job
 
-_MACHINE = {"hardware", "cpu_memory", "link", "gpu_budget", "cpu_budget"}
+_MACHINE = {"hardware", "cpu_memory", "link", "drive", "gpu_budget", "cpu_budget"}
 _JOB = {"gpu_budget", "cpu_budget", "settings"}
 _SHORT = {"model", "max_length", "batch_size", "slices", "clip", "fp32", "lora"}
 _KINDS = {

@@ -72,6 +72,8 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield from _memory("GPU", format_part(found.gpu_peak_bytes, found.gpu_budget_bytes) + full_rows, found.gpu)
     yield from _memory("host", format_part(found.cpu_peak_bytes, found.cpu_budget_bytes), found.host)
     yield from _disk(found.disk)
+    for line in () if found.disk_use is None else found.disk_use.lines():
+        yield "", line
     yield "", ""
     if not found.changes:
         yield "would help", "none of the other machines and batches that were tried"

@@ -26,7 +26,7 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.job.source import read_text
 from planner.machine.hardware import Hardware
-from planner.machine.presets import is_preset, preset
+from planner.machine.presets import is_preset, preset, with_drives
 from planner.picture.basis import Basis
 from planner.picture.files import NO_PICTURES, Pictures, add_options, redraw
 from planner.schedule.chain import Chain
@@ -66,6 +66,7 @@ def _machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", required=True, metavar="NAME_OR_FILE")
     parser.add_argument("--cpu-memory", type=parse_bytes, metavar="SIZE")
     parser.add_argument("--link", metavar="NAME_OR_RATE")
+    parser.add_argument("--drive", metavar="NAME", help="for optimizer states: pcie3, pcie4, pcie5, 2xpcie4 …")
 
 
 def answer(options: argparse.Namespace, started_s: float, answers: TextIO) -> int:
@@ -177,7 +178,12 @@ def _drawn_again(said: dict[str, Any], pictures: Pictures, cache: Cache | None, 
 
 
 def _hardware(options: argparse.Namespace, *, bf16: bool) -> Hardware:
-    """A machine by its name or from a file. Raises UserError."""
+    """A machine by its name or from a file, with the drive that is asked for. Raises UserError."""
+    hardware = _machine_of(options, bf16=bf16)
+    return hardware if options.drive is None else with_drives(hardware, options.drive)
+
+
+def _machine_of(options: argparse.Namespace, *, bf16: bool) -> Hardware:
     path = Path(options.hardware)
     if is_preset(options.hardware) or not (path.suffix == ".json" or path.exists()):
         return preset(options.hardware, bf16=bf16, cpu_memory_bytes=options.cpu_memory, link=options.link)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RATED_SIZES = 600
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MOUNTS = Path("/proc/self/mountinfo")
 BLOCKS = Path("/sys/class/block")
 _SECTOR = 512

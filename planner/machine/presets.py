@@ -8,6 +8,9 @@ multiply-adds per clock and multiprocessor against 128 lanes; Ada and Blackwell 
 Links: PCIe's raw rate per direction (8, 16 and 32 GT/s per lane, 128b/130b), of which large copies from pinned memory
 reach about 80% while the other direction is busy.
 
+Drives: makers' rates of 2 TB drives of each generation, three bits a cell; sustained is what filling a whole one comes
+to in TechPowerUp's reviews ("write intensive usage"): 0.4 to 0.8 GB/s, 1.0 to 1.5 (the best 3), 1.1 to 1.5.
+
 Hosts: two channels of DDR4-3200 (51.2 GB/s) beside PCIe 3 and 4 cards of the 30 series, of DDR5-5600 (89.6 GB/s) beside
 later ones; eight channels of DDR4-3200 or DDR5-4800 (204.8, 307.2 GB/s) in a server.
 """
@@ -17,9 +20,10 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.errors import Exit, UserError
+from planner.machine.drives import RATED_SIZES
 from planner.machine.hardware import Hardware
 from planner.units import parse_bytes
 
@@ -63,6 +67,23 @@ class Card:
     link: str
     host_memory_bytes: int
     host_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveRates:
+    """Of a usual NVMe drive, bytes per second; `sustained`: written hour by hour, its fast cache being full."""
+
+    read: float
+    write: float
+    sustained: float
+
+
+DRIVES = {
+    "pcie3": DriveRates(read=3.4e9, write=2.8e9, sustained=0.6e9),
+    "pcie4": DriveRates(read=7e9, write=5e9, sustained=1.5e9),
+    "pcie5": DriveRates(read=10e9, write=8e9, sustained=1.5e9),
+}
+_DRIVE_BYTES = 2 * 10**12
 
 
 def _geforce(name: str, gib: int, gb_per_s: float, tflops: float, link: str, *, ddr5: bool = True) -> Card:
@@ -118,6 +139,19 @@ def preset(name: str, *, bf16: bool, cpu_memory_bytes: int | None = None, link: 
         min_transfer_bytes=int(_COPY_LATENCY_S * rate),
         flops_per_s=BF16_SHARE * card.bf16_flops_per_s if bf16 else FP32_SHARE * card.fp32_flops_per_s,
     )
+
+
+def with_drives(hardware: Hardware, name: str) -> Hardware:
+    """The machine with a drive of `DRIVES` for optimizer states, or with several ("2xpcie4"), as one that is as many
+    times as fast. Raises UserError for names that are not known."""
+    count, _, kind = name.rpartition("x")
+    number = int(count) if count.isdigit() and int(count) else 1
+    rates = DRIVES[_known(kind if count.isdigit() else name, DRIVES, "drive")]
+    return replace(
+        hardware, disk_read_bytes_per_s=number * rates.read, disk_write_bytes_per_s=number * rates.write,
+        disk_sustained_bytes_per_s=number * rates.sustained, disk_bytes=number * _DRIVE_BYTES,
+        disk_rated_bytes=number * _DRIVE_BYTES * RATED_SIZES,
+    )  # fmt: skip
 
 
 def is_preset(name: str) -> bool:

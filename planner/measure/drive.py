@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import tempfile
 import time
@@ -29,29 +28,28 @@ def with_drive(job: Job, hardware: Hardware) -> Hardware:
 def with_rates(job: Job, hardware: Hardware) -> Hardware:
     """The machine with the rates of the job's drives, measured with a file that goes again: of all of them together,
     pieces being dealt to them in turn. As it is where they cannot be measured; what keeps the states says why."""
-    found = [rates for path in job.disk_paths or () if (rates := _rates(Path(path))) is not None]
-    if not found or len(found) < len(job.disk_paths or ()):
+    try:
+        found = [rates(Path(path)) for path in job.disk_paths or ()]
+    except OSError:
         return hardware
-    read, write = (len(found) * min(rates[k] for rates in found) for k in (0, 1))
+    read, write = (len(found) * min(of[k] for of in found) for k in (0, 1))
     return replace(hardware, disk_read_bytes_per_s=read, disk_write_bytes_per_s=write)
 
 
-def _rates(folder: Path) -> tuple[float, float] | None:
-    """Bytes a second read and written; None where it cannot be told."""
+def rates(folder: Path) -> tuple[float, float]:
+    """Bytes a second read from and written to a folder's drive, by a file that goes again. Raises OSError."""
     memory = torch.frombuffer(mmap.mmap(-1, _BYTES), dtype=torch.uint8).random_(256)
-    with contextlib.suppress(OSError):
-        folder.mkdir(exist_ok=True)  # no parents: its drive may not be mounted
-        with tempfile.TemporaryDirectory(prefix=".offmate-", dir=folder) as place:
-            file = DirectFile(Path(place) / "drive")
-            try:
-                file.reserve(_TIMES * _BYTES)
-                written, write_s = _timed(lambda at: file.write(at, memory))
-                file.flush()
-                read, read_s = _timed(lambda at: file.read(at % written, memory))
-            finally:
-                file.close()
-            return read / read_s, written / write_s
-    return None
+    folder.mkdir(exist_ok=True)  # no parents: its drive may not be mounted
+    with tempfile.TemporaryDirectory(prefix=".offmate-", dir=folder) as place:
+        file = DirectFile(Path(place) / "drive")
+        try:
+            file.reserve(_TIMES * _BYTES)
+            written, write_s = _timed(lambda at: file.write(at, memory))
+            file.flush()
+            read, read_s = _timed(lambda at: file.read(at % written, memory))
+        finally:
+            file.close()
+    return read / read_s, written / write_s
 
 
 def _timed(move: Callable[[int], object]) -> tuple[int, float]:

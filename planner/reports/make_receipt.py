@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.machine.drives import RATED_SIZES
 from planner.machine.hardware import Hardware
 from planner.reports.receipt import Asked, Load, Receipt, Share, Solved
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, Program, Queue, compile_program
+from planner.schedule.disk_use import DiskUse
 from planner.schedule.memory import cpu_parts, parts_at_peak
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import durations_s, host_traffic_bytes, simulate
@@ -43,6 +45,7 @@ def receipt(plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: 
         gpu_budget_bytes=plan.gpu_budget_bytes,
         cpu_budget_bytes=plan.cpu_budget_bytes,
         disk=disk_shares(chain, asked),
+        disk_use=_disk_use(plan, chain, hardware),
         gpu_peak_bytes=plan.gpu_peak_bytes,
         cpu_peak_bytes=plan.cpu_peak_bytes,
         gpu=gpu_shares(program, chain),
@@ -124,6 +127,13 @@ def disk_shares(chain: Chain, asked: Asked) -> tuple[Share, ...]:
     return _shares(
         (each, kept * checkpoint), ("a checkpoint being written", checkpoint), ("the trained model, twice", 2 * model)
     )
+
+
+def _disk_use(plan: Plan, chain: Chain, hardware: Hardware) -> DiskUse | None:
+    written = chain.stored_bytes(plan.cpu_updated())
+    rated = hardware.disk_rated_bytes
+    stated = rated != RATED_SIZES * hardware.disk_bytes
+    return DiskUse(written_bytes=written, rated_bytes=rated, stated=stated) if written else None
 
 
 def _shares(*pairs: tuple[str, int]) -> tuple[Share, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.machine.hardware import Hardware
+from planner.schedule.disk_use import DiskUse
 from planner.schedule.plan import Stage
 
 
@@ -63,9 +64,9 @@ class Receipt:
     schedule), feasible, or infeasible; then only `least_…`, `fits_with` and `disk` say something.
 
     `gpu` is what the device holds at its peak, `host` what the host holds all the time, `disk` what the run leaves on
-    it at most. `loads` begins with the resource that limits, `changes` with the one that helps most; what may help and
-    was not planned is in `unplanned`, and in `untried` what may fit and was not looked into. `notes`: what to know of
-    the job beside.
+    it at most, `disk_use` what each step does to drives with optimizer states. `loads` begins with the resource that
+    limits, `changes` with the one that helps most; what may help and was not planned is in `unplanned`, and in
+    `untried` what may fit and was not looked into. `notes`: what to know of the job beside.
     `plan_key` is that of the kept plan, empty where none is kept. `cut_short`: a time limit ended the search for the
     plan, which is not kept then. `complete`: nothing was left out for lack of time.
     `least_gpu_budget_bytes` is for the host budget there is, `least_cpu_budget_bytes` for the GPU budget; None: none
@@ -80,6 +81,7 @@ class Receipt:
     gpu_budget_bytes: int
     cpu_budget_bytes: int
     disk: tuple[Share, ...]
+    disk_use: DiskUse | None = None
     gpu_peak_bytes: int = 0
     cpu_peak_bytes: int = 0
     gpu: tuple[Share, ...] = ()

@@ -39,6 +39,11 @@ def with_states_on_disk(problem: Problem) -> Problem:
     return as_few_as_fit(problem, lambda parts: _on_disk(problem, [*chosen, *every(others, parts)]))
 
 
+def with_all_on_disk(problem: Problem) -> Problem:
+    """The problem with all states on disk that may be there, whether a disk is given or not."""
+    return _on_disk(problem, _may_be_on_disk(problem))
+
+
 def every(names: Sequence[str], parts: int) -> list[str]:
     """So many sixteenths of the names, spread evenly."""
     return [name for k, name in enumerate(names) if (k + 1) * parts // PARTS > k * parts // PARTS]

@@ -18,6 +18,7 @@ from planner.measure.drive import with_drive
 from planner.measure.files_of_weights import weights_are_in_files
 from planner.search.from_disk import with_disk
 from planner.search.problem import Problem
+from planner.search.states_on_disk import with_all_on_disk
 from planner.units import format_bytes
 from planner.whatif.batch_size import alike, between
 
@@ -71,6 +72,8 @@ def ways_to_fit(
 
     if problem.clip and (least := _least(replace(problem, clip=False))):
         yield Way(text="no clipping (max_grad_norm: 0)", least_bytes=least)
+    if job.method == "full" and not problem.hardware.disk_bytes and (least := _least(with_all_on_disk(problem))):
+        yield Way(text="optimizer states on a drive (disk_paths: a folder there; --drive pcie4)", least_bytes=least)
     if not job.bf16:
         yield from tried("bf16 with fp32 masters (bf16: true)", bf16=True)
     host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()

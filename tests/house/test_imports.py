@@ -66,6 +66,7 @@ MAY_IMPORT = {
     "offmated.service": ("offmated.api", "offmated.jobs", "offmated.trackers", "planner.run"),
     "offmated.cli": (
         "offmated.jobs", "offmated.service", "planner.job", "planner.run", "planner.reports", "planner.schedule",
+        "planner.machine",
     ),
 }  # fmt: skip
 ENTRIES = {
