@@ -38,6 +38,7 @@ from worker.data.seeds import epoch_seed, split_seed
 log = logging.getLogger(__name__)
 
 _SHOWN = 1500  # characters of the sample in the log
+_AT_ONCE = 2**18  # tokens that are counted together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +150,8 @@ class Batches:
     @property
     def learned(self) -> int:
         """Tokens of an epoch that are learned."""
-        pieces = self._rows.layout.pieces
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._rows.corpus.trained, dtype=np.int64)))
-        return int((before[pieces[:, 0] + pieces[:, 1]] - before[pieces[:, 0]]).sum())
+        pieces = self._rows.layout.pieces[np.argsort(self._rows.layout.pieces[:, 0])]
+        return int(learned_of(self._rows.corpus, pieces[:, 0], pieces.sum(axis=1)).sum())
 
     def shown(self, place: int) -> ShownRow:
         """The row at `place` in the order of training."""
@@ -237,8 +237,7 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
             )  # fmt: skip
         ends = np.minimum(ends, starts + longest)
     # A row's first token has nothing before it to be predicted from.
-    learned = np.concatenate((np.zeros(1, np.int64), np.cumsum(corpus.trained, dtype=np.int64)))
-    useful = learned[ends] > learned[np.minimum(starts + 1, total)] if total else np.zeros(0, np.bool_)
+    useful = learned_of(corpus, np.minimum(starts + 1, ends), ends) > 0
     if not useful.any():
         raise UserError(
             "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
@@ -252,6 +251,20 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
         log.warning("data: %d of %d rows have nothing to learn and are left out", int((~useful).sum()), len(useful))
     pieces = np.stack((starts, ends - starts), axis=1)[useful]
     return _packed(pieces, longest) if job.packing is True else Layout.single(pieces)
+
+
+def learned_of(corpus: Corpus, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many tokens are learned from each of `starts` to its end, all in the order of the corpus. In pieces of some
+    tokens: a number for each of all would take eight times the memory of the tokens' own file."""
+    found = np.zeros(len(starts), np.int64)
+    first = 0
+    while first < len(starts):
+        past = max(first + 1, int(np.searchsorted(ends, starts[first] + _AT_ONCE, "right")))
+        low, high = int(starts[first]), int(ends[past - 1])
+        counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(corpus.trained[low:high], dtype=np.int64)))
+        found[first:past] = counts[ends[first:past] - low] - counts[starts[first:past] - low]
+        first = past
+    return found
 
 
 def _long_rows(job: Job, count: int, documents: int, longest: int) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError
@@ -284,19 +285,44 @@ def encode(
     """Tokens of each document, and which of them are learned: those that share a character with a trained span."""
     encoded = tokenizer(
         [document.text for document in documents], add_special_tokens=documents[0].special,
-        return_offsets_mapping=True, return_attention_mask=False, return_token_type_ids=False, verbose=False,
+        return_attention_mask=False, return_token_type_ids=False, verbose=False,
     )  # fmt: skip
     end = tokenizer.eos_token_id
-    for document, tokens, offsets in zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        ids = np.array(tokens, np.int32)
-        learned = np.zeros(len(ids), np.bool_)
-        if not document.everything:
-            places = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(ids)).reshape(-1, 2)
-            for first, last in document.trained:
-                learned |= (places[:, 0] < last) & (places[:, 1] > first)
-        ends = bool(document.trained) and document.trained[-1][1] == len(document.text)
-        if document.ended and len(ids) and ids[-1] == end:
-            learned[-1] |= ends  # the tokenizer's own end-of-text token has no place in the text
-        elif end is not None and (document.ended or (job.packing == "wrapped" and end not in ids)):
-            ids, learned = np.append(ids, np.int32(end)), np.append(learned, ends)
-        yield ids, np.ones_like(learned) if document.everything else learned
+    encodings: list[Encoding] = encoded.encodings or []
+    for document, tokens, encoding in zip(documents, encoded["input_ids"], encodings, strict=True):
+        count = len(tokens)
+        closed = document.ended and count > 0 and tokens[-1] == end
+        if not closed and end is not None and (
+            document.ended or (job.packing == "wrapped" and end not in tokens)
+        ):  # fmt: skip
+            tokens.append(end)
+        learned = np.zeros(len(tokens), np.bool_)
+        if document.everything:
+            learned[:] = True
+        else:
+            _mark_learned(learned[:count], document, encoding)
+            if closed or len(tokens) > count:  # an end-of-text token has no place in the text
+                ends = bool(document.trained) and document.trained[-1][1] == len(document.text)
+                learned[-1] = ends or (closed and bool(learned[-1]))
+        yield np.array(tokens, np.int32), learned
+
+
+def _mark_learned(learned: NDArray[np.bool_], document: Document, encoding: Encoding) -> None:
+    """Set `learned`, all false, where a token shares a character with a trained span."""
+    size = len(document.text)
+    if document.trained == ((0, size),):  # all but what the tokenizer adds at both ends; places take long to be told
+
+        def is_added(token: int) -> bool:
+            place = encoding.token_to_chars(token)
+            return place is None or place[1] == 0 or place[0] >= size
+
+        first, past = 0, len(learned)
+        while first < past and is_added(first):
+            first += 1
+        while past > first and is_added(past - 1):
+            past -= 1
+        learned[first:past] = True
+        return
+    places = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(learned)).reshape(-1, 2)
+    for begin, past in document.trained:
+        learned |= (places[:, 0] < past) & (places[:, 1] > begin)

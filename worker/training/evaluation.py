@@ -77,13 +77,13 @@ class Evaluations:
 
     def try_out(self) -> Iterator[str]:
         """Evaluate on the longest rows, and begin the answers to all prompts; nothing of it counts. What was done, in
-        words. A stop leaves the rest out, and nothing is done where the whole of it is due at once."""
+        words; nothing where the whole of it is due at once."""
         if self.job.eval_on_start:
             return
-        if (held_out := self.batches.evaluation) is not None and not self.stop.asked:
+        if (held_out := self.batches.evaluation) is not None:
             self.engine.evaluate([held_out.batch(0)])
             yield "an evaluation of the longest rows"
-        if (samples := self.samples) is not None and not self.stop.asked:
+        if (samples := self.samples) is not None:
             begun = min(2, samples.new_tokens)  # the prompt, and a token after what is kept of it
             for answer in self.engine.generate(samples.tokens, new_tokens=begun, pad=samples.pad):
                 samples.text(answer)

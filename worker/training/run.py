@@ -200,7 +200,7 @@ class _Run:
                 engine=engine, max_length=self.job.max_length, write=self.folder.write_timeline
             ),
         )  # fmt: skip
-        if engine.steps_done == 0 and not stop.asked:
+        if engine.steps_done == 0:
             Rehearsal(
                 checkpoints=self.folder.checkpoints, checkpoint_bytes=self.state_bytes, origin=self.origin,
                 states=engine.state if states is None else engine.masters, evaluations=training.evaluations,
