@@ -28,6 +28,7 @@ from planner.keys.meaning import (
     SAYS_NOTHING,
     SHAPE,
     SOME_WEIGHTS,
+    STREAMS,
     TOKENS,
     UPLOADS,
     Table,
@@ -101,10 +102,10 @@ AXOLOTL: Table = table(
             preprocess_iterable dataloader_pin_memory dataloader_num_workers dataloader_prefetch_factor
             remove_unused_columns sample_packing_group_size sample_packing_bin_size sample_packing_eff_est
             sample_packing_mp_start_method eval_sample_packing pad_to_sequence_len pad_to_multiple_of
-            multipack_real_batches batch_flattening streaming streaming_multipack_buffer_size
-            pretrain_multipack_buffer_size pretrain_multipack_attn tokenizer_use_fast tokenizer_legacy
-            total_num_tokens total_supervised_tokens max_packed_sequence_len
+            multipack_real_batches batch_flattening pretrain_multipack_buffer_size pretrain_multipack_attn
+            tokenizer_use_fast tokenizer_legacy total_num_tokens total_supervised_tokens max_packed_sequence_len
         """,
+        STREAMS: "streaming streaming_multipack_buffer_size",
         "every step has all its rows, also where an epoch ends in it": "dataloader_drop_last",
         "the embedding has the tokenizer's size, or is larger": """
             resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings

@@ -22,6 +22,7 @@ from planner.keys.meaning import (
     REWARDS,
     SAYS_NOTHING,
     SOME_WEIGHTS,
+    STREAMS,
     TOKENS,
     UPLOADS,
     Table,
@@ -61,8 +62,9 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "attention is PyTorch's sdpa, which takes its flash kernel where there is one": "flash_attn",
         OWN_CODE: "trust_remote_code",
         KERNELS: "enable_liger_kernel use_v1_kernels",
+        STREAMS: "streaming buffer_size",
         READS: """
-            streaming buffer_size overwrite_cache preprocessing_batch_size preprocessing_num_workers tokenized_path
+            overwrite_cache preprocessing_batch_size preprocessing_num_workers tokenized_path
             use_fast_tokenizer ignore_pad_token_for_loss cache_dir data_shared_file_system
         """,
         EVALUATES: "eval_on_each_dataset eval_num_beams compute_accuracy task_dir task save_dir lang n_shot",

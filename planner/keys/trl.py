@@ -10,6 +10,7 @@ from planner.keys.meaning import (
     OWN_CODE,
     READS,
     SAYS_NOTHING,
+    STREAMS,
     TOKENS,
     Table,
     table,
@@ -38,8 +39,9 @@ TRL: Table = TRANSFORMERS | table(
         OWN_CODE: "trust_remote_code",
         READS: """
             dataset_num_proc dataset_batch_size shuffle_dataset padding_free pad_to_multiple_of eval_packing
-            dataset_streaming num_of_sequences chars_per_token
+            num_of_sequences chars_per_token
         """,
+        STREAMS: "dataset_streaming",
         "padding is never learned": "pad_token",
         SAYS_NOTHING: "ignore_bias_buffers gradient_checkpointing_use_reentrant",
     },
