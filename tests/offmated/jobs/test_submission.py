@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from pathlib import Path
 
 import pytest
-from alembic import command
-from alembic.config import Config as AlembicConfig
 
 from offmated.jobs import retry as again
 from offmated.jobs import submission
-from offmated.jobs.migrate import scripts_folder, upgrade
 from offmated.jobs.retry import retry
 from offmated.jobs.smaller import MOST_NOTCHES, take_a_notch
 from offmated.jobs.states import JobState, StopReason
@@ -122,85 +118,6 @@ def test_a_budget_beyond_the_machine_is_refused_before_anything_is_kept(store: S
         submit(store, paths, JOB + f"cpu_budget: {ram_bytes() + 1}\n", paths.state.parent)
     assert (caught.value.code, caught.value.exit_code) == ("budget-too-large", Exit.USAGE)
     assert (store.jobs(), list(paths.runs.iterdir())) == ([], [])
-
-
-def refusal(store: Store, paths: Paths, output_dir: str) -> UserError:
-    with pytest.raises(UserError) as caught:
-        submit(store, paths, f"{JOB}output_dir: {output_dir}\n", paths.state.parent)
-    assert caught.value.exit_code == Exit.USAGE
-    return caught.value
-
-
-def test_a_place_where_no_model_can_go_is_refused_before_anything_is_kept(store: Store, paths: Paths) -> None:
-    assert refusal(store, paths, "model").code == "output-exists"
-    assert refusal(store, paths, "text.jsonl").code == "output-exists"
-    assert refusal(store, paths, "text.jsonl/out").code == "output-unwritable"
-    assert (list(store.jobs()), list(paths.runs.iterdir())) == ([], [])
-    (paths.state.parent / "empty").mkdir()
-    submit(store, paths, f"{JOB}output_dir: empty\n", paths.state.parent)
-
-
-def test_a_place_is_tried_and_stays_as_it_was(store: Store, paths: Paths) -> None:
-    home = paths.state.parent
-    (home / "empty").mkdir()
-    (home / "dangling").symlink_to("nowhere")
-    before = sorted(home.rglob("*"))
-    assert refusal(store, paths, "dangling").code == "output-unwritable"
-    assert refusal(store, paths, "n" * 256).code == "output-unwritable"
-    assert refusal(store, paths, "/proc/x").code == "output-unwritable"
-    assert [path for path in sorted(home.rglob("*")) if path.parent != paths.state] == [
-        path for path in before if path.parent != paths.state
-    ]
-    for place in ("empty", "n" * 252, "new/place"):
-        row, _ = submit(store, paths, f"{JOB}output_dir: {place}\n", home)
-        assert (home / place).exists() == (place == "empty")
-        store.stop(row.id, StopReason.CANCEL)
-
-
-def test_two_living_jobs_do_not_write_to_one_place(store: Store, paths: Paths) -> None:
-    (paths.state.parent / "link").symlink_to(".")
-    row, _ = submit(store, paths, f"{JOB}output_dir: out\n", paths.state.parent)
-    error = refusal(store, paths, "link/out")
-    assert (error.code, error.what.startswith(f"Job {row.id} writes its model to")) == ("output-taken", True)
-    store.stop(row.id, StopReason.CANCEL)
-    submit(store, paths, f"{JOB}output_dir: link/out\n", paths.state.parent)
-
-
-def test_jobs_from_before_the_database_knew_their_places_keep_them(paths: Paths) -> None:
-    scripts = AlembicConfig()
-    scripts.set_main_option("script_location", str(scripts_folder()))
-    store = Store(f"sqlite:///{paths.database}")
-    with store.engine.begin() as connection:
-        scripts.attributes["connection"] = connection
-        command.upgrade(scripts, "0003")
-    with sqlite3.connect(paths.database) as old:
-        for number, state, text in (
-            (1, "waiting", f"output_dir: {paths.state.parent}/first\n"), (2, "done", "output_dir: /second\n"),
-            (3, "failed", "output_dir: null\n"), (4, "waiting", "[\n"), (5, "waiting", None),
-        ):  # fmt: skip
-            paths.run_folder(number).mkdir()
-            if text is not None:
-                (paths.run_folder(number) / "resolved.yaml").write_text(text)
-            old.execute(
-                "INSERT INTO jobs (id, name, state, priority, run_dir, created_at, attempts, crashes, history) "
-                "VALUES (?, 'old', ?, 0, ?, 1.0, 0, 0, '[]')", (number, state, str(paths.run_folder(number))),
-            )  # fmt: skip
-    old.close()
-    upgrade(store.engine, paths)
-    assert [row.output_dir for row in store.jobs()] == [f"{paths.state.parent}/first", None, None, None, None]
-    assert [row.notes for row in store.jobs()] == 5 * [[]]
-    assert refusal(store, paths, "first").code == "output-taken"
-    submit(store, paths, f"{JOB}output_dir: second\n", paths.state.parent)
-
-
-def test_a_job_does_not_come_back_to_a_place_that_is_taken_meanwhile(store: Store, paths: Paths) -> None:
-    row, _ = submit(store, paths, f"{JOB}output_dir: out\n", paths.state.parent)
-    store.stop(row.id, StopReason.CANCEL)
-    before = store.job(row.id)
-    submit(store, paths, f"{JOB}output_dir: out\n", paths.state.parent)
-    with pytest.raises(UserError, match="output-taken"):
-        store.retry(row.id, JobState.SUBMITTED)
-    assert store.job(row.id).state is before.state is JobState.CANCELLED
 
 
 def test_what_was_said_at_submission_is_kept(store: Store, paths: Paths) -> None:

@@ -5,125 +5,39 @@ from __future__ import annotations
 import builtins
 import json
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from planner.codec import to_json
 from planner.errors import UserError
 from planner.job.frozen import freeze
 from planner.job.schema import Job
-from planner.measure.analysis import analyse, estimate_times
 from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.machine_rates import estimate_hardware
 from planner.run.folder import RunFolder
-from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import gpu_peak_bytes
-from planner.schedule.plan import Plan
-from planner.search.problem import Problem
 from tests.support.engine_plans import chain_of
+from tests.support.lora_jobs import engine_of, lora_job, plain_peft, plan_of, steps_of
 from tests.support.model_folders import write_model
-from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
-from tests.support.tiny_models import config_of
-from worker.data.batches import Batches
-from worker.data.seeds import micro_batch_seed
-from worker.engine.engine import Engine
+from tests.support.texts import byte_tokenizer
 from worker.sample import answers
 from worker.storage.model_folder import Output
-from worker.training.learning_rate import decay_names, optimizer_of
 from worker.training.metrics import read_metrics
 from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
-def model_folder(folder: Path, name: str) -> Path:
-    """A model with weights and a tokenizer of bytes; wide enough that its weights travel."""
-    tiny_llama_folder(folder)
-    config = config_of(name, width=128, layers=3, vocabulary=260)
-    torch.manual_seed(5)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
-
-
-def lora_job(tmp_path: Path, name: str = "llama", **keys: object) -> Job:
-    small = {
-        "max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 6,
-        "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.1, "method": "lora", "lora_r": 4,
-        "lora_dropout": 0.1,
-    }  # fmt: skip
-    data = write_jsonl(tmp_path / "data.jsonl", sentences(9))
-    return make_job(model_folder(tmp_path / "model", name), data, **{**small, **keys})
-
-
-def plan_of(job: Job) -> tuple[Plan, Chain]:
-    """A plan near the least budget, where whatever may travel does."""
-    analysis = analyse(job, CPU)
-    hardware = replace(estimate_hardware(CPU), min_transfer_bytes=0)
-    chain = analysis.chain(estimate_times(analysis, hardware))
-    setting = {"cpu_budget_bytes": 2**30, "slices": job.gradient_accumulation_steps, "clip": bool(job.max_grad_norm)}
-    budget = int(1.05 * Problem(chain=chain, hardware=hardware, gpu_budget_bytes=0, **setting).least().gpu_bytes)
-    return Problem(chain=chain, hardware=hardware, gpu_budget_bytes=budget, **setting).plan(time_limit_s=1.0), chain
-
-
-def engine_of(job: Job, plan: Plan, chain: Chain) -> tuple[Engine, nn.Module]:
-    model = load_model(job)
-    engine = Engine(
-        model, plan=plan, chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=job.max_grad_norm, device=CPU,
-        metered=True,
-    )  # fmt: skip
-    return engine, model
-
-
-def steps_of(job: Job, count: int) -> Iterator[tuple[list[dict[str, Tensor]], list[int], Tensor]]:
-    batches = Batches(job, byte_tokenizer())
-    for number in range(count):
-        step = batches.step(number)
-        seeds = [micro_batch_seed(job.seed, number, k) for k in range(len(step))]
-        yield step, seeds, torch.tensor(batches.num_items(step))
-
-
-def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """What one would write with peft: losses and the trained parameters."""
-    base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16 if job.bf16 else torch.float32)
-    torch.manual_seed(job.seed)
-    targets = job.lora_target_modules if isinstance(job.lora_target_modules, str) else list(job.lora_target_modules)
-    config = LoraConfig(
-        r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, target_modules=targets,
-        task_type="CAUSAL_LM", use_rslora=job.use_rslora, use_dora=job.use_dora,
-        modules_to_save=list(job.lora_modules_to_save) if job.lora_modules_to_save else None,
-    )  # fmt: skip
-    model = get_peft_model(base, config).train()
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert decay_names(model) == trained.keys()
-    optimizer = torch.optim.AdamW(trained.values(), lr=job.learning_rate, weight_decay=job.weight_decay, fused=True)
-    losses = []
-    for batches, seeds, items in steps_of(job, count):
-        for batch, seed in zip(batches, seeds, strict=True):
-            torch.manual_seed(seed)
-            loss = model(**batch, num_items_in_batch=items).loss
-            loss.backward()
-            losses.append(loss.detach())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), job.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, {name: p.detach() for name, p in trained.items()}
 
 
 @pytest.mark.parametrize(

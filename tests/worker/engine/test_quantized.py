@@ -24,7 +24,7 @@ from planner.measure.quantized import Packed4bit, Packed8bit, other_on_cuda
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from tests.worker.engine.test_lora import CPU, engine_of, lora_job, plan_of, steps_of
+from tests.support.lora_jobs import CPU, engine_of, lora_job, plan_of, steps_of
 from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.stop import StopRequest

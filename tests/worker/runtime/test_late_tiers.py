@@ -25,9 +25,9 @@ from tests.support.cuda.streams import Mood
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan
 from tests.support.engines import data, learning_rate, own_threads
 from tests.support.late_engines import CUDA
+from tests.support.lora_jobs import steps_of
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import make_model
-from tests.worker.engine.test_lora import steps_of
 from tests.worker.engine.test_quantized import job_of
 from worker.engine.engine import Engine
 from worker.storage.states import StatesOnDisk

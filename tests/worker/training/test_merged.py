@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from tests.worker.engine.test_lora import lora_job
+from tests.support.lora_jobs import lora_job
 from worker.export import main
 from worker.storage.model_folder import Output
 from worker.training.card import model_card
