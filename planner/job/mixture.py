@@ -26,11 +26,11 @@ def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source)
         return []
     text = None
     if values.get(_STRATEGY, "concat") == "concat":
-        text = f"it is for {_STRATEGY}: interleave_under or interleave_over; give that too"
+        text = f"it is for {_STRATEGY}: interleave_under, interleave_over or interleave_once; give that too"
     elif len(shares) != len(entries):
         text = f"it has {len(shares)} shares, and dataset has {len(entries)} entries"
-    elif over and any(share == 0 for share in shares):
-        text = "one is 0: interleave_over goes on until every entry has come to its end; leave that entry out"
+    elif values.get(_STRATEGY) != "interleave_under" and any(share == 0 for share in shares):
+        text = f"one is 0: {values[_STRATEGY]} goes on until every entry has come to its end; leave that entry out"
     else:
         try:
             total = math.fsum(map(float, shares))

@@ -92,8 +92,8 @@ class Job(BaseModel):
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
     special_tokens: SpecialTokens = None
     mix_strategy: Annotated[
-        Literal["concat", "interleave_under", "interleave_over"],
-        Field(description="concat, interleave_under or interleave_over"),
+        Literal["concat", "interleave_under", "interleave_over", "interleave_once"],
+        Field(description="concat, interleave_under, interleave_over or interleave_once"),
     ] = "concat"
     interleave_probs: Shares = None
     max_samples: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null for all")] = None

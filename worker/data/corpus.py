@@ -38,6 +38,11 @@ log = logging.getLogger(__name__)
 
 _KEYS = ("dataset", "tokenizer", "chat_template", "max_samples", "packing", "train_on")
 _MIXED = ("mix_strategy", "interleave_probs", "seed")  # of which the tokens depend where entries are mixed
+_UNTIL: dict[str, Any] = {
+    "interleave_under": "first_exhausted", "interleave_over": "all_exhausted",
+    "interleave_once": "all_exhausted_without_replacement",
+}  # fmt: skip
+"""A mixture in the words of `datasets`."""
 _SAY_EVERY_S = 10.0
 _PIECE = 2**20  # values written at a time
 _BATCH = 512  # the most documents given to the tokenizer at once
@@ -184,7 +189,8 @@ def _opened(job: Job, entry: DataEntry, tokenizer: PreTrainedTokenizerBase) -> t
 
 def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
     """The documents of all entries, drawn from one and another as LLaMA-Factory does: by `datasets`, under the job's
-    seed, until the first entry (`interleave_under`) or every one (`interleave_over`) has come to its end."""
+    seed, until the first entry (`interleave_under`) or every one has come to its end; the others then begin again
+    (`interleave_over`), or are left out (`interleave_once`)."""
     opened = [_opened(job, entry, tokenizer) for entry in job.data]
     sources = [source for source, _ in opened]
     sizes = [(len(s.records), e.most(job.max_samples)) for e, s in zip(job.data, sources, strict=True)]
@@ -220,7 +226,7 @@ def mixture(job: Job, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
     order = interleave_datasets(
         numbers, seed=job.seed,
         probabilities=None if shares is None else [share / math.fsum(shares) for share in shares],  # thirds are rounded
-        stopping_strategy="first_exhausted" if job.mix_strategy == "interleave_under" else "all_exhausted",
+        stopping_strategy=_UNTIL[job.mix_strategy],
     )  # fmt: skip
     for batch in order.iter(_PIECE >> 8):
         yield from zip(batch["entry"], batch["record"], strict=True)

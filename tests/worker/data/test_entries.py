@@ -96,6 +96,7 @@ def test_an_arrow_file_is_read_as_any_other(tmp_path: Path) -> None:
     ("strategy", "shares", "counts"),
     [
         ("concat", None, (12, 4)), ("interleave_under", None, (4, 4)), ("interleave_over", None, (12, 12)),
+        ("interleave_once", None, (12, 4)), ("interleave_once", (0.75, 0.25), (12, 4)),
         ("interleave_under", (0.75, 0.25), None), ("interleave_over", (0.5, 0.5), None),
     ],
 )  # fmt: skip
@@ -115,7 +116,10 @@ def test_entries_are_mixed_as_llama_factory_mixes_them(
         wanted = [*(f"one {n}" for n in range(12)), *(f"two {n}" for n in range(4))]
     else:
         loaded = [load_dataset("json", data_files=str(file), split="train") for file in (one, two)]
-        stop = {"interleave_under": "first_exhausted", "interleave_over": "all_exhausted"}[strategy]
+        stop = {
+            "interleave_under": "first_exhausted", "interleave_over": "all_exhausted",
+            "interleave_once": "all_exhausted_without_replacement",
+        }[strategy]  # fmt: skip
         wanted = interleave_datasets(
             loaded, probabilities=list(shares) if shares else None, seed=3, stopping_strategy=stop
         )["text"]
