@@ -7,6 +7,7 @@ they do so in training, greedy. Exit codes and errors as `worker.trainer` has th
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -27,15 +28,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("prompts", nargs="+")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--text", action="store_true", help="continue the prompts as they are, without chat template")
+    parser.add_argument("--json", action="store_true", help="print a JSON list, in one line")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which therefore happens below
     run = RunFolder(options.run_dir.absolute())
-    return exit_code_of(lambda: _say(run, tuple(options.prompts), options.tokens, as_text=options.text), None)
+    return exit_code_of(lambda: _say(run, tuple(options.prompts), options), None)
 
 
-def _say(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: bool) -> Exit:
-    for answer in answers(run, prompts, tokens, as_text=as_text):
+def _say(run: RunFolder, prompts: tuple[str, ...], options: argparse.Namespace) -> Exit:
+    found = answers(run, prompts, options.tokens, as_text=options.text)
+    if options.json:
+        told = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, found, strict=True)]
+        print(json.dumps(told, ensure_ascii=False))
+        return Exit.DONE
+    for answer in found:
         print(printable(answer))
     return Exit.DONE
 

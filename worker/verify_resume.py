@@ -10,6 +10,7 @@ is not, else those of `planner.errors`.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import shutil
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--database", metavar="URL")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
     parser.add_argument("--until", type=int, help="train the run folder JOB to this step, and stop")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -91,6 +93,13 @@ def _verify(options: argparse.Namespace) -> Exit:
         for run in (whole, halves):
             if run.path.is_dir():
                 forget_stores(job, run)
+    cuda = device_of(options.device).type == "cuda"
+    if options.json:
+        print(json.dumps({
+            "equal": not found, "steps": steps, "stopped_after": half, "differences": found,
+            "deterministic_kernels": cuda,
+        }))  # fmt: skip
+        return Exit.FAILED if found else Exit.DONE
     did = f"steps 1 to {steps} in one go, and with an end after step {half} and a new process"
     if found:
         print(f"{did}, differ. Please report this.")
@@ -98,7 +107,7 @@ def _verify(options: argparse.Namespace) -> Exit:
             print(f"  {line}")
         return Exit.FAILED
     print(f"{did}, are equal in every bit: losses, norms, weights and moments.")
-    if device_of(options.device).type == "cuda":
+    if cuda:
         print("Both took PyTorch's deterministic kernels; those that the job itself takes may differ from run to run.")
     return Exit.DONE
 
@@ -110,6 +119,7 @@ def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argpars
     from planner.measure.target import device_of
     from worker.data.batches import Batches
     from worker.training.model import load_tokenizer
+    from worker.training.stored import clear_passing, passing_token
 
     cache = Cache(options.database) if options.database else None
     answer = plan_job(job, device_of(options.device), cache=cache, measure=True)
@@ -124,7 +134,9 @@ def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argpars
         )  # fmt: skip
     for run in others:
         shutil.copytree(first.path, run.path)
+    clear_passing(job)
     for run in runs:
+        (run.path / "token").write_text(passing_token(), "utf-8")
         run.write_resolved(job.resolved_yaml())
         run.write_plan(answer.to_json())
     return max(2, min(steps, total - 1))

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from offmated.cli import job_list, job_view, queue
-from offmated.cli.certify import certify, verify_resume
+from offmated.cli.certify import answered, certify, verify_resume
 from offmated.cli.clean import clean
 from offmated.cli.client import Client, other_version
 from offmated.cli.follow import events, follow, is_over, log, rehearse
@@ -161,7 +161,8 @@ def export(job_id: int, folder: Path) -> None:
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
 @click.option("--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Most tokens of an answer.")
 @click.option("--text", is_flag=True, help="Continue the prompts as they are, without the chat template.")
-def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool) -> None:
+@json_option
+def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool, as_json: bool) -> None:
     """Print what the finished model of job ID says to each PROMPT, within the budgets of the job's plan."""
     only_here("sample")
     client = Client(Paths.from_environment())
@@ -171,9 +172,8 @@ def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool) -> No
             f"Job {at_work['id']} has the GPU.", code="gpu-busy", exit_code=Exit.USAGE,
             hint=f"wait for it, or type: offmate pause {at_work['id']}",
         )  # fmt: skip
-    words = [f"--tokens={tokens}", *(["--text"] if text else []), "--", *prompts]
-    command = [sys.executable, "-P", "-m", "worker.sample", run, *words]
-    sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
+    words = [f"--tokens={tokens}", *(["--text"] if text else []), *(["--json"] if as_json else []), "--", *prompts]
+    sys.exit(answered([sys.executable, "-P", "-m", "worker.sample", run, *words], as_json))
 
 
 main.add_command(plan)

@@ -50,12 +50,25 @@ def certify(file: Path, as_json: bool, **options: str | int | None) -> None:
 @click.option("--steps", type=click.IntRange(min=2), default=6, show_default=True, help="How many steps.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.")
 @budget_options
-def verify_resume(file: Path, **options: str | int | None) -> None:
+@json_option
+def verify_resume(file: Path, as_json: bool, **options: str | int | None) -> None:
     """Do the first steps of the job in FILE in one go, and with a stop and a new process in between, and compare what
     is learned bit by bit. Exits with 1 when a bit differs. On CUDA both take deterministic kernels."""
     with _process("worker.verify_resume", file, options, ("steps", "device")) as command:
+        code = answered([*command, *(["--json"] if as_json else [])], as_json)
+    sys.exit(code)
+
+
+def answered(command: list[str], as_json: bool) -> int:
+    """The exit code of a process that answers on stdout: people in its own words, `as_json` in its last line."""
+    if not as_json:
         code = subprocess.call(command, stdin=subprocess.DEVNULL)
-    sys.exit(code if code >= 0 else Exit.FAILED)
+    else:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        code = done.returncode
+        if done.stdout.strip():  # else the process has said why on stderr
+            print_json(json.loads(done.stdout.splitlines()[-1]))
+    return code if code >= 0 else Exit.FAILED
 
 
 def _compare(file: Path, options: dict[str, str | int | None]) -> tuple[int, object]:

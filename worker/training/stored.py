@@ -12,11 +12,15 @@ from torch import nn
 
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
+from planner.run.processes import Process
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.schedule.state_pieces import StoredTensor
 from worker.storage.checkpoint import Checkpoint
 from worker.storage.states import StatesOnDisk
+
+_OURS = "offmate-"  # as `RunFolder.states_on` has it
+_PASSING = "passing-"
 
 
 def stored_tensors(plan: Plan, chain: Chain, model: nn.Module) -> tuple[StoredTensor, ...]:
@@ -38,6 +42,7 @@ def open_store(
     tensors = stored_tensors(plan, chain, model)
     if not tensors:
         return None
+    clear_passing(job)
     return StatesOnDisk(
         [run.states_on(disk) for disk in job.disk_paths or ()], tensors, piece_elements=chain.piece_elements,
         homes=job.state_homes, found=None if last is None else last.states,
@@ -52,12 +57,31 @@ def passing_store(job: Job, plan: Plan, chain: Chain, model: nn.Module) -> Itera
     if not tensors:
         yield None
         return
-    folders = [Path(disk) / f"offmate-{secrets.token_hex(8)}" for disk in job.disk_paths or ()]
+    clear_passing(job)
+    name = passing_token()
+    folders = [Path(disk) / f"{_OURS}{name}" for disk in job.disk_paths or ()]
     states = StatesOnDisk(folders, tensors, piece_elements=chain.piece_elements, homes=1)
     try:
         yield states
     finally:
         states.delete()
+
+
+def passing_token() -> str:
+    """A word for states of this process that go when it does; what it leaves when it is killed is known by it."""
+    return f"{_PASSING}{str(Process.current()).replace(':', '_')}-{secrets.token_hex(8)}"
+
+
+def clear_passing(job: Job) -> None:
+    """Remove from the job's disks what processes that were killed meant to remove themselves."""
+    for disk in job.disk_paths or ():
+        for left in Path(disk).glob(f"{_OURS}{_PASSING}*"):
+            try:
+                owner = Process.parse(left.name.removeprefix(f"{_OURS}{_PASSING}").rpartition("-")[0].replace("_", ":"))
+            except ValueError:  # not named by us
+                continue
+            if not owner.alive():
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def forget_stores(job: Job, run: RunFolder) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-from offmated.cli.certify import _own_folder
+import pytest
+
+from offmated.cli.certify import _own_folder, answered
 
 KILLED = """
 import os, signal, sys
@@ -29,3 +32,11 @@ def test_the_next_command_removes_what_a_killed_one_left_and_nothing_else(tmp_pa
         with _own_folder(tmp_path) as other:
             assert Path(one).is_dir() and Path(other).is_dir(), "that of a living one stays"
     assert list(tmp_path.iterdir()) == [tmp_path / ".certify-mine"]
+
+
+def test_the_last_line_of_a_process_is_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    program = "import sys; print('what a library says'); print('{\"equal\": true}'); sys.exit(1)"
+    assert answered([sys.executable, "-c", program], True) == 1
+    assert json.loads(capsys.readouterr().out) == {"equal": True}
+    assert answered([sys.executable, "-c", "import sys; sys.exit(2)"], True) == 2
+    assert capsys.readouterr().out == ""

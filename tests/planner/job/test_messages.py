@@ -89,13 +89,19 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("num_train_epochs: 1e300", "bad-value", "at most 10^6"),
         ("gpu_budget: 99999999999TiB", "bad-value", "a size like 10GiB or 500MB"),
         ("seed: 9223372036854775808", "bad-value", "below 2^63"),
-        ("interleave_probs: [1.0]", "bad-value", "interleave_probs: it is for mix_strategy: interleave_under, interleave_over or"),
+        (
+            "interleave_probs: [1.0]", "bad-value",
+            "interleave_probs: it is for mix_strategy: interleave_under, interleave_over or interleave_once",
+        ),
         (
             "mix_strategy: interleave_over\ninterleave_probs: 0.5,0.5", "bad-value",
             "it has 2 shares, and dataset has 1 entries",
         ),
         ("mix_strategy: interleave_over\ninterleave_probs: [0.5]", "bad-value", "its shares are 0.5 together"),
-        ("mix_strategy: shuffle", "bad-value", "it must be concat, interleave_under, interleave_over or interleave_once"),
+        (
+            "mix_strategy: shuffle", "bad-value",
+            "it must be concat, interleave_under, interleave_over or interleave_once",
+        ),
         ("model_revision: v2", "bad-value", "model_revision: it is of a model on the hub, and "),
         ("method: qlora", "not-there", "qlora trains adapters on a base in 4 bits; give load_in_4bit: true, too"),
         ("load_in_4bit: true", "bad-value", "load_in_4bit: it is for method: lora; give that too"),

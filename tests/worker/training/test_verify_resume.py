@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
+from planner.run.processes import Process
 from planner.units import printable
 from tests.support.runs import make_run
 from worker import verify_resume
@@ -19,6 +22,7 @@ from worker.sample import main as sample
 from worker.storage.checkpoint import read_checkpoint, write_checkpoint
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
+from worker.training.stored import clear_passing, passing_token
 from worker.verify_resume import _to_compare, _train, differences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,12 +59,21 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     assert [event["resumed_from"] for event in other.read_metrics() if event["event"] == "start"] == [None, 2]
     assert [event["resumed_from"] for event in one.read_metrics() if event["event"] == "start"] == [None]
 
+    again = [str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4", "--json"]
+    monkeypatch.setattr(verify_resume, "_prepare", lambda job, steps, runs, options: steps)
+    monkeypatch.setattr(verify_resume, "_run", lambda run, until, device: None)  # both have done them
+    assert verify_resume.main(again) == Exit.DONE
+    equal = {"equal": True, "steps": 4, "stopped_after": 2, "differences": [], "deterministic_kernels": False}
+    assert json.loads(capsys.readouterr().out) == equal
+
     found = read_checkpoint(other.checkpoints / "step-4")
     items = [(name, {part: tensor.clone() for part, tensor in parts.items()}) for name, parts in found.tensors()]
     name, parts = items[3]
     parts["exp_avg"].view(torch.int32).view(-1)[0] ^= 1  # the last bit of a number
     write_checkpoint(other.checkpoints, 4, found.origin, "state", items, None)
     assert differences(one, other, 4) == [f"{name}: exp_avg"]
+    assert verify_resume.main(again) == Exit.FAILED
+    assert json.loads(capsys.readouterr().out) == equal | {"equal": False, "differences": [f"{name}: exp_avg"]}
 
 
 def test_a_job_that_would_end_early_does_its_steps(tmp_path: Path) -> None:
@@ -84,6 +97,28 @@ def test_a_finished_model_says_what_plain_generation_says_and_another_has_none(
     assert answers(run, ("the",), 5, as_text=True) == [text]
     assert sample([str(run.path), "the", "--tokens=5", "--text"]) == Exit.DONE
     assert capsys.readouterr().out == f"{printable(text)}\n"
+    assert sample([str(run.path), "the", "--tokens=5", "--text", "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out) == [{"prompt": "the", "answer": text}]
     run.output.rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="not where it was"):
         answers(run, ("the",), 5)
+
+
+def test_states_that_a_killed_process_left_on_disks_go_with_the_next_start(tmp_path: Path) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    owner = Process.of(child.pid)
+    assert owner is not None
+    names = [f"offmate-{passing_token()}", "offmate-passing-mine", "offmate-0123", "passing-1"]
+    killed = f"offmate-passing-{str(owner).replace(':', '_')}-{'0' * 16}"
+    for name in (*names, killed):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "states-1.bin").touch()
+    job, _ = make_run(tmp_path, "llama")
+    job = job.model_copy(update={"disk_paths": (str(tmp_path), str(tmp_path / "gone"))})
+    clear_passing(job)
+    assert (tmp_path / killed).exists(), "its process lives"
+    child.kill()
+    child.wait()
+    clear_passing(job)
+    assert not (tmp_path / killed).exists()
+    assert all((tmp_path / name / "states-1.bin").exists() for name in names)
