@@ -12,6 +12,7 @@ Like this; examples/own_loop.py runs:
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from planner.measure.analysis import Analysis, analyse_model, estimate_times, me
 from planner.measure.choose_compiled import why_off
 from planner.measure.machine_rates import measure_hardware
 from planner.measure.target import find_target
-from planner.schedule.chain import Chain
+from planner.schedule.chain import Chain, slice_size
 from planner.schedule.plan import Plan
 from planner.search.problem import Problem
 from planner.units import format_bytes, format_seconds, parse_bytes
@@ -43,7 +44,8 @@ from worker.torch_adamw import TorchAdamW
 log = logging.getLogger(__name__)
 
 Batch = Mapping[str, Tensor]
-"""What the model's forward is called with: `input_ids` and `labels` [rows, length], int64, and other tensors."""
+"""What the model's forward is called with, tensors by name; of a language model among them `input_ids` and `labels`
+[rows, length], int64. It returns the loss, or something with a `loss`."""
 
 
 def prepare(
@@ -74,7 +76,7 @@ def prepare(
     """
     batches = _listed(batch)
     check_model(model)
-    _check_sample(batches, "prepare()")
+    _check_sample(model, batches, "prepare()")
     if compile not in ("auto", "off"):
         raise UserError(
             f"compile is {compile!r}; it must be auto or off.", code="compile-not-usable", exit_code=Exit.USAGE,
@@ -161,7 +163,9 @@ class LoopEngine:
         mode with the weights of now, within the budget. Raises UserError where they do not fit it, and where several
         have no label to predict among them."""
         batches = _listed(batch)
-        _check_sample(batches, "evaluate()")
+        _check_sample(self._model, batches, "evaluate()")
+        if len(batches) > 1 and not _is_language_model(self._model):
+            raise _unfit(f"{len(batches)} batches, and no tokens to weigh them by", "give evaluate() one at a time")
         if len(batches) == 1:
             with self._using(steps=False):
                 return self._engine.evaluate(batches).losses[0]
@@ -179,9 +183,10 @@ class LoopEngine:
         now, within the budget; `pad` follows where one ends before the others. Raises UserError where they do not fit,
         where one is empty, and for an encoder-decoder.
         """
-        if _is_encoder_decoder(self._model):
+        if _is_encoder_decoder(self._model) or not hasattr(self._model, "generate"):
+            why = "is an encoder-decoder, which" if hasattr(self._model, "generate") else "has no generate() and"
             raise UserError(
-                f"{type(self._model).__name__} is an encoder-decoder, which cannot write texts under a plan.",
+                f"{type(self._model).__name__} {why} cannot write texts under a plan.",
                 code="generation-not-usable", exit_code=Exit.USAGE,
                 hint="restore() gives the model back, whose own generate can",
             )  # fmt: skip
@@ -267,7 +272,7 @@ def _listed(batch: Batch | Sequence[Batch]) -> list[Batch]:
 
 
 def _largest(batches: Sequence[Batch]) -> Batch:
-    return max(batches, key=lambda batch: batch["input_ids"].numel())
+    return max(batches, key=lambda batch: slice_size({name: t.shape for name, t in batch.items()}))
 
 
 def _unfit(number: str, hint: str) -> UserError:
@@ -276,12 +281,20 @@ def _unfit(number: str, hint: str) -> UserError:
     )
 
 
-def _check_sample(batches: Sequence[Batch], receiver: str) -> None:
+def _check_sample(model: nn.Module, batches: Sequence[Batch], receiver: str) -> None:
+    wanted = ("input_ids", "labels") if _is_language_model(model) else ()
     for batch in batches:
-        if missing := [name for name in ("input_ids", "labels") if name not in batch]:
+        if not batch:
+            raise _unfit("it is empty", f"give {receiver} what the model's forward takes")
+        if missing := [name for name in wanted if name not in batch]:
             raise _unfit(f"it has no {missing[0]}", f"give {receiver} a batch with input_ids and labels")
     if not batches:
         raise _unfit("there is none", f"give {receiver} a batch, or a list of them")
+
+
+def _is_language_model(model: nn.Module) -> bool:
+    """Its forward takes tokens."""
+    return "input_ids" in inspect.signature(model.forward).parameters
 
 
 def _is_encoder_decoder(model: nn.Module) -> bool:

@@ -4,7 +4,7 @@ Imports `cpu` only, for the meter. Others import what is named here.
 """
 
 from planner.graph.block_code import Pair, make_pairs
-from planner.graph.call import BlockCall, refuse_autocast, run_slice
+from planner.graph.call import BlockCall, items_for, loss_of, refuse_autocast, run_slice
 from planner.graph.chunks import ChunkedHead, check_chunked, chunk_rows, loss_only
 from planner.graph.detect import BlockNames, find_blocks
 from planner.graph.eager import EagerPair, depends_on_data
@@ -39,7 +39,9 @@ __all__ = [
     "depends_on_data",
     "find_blocks",
     "flatten_call",
+    "items_for",
     "label",
+    "loss_of",
     "loss_only",
     "make_pairs",
     "mappings_of",

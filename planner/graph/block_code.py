@@ -13,7 +13,7 @@ from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint
 from planner.graph.lifetimes import Tape
 from planner.graph.liveness import peak_bytes
-from planner.graph.nodes import Storages, is_dense, is_random, is_view, nbytes, parent
+from planner.graph.nodes import Storages, is_dense, is_random, nbytes
 from planner.graph.recipes import Recipe
 from planner.graph.saved import cut, forward_nodes, savable
 from planner.graph.tangents import Layout, layout_of
@@ -105,7 +105,9 @@ class Pair(BlockCode):
         self.primal_values = [n.meta["val"] if n is not None else None for n in self.primals]
         self.output_values = joint.output_values
         self.tangent_values = [n.meta["val"] for n in joint.tangents]
-        self._layout, self._others = layout_of(self.tangent_values), dict[Layout, Pair]()
+        count = sum(joint.result.differentiable)
+        begun = dict(zip(joint.begun, self.tangent_values[count:], strict=True))
+        self._layout, self._others = layout_of(self.tangent_values[:count], begun), dict[Layout, Pair]()
         self.input_grad_values = [n.meta["val"] if n is not None else None for n in input_grads]
 
     def for_tangents(self, layout: Layout) -> Pair:
@@ -121,12 +123,6 @@ class Pair(BlockCode):
         """What backward gets from forward."""
         saved = [n.meta["val"] for n in self.saved]
         return [(t.shape, t.stride(), t.dtype) for t in saved], self.backward_primals
-
-    def adds_up(self, argument: int) -> bool:
-        node = self.joint.grads.get(argument)
-        while node is not None and is_view(node):
-            node = parent(node)
-        return node is not None and node.target is torch.ops.aten.add.Tensor
 
     def lifetimes(self) -> tuple[str, str]:
         return self._lifetimes

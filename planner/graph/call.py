@@ -6,19 +6,21 @@ backward and drives the frame's pieces between the blocks through gradient edges
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from planner.errors import Exit, UserError
 from planner.graph.interface import BlockCode
-from planner.graph.pieces import Pieces
+from planner.graph.pieces import Due, End, Pieces, key_of
 from planner.graph.result import Mappings
-from planner.graph.tangents import layout_of
+from planner.graph.tangents import Layout, layout_of
 
 Given = Pieces["FrameCall"]
 """What blocks of one slice were given."""
@@ -29,8 +31,11 @@ class FrameCall:
 
     tangents    gradients of the outputs, None until one of them has arrived from the frame; where it is several times
                 (from the loss and from the next block), each output has what has arrived for it
-    shares      argument -> the block before that was given the same tensor, and as which argument. Such a tensor (what
-                an encoder made, a position bias) gets the sum of the blocks' gradients, made from the last to the first
+    later       argument -> its gradient as far as later readers have made it: later blocks, or the model's code after
+                the block (a residual around it). The block's backward begins with it
+    shares      argument -> the block before that was given the same tensor, and as which argument, where that can only
+                be known so: of views, and of parameters of the frame
+    layout      of what backward was given
     """
 
     def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], given: Given | None = None) -> None:
@@ -42,12 +47,14 @@ class FrameCall:
         self.number = self.pieces.enter(self.edges)
         self.shares: dict[int, tuple[FrameCall, int]] = {}
         for index, edge in enumerate(self.edges):
-            if edge is not None:
-                key = id(edge.node), edge.output_nr  # the call keeps the node
+            if edge is not None and self.pieces.owner(edge) is None:
+                key = key_of(edge)  # the call keeps the node
                 if key in self.pieces.given:
                     self.shares[index] = self.pieces.given[key]
                 self.pieces.given[key] = self, index
-        self.later: dict[int, Tensor] = {}  # argument -> sum of the gradients of later blocks
+        self.later: dict[int, Tensor] = {}
+        self.layout: Layout | None = None
+        self._kept: list[Node] = []
         self.node: Node | None = None
         self.tangents: list[Tensor | None] | None = None
 
@@ -65,9 +72,22 @@ class FrameCall:
                 old = self.tangents[i]
                 self.tangents[i] = new if old is None else self.sum(i, old, new)
 
+    def keep(self, tensors: Sequence[Tensor], anchor: Tensor) -> None:
+        """From now on let the gradients of tensors that the frame made, and the call was given, come to the call: what
+        reads them from now on are later readers."""
+        apply = cast(Callable[..., Tensor], _Given.apply)
+        for index, (tensor, edge) in enumerate(zip(tensors, self.edges, strict=True)):
+            if edge is None or tensor.is_leaf or tensor._is_view() or self.pieces.owner(edge) is not None:
+                continue
+            with _unsafe_preserve_version_counter(tensor):  # its values stay
+                tensor.detach_()
+                node = apply(self, index, anchor, tensor).grad_fn
+            assert node is not None
+            self._kept.append(node)  # alive: it is known by its id
+            self.pieces.made(self.number, node, self, itself=False)
+
     def sum(self, output: int, old: Tensor, new: Tensor) -> Tensor:
-        """A second gradient of an output. Autograd adds them up one by one, those from within the next block among
-        them, and here the next block's come as one: the last bits may differ. Planning refuses such models."""
+        """A second gradient of an output."""
         return old + new
 
     def complete(self) -> None:
@@ -80,8 +100,8 @@ class FrameCall:
             ]
 
     def take_tangents(self) -> list[Tensor]:
-        """Gradients of the differentiable outputs, which the call forgets. All is frozen up to here if it has none.
-        From now on `pair` is the code for gradients laid out as they are."""
+        """Gradients of the differentiable outputs, which the call forgets, and those of arguments that have begun. All
+        is frozen up to here if it has none. From now on `pair` is the code for these, laid out as they are."""
         differentiable = self.pair.result.differentiable
         if not any(differentiable):
             return []
@@ -89,31 +109,55 @@ class FrameCall:
         tangents, self.tangents = self.tangents, None
         assert tangents is not None, "no gradient has arrived"
         taken = [g for g, d in zip(tangents, differentiable, strict=True) if d and g is not None]
-        self.pair = self.pair.for_tangents(layout_of(taken))
-        return taken
+        begun = {
+            index: gradient
+            for index, edge in enumerate(self.edges)
+            if edge is not None and self.pair.input_grad_values[index] is not None
+            and (gradient := self._take_begun(index, edge)) is not None
+        }  # fmt: skip
+        self.layout = layout_of(taken, begun)
+        self.pair = self.pair.for_tangents(self.layout)
+        return [*taken, *(begun[index] for index in sorted(begun))]
+
+    def _take_begun(self, index: int, edge: GradientEdge) -> Tensor | None:
+        """What there is of the gradient of an argument."""
+        maker = self.pieces.owner(edge)
+        if maker is not None and index not in self.later and self.pieces.begins(self.number, edge):
+            return maker.take_arrived(edge)
+        return self.later.pop(index, None)
+
+    def take_arrived(self, edge: GradientEdge) -> Tensor | None:
+        """What has arrived at this node of the call's so far, which the call forgets."""
+        if not self.__dict__:
+            raise RuntimeError("a gradient comes to a block that has run backward")
+        argument = getattr(edge.node, "argument", None)
+        if argument is not None:
+            return self.later.pop(argument, None)
+        if self.tangents is None:
+            return None
+        gradient, self.tangents[edge.output_nr] = self.tangents[edge.output_nr], None
+        return gradient
 
     def pass_on(self, grads: list[Tensor | None], before: FrameCall | None) -> None:
         """Send the gradients of the arguments through the frame's pieces of graph, to the block `before` and to the
         frame's weights, as far as the pieces are due. Empties `grads`."""
-        pairs = self.pieces.due(self.number, list(self._own(grads)))
+        pairs, ends = self.pieces.due(self.number, list(self._own(grads)))
         grads.clear()
-        if pairs:
-            edges, gradients = map(list, zip(*pairs, strict=True))
-            pairs.clear()
-            if len(edges) == 1 and before is not None and edges[0].node is before.node:
-                # Nothing of the frame lies between: no trip through autograd.
-                outputs: list[Tensor | None] = [None] * before.pair.n_outputs
-                outputs[edges[0].output_nr] = gradients.pop()
-                before.arrive(outputs)
-            else:
-                torch.autograd.backward(edges, gradients)
+        if len(pairs) == 1 and before is not None and pairs[0][0].node is before.node:
+            # Nothing of the frame lies between: no trip through autograd.
+            edge, gradient = pairs.pop()
+            outputs: list[Tensor | None] = [None] * before.pair.n_outputs
+            outputs[edge.output_nr] = gradient
+            before.arrive(outputs)
+        elif pairs:
+            run_backward(self.pieces, pairs, ends)
         if before is not None:
             before.complete()
 
     def _own(self, grads: Sequence[Tensor | None]) -> Iterator[tuple[GradientEdge, Tensor]]:
-        """The gradients that go on from here, those of later blocks in them; others are left to the block before."""
+        """The gradients that go on from here, those of later readers in them; others are left to the block before."""
         for index, (edge, grad) in enumerate(zip(self.edges, grads, strict=True)):
-            total = self.later.pop(index, None)
+            total = self.later.pop(index, None)  # of what the block's code has not begun with
             if grad is not None:
                 total = grad if total is None else total + grad
             if edge is None or total is None:
@@ -127,6 +171,19 @@ class FrameCall:
     def clear(self) -> None:
         """Break the cycle call -> node -> call, which runs through C++, where no collector sees it."""
         self.__dict__.clear()
+
+
+def run_backward(pieces: Given, pairs: list[Due], ends: Sequence[End]) -> None:
+    """Run pieces of the frame's graph backward, from `pairs`, which is emptied. What has arrived at their `ends` comes
+    first: its readers were later in the forward."""
+    edges, gradients = map(list, zip(*pairs, strict=True))
+    pairs.clear()
+    for end in ends:
+        owner = pieces.owner(end.edge)
+        if owner is not None and (arrived := owner.take_arrived(end.edge)) is not None:
+            edges.append(end.edge)
+            gradients.append(arrived)
+    torch.autograd.backward(edges, gradients)
 
 
 class BlockCall(FrameCall, ABC):
@@ -147,8 +204,25 @@ class BlockCall(FrameCall, ABC):
         result = self.pair.result
         self.node = next((o.grad_fn for o, d in zip(outputs, result.differentiable, strict=True) if d), None)
         if self.node is not None:
-            self.pieces.made(self.number, self.node)
+            self.pieces.made(self.number, self.node, self)
+        self.keep(tensors, anchor)
         return result.deliver(outputs, tensors, mappings)
+
+
+class _Given(torch.autograd.Function):
+    """A tensor that a block was given, for those who read it later: what comes back of them is the call's."""
+
+    @staticmethod
+    def forward(ctx: Any, call: FrameCall, argument: int, anchor: Tensor, tensor: Tensor) -> Tensor:
+        ctx.call, ctx.argument = call, argument
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+        later, argument = ctx.call.later, ctx.argument
+        later[argument] = later[argument] + gradient if argument in later else gradient
+        return None, None, None, None
 
 
 class _Cut(torch.autograd.Function):
@@ -184,17 +258,39 @@ def refuse_autocast(device: torch.device) -> None:
         )  # fmt: skip
 
 
+def loss_of(result: Any) -> Tensor:
+    """The loss among what a model's forward returned: its `loss`, or all of it. Raises UserError."""
+    found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        raise UserError(
+            "The model's forward gives no loss.", code="no-loss", exit_code=Exit.USAGE,
+            numbers=(f"it gives {type(result).__name__}",),
+            hint='have it return the loss, a scalar, or something with a loss (result.loss, result["loss"])',
+        )  # fmt: skip
+    return found
+
+
+def items_for(model: nn.Module, count: int) -> dict[str, int]:
+    """The number of tokens that a step's loss is the mean over, as models take it; nothing for one that does not."""
+    known = inspect.signature(model.forward).parameters
+    takes = "num_items_in_batch" in known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+    return {"num_items_in_batch": count} if takes else {}
+
+
 def run_slice(
-    model: nn.Module, batch: Mapping[str, Tensor], model_kwargs: Mapping[str, Any], device: torch.device
-) -> Tensor:
+    model: nn.Module, batch: Mapping[str, Tensor], model_kwargs: Mapping[str, Any], device: torch.device,
+    given: Given,
+) -> Tensor:  # fmt: skip
     """The model's own forward on one slice, and backward from the loss to the head. Returns the loss, detached.
+    `given`: what its blocks were given, which they add to.
 
     The slice's batch is copied to the device as it begins and dies as the forward ends.
     """
-    loss: Tensor = model(
-        **{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}, **model_kwargs
-    ).loss
+    loss = loss_of(
+        model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}, **model_kwargs)
+    )
     value = loss.detach()
     with torch.autocast(device.type, enabled=False):  # plain code leaves autocast before backward
-        loss.backward()  # type: ignore[no-untyped-call]
+        edge = get_gradient_edge(loss)
+        run_backward(given, *given.due(given.enter([edge]), [(edge, torch.ones_like(loss))]))
     return value

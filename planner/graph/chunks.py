@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.errors import UserError
-from planner.graph.call import FrameCall
+from planner.graph.call import FrameCall, Given
 from planner.graph.interface import BlockCode
 from planner.graph.result import Mappings
 
@@ -154,8 +154,8 @@ class ChunkedHead(FrameCall, ABC):
     that sum, which is what the frame makes of it (one over the step's tokens).
     """
 
-    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], chunk_rows: int) -> None:
-        super().__init__(pair, tensors)
+    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], chunk_rows: int, given: Given | None = None) -> None:
+        super().__init__(pair, tensors, given)
         self.chunk_rows = chunk_rows
         self.anchor: Tensor
         self.of_rows: Tensor | None = None
@@ -171,6 +171,7 @@ class ChunkedHead(FrameCall, ABC):
         if torch.is_autocast_enabled(anchor.device.type):
             raise _refused("a loss under autocast")
         self.anchor = anchor
+        self.keep(tensors, anchor)
         hidden = tensors[0].detach()
         return ChunkedLogits.of(hidden, self.pair.output_values[0].shape[-1], self._loss, hidden.dtype)
 

@@ -14,6 +14,7 @@ from planner.errors import Exit, UserError
 from planner.graph.eager import EagerPair
 from planner.graph.opaque import record_with_opaque_layers
 from planner.graph.record import ModuleCall, Record, not_found, storage_of
+from planner.graph.segments import segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,25 +44,22 @@ def find_blocks(
 
     Embedding and head are what `get_input_embeddings` and `get_output_embeddings` give. The layers are the largest
     non-leaf modules of one class beside each other that do at least half of the work. In an encoder-decoder the
-    decoder's embedding and layers follow the encoder's. Raises UserError "blocks-not-found", "layers-dropped".
+    decoder's embedding and layers follow the encoder's. Of a model without such a head the blocks are its segments
+    (`planner.graph.segments`), of which the first and the last stand for embedding and head. Raises UserError
+    "blocks-not-found", "layers-dropped".
     """
     _refuse_dropped_layers(model)
     device = device or next(iter(batch.values())).device
     root, record, codes = record_with_opaque_layers(model, batch, device)
     names = {id(module): name for name, module in model.named_modules()}
-    head = _own_module(model, "get_output_embeddings")
-    embeddings = _embeddings(root, model, head)
-    layers = _layers(root, record, {id(module) for module in (*embeddings, head)})
+    blocks = _blocks(model, root, record)
     calls = {id(call.module): call for call in root.walk()}
     times = Counter(id(call.module) for call in root.walk())
-    if not layers:
-        raise not_found("no repeated layers were found")
-    blocks = [*embeddings, *(call.module for call in layers), head]
     for module in blocks:
         if times[id(module)] != 1:
             raise not_found(f"{names.get(id(module), type(module).__name__)} runs {times[id(module)]} times a forward")
     order = sorted(blocks, key=lambda module: calls[id(module)].start)
-    if order[0] is not embeddings[0] or order[-1] is not head:
+    if order[0] is not blocks[0] or order[-1] is not blocks[-1]:
         raise not_found("embedding, layers and head do not run in this order")
     blocks = order
     _check_reads(model, [calls[id(m)] for m in blocks], record)
@@ -69,10 +67,25 @@ def find_blocks(
     return BlockNames(
         embedding=names[id(blocks[0])],
         layers=tuple(names[id(m)] for m in blocks[1:-1]),
-        head=names[id(head)],
+        head=names[id(blocks[-1])],
         kinds=kinds,
         eager={kind: codes[id(m)] for kind, m in zip(kinds, blocks, strict=True) if id(m) in codes},
     )
+
+
+def _blocks(model: nn.Module, root: ModuleCall, record: Record) -> list[nn.Module]:
+    """Embedding, layers and head, or the segments. Raises UserError "blocks-not-found"."""
+    head = _own_module(model, "get_output_embeddings")
+    if head is None or _own_module(model, "get_input_embeddings") is None:
+        blocks = [call.module for call in segments(root, record)]
+        if len(blocks) < 3:
+            raise not_found(f"it has {len(blocks)} modules with weights that run one after the other")
+        return blocks
+    embeddings = _embeddings(root, model, head)
+    layers = _layers(root, record, {id(module) for module in (*embeddings, head)})
+    if not layers:
+        raise not_found("no repeated layers were found")
+    return [*embeddings, *(call.module for call in layers), head]
 
 
 def _refuse_dropped_layers(model: nn.Module) -> None:
@@ -93,6 +106,8 @@ def repeated_layers(model: nn.Module, batch: Mapping[str, torch.Tensor], device:
     _refuse_dropped_layers(model)
     root, record, _ = record_with_opaque_layers(model, batch, device)
     head = _own_module(model, "get_output_embeddings")
+    if head is None or _own_module(model, "get_input_embeddings") is None:
+        return [call.module for call in segments(root, record)]
     taken = {id(module) for module in (*_embeddings(root, model, head), head)}
     return [call.module for call in _layers(root, record, taken)]
 
@@ -115,16 +130,19 @@ def _check_reads(model: nn.Module, blocks: Sequence[ModuleCall], record: Record)
             )
 
 
-def _own_module(model: nn.Module, getter: str) -> nn.Module:
-    module = getattr(model, getter, lambda: None)()
-    if not isinstance(module, nn.Module):
-        raise not_found(f"{type(model).__name__}.{getter}() gives no module")
-    return module
+def _own_module(model: nn.Module, getter: str) -> nn.Module | None:
+    """What the model says is its embedding or head, as transformers' models do."""
+    try:
+        module = getattr(model, getter, lambda: None)()
+    except NotImplementedError:  # transformers' way to say that there is none
+        return None
+    return module if isinstance(module, nn.Module) else None
 
 
 def _embeddings(root: ModuleCall, model: nn.Module, head: nn.Module) -> list[nn.Module]:
     """The input embedding; where it never runs itself, the modules that run with its weight, in their order."""
     embedding = _own_module(model, "get_input_embeddings")
+    assert embedding is not None
     ran = list({id(call.module): call.module for call in root.walk()}.values())
     if any(module is embedding for module in ran):
         return [embedding]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from planner.graph.interface import BlockCode, Sink
 from planner.graph.recipes import EAGER
 from planner.graph.sample import random_data
 from planner.graph.signature import flatten_call
+from planner.graph.tangents import Layout
 from planner.graph.work import Counting, Work
 
 
@@ -34,6 +36,7 @@ class EagerPair(BlockCode):
     reason = ""
     moves = False  # results go where the plan has a place for them, out of the area of all else that the code makes
     changes_buffers = False  # as far as was seen
+    _begun: tuple[int, ...] = ()  # arguments whose gradients have begun elsewhere
     output_bytes = forward_peak = 0
     _work: tuple[Sequence[Work], Sequence[Work]] = (), ()
     _bytes: tuple[int, int, int] = 0, 0, 0  # of a run: the forward's peak, the results', the backward's peak
@@ -139,6 +142,7 @@ class EagerPair(BlockCode):
             finally:
                 self._rng.set(now)
             ends = [t for t in made if t.requires_grad]
+            ends += [given[n_weights + index] for index in self._begun]
             assert len(ends) == len(tangents), f"{self.name} returned something else when it ran again"
             torch.autograd.backward(ends, tangents)
         self.own_code(False)
@@ -147,6 +151,15 @@ class EagerPair(BlockCode):
             del missing[local]  # its hook knows `missing`: a circle that no collector sees would keep the weight
             sink(local, None)  # nothing chose this expert
         return grads
+
+    def for_tangents(self, layout: Layout) -> EagerPair:
+        """As it is for any layout; with what has begun in its place."""
+        begun = tuple(index for index, _ in layout.begun)
+        if begun == self._begun:
+            return self
+        other = copy.copy(self)
+        other._begun = begun
+        return other
 
     def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
         return self._work

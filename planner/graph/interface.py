@@ -24,7 +24,8 @@ class BlockCode(ABC):
     output_values          tensors (without data) laid out as those that the block makes
     input_grad_values      likewise the gradient of each tensor argument, None where there is none
     primal_values          likewise [*parameters, *buffers, *inputs], None for what the block does not read
-    tangent_values         likewise the gradients of the differentiable outputs
+    tangent_values         likewise the gradients of the differentiable outputs, and those of arguments that have begun
+                           elsewhere
     saved_bytes            device bytes of what forward hands to backward (weights, buffers and inputs not counted)
     output_bytes           bytes of the results
     forward_peak           most bytes alive in forward above its start, results and saved tensors included
@@ -71,13 +72,9 @@ class BlockCode(ABC):
         """How many tensors the block makes for its result."""
         return len(self.output_values)
 
-    def adds_up(self, argument: int) -> bool:
-        """Whether the gradient of this tensor argument may be a sum of several, made within the block."""
-        return True
-
+    @abstractmethod
     def for_tangents(self, layout: Layout) -> BlockCode:
         """The code for gradients that come in under `layout`; its forward, and what backward reads, are the same."""
-        return self
 
     def lifetimes(self) -> tuple[str, str]:
         """The memory that forward and backward allocate, in the words of `planner.graph.lifetimes`; here of code of

@@ -24,7 +24,7 @@ from planner.graph.in_place import SameLayouts
 from planner.graph.nodes import is_view
 from planner.graph.result import Result
 from planner.graph.signature import flatten_call
-from planner.graph.tangents import Layout, arriving, is_arrival
+from planner.graph.tangents import Layout, arriving, beginning, begun_gradients, is_arrival
 
 _aten = torch.ops.aten
 _UNKNOWN = {
@@ -41,10 +41,11 @@ class Joint:
     params, buffers   local name -> placeholder, only those the graph has
     inputs            placeholder per tensor argument, None where the block does not read it
     input_bytes       bytes of the storage under each tensor argument
-    tangents          placeholder per differentiable output
+    tangents          placeholder per differentiable output, and behind them per gradient that has begun elsewhere
     outputs           node per tensor that the block makes
     grads             parameter name or input index -> node, None where there is no gradient
     for_tangents      traces the block again, for gradients of its results that arrive under a layout
+    begun             the arguments whose gradients have begun elsewhere
     """
 
     name: str
@@ -61,6 +62,7 @@ class Joint:
     grads: dict[str | int, fx.Node | None]
     result: Result
     for_tangents: Callable[[Layout], Joint]
+    begun: tuple[int, ...] = ()
 
     @property
     def output_values(self) -> list[torch.Tensor]:
@@ -84,15 +86,18 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 class _Traced(Flat):
-    """As a trace runs it. `layout`: how the gradients of the results are to arrive where autograd goes on from them;
-    None: laid out as the results."""
+    """As a trace runs it. `layout`: how the gradients of the results are to arrive where autograd goes on from them,
+    and which of arguments have begun, which are given behind the arguments; None: laid out as the results, and none."""
 
     layout: Layout | None = None
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        count = len(self.call.where)
         with SameLayouts():  # type: ignore[no-untyped-call]
-            made = super().forward(*tensors)
-        return made if self.layout is None else arriving(made, self.layout)
+            made = super().forward(*tensors[:count])
+        if self.layout is None:
+            return made
+        return (*arriving(made, self.layout), *beginning(tensors, self.layout, tensors[count:]))
 
 
 def _trace(
@@ -116,7 +121,8 @@ def _trace(
             torch.enable_grad(),
             torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
         ):
-            exported = aot_export_joint_with_descriptors(stack, flat, tuple(inputs))
+            given = (*inputs, *begun_gradients(inputs, layout))
+            exported = aot_export_joint_with_descriptors(stack, flat, given)
     except Exception as error:  # whatever the model's own code or the tracer raised is the cause to name
         raise untraceable(name, error) from error
     if flat.replaced:
@@ -156,7 +162,7 @@ def untraceable(name: str, cause: Exception | str) -> UserError:
 def _by_role(
     name: str,
     graph_module: fx.GraphModule,
-    flat: Flat,
+    flat: _Traced,
     input_bytes: tuple[int, ...],
     device: torch.device,
     for_tangents: Callable[[Layout], Joint],
@@ -209,11 +215,16 @@ def _by_role(
         buffers=buffers,
         inputs=[inputs.get(i) for i in range(len(input_bytes))],
         input_bytes=input_bytes,
-        tangents=[tangents[i] for i in sorted(tangents)],
-        outputs=[outputs[i] for i in range(len(outputs))],
+        # What is behind results and arguments is of those gradients that have begun.
+        tangents=[
+            *(tangents[i] for i in sorted(tangents) if i < len(flat.result.differentiable)),
+            *(inputs[i] for i in sorted(inputs) if i >= len(input_bytes)),
+        ],
+        outputs=[outputs[i] for i in range(len(flat.result.differentiable))],
         grads=grads,
         result=flat.result,
         for_tangents=for_tangents,
+        begun=tuple(i for i, _ in flat.layout.begun) if flat.layout is not None else (),
     )
     _clean(joint)
     return joint

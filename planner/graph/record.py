@@ -203,7 +203,7 @@ def not_found(cause: str) -> UserError:
     return UserError(
         f"The model cannot be cut into blocks: {cause}.",
         code="blocks-not-found",
-        hint="offmate trains language models of the transformers library that are a chain of equal layers",
+        hint="offmate trains models whose forward runs modules with weights one after the other, each of them once",
     )
 
 

@@ -22,7 +22,9 @@ Records = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A tensor that the block makes."""
+    """The tensor `index` of those that the block makes."""
+
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +51,17 @@ class Result:
         was given, and the tensors it made."""
         flat, spec = tree_flatten((value, {key: list(found) for key, found in records.items()}, list(left)))
         where = {id(tensor): index for index, tensor in enumerate(arguments)}
-        made = tuple(leaf for leaf in flat if torch.is_tensor(leaf) and id(leaf) not in where)
-        leaves = [
-            leaf if not torch.is_tensor(leaf) else _Given(where[id(leaf)]) if id(leaf) in where else _Made()
-            for leaf in flat
-        ]
+        made = tuple({id(leaf): leaf for leaf in flat if torch.is_tensor(leaf) and id(leaf) not in where}.values())
+        own = {id(tensor): index for index, tensor in enumerate(made)}  # one may be in several places
+        kept = {key: _Made(index) for key, index in own.items()} | {key: _Given(index) for key, index in where.items()}
+        leaves = [kept[id(leaf)] if torch.is_tensor(leaf) else leaf for leaf in flat]
         return cls(spec, tuple(leaves), tuple(tensor.requires_grad for tensor in made)), made
 
     def deliver(self, made: Sequence[Tensor], arguments: Sequence[Tensor], mappings: Mappings) -> Any:
         """The block's result with `made` and `arguments` in their places; what was recorded is recorded once more, for
         the frame that is running, and what the block leaves in tables is put into `mappings`."""
-        each = iter(made)
         leaves = [
-            next(each) if isinstance(leaf, _Made) else arguments[leaf.index] if isinstance(leaf, _Given) else leaf
+            made[leaf.index] if isinstance(leaf, _Made) else arguments[leaf.index] if isinstance(leaf, _Given) else leaf
             for leaf in self.leaves
         ]
         value, records, left = tree_unflatten(leaves, self.spec)

@@ -22,6 +22,7 @@ from planner.graph import (
     EagerPair,
     check_chunked,
     find_blocks,
+    items_for,
     make_pairs,
     recipes_on_front,
     refuse_autocast,
@@ -31,7 +32,7 @@ from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.choose_compiled import with_compiled
 from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
-from planner.measure.frame_lifetimes import block_lifetimes, frame_lifetimes
+from planner.measure.frame_lifetimes import block_lifetimes, frame_lifetimes, one_layout_a_kind
 from planner.measure.gpu_card import workspace_bytes
 from planner.measure.head_time import rehearsal
 from planner.measure.hf_model import sample_batch, skeleton_model
@@ -47,7 +48,7 @@ from planner.measure.times import (
     sums,
 )
 from planner.measure.trainer_options import check_trainer_options
-from planner.schedule.chain import Block, Chain, Lifetimes, Option, Tensor
+from planner.schedule.chain import Block, Chain, Lifetimes, Option, Tensor, slice_size
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +106,8 @@ class Analysis:
     def inexact(self) -> tuple[str, ...]:
         """Why results equal those of plain PyTorch within rounding only: gradients add up in another order."""
         reasons = []
-        if self.frame.shared:
-            reasons.append("blocks share arguments that have a gradient, such as what an encoder made")
+        if self.frame.disordered:
+            reasons.append("the model's code reads what a block is given before the block does, for a later one")
         users = Counter(t.name for block in self.tensors for t in block if t.trainable)
         if any(count > 1 and not t.row_bytes for block in self.tensors for t in block if (count := users[t.name])):
             reasons.append("with several micro-batches, weights are shared by others than embedding and head")
@@ -218,14 +219,15 @@ def analyse_model(
     arranged: bool = False,
 ) -> Analysis:  # fmt: skip
     """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
-    `input_ids` and `labels` [rows, length]. `chunk_rows`: head and loss in chunks of so many rows; 0: in one piece.
+    `input_ids` and `labels` [rows, length], or what else its forward takes. `chunk_rows`: head and loss in chunks of so
+    many rows; 0: in one piece.
     `arranged`: it says which memory turns allocate, too, so that tensors get places. Raises UserError."""
     refuse_autocast(device)
     names = find_blocks(model, batch, device=device)
     if chunk_rows:
         check_chunked(model.get_submodule(names.head))
     watch = _Watch(_ITEMS)
-    model_kwargs = {"num_items_in_batch": watch.number}
+    model_kwargs = items_for(model, watch.number)
     joints = trace_blocks(model, names, batch, device, model_kwargs)
     pairs: dict[str, dict[str, BlockCode]] = {}
     for index, kind in enumerate(names.kinds):
@@ -242,13 +244,16 @@ def analyse_model(
         frame = measure_frame(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)
         its_frame: tuple[str, ...] = ()
         if arranged:
+            names, pairs = one_layout_a_kind(names, pairs, frame.layouts)
+            by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
             its_frame = frame_lifetimes(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)
     first_names = {id(p): name for name, p in model.named_parameters()}
     params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
     in_blocks = {id(p) for block in params for p in block.values()}
     users = Counter(id(p) for block in params for p in block.values())
     ends = {id(p) for p in params[0].values()} & {id(p) for p in params[-1].values()}
-    tied = {p for p in ends if users[p] == 2}
+    by_rows = {id(m.weight) for m in model.get_submodule(names.embedding).modules() if isinstance(m, nn.Embedding)}
+    tied = {p for p in ends & by_rows if users[p] == 2}
     code = [next(iter(pairs[kind].values())) for kind in names.kinds]
     reached = {id(block[local]) for block, c in zip(params, code, strict=True) for local in c.param_grads}
     still = {id(p) for block in params for p in block.values() if p.requires_grad} - reached
@@ -269,7 +274,7 @@ def analyse_model(
         frame=frame,
         resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES,
         workspace_bytes=workspace_bytes(device),
-        slice_tokens=batch["input_ids"].numel(),
+        slice_tokens=slice_size({name: t.shape for name, t in batch.items()}),
         sums_slices=watch.seen,
         model=model,
         batch=batch,

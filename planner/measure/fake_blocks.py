@@ -18,16 +18,24 @@ class Shared:
 
     keep_input  blocks keep their input for the backward
     given       what blocks were given so far
-    arguments   how many arguments with a gradient later blocks are given too, and the block adds up several for it:
-                these arrive as one, where autograd adds them to the later blocks' one by one
+    disordered  how many gradients add up in another order than autograd's
     sums        of the gradients of the head's weights
     """
 
     def __init__(self, mode: FakeMode, meter: Meter, *, keep_input: bool) -> None:
         self.mode, self.meter, self.keep_input = mode, meter, keep_input
         self.given: Given = Given()
-        self.arguments = 0
+        self._disordered = 0
         self.sums: list[Tensor] = []
+
+    @property
+    def disordered(self) -> int:
+        return self._disordered + self.given.disordered
+
+    def add_up(self, old: Tensor) -> Tensor:
+        """What comes of two gradients that autograd would not add up like this."""
+        self._disordered += 1
+        return self.fresh([old])[0]
 
     def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
         """New tensors laid out as `values`, which the meter counts."""
@@ -41,7 +49,7 @@ def not_profiled(cause: str) -> UserError:
     return UserError(
         f"The model's forward outside its blocks cannot be profiled: {cause}",
         code="frame-not-traceable",
-        hint="offmate trains causal language models of the transformers library that are a chain of equal layers",
+        hint="offmate trains models whose forward runs modules with weights one after the other, each of them once",
     )
 
 
@@ -51,7 +59,6 @@ class StandIn(BlockCall):
     def __init__(self, shared: Shared, name: str, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]) -> None:
         super().__init__(pairs[0], tensors, shared.given)
         self.shared, self.pairs, self.name = shared, pairs, name
-        shared.arguments += sum(call.pair.adds_up(argument) for call, argument in self.shares.values())
         self.x: Tensor | None = None
         self.others: list[Tensor] = []
 
@@ -64,10 +71,7 @@ class StandIn(BlockCall):
         return super().take_tangents()
 
     def sum(self, output: int, old: Tensor, new: Tensor) -> Tensor:
-        raise not_profiled(
-            f"a result of the block {self.name} is read by the next block and by the model's code after it, whose "
-            "gradients cannot be added up in plain PyTorch's order"
-        )
+        return self.shared.add_up(old)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         first = self.pair.n_params + self.pair.n_buffers
@@ -122,7 +126,7 @@ class ChunkedStandIn(ChunkedHead):
     def __init__(
         self, shared: Shared, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor], chunk_rows: int
     ) -> None:
-        super().__init__(pairs[0], tensors, chunk_rows)
+        super().__init__(pairs[0], tensors, chunk_rows, shared.given)
         self.shared = shared
         self.x: Tensor | None = None
         self.given = {name: p.detach() for name, p in module.named_parameters()}

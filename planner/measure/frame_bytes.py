@@ -31,7 +31,7 @@ from planner.graph import (
     trace_block,
 )
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights, same_buffers
-from planner.graph.tangents import Layout, layout_of
+from planner.graph.tangents import Layout
 from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn, not_profiled
 
 
@@ -45,8 +45,9 @@ class FrameBytes:
     head_peak       the most from the arrival at the head to the end of the head's backward, all included
     backward_held, backward_tail
                     likewise for backward, the incoming gradients included; 0 for the head
-    shared          how many arguments that later blocks are given too have a gradient that is a sum within the block
-    layouts         how the gradients of each block's results are laid out when they arrive; None for the head
+    disordered      how many gradients add up in another order than autograd's
+    layouts         how the gradients of each block's results are laid out when they arrive, and which of its arguments
+                    have begun elsewhere; None for the head
     gradients       gradients of the frame's weights that come into being after a block's backward; `tail` counts them
     spread          the frame's weights that several of its pieces between blocks read
     """
@@ -59,7 +60,7 @@ class FrameBytes:
     backward_tail: tuple[int, ...]
     gradients: tuple[int, ...]
     layouts: tuple[Layout | None, ...]
-    shared: int
+    disordered: int
     spread: tuple[str, ...]
 
 
@@ -130,7 +131,7 @@ def measure_frame(
         backward_tail=most(lambda run: run.tail["B"]),
         gradients=most(lambda run: run.gradients),
         layouts=tuple(map(runs[0].layouts.get, range(count))),
-        shared=runs[0].shared.arguments,
+        disordered=runs[0].shared.disordered,
         spread=tuple(name for name, pieces in runs[0].read.items() if len(pieces) > 1),
     )
 
@@ -165,10 +166,10 @@ def frame_alone(
         raise
     except Exception as error:  # the model's own code failed; that is the cause to name
         cause = f"{type(error).__name__}: {first_line(error)}"
-        if "backward through the graph a second time" in cause:
+        if "backward through the graph a second time" in cause or "a block that has run backward" in cause:
             cause = (
-                "what is made of a block's result is read by the next block and by the model's code after it, whose "
-                "gradients cannot be added up in plain PyTorch's order"
+                "the model's code reads something before a block and once more after it, which the block is not "
+                "given; their gradients cannot be added up in plain PyTorch's order"
             )
         raise not_profiled(cause) from error
     finally:
@@ -229,7 +230,7 @@ class _Run:
             self.anchor = self.mode.scalar(self.device).requires_grad_()
             with self.meter.watch(), torch.no_grad():
                 with torch.enable_grad():
-                    loss = run_slice(self.model, batch, model_kwargs, self.device)
+                    loss = run_slice(self.model, batch, model_kwargs, self.device, self.shared.given)
                 call = self.calls.pop(self.head)
                 grads = call.backward(call.take_tangents())
                 self.head_peak = self.meter.mark() - self.base
@@ -242,7 +243,8 @@ class _Run:
                     self.arrive("B", index)
                     call = self.calls.pop(index)
                     tangents = call.take_tangents()
-                    self.layouts[index] = layout_of(tangents)
+                    if call.layout is not None:
+                        self.layouts[index] = call.layout
                     grads = call.backward(tangents)
                     tangents.clear()
                     self.leave("B", index)

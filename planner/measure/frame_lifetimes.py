@@ -16,6 +16,7 @@ written, with three more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,6 +61,23 @@ def block_lifetimes(
                 )
             )  # fmt: skip
     return tuple(found)
+
+
+def one_layout_a_kind(
+    names: BlockNames, pairs: dict[str, dict[str, BlockCode]], layouts: Sequence[Layout | None]
+) -> tuple[BlockNames, dict[str, dict[str, BlockCode]]]:
+    """Blocks of one kind whose gradients arrive otherwise, as kinds of their own: their backward needs other memory."""
+    found: dict[str, list[Layout | None]] = {}
+    kinds = []
+    for kind, layout in zip(names.kinds, layouts, strict=True):
+        known = found.setdefault(kind, [])
+        if layout not in known:
+            known.append(layout)
+        number = known.index(layout)
+        kinds.append(f"{kind}.{number}" if number else kind)
+    codes = {new: pairs[old] for new, old in zip(kinds, names.kinds, strict=True)}
+    eager = {new: names.eager[old] for new, old in zip(kinds, names.kinds, strict=True) if old in names.eager}
+    return replace(names, kinds=tuple(kinds), eager=eager), codes
 
 
 def lifetimes_of(
@@ -194,7 +212,7 @@ class _Run:
                 self.anchor = self.mode.scalar(self.device).requires_grad_()
             with log.watch(), torch.no_grad():
                 with torch.enable_grad():
-                    loss = run_slice(self.model, batch, model_kwargs, self.device)
+                    loss = run_slice(self.model, batch, model_kwargs, self.device, self.shared.given)
                 call = self.calls.pop(head)
                 grads = call.backward(call.take_tangents())
                 call.x = None

@@ -13,11 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.graph import BlockCall, BlockCode, BlockNames, ChunkedHead, Sink, flatten_call, mappings_of, run_slice
+from planner.graph import (
+    BlockCall,
+    BlockCode,
+    BlockNames,
+    ChunkedHead,
+    Sink,
+    flatten_call,
+    items_for,
+    mappings_of,
+    run_slice,
+)
 from planner.graph.call import Given
 from planner.graph.fake import other_weights
 from planner.graph.sample import random_data
 from planner.measure.frame_bytes import frame_alone
+from planner.schedule.chain import slice_size
 
 
 @contextlib.contextmanager
@@ -64,9 +75,9 @@ class _Run:
     @torch.no_grad()
     def once(self) -> None:
         self.given = Given()
-        tokens = {"num_items_in_batch": self.batch["input_ids"].numel()}
+        tokens = items_for(self.model, slice_size({name: t.shape for name, t in self.batch.items()}))
         with torch.enable_grad():
-            run_slice(self.model, self.batch, tokens, self.device)
+            run_slice(self.model, self.batch, tokens, self.device, self.given)
         for index in reversed(range(len(self.names.all))):
             call = self.calls.pop(index)
             call.pass_on(call.backward(), self.calls.get(index - 1))
@@ -80,7 +91,7 @@ class _Run:
         if index < len(self.names.all) - 1:
             call = _Silent(pair, tensors, self.given, self.outputs[kind], self.gradients[kind])
         elif self.chunk_rows:
-            call = _Chunks(pair, tensors, self.chunk_rows, module, self.sink)
+            call = _Chunks(pair, tensors, self.given, self.chunk_rows, module, self.sink)
         else:
             call = _Head(pair, tensors, self.given, module, self.sink)
         self.calls[index] = call
@@ -133,9 +144,9 @@ class _Chunks(ChunkedHead):
     """The head with its loss in chunks."""
 
     def __init__(
-        self, pair: BlockCode, tensors: Sequence[Tensor], chunk_rows: int, module: nn.Module, sink: Sink
+        self, pair: BlockCode, tensors: Sequence[Tensor], given: Given, chunk_rows: int, module: nn.Module, sink: Sink
     ) -> None:
-        super().__init__(pair, tensors, chunk_rows)
+        super().__init__(pair, tensors, chunk_rows, given)
         self._weights, self._sink = {name: p.detach() for name, p in module.named_parameters()}, sink
 
     def weights(self) -> dict[str, Tensor]:

@@ -222,10 +222,14 @@ class _Host:
         frame, call = self.frames[k], self.calls.pop((block, k))
         there = self.items.pop(f"a:{block}.{k}", call.saved)
         names = dict(zip(call.names, there, strict=True))
+        owned: dict[str, int] = {}
         for j, name in enumerate(given):
-            if name != "-":
-                owned = name.endswith("*")
-                names[f"t{j}"] = frame.pop(name[:-1]) if owned else self._hold(frame[name])
+            if name in owned:  # one tensor is the gradient of a result and of an argument
+                names[f"t{j}"] = self._hold(owned[name])
+            elif name.endswith("*"):
+                names[f"t{j}"] = owned[name] = frame.pop(name[:-1])
+            elif name != "-":
+                names[f"t{j}"] = self._hold(frame[name])
         for kind, what, of in _events(call.lifetimes.backward):
             match kind:
                 case "+" | "~":

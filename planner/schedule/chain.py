@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.checks import check_numbers
@@ -156,6 +157,11 @@ class Lifetimes:
 
 PIECES_OF = 1024
 """Elements of a piece of states are a multiple of it: no bit of an update depends on where a tensor is cut."""
+
+
+def slice_size(shapes: Mapping[str, Sequence[int]]) -> int:
+    """Tokens of a slice with tensors of these shapes; where it has none, the elements of its largest tensor."""
+    return math.prod(shapes["input_ids"]) if "input_ids" in shapes else max(map(math.prod, shapes.values()))
 
 
 class _Derived:

@@ -123,7 +123,7 @@ def trained(
     losses = [{}, {}]
     for step in range(steps):
         given = [batches(10 * step + k) for k in range(slices)]
-        count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in given)
+        count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in given) if sums else 0
         seeds = [100 * step + k for k in range(slices)]
         for engine, found in zip(engines, losses, strict=True):
             result = engine.step(

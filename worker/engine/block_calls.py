@@ -176,8 +176,10 @@ class Call(BlockCall):
 class ChunkedCall(ChunkedHead):
     """The head on a slice, with its loss in chunks."""
 
-    def __init__(self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], device: Device) -> None:
-        super().__init__(pair, tensors, block.chunk_rows)
+    def __init__(
+        self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], given: Given, device: Device
+    ) -> None:
+        super().__init__(pair, tensors, block.chunk_rows, given)
         self.block, self.k, self._items = block, k, device.items
 
     def weights(self) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import Exit, UserError
-from planner.graph import EAGER, BlockNames
+from planner.graph import EAGER, BlockNames, loss_of
 from planner.measure.forward_bytes import eval_mode, generator, measure_forward, measure_generation, quiet
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program
@@ -297,5 +297,4 @@ def _body(
 
 def _loss(model: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> Tensor:
     """The model's loss for a batch, which is copied to the device, and nothing else of what it returns."""
-    loss: Tensor = model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}).loss
-    return loss.detach()
+    return loss_of(model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()})).detach()

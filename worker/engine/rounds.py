@@ -79,12 +79,12 @@ class Rounds:
     ) -> list[Tensor]:
         """The losses of a round's slices, whose gradients go to the sums. Raises what the model or a queue raised."""
         losses: dict[int, Tensor] = {}
-        self._given_to = [Given() for _ in range(self._slices)]
+        given = self._given_to = [Given() for _ in range(self._slices)]
 
         def body(k: int) -> None:
             with torch.enable_grad():
                 with self._machine.frame():
-                    losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device)
+                    losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device, given[k])
                 self._backward(self._head, k)
 
         self._lockstep.run(body, [self._machine.seeded(seed) for seed in seeds])
@@ -117,7 +117,7 @@ class Rounds:
         turn = self._lockstep.gate(block.index)
         call: Call | ChunkedCall
         if block.chunk_rows:
-            call = ChunkedCall(block, turn.slice, self.codes[key], tensors, self._device)
+            call = ChunkedCall(block, turn.slice, self.codes[key], tensors, self._given_to[turn.slice], self._device)
         else:
             call = Call(block, turn.slice, self.codes[key], tensors, self._given_to[turn.slice], self._device)
         self.calls[block.index, turn.slice] = call

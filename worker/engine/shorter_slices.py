@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UserError
-from planner.graph import EAGER, BlockNames, Recipe
+from planner.graph import EAGER, BlockNames, Recipe, items_for
 from planner.measure.frame_lifetimes import lifetimes_of
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -56,7 +56,7 @@ class ShorterSlices:
                 for block in self._blocks:
                     own.enter_context(block.own_forward())
                 lifetimes, frame = lifetimes_of(
-                    self._model, self._names, recipes, batch, self._device, {"num_items_in_batch": _ITEMS},
+                    self._model, self._names, recipes, batch, self._device, items_for(self._model, _ITEMS),
                     chunk_rows=self._blocks[-1].chunk_rows,
                 )  # fmt: skip
         except UserError as error:  # as it will be raised where the slice is computed, or is of no interest there

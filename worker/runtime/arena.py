@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from planner.cpu import build
-from planner.schedule.chain import Chain
+from planner.schedule.chain import Chain, slice_size
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.places import Arrangement, Place, key_of
 from planner.schedule.shorter import places_of_shorter
@@ -227,7 +226,7 @@ class PlannedMemory:
 
     def knows(self, shape: Shape) -> bool:
         """Whether slices of this shape have places, as far as they can."""
-        return shape in self._shorter or math.prod(dict(shape)["input_ids"]) == self._chain.slice_tokens
+        return shape in self._shorter or slice_size(dict(shape)) == self._chain.slice_tokens
 
     def learn(self, shape: Shape, shorter: Chain | None) -> None:
         """Slices of this shape do what the chain's lifetimes say; None: nobody knows what they do."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from planner.graph import RECIPES, BlockCall, Pair, find_blocks, flatten_call, run_slice, trace_block
+from planner.graph.pieces import Pieces
 from tests.support.tiny_models import NAMES, batch_of, make_model
 
 torch.set_num_threads(1)
@@ -14,8 +15,8 @@ torch.set_num_threads(1)
 class Call(BlockCall):
     """A block whose weights are its module's parameters and whose gradients add up in a table."""
 
-    def __init__(self, pair, module, tensors, sums):
-        super().__init__(pair, tensors)
+    def __init__(self, pair, module, tensors, given, sums):
+        super().__init__(pair, tensors, given)
         self.module, self.sums = module, sums
 
     def forward(self, tensors):
@@ -38,19 +39,19 @@ class Call(BlockCall):
 def run_cut(model, batch, recipe):
     """Loss and gradients of one slice, every layer under `recipe`, the graph cut around every block."""
     names = find_blocks(model, batch)
-    calls, sums, anchor = [], {}, torch.zeros((), requires_grad=True)
+    calls, sums, anchor, given = [], {}, torch.zeros((), requires_grad=True), Pieces()
 
     def enter(index, module, forward, *args, **kwargs):
         tensors = flatten_call(args, kwargs)[1]
         module.forward = forward
         pair = Pair(trace_block(module, args, kwargs), RECIPES[recipe if 0 < index < len(names.all) - 1 else "keep"])
-        calls.append(Call(pair, module, tensors, sums))
+        calls.append(Call(pair, module, tensors, given, sums))
         return calls[-1].enter(tensors, [], anchor)
 
     for index, name in enumerate(names.all):
         module = model.get_submodule(name)
         module.forward = functools.partial(enter, index, module, module.forward)
-    loss = run_slice(model, batch, {}, torch.device("cpu"))
+    loss = run_slice(model, batch, {}, torch.device("cpu"), given)
     with torch.no_grad():
         while calls:
             call = calls.pop()
@@ -85,6 +86,6 @@ def test_run_slice_copies_the_batch_and_forgets_it():
     seen = []
     hook = model.model.embed_tokens.register_forward_pre_hook(lambda module, args: seen.append(args[0].data_ptr()))
     batch = batch_of()
-    run_slice(model, batch, {}, torch.device("cpu"))
+    run_slice(model, batch, {}, torch.device("cpu"), Pieces())
     hook.remove()
     assert seen and batch["input_ids"].data_ptr() not in seen

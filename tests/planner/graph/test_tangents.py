@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from planner.cpu.meter import Meter
 from planner.graph import RECIPES, Pair, make_pairs, trace_block
-from planner.graph.tangents import layout_of
+from planner.graph.tangents import Layout, layout_of
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from tests.support.engine_plans import adamw, chain_of, resident_plan
@@ -92,7 +92,7 @@ def test_options_that_share_code_keep_to_themselves_for_gradients_as_traced_and_
     assert len(pairs) == len(RECIPES)
     for pair in pairs.values():
         assert pair.for_tangents(layout_of(pair.tangent_values)) is pair
-        assert pair.for_tangents(((1, 4),)).recipe is pair.recipe
+        assert pair.for_tangents(Layout(((1, 4),))).recipe is pair.recipe
 
 
 class Scaled(nn.Linear):

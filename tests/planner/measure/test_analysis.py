@@ -310,9 +310,8 @@ def test_the_rehearsal_runs_the_frame_and_the_head_and_no_other_block(name, chun
         assert id(p) == before[n][0] and torch.equal(p, before[n][1]) and p.grad is None
 
 
-@pytest.mark.parametrize("features", [{"residual"}, {"residual", "factor"}])
-def test_a_residual_around_layers_is_refused_with_its_reason(features):
-    case = replace(case_of(0), patterns=((),), features=frozenset(features), frozen="", layers=3)
-    with pytest.raises(UserError, match="read by the next block and by the model's code after it") as told:
+def test_a_residual_around_layers_that_are_given_views_of_it_is_refused_with_its_reason():
+    case = replace(case_of(0), patterns=((),), features=frozenset({"residual", "turned"}), frozen="", layers=3)
+    with pytest.raises(UserError, match="reads something before a block and once more after it") as told:
         analyse_model(model_of(case), batches_of(case, 0)[0], device=CPU)
     assert told.value.code == "frame-not-traceable"

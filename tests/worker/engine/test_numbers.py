@@ -224,16 +224,6 @@ def test_gradients_that_reach_a_block_from_the_loss_and_from_the_next_block_are_
     engine.close()
 
 
-def test_a_block_whose_result_is_read_again_after_the_next_block_is_refused_by_name():
-    model = make_model("llama")
-    box = []
-    model.model.embed_tokens.register_forward_hook(lambda m, args, out: box.append(out))
-    model.model.norm.register_forward_pre_hook(lambda m, args: (args[0] + box.pop(),))
-    with pytest.raises(UserError, match=r"result of the block model\.embed_tokens is read by the next") as caught:
-        chain_of(model)
-    assert caught.value.code == "frame-not-traceable"
-
-
 def test_a_block_that_is_given_one_tensor_twice_is_refused_by_name():
     model = make_model("llama")
     for layer in model.model.layers:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from planner.graph import run_slice
+from planner.graph.pieces import Pieces
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan
 from tests.support.engines import data, learning_rate, own_threads
 from tests.support.families import masked_batch
@@ -166,7 +167,7 @@ def test_what_a_model_asks_of_a_masked_batch_the_host_answers(waiting):
     def loss():
         torch.manual_seed(3)
         with machine.computing(), machine.frame():
-            return run_slice(model, batch, {}, machine.device)
+            return run_slice(model, batch, {}, machine.device, Pieces())
 
     torch.manual_seed(3)
     wanted = model(**{name: tensor.to(machine.device) for name, tensor in batch.items()}).loss

@@ -1,0 +1,73 @@
+"""The parts of a model that is no chain of equal layers between an embedding and a head: a U-Net, an image classifier.
+
+They are modules, one after the other as they run; what passes several of them, as skips do, the model's code carries.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import nn
+
+from planner.graph.record import ModuleCall, Operation, Record
+
+_SMALL = 16
+"""A module that does less than so great a share of the work is not parted further."""
+_COMBINES = ("aten.add", "aten.sub", "aten.mul")
+
+
+def segments(root: ModuleCall, record: Record) -> list[ModuleCall]:
+    """Calls that do not overlap, with all weights that are in modules below the root.
+
+    From the root downwards, modules that are alike and do half of the work of the one around them are segments. So are
+    others that do little of all the work, that have no parts with parts, or whose own code combines what its parts
+    make, as that of a transformer's layer does.
+    """
+
+    def cost(*calls: ModuleCall) -> int:
+        return sum(operation.cost for call in calls for operation in record.operations[call.start : call.end])
+
+    def is_whole(call: ModuleCall) -> bool:
+        parts = _with_weights(call)
+        flat = not any(map(_with_weights, parts)) and not isinstance(call.module, nn.Sequential)
+        return flat or any(_combines(operation, record) for operation in _own(call, record))
+
+    def below(call: ModuleCall) -> list[ModuleCall]:
+        kids = _with_weights(call)
+        looks = Counter(_looks(kid) for kid in kids if _with_weights(kid))
+        equal = {id(kid) for kid in kids if looks[_looks(kid)] > 1}
+        if 2 * cost(*(kid for kid in kids if id(kid) in equal)) < cost(call):
+            equal.clear()
+        found: list[ModuleCall] = []
+        for kid in kids:
+            small = len(kids) > 1 and _SMALL * cost(kid) <= cost(root)
+            found += [kid] if id(kid) in equal or small or is_whole(kid) else below(kid)
+        return found
+
+    return below(root)
+
+
+def _with_weights(call: ModuleCall) -> list[ModuleCall]:
+    """The calls right below that have weights."""
+    return [kid for kid in call.kids if any(True for _ in kid.module.parameters())]
+
+
+def _looks(call: ModuleCall) -> tuple[type[nn.Module], tuple[tuple[int, ...], ...]]:
+    """What is equal in modules that are alike."""
+    return type(call.module), tuple(tuple(p.shape) for p in call.module.parameters())
+
+
+def _own(call: ModuleCall, record: Record) -> Iterator[Operation]:
+    """The operations of a module's own code."""
+    at = call.start
+    for kid in call.kids:
+        yield from record.operations[at : kid.start]
+        at = kid.end
+    yield from record.operations[at : call.end]
+
+
+def _combines(operation: Operation, record: Record) -> bool:
+    """It makes one tensor of two that are no weights."""
+    given = set(operation.inputs) - record.parameters.keys()
+    return len(given) > 1 and operation.text[2:].startswith(_COMBINES)
