@@ -196,7 +196,7 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analys
     """The analysis of a job's model under slices of its largest shape, without memory for weights; `arranged` as in
     `analyse_model`. Raises UserError."""
     model = skeleton_model(job, device)
-    rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight.shape[-1])
+    rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight)
     with watching_isolation(model) if job.packing is True else nullcontext():
         analysis = analyse_model(model, sample_batch(job), device=device, chunk_rows=rows, arranged=arranged)
     check_trainer_options(model, job)

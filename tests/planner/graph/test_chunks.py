@@ -260,4 +260,10 @@ def test_a_soft_cap_is_applied_chunk_by_chunk():
 
 
 def test_a_chunks_logits_take_a_quarter_of_the_weights_gradient():
-    assert [chunk_rows(width) for width in (64, 1024, 4096)] == [128, 256, 1024]
+    heads = [torch.empty(4, width, device="meta", requires_grad=True) for width in (64, 1024, 4096)]
+    assert [chunk_rows(weight) for weight in heads] == [128, 256, 1024]
+
+
+def test_a_frozen_heads_chunks_are_no_larger_than_a_card_needs_them_to_compute_at_its_rate():
+    heads = [torch.empty(4, width, device="meta") for width in (64, 1024, 4096)]
+    assert [chunk_rows(weight) for weight in heads] == [128, 256, 256]
