@@ -70,8 +70,8 @@ def penalty(model: nn.Module) -> None:
     model.loss_function = loss
 
 
-def changed(change, dtype: torch.dtype = torch.float32) -> nn.Module:
-    model = make_model("llama", dtype)
+def changed(change) -> nn.Module:
+    model = make_model("llama", torch.bfloat16, layers=2)
     change(model)
     return model
 
@@ -79,31 +79,26 @@ def changed(change, dtype: torch.dtype = torch.float32) -> nn.Module:
 @pytest.mark.parametrize("change", [residual, skip, dense, penalty])
 def test_a_model_whose_code_reads_it_again_equals_plain_pytorch_bitwise(change) -> None:
     make = functools.partial(changed, change)
-    assert analyse_model(make(), masked_batch(), device=CPU).inexact == ()
-    assert_bitwise(trained(make, masked_batch, slices=1, steps=2))
-    make = functools.partial(changed, change, torch.bfloat16)
-    assert_bitwise(trained(make, masked_batch, slices=2, steps=2, clip=0.5))
+    assert_bitwise(trained(make, masked_batch, slices=2, steps=1, plan_of=streaming_plan))
 
 
-@pytest.mark.parametrize(("dtype", "slices"), [(torch.float32, 1), (torch.bfloat16, 2)])
-def test_a_unet_whose_options_take_turns_equals_plain_pytorch_bitwise(dtype: torch.dtype, slices: int) -> None:
-    make, batches = functools.partial(tiny_unet, dtype), functools.partial(pictures, dtype=dtype)
-    assert analyse_model(make(), batches(), device=CPU).inexact == ()
-    assert_bitwise(trained(make, batches, slices=slices, steps=2, plan_of=streaming_plan, sums=False))
+def test_no_gradient_of_it_adds_up_in_another_order() -> None:
+    assert analyse_model(changed(penalty), masked_batch(), device=CPU).inexact == ()
 
 
-@pytest.mark.parametrize(("change", "option"), [(residual, "keep"), (residual, "recompute"), (dense, "offload-all")])
-def test_its_steps_take_what_was_predicted_wherever_that_lies(change, option: str) -> None:
-    model = changed(change)
+def test_a_unet_whose_options_take_turns_equals_plain_pytorch_bitwise() -> None:
+    make, batches = functools.partial(tiny_unet, torch.bfloat16), functools.partial(pictures, dtype=torch.bfloat16)
+    assert_bitwise(trained(make, batches, slices=2, steps=1, plan_of=streaming_plan, sums=False))
+
+
+def test_its_steps_take_what_was_predicted_wherever_that_lies() -> None:
+    model, option = changed(residual), "recompute"
     chain = chain_of(model, arranged=True)
     plan = resident_plan(chain, slices=2, option=option)
     predicted = gpu_peak_bytes(compile_program(plan, chain), chain)
     engine = Engine(model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=None, device=CPU, metered=True)
-    for step in range(2):
-        batches, rest = data(step, 2)
-        result = engine.step(batches, learning_rate=1e-3, **rest)
-        assert 0.95 * predicted <= result.peak_bytes <= predicted
-        del result
+    batches, rest = data(0, 2)
+    assert 0.95 * predicted <= engine.step(batches, learning_rate=1e-3, **rest).peak_bytes <= predicted
     engine.close()
     found = allocations(compile_program(plan, chain), chain)
     most = now = sum(e.bytes for standing in found.standing.values() for e in standing) + found.others_bytes
