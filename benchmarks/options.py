@@ -58,6 +58,7 @@ CASES = {
     "lora-32k": Case(True, 1, 1, 32768, "rtx3060", 64),
     "lora-16k-4090": Case(True, 1, 1, 16384, "rtx4090", 64),
     "lora-32k-4090": Case(True, 1, 1, 32768, "rtx4090", 64),
+    "lora-64k-4090": Case(True, 1, 1, 65536, "rtx4090", 128),
     "lora-8x4x1k": Case(True, 8, 4, 1024, "rtx3060", 64),
     "full-4x4x1k": Case(False, 4, 4, 1024, "rtx3060", 128),
 }

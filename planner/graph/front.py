@@ -40,18 +40,18 @@ class Saved:
 def front(joint: Joint) -> list[Saved]:
     """At most four sets, from the fewest bytes to the fewest seconds, without the empty one; none where the block
     writes into what it has made."""
-    return _front_of(_Cutter(joint))
+    return _front_of(Cutter(joint))
 
 
-def _front_of(cutter: _Cutter) -> list[Saved]:
+def _front_of(cutter: Cutter) -> list[Saved]:
     if not cutter.operations or any(is_mutable(node) for node in cutter.forward):
         return []
-    return [point for point in _thinned(_hull(cutter)) if point.nodes]
+    return [point for point in _thinned(hull(cutter)) if point.nodes]
 
 
 def recipes_on_front(joint: Joint) -> Iterator[Recipe]:
     """Those that save a set of the front, without what the named recipes do."""
-    cutter = _Cutter(joint)
+    cutter = Cutter(joint)
     named = {
         cutter.saved({node for node in cutter.savable if recipe.may_save(node)}).nodes: recipe.saves
         for recipe in RECIPES.values()
@@ -60,7 +60,7 @@ def recipes_on_front(joint: Joint) -> Iterator[Recipe]:
         yield from recipes_saving(number, named.get(saved.nodes, " ".join(sorted(node.name for node in saved.nodes))))
 
 
-class _Cutter:
+class Cutter:
     """Minimum cuts of one block. In the network, backward has what is on the sink's side: of operations those that run
     again, of values those that are saved or computed again. A cut pays for an operation there (arc from the source),
     and for a value there whose operation is not (arc from the operation: it is saved). What an operation reads comes
@@ -137,14 +137,14 @@ def _taken(node: fx.Node) -> float:
     return max([1.0, *(max(work.bytes, work.flops / _FLOPS_PER_BYTE) for work in work_of([node]))])
 
 
-def _hull(cutter: _Cutter) -> list[Saved]:
+def hull(cutter: Cutter) -> list[Saved]:
     """All sets that are best at some price, from the fewest bytes to the fewest seconds."""
     most = sum(cutter.takes.values())
     few, many = cutter.at(1e3 * most), cutter.at(1e-9)
     return list(dict.fromkeys((few, *_between(cutter, few, many), many)))
 
 
-def _between(cutter: _Cutter, few: Saved, many: Saved) -> list[Saved]:
+def _between(cutter: Cutter, few: Saved, many: Saved) -> list[Saved]:
     """Those strictly between two of the hull."""
     if few.bytes >= many.bytes or few.again <= many.again:
         return []

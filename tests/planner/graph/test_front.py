@@ -38,13 +38,13 @@ def traced(rows: int) -> Joint:
 
 @pytest.mark.parametrize("rows", [4, 256])
 def test_the_front_is_the_lower_hull_of_all_sets(rows: int) -> None:
-    cutter = fronts._Cutter(traced(rows))
+    cutter = fronts.Cutter(traced(rows))
     nodes = sorted(set(cutter.savers.values()), key=str)
     assert 5 <= len(nodes) <= 12
     every = {
         cutter.saved(set(chosen)) for count in range(len(nodes) + 1) for chosen in itertools.combinations(nodes, count)
     }
-    hull = fronts._hull(cutter)
+    hull = fronts.hull(cutter)
     assert len(hull) >= 3
     assert set(hull) <= every
     for few, many in itertools.pairwise(hull):
