@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,7 @@ from planner.cache.store import Cache, CachedPlan, Question
 from planner.codec import Json, from_json, to_json
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
+from planner.machine.drives import check_place
 from planner.machine.hardware import Hardware
 from planner.machine.memory import check_budgets
 from planner.measure.analysis import Analysis, analyse, estimate_times, measure_times
@@ -108,6 +110,8 @@ def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
     use = disk_use(plan, chain, job.disk_paths or (), job.disk_rated_writes, steps=job.max_steps)
     if use is None:
         return None
+    for folder in job.disk_paths or ():
+        check_place(Path(folder))
     need = disk_need_bytes(plan, chain, homes=job.state_homes)
     check_disk_budget(need, job.disk_budget, homes=job.state_homes)
     log.info(

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from planner.errors import UserError
+
 RATED_SIZES = 600
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MOUNTS = Path("/proc/self/mountinfo")
@@ -48,6 +50,25 @@ def drive_of(folder: Path, *, mounts: Path = MOUNTS, blocks: Path = BLOCKS) -> D
         size = max(size, _SECTOR * int(_read(blocks / device / "size") or 0))
         model = _read(blocks / device / "device" / "model")
     return Drive(source=source, mount=mount, file_system=file_system, device=device, model=model, bytes=size)
+
+
+def check_place(folder: Path, *, table: Path = Path("/etc/fstab")) -> None:
+    """Raise UserError "disk-failed" where what is meant for a drive would be on the disk below, as the drive is not
+    mounted: the folder above is not there, or a mount point of the system's table has nothing mounted."""
+    what, hint = "A folder for optimizer states cannot be used.", f"mount the drive that {folder} is on"
+    if not folder.parent.is_dir():
+        raise UserError(
+            what, code="disk-failed", numbers=(f"there is no {folder.parent}",),
+            hint=f"{hint}; nothing above this folder is made",
+        )  # fmt: skip
+    place = folder.resolve()
+    lines = (line.split() for line in _read(table).splitlines() if not line.lstrip().startswith("#"))
+    for mount in (Path(_plain(words[1])) for words in lines if len(words) > 2 and words[1].startswith("/")):
+        if place.is_relative_to(mount) and not mount.is_mount():
+            raise UserError(
+                what, code="disk-failed", numbers=(f"{table} has a drive for {mount}, and nothing is mounted there",),
+                hint=hint,
+            )  # fmt: skip
 
 
 def rated_bytes(folders: Sequence[Path]) -> int:

@@ -59,7 +59,8 @@ class DiskUse:
             return
         if self.share is not None and self.steps is not None:
             written = _decimal(self.steps * self.written_bytes)
-            yield f"the run's {self.steps} steps write {written}, {self.share:.2%} of the drive's rated life"
+            share = f"{self.share:.2%}" if self.share >= 1e-4 else "less than 0.01%"
+            yield f"the run's {self.steps} steps write {written}, {share} of the drive's rated life"
         how = "as stated" if self.stated else f"{RATED_SIZES} times its size; disk_rated_writes: 1200TB says it better"
         yield f"the drive is worn after {self.steps_of_life} steps: {_decimal(self.rated_bytes)} rated, {how}"
 

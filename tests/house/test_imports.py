@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "worker.runtime": ("planner.schedule", "planner.cpu"),
     "worker.engine": ("worker.runtime", "planner.schedule", "planner.cpu", "planner.graph", "planner.measure"),
     "worker.data": ("planner.job",),
-    "worker.storage": ("planner.job", "planner.schedule", "planner.cpu"),
+    "worker.storage": ("planner.job", "planner.schedule", "planner.machine", "planner.cpu"),
     "worker.training": (
         "worker.engine", "worker.runtime", "worker.data", "worker.storage", "planner.measure", "planner.graph",
         "planner.job", "planner.run", "planner.schedule", "planner.machine",

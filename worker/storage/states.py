@@ -26,6 +26,7 @@ from torch import Tensor
 from planner.cpu.direct_file import DirectFile, Sum
 from planner.disk import sync
 from planner.errors import Room, UserError, first_line, is_disk_full
+from planner.machine.drives import check_place
 from planner.schedule.state_pieces import PAGE, Piece, StoredTensor, stored_bytes
 from planner.units import format_bytes
 from worker.storage.shards import Streamed
@@ -243,11 +244,7 @@ def _floats(piece: Piece) -> int:
 def _prepared(folder: Path) -> Path:
     """The folder, made where it is not there, by its true name; with the one that it is in, but no more: else what is
     meant for a drive that is not mounted would be on the disk below. Raises UserError."""
-    if not (place := folder.parent.parent).is_dir():
-        raise UserError(
-            "A folder for optimizer states cannot be used.", code="disk-failed", numbers=(f"there is no {place}",),
-            hint=f"mount the drive that {folder.parent} is on; nothing above this folder is made",
-        )  # fmt: skip
+    check_place(folder.parent)
     try:
         folder.parent.mkdir(exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)

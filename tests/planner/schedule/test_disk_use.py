@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import UserError
-from planner.machine.drives import Drive, drive_of, rated_bytes
+from planner.machine.drives import Drive, check_place, drive_of, rated_bytes
 from planner.schedule import disk_use as module
 from planner.schedule.disk_use import DiskUse, disk_use
 from tests.planner.search.test_states_on_disk import evaluate, streaming
@@ -88,3 +88,19 @@ def test_the_drive_of_a_folder_is_found_below_partitions_and_mappings(tmp_path):
         assert (drive.device, drive.model, drive.bytes) == ("nvme0n1", "Fast 2TB", 2 * TB)
         assert (drive.mount, drive.file_system, drive.source) == (str(folder.parent), "btrfs", source)
     assert [found(source).device for source in ("/dev/md0", "tmpfs", "/dev/gone")] == ["", "", ""]
+
+
+def test_a_drive_that_is_not_mounted_is_told_and_nothing_is_made_in_its_place(tmp_path):
+    table = tmp_path / "fstab"
+    (drive := tmp_path / "a drive").mkdir()
+    at = str(drive.resolve()).replace(" ", r"\040")
+    table.write_text(f"# {at} was here\nUUID=1 / ext4 defaults 0 1\n/dev/sdb1 {at}2 xfs noauto\nswap none swap sw\n")
+    check_place(drive / "states", table=table)
+    check_place(drive, table=tmp_path / "none")
+    with pytest.raises(UserError, match=f"there is no {drive / 'gone'}\n"):
+        check_place(drive / "gone" / "states", table=table)
+    table.write_text(f"/dev/sdb1 {at} xfs noauto 0 2\n")
+    for folder in (drive, drive / "states"):
+        with pytest.raises(UserError, match=r"has a drive for .*, and nothing is mounted there") as raised:
+            check_place(folder, table=table)
+        assert raised.value.code == "disk-failed" and list(drive.iterdir()) == []
