@@ -12,7 +12,7 @@ from planner.schedule.compile import OpKind, Program, Queue, compile_program
 from planner.schedule.disk_use import DiskUse
 from planner.schedule.memory import cpu_parts, parts_at_peak
 from planner.schedule.plan import Plan
-from planner.schedule.simulate import durations_s, host_traffic_bytes, simulate
+from planner.schedule.simulate import durations_s, host_traffic_bytes, simulate, written_bytes
 
 LAUNCHING = "launching the GPU's operations"
 _MASTER_BYTES = 12  # of a checkpoint, per trained parameter: the fp32 weight and two moments
@@ -44,7 +44,7 @@ def receipt(plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: 
         trained_parameters=sum(t.elements for t in _tensors(chain) if t.trainable),
         gpu_budget_bytes=plan.gpu_budget_bytes,
         cpu_budget_bytes=plan.cpu_budget_bytes,
-        disk=disk_shares(chain, asked),
+        disk=disk_shares(chain, asked, chain.stored_bytes(plan.cpu_updated())),
         disk_use=_disk_use(plan, chain, hardware),
         gpu_peak_bytes=plan.gpu_peak_bytes,
         cpu_peak_bytes=plan.cpu_peak_bytes,
@@ -118,15 +118,18 @@ def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
     )
 
 
-def disk_shares(chain: Chain, asked: Asked) -> tuple[Share, ...]:
-    """Checkpoints, the one that is being written while the others are still there, and the trained model."""
-    checkpoint = _MASTER_BYTES * sum(t.elements for t in _tensors(chain) if t.trainable)
+def disk_shares(chain: Chain, asked: Asked, stored: int = 0) -> tuple[Share, ...]:
+    """Checkpoints, the one that is being written while the others are still there, and the trained model; `stored`
+    bytes of optimizer states, which a single checkpoint names: then they are there twice."""
+    named = asked.keep == 1
+    checkpoint = _MASTER_BYTES * sum(t.elements for t in _tensors(chain) if t.trainable) - stored * named
     model = sum(t.bytes for t in _tensors(chain) if t.trainable)  # of LoRA only the adapters are written
     kept = asked.keep or 1
     each = "each checkpoint, all are kept" if asked.keep is None else f"checkpoints kept: {kept}"
     return _shares(
-        (each, kept * checkpoint), ("a checkpoint being written", checkpoint), ("the trained model, twice", 2 * model)
-    )
+        ("optimizer states on drives" + ", twice" * named, stored * (1 + named)), (each, kept * checkpoint),
+        ("a checkpoint being written", checkpoint), ("the trained model, twice", 2 * model),
+    )  # fmt: skip
 
 
 def _disk_use(plan: Plan, chain: Chain, hardware: Hardware) -> DiskUse | None:
@@ -147,6 +150,7 @@ def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> 
     busy = dict(timeline.busy_s)
     # A turn takes as long as its operations compute, or as long as they take to launch: whichever is longer.
     turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
+    sustained = hardware.disk_sustained_bytes_per_s
     alone_s = durations_s(program, chain, replace(hardware, launch_s=0.0))
     seconds = {
         "GPU computing": sum(alone_s[number] for number in turns),
@@ -157,6 +161,7 @@ def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> 
         "CPU updates": busy[Queue.CPU],
         "reads from disk": busy[Queue.DISK_READ],
         "writes to disk": busy[Queue.DISK_WRITE],
+        "writes that drives sustain": written_bytes(program) / sustained if sustained else 0.0,
         "host memory bandwidth": host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s,
     }
     found = (Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in seconds.items() if s)

@@ -39,6 +39,11 @@ def with_states_on_disk(problem: Problem) -> Problem:
     return as_few_as_fit(problem, lambda parts: _on_disk(problem, [*chosen, *every(others, parts)]))
 
 
+def decided_anew(problem: Problem) -> Problem:
+    """A problem that was changed since it was decided which states are on disk, with those there that are best now."""
+    return with_states_on_disk(_on_disk(problem, ())) if states_on_disk(problem.chain) else problem
+
+
 def with_all_on_disk(problem: Problem) -> Problem:
     """The problem with all states on disk that may be there, whether a disk is given or not."""
     return _on_disk(problem, _may_be_on_disk(problem))
@@ -112,7 +117,7 @@ def _on_disk(problem: Problem, names: Collection[str]) -> Problem:
     chosen = frozenset(names)
     blocks = tuple(
         replace(
-            block, tensors=tuple(replace(t, states_on_disk=True) if t.name in chosen else t for t in block.tensors)
+            block, tensors=tuple(replace(t, states_on_disk=t.name in chosen) for t in block.tensors)
         )
         for block in problem.chain.blocks
     )  # fmt: skip

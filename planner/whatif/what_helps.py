@@ -24,6 +24,7 @@ from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.search.problem import Problem
+from planner.search.states_on_disk import decided_anew, states_on_disk
 
 _GIB = 2**30
 _WORTH = 1.02  # less is no help
@@ -47,6 +48,13 @@ def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
         cpu_memory_bytes_per_s=2 * hardware.cpu_memory_bytes_per_s,
     )  # fmt: skip
     yield "host memory twice as fast, CPU updates with it", replace(problem, hardware=memory)
+    if states_on_disk(chain):
+        drives = replace(
+            hardware, disk_read_bytes_per_s=2 * hardware.disk_read_bytes_per_s,
+            disk_write_bytes_per_s=2 * hardware.disk_write_bytes_per_s,
+            disk_sustained_bytes_per_s=2 * hardware.disk_sustained_bytes_per_s,
+        )  # fmt: skip
+        yield "twice as many drives", replace(problem, hardware=drives)
     yield "a GPU that computes twice as fast", replace(problem, chain=_quicker(chain, 0.5))
     text = f"{2 * problem.slices} slices a step in place of {problem.slices}"
     yield text, replace(problem, slices=2 * problem.slices)
@@ -149,6 +157,7 @@ def _step_s(problem: Problem, plan: Plan, other: Problem, time_limit_s: float) -
         step_s = predicted_step_s(compile_program(plan, other.chain), other.chain, other.hardware)
     if not time_limit_s:
         return step_s
+    other = decided_anew(other)
     worth_s = plan.step_s * other.tokens / problem.tokens / _WORTH
     scaled = plan.rounds * other.slices // problem.slices
     for rounds in dict.fromkeys((plan.rounds, scaled, 1) if other.slices != problem.slices else (plan.rounds,)):

@@ -10,6 +10,8 @@ from planner.candidate.evaluate import evaluate
 from planner.candidate.setting import Budgets, Setting
 from planner.errors import UserError
 from planner.greedy.streaming import profile, streamed
+from planner.reports.make_receipt import disk_shares
+from planner.reports.receipt import Asked
 from planner.schedule.compile import Queue, compile_program, with_waits
 from planner.schedule.memory import cpu_parts, cpu_peak_bytes, state_ring_bytes
 from planner.schedule.simulate import simulate
@@ -21,10 +23,12 @@ from planner.search.problem import Problem
 from planner.search.states_on_disk import (
     as_few_as_fit,
     check_disk_budget,
+    decided_anew,
     disk_need_bytes,
     every,
     with_states_on_disk,
 )
+from planner.whatif.what_helps import variations
 from tests.support.chains import HARDWARE, chain, with_masters
 from tests.support.chaos import Chaos, waits
 
@@ -192,3 +196,25 @@ def test_a_disk_budget_without_room_for_the_states_is_told_with_both_sizes():
     with pytest.raises(UserError, match=r"512\.0 MiB, needed 1\.0 GiB") as raised:
         check_disk_budget(2**30, 2**29, homes=2)
     assert raised.value.code == "disk-too-small" and "save_total_limit: 2" in str(raised.value.hint)
+
+
+def test_with_more_memory_it_is_decided_anew_which_states_are_on_disk():
+    found = with_states_on_disk(problem(190 * 10**6))
+    there = sum(t.state_bytes for t in found.chain.tensors() if t.states_on_disk)
+    assert there
+    assert not any(t.states_on_disk for t in decided_anew(replace(found, cpu_budget_bytes=10**9)).chain.tensors())
+    less = decided_anew(replace(found, cpu_budget_bytes=230 * 10**6))
+    assert 0 < sum(t.state_bytes for t in less.chain.tensors() if t.states_on_disk) < there
+    in_memory = problem(10**9)
+    assert decided_anew(in_memory) is in_memory
+    assert ["twice as many drives" in dict(variations(each)) for each in (found, in_memory)] == [True, False]
+
+
+def test_the_receipt_counts_states_on_drives_twice_where_a_checkpoint_names_them():
+    stored, asked = 10**6, Asked(model="m", dtype="bf16", length=1, rows=1, slices=1, clip=False, keep=1)
+    one, two = (
+        {share.name: share.bytes for share in disk_shares(large_chain(2), replace(asked, keep=keep), stored)}
+        for keep in (1, 2)
+    )
+    assert one["optimizer states on drives, twice"] == 2 * stored and two["optimizer states on drives"] == stored
+    assert one["a checkpoint being written"] == two["a checkpoint being written"] - stored
