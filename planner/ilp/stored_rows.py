@@ -13,7 +13,7 @@ import pulp
 from planner.ilp.columns import Columns
 from planner.ilp.sums import Term
 
-_PRICE = 2e-3  # of the time that reading and writing a byte takes: what gains less is not written
+_PRICE = 3e-3  # of the time that reading and writing a byte takes: what gains less is not written
 
 
 def stored_states_follow_their_gradients(v: Columns) -> None:
@@ -76,11 +76,6 @@ def drive_keeps_its_rate(v: Columns) -> None:
 
 
 def price_of_writing(v: Columns) -> Term:
-    """Hardly anything: without a price a drive is written to for nothing. A little more for blocks that are needed
-    sooner after their backward: the drive has longer for the others."""
+    """Hardly anything: without a price a drive is written to for nothing."""
     p = v.p
-    if p.stored is None:
-        return 0
-    sooner = (1 + (p.blocks - i) / p.blocks for i in range(p.blocks))
-    priced = (by * written for by, written in zip(sooner, v.total["V"], strict=True))
-    return _PRICE * p.stored.ratio / p.disk_both * pulp.lpSum(priced)
+    return _PRICE * p.stored.ratio / p.disk_both * pulp.lpSum(v.total["V"]) if p.stored else 0
