@@ -148,8 +148,9 @@ def _number(value: float) -> str:
 
 
 def _verdict(found: Certificate) -> str:
+    plain = "plain PyTorch, rounding AdamW's moments to 8 bits after each update," if found.rounded else "plain PyTorch"
     if found.bitwise:
-        return "offmate computes what plain PyTorch computes, bit for bit."
+        return f"offmate computes what {plain} computes, bit for bit."
     does = "computes within rounding" if found.holds else "does not compute"
     allowed = "no difference may be."
     if found.reasons:
@@ -158,7 +159,7 @@ def _verdict(found: Certificate) -> str:
             f"size, {_number(found.allowed)} may be."
         )
     report = "" if found.holds else " Please report this."
-    return f"offmate {does} what plain PyTorch computes: {allowed}{report}"
+    return f"offmate {does} what {plain} computes: {allowed}{report}"
 
 
 def _count(number: int, what: str) -> str:

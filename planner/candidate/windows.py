@@ -81,7 +81,7 @@ def _absences(
     setting: Setting, schedule: TensorSchedule, kind: str, key: int, touched: list[int], stages: int
 ) -> Iterator[Window]:  # fmt: skip
     tensor = schedule.tensor
-    update_s = tensor.elements / setting.hardware.cpu_update_parameters_per_s
+    update_s = tensor.elements / setting.hardware.cpu_updates(rounded=setting.chain.rounded_elements > 0)
     drive_s = tensor.state_bytes * setting.hardware.disk_s_per_byte if tensor.states_on_disk else 0.0
     for number, absence in enumerate(schedule.weight if kind == "w" else schedule.states):
         last = absence.evict - min((absence.evict - s) % stages for s in touched)

@@ -27,7 +27,10 @@ from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.schedule.chain import Chain
 
 NO_LIMIT_BYTES = 2**62
-_MAY_BE_ZERO = {"flops_per_s", "disk_sustained_bytes_per_s"}  # not known; no limit
+_MAY_BE_ZERO = {
+    "flops_per_s", "disk_sustained_bytes_per_s", "gpu_rounded_update_parameters_per_s",
+    "cpu_rounded_update_parameters_per_s",
+}  # fmt: skip  # not known; no limit
 
 _T = TypeVar("_T", Chain, Hardware)
 

@@ -23,6 +23,7 @@
 /* All fp32; bf16 gradient and working copy of an fp32 master; all bf16; mixed, where `master` has only the master's lower
    half: the working copy is the upper one, rounded, and the sign of the second moment says whether it was rounded up. */
 enum { FP32, MIXED, BF16, PACKED };
+#define ROUNDED 4                /* beside FP32 or MIXED: moments in 8 bits (rounded.py) */
 
 /* The state is read from `from`, in the order of the pointers after it, which it is written to: the same memory, or not.
    Of a working copy only the packed one is read. */
@@ -111,7 +112,58 @@ static void part(const struct tensor *t, const struct step *s, long lo, long hi,
   }
 }
 
-struct work { const struct tensor *tensors; long blocks; const struct step *step; atomic_long next; };
+enum { SHARING = 256, CELLS = 25 << 7, FIRST_CELL = 103 << 7 }; /* as in rounded.py, which makes the tables */
+
+struct numbers { float values[256], halfway[256]; uint8_t cells[2][CELLS]; };
+
+/* Of a moment: the scales of all blocks of SHARING elements, then a byte for each element. */
+INLINE void expand(const void *moment, long n, long at, long count, const struct numbers *known, float *wide) {
+  float scale = ((const float *)moment)[at / SHARING];
+  const uint8_t *places = (const uint8_t *)moment + (n + SHARING - 1) / SHARING * 4 + at;
+  for (long i = 0; i < count; i++) wide[i] = known->values[places[i]] * scale;
+}
+
+INLINE void round_off(void *moment, long n, long at, long count, const struct numbers *known, const float *wide) {
+  uint8_t *places = (uint8_t *)moment + (n + SHARING - 1) / SHARING * 4 + at;
+  uint32_t most = 0;                                                    /* of floats without a sign, integers are in their order; NaN is above all */
+  for (long i = 0; i < count; i++) { uint32_t size = bits_of(wide[i]) & 0x7fffffff; most = size > most ? size : most; }
+  float scale = float_of(most), inverse = 1.f / (scale > 1e-38f ? scale : 1e-38f), scaled[SHARING];
+  int32_t cells[SHARING];
+  ((float *)moment)[at / SHARING] = scale;
+  for (long i = 0; i < count; i++) {
+    scaled[i] = wide[i] * inverse;
+    int32_t bits = bits_of(scaled[i]), cell = (bits >> 16 & 0x7fff) - FIRST_CELL;
+    cell = cell < 0 ? 0 : cell < CELLS ? cell : CELLS - 1;
+    cells[i] = cell + (bits < 0 ? CELLS : 0);
+  }
+  for (long i = 0; i < count; i++) {
+    uint8_t place = known->cells[0][cells[i]];
+    places[i] = place + (known->halfway[place] < scaled[i]);
+  }
+}
+
+/* Elements lo to hi, lo at the beginning of a block, of a tensor whose moments are in 8 bits. */
+static void rounded(const struct tensor *t, const struct step *s, const struct numbers *const known[2], long lo, long hi) {
+  const int layout = t->layout & ~ROUNDED, width = layout == FP32 ? 4 : 2;
+  float m[SHARING], v[SHARING];
+  for (long at = lo; at < hi; at += SHARING) {
+    long count = hi - at < SHARING ? hi - at : SHARING, groups = count / LANES(layout) * LANES(layout);
+    expand(t->from[1], t->n, at, count, known[0], m);
+    expand(t->from[2], t->n, at, count, known[1], v);
+    struct tensor block = {
+      count, (const char *)t->gradient + at * width, {(const char *)t->from[0] + at * 4, m, v, 0},
+      (char *)t->master + at * 4, m, v, (char *)t->work + at * width, t->decay, layout
+    };
+    part(&block, s, 0, groups, 1);
+    if (count > groups) part(&block, s, groups, count, 0);
+    round_off(t->exp_avg, t->n, at, count, known[0], m);
+    round_off(t->exp_avg_sq, t->n, at, count, known[1], v);
+  }
+}
+
+struct work {
+  const struct tensor *tensors; long blocks; const struct step *step; const struct numbers *known[2]; atomic_long next;
+};
 
 static long blocks_of(const struct tensor *t) { return (t->n + BLOCK - 1) / BLOCK; }
 
@@ -122,15 +174,18 @@ static void *run(void *given) { /* block after block until none is left: a threa
   for (long at; (at = atomic_fetch_add(&work->next, 1)) < work->blocks;) {
     while (at >= first + blocks_of(t)) first += blocks_of(t++);
     long lo = (at - first) * BLOCK, hi = lo + BLOCK < t->n ? lo + BLOCK : t->n, groups = t->n / LANES(t->layout) * LANES(t->layout);
+    if (t->layout & ROUNDED) { rounded(t, work->step, work->known, lo, hi); continue; }
     part(t, work->step, lo, hi < groups ? hi : groups, 1);
     if (hi > groups) part(t, work->step, groups, hi, 0);
   }
   return 0;
 }
 
-/* One step of AdamW on `count` tensors by at most `threads` threads. */
-void offmate_adamw(const struct tensor *tensors, long count, const struct step *step, long threads) {
-  struct work work = {tensors, 0, step, 0};
+/* One step of AdamW on `count` tensors by at most `threads` threads. `known`: the numbers of the first and of the second
+   moment, where these are in 8 bits. */
+void offmate_adamw(
+    const struct tensor *tensors, long count, const struct step *step, long threads, const struct numbers *const known[2]) {
+  struct work work = {tensors, 0, step, {known[0], known[1]}, 0};
   for (long i = 0; i < count; i++) work.blocks += blocks_of(tensors + i);
   pthread_t others[MOST_THREADS];
   long wanted = work.blocks / 4 < threads ? work.blocks / 4 : threads, started = 0; /* four blocks outweigh a thread's start */

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from planner.cpu import build
 from planner.cpu.packed import pack, unpack
+from planner.cpu.rounded import Chunk, Numbers, Scratch, both_numbers, table
+from planner.eight_bits import moment_bytes
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,8 @@ SOURCE = Path(__file__).with_name("adamw.c")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A tensor to update, with everything the update reads, on one device.
+    """A tensor to update, with everything the update reads, on one device. Moments are fp32, or bytes where they are in
+    8 bits (`planner.cpu.rounded`).
 
     `master` is what the optimizer works on, contiguous like the moments; `work` the copy that computes: `master` itself
     where it is as narrow. Where states are packed (`planner.cpu.packed`; on the CPU), `master` is the int16 `low`.
@@ -51,6 +54,11 @@ class Target:
     def packed(self) -> bool:
         """Whether `master` is only its lower half."""
         return self.master.dtype == torch.int16
+
+    @property
+    def rounded(self) -> bool:
+        """Whether moments are in 8 bits."""
+        return self.exp_avg.dtype == torch.uint8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +104,10 @@ class ChunkedKernel:
     def update(self, targets: Sequence[Target], step: Step) -> None:
         """See `Kernel`."""
         for target in targets:
-            _update_in_chunks(target, step)
+            if target.rounded:
+                update_rounded(target, step, CHUNK // 4, both_numbers())
+            else:
+                _update_in_chunks(target, step)
 
     def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """See `Kernel`."""
@@ -128,6 +139,24 @@ def _update_in_chunks(target: Target, step: Step) -> None:
             pack(master, work, low, exp_avg_sq)
         elif target.work is not target.master:
             work.copy_(master)
+
+
+def update_rounded(target: Target, step: Step, chunk: int, known: tuple[Numbers, Numbers]) -> None:
+    """One step of AdamW on a tensor whose moments are in 8 bits, on any device, `chunk` elements at a time. `known`: of
+    both moments, on that device."""
+    master, gradient, work = (tensor.reshape(-1) for tensor in (target.master, target.gradient, target.work))
+    for old, new in zip(target.before or (), (target.master, target.exp_avg, target.exp_avg_sq), strict=False):
+        new.copy_(old)
+    scratch = Scratch(min(chunk, master.numel()), master.device)
+    for start in range(0, master.numel(), chunk):
+        part = Chunk.load((target.exp_avg, target.exp_avg_sq), known, gradient, start, scratch)
+        if step.coefficient is not None:
+            part.gradient.mul_(step.coefficient)
+        whole = master[part.span]
+        fused([whole], [part.gradient], [part.exp_avg], [part.exp_avg_sq], step, target.weight_decay)
+        part.store()
+        if target.work is not target.master:
+            work[part.span].copy_(whole)
 
 
 def fused(
@@ -164,6 +193,8 @@ _LAYOUTS = {
 }
 """Dtypes of master, gradient and working copy, by their numbers in adamw.c. Moments are as the master, fp32 where that
 is packed."""
+_WIDE = torch.float32
+_ROUNDED = 4  # more, where moments are in 8 bits; then masters are fp32
 
 
 class NativeKernel:
@@ -177,7 +208,7 @@ class NativeKernel:
         """Raises CannotBuildError."""
         library = build.load(SOURCE)
         self._update, self._norm = library.offmate_adamw, library.offmate_norm
-        self._update.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_long)
+        self._update.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p)
         self._update.restype = None
         self._norm.argtypes = (ctypes.c_void_p, ctypes.c_long)
         self._norm.restype = ctypes.c_float
@@ -193,7 +224,8 @@ class NativeKernel:
             *(_tensor(t, g, layout, step) for (t, layout), g in zip(known, gradients, strict=True))
         )
         constants = _constants(step)
-        self._update(ctypes.byref(tensors), len(known), ctypes.byref(constants), torch.get_num_threads())
+        numbers = (ctypes.c_void_p * 2)(*(table(signed=signed).data_ptr() for signed in (True, False)))
+        self._update(ctypes.byref(tensors), len(known), ctypes.byref(constants), torch.get_num_threads(), numbers)
 
     def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """See `Kernel`. PyTorch would make an fp32 copy of a bf16 gradient; of an fp32 one its norm is as good."""
@@ -206,13 +238,19 @@ class NativeKernel:
 
 
 def _layout(target: Target) -> int | None:
-    return _LAYOUTS.get((target.master.dtype, target.gradient.dtype, target.work.dtype))
+    found = _LAYOUTS.get((target.master.dtype, target.gradient.dtype, target.work.dtype))
+    if found is None or not target.rounded:
+        return found
+    return found + _ROUNDED if target.master.dtype == torch.float32 else None
 
 
 def _tensor(target: Target, gradient: Tensor, layout: int, step: Step) -> _Tensor:
     state = (target.master, target.exp_avg, target.exp_avg_sq, target.work)
     before = target.before or state
-    assert all(t.is_contiguous() and t.numel() == gradient.numel() for t in (*state, *before)), target.name
+    elements = gradient.numel()
+    assert all(t.is_contiguous() for t in (*state, *before)), target.name
+    sizes = (elements, *[moment_bytes(elements) if target.rounded else elements] * 2, elements)
+    assert all(tuple(t.numel() for t in each) == sizes[: len(each)] for each in (state, before)), target.name
     assert len(before) == len(state) or not target.packed, target.name
     return _Tensor(
         gradient.numel(), gradient.data_ptr(), (ctypes.c_void_p * 4)(*(t.data_ptr() for t in before)),
@@ -259,9 +297,10 @@ def check(kernel: Kernel) -> None:
     """Update small tensors of every layout beside PyTorch. Raises ArithmeticError when a bit differs: another
     processor, another PyTorch, or ATEN_CPU_CAPABILITY may do the same arithmetic in another order."""
     plain, draw, same = ChunkedKernel(), torch.Generator().manual_seed(0), True
-    for dtypes in _LAYOUTS:
+    layouts = [(False, dtypes) for dtypes in _LAYOUTS] + [(True, dtypes) for dtypes in _LAYOUTS if dtypes[0] == _WIDE]
+    for rounded, dtypes in layouts:
         for beta1 in (0.9, 0.3):  # a moment far from the gradient, and one near it
-            ours, theirs = (_sample(*dtypes) for _ in range(2))
+            ours, theirs = (_sample(*dtypes, rounded=rounded) for _ in range(2))
             for count in range(1, 4):
                 step = Step(
                     learning_rate=1e-2, betas=(beta1, 0.95), eps=1e-8,
@@ -282,12 +321,15 @@ def check(kernel: Kernel) -> None:
         raise ArithmeticError("its results differ from PyTorch's on this machine")
 
 
-def _sample(master_dtype: torch.dtype, gradient_dtype: torch.dtype, work_dtype: torch.dtype) -> list[Target]:
+def _sample(
+    master_dtype: torch.dtype, gradient_dtype: torch.dtype, work_dtype: torch.dtype, *, rounded: bool
+) -> list[Target]:
     """Tensors with whole groups and without, and with remainders of several lengths."""
     targets = []
     for size in (3, 77, 1003):
         packed = master_dtype == torch.int16
-        exp_avg, exp_avg_sq = (torch.zeros(size, dtype=torch.float32 if packed else master_dtype) for _ in range(2))
+        dtype = torch.uint8 if rounded else _WIDE if packed else master_dtype
+        exp_avg, exp_avg_sq = (torch.zeros(moment_bytes(size) if rounded else size, dtype=dtype) for _ in range(2))
         master = torch.full((size,), 0 if packed else 1, dtype=master_dtype)  # packed: the lower half of 1
         work = master if work_dtype == master_dtype else torch.ones(size, dtype=work_dtype)
         gradient = torch.empty(size, dtype=gradient_dtype)

@@ -162,8 +162,8 @@ def make_instance(setting: Setting) -> Instance:
         d2h=hardware.d2h_bytes_per_s * rate * budgets.rate_scale.d2h,
         h2d=hardware.h2d_bytes_per_s * rate * budgets.rate_scale.h2d,
         host=hardware.cpu_memory_bytes_per_s * rate,
-        gpu_update=hardware.gpu_update_parameters_per_s * rate,
-        cpu_update=hardware.cpu_update_parameters_per_s * rate * budgets.rate_scale.cpu,
+        gpu_update=hardware.gpu_updates(rounded=chain.rounded_elements > 0) * rate,
+        cpu_update=hardware.cpu_updates(rounded=chain.rounded_elements > 0) * rate * budgets.rate_scale.cpu,
         launch=hardware.launch_s * slices * (2 * last + 1) / unit_s,
         shared_compute=hardware.shared_compute,
         gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
@@ -225,7 +225,7 @@ def _pinned_updates(chain: Chain, hardware: Hardware, free: set[str], clip: bool
         if tensor.trainable and tensor.name not in free:
             parameters[2 * last - (0 if clip else users[tensor.name][0])] += tensor.elements
     parameters[-1] += sum(t.elements for t in chain.frame_tensors if t.trainable)
-    return [n / hardware.gpu_update_parameters_per_s / unit_s for n in parameters]
+    return [n / hardware.gpu_updates(rounded=chain.rounded_elements > 0) / unit_s for n in parameters]
 
 
 def _standing(

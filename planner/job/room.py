@@ -6,19 +6,21 @@ import shutil
 from pathlib import Path
 
 from planner.disk import check_space
+from planner.eight_bits import moment_bytes
 from planner.job.output_dir import Place
 from planner.job.schema import Job
 
 STATE_BYTES_PER_PARAMETER = 12
-"""What a checkpoint has of a trained parameter: master and moments, fp32."""
+"""What a checkpoint has of a trained parameter at most: master and moments, fp32."""
 FILES_BYTES = 2**24
 """About what is beside the weights in a model folder: configs, tokenizer, headers."""
 
 
-def checkpoint_bytes(job: Job, trained: int, on_disk: int = 0) -> int:
+def checkpoint_bytes(job: Job, trained: int, on_disk: int = 0, rounded: int = 0) -> int:
     """What a checkpoint of `trained` parameters takes. `on_disk`: bytes of their states that are on disk, which it only
-    names where it is no copy."""
-    return STATE_BYTES_PER_PARAMETER * trained - (on_disk if job.state_homes > 1 else 0) + 2**20
+    names where it is no copy. `rounded`: how many of the parameters have moments in 8 bits."""
+    spared = 8 * rounded - 2 * moment_bytes(rounded) + (on_disk if job.state_homes > 1 else 0)
+    return STATE_BYTES_PER_PARAMETER * trained - spared + 2**20
 
 
 def check_room(run_folder: Path, place: Place, *, checkpoint_bytes: int, weight_bytes: int, best: bool = False) -> int:

@@ -56,12 +56,13 @@ from planner.job.paths import resolve_paths
 from planner.job.precision import settle_precision
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
+from planner.job.values import ADAMW_8BIT, check_optimizer
 from planner.job.window import check_window
 
 NOT_PLANNED = frozenset({
     "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "long_rows", "learning_rate",
     "mix_strategy", "interleave_probs",
-    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "num_train_epochs", "max_steps", "seed", "optim",
+    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "num_train_epochs", "max_steps", "seed",
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
     "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "schedule",
@@ -125,8 +126,8 @@ class Job(BaseModel):
     label_smoothing_factor: Beta = 0.0
     neftune_noise_alpha: Noise = None
     optim: Annotated[
-        Literal["adamw_torch_fused", "adamw_torch"],
-        Field(description="adamw_torch_fused or adamw_torch; their states are fp32 and need no GPU memory"),
+        Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit"],
+        Field(description="adamw_torch_fused, adamw_torch or adamw_8bit; their states need no GPU memory"),
     ] = "adamw_torch_fused"
     max_grad_norm: Clip = 1.0
     save_steps: Count = 500
@@ -245,14 +246,15 @@ class Job(BaseModel):
         if folder is not None and Dialect.of(source.values).tool is None:
             notes = (*notes, *settle_precision(values, source, named_machine=only_planned))
         if only_planned:
-            values = {key: value for key, value in values.items() if key not in NOT_PLANNED}
+            exact = {"optim"} if values.get("optim") != ADAMW_8BIT else set()
+            values = {key: value for key, value in values.items() if key not in NOT_PLANNED | exact}
         elif folder is not None:
             dialect = Dialect.of(source.values)
             data_names = {key: _name_in(source, key) for key in ("dataset", "eval_dataset")}
             mistakes += settle_data(values, data_names, source, dialect.tool, folder)
         mistakes += resolve_paths(values, folder, source, lambda key: _name_in(source, key), only_planned=only_planned)
         names = {key: _name_in(source, key) for key in values}
-        mistakes += check_evaluation(values, names, source)
+        mistakes += check_evaluation(values, names, source) + check_optimizer(values, names, source)
         mistakes += check_lora(values, names, source, decided=folder is None)
         if folder is not None:
             notes = (*notes, *of_the_adapter(values, source, _name_in(source, "lora_target_modules")))
@@ -332,6 +334,9 @@ class Job(BaseModel):
             notes.append("per_device_eval_batch_size is not used: evaluation has the rows of training.")
         if has_no_weights(self.model):
             notes.append(f"{self.model} has no weights: the model starts from random ones under seed {self.seed}.")
+        if self.optim == ADAMW_8BIT:
+            exact = "adamw_torch has them in fp32, 6 bytes more a parameter"
+            notes.append(f"optim: adamw_8bit rounds AdamW's moments; {exact}.")
         if self.max_steps is not None and "num_train_epochs" in self.model_fields_set:
             notes.append(f"max_steps ({self.max_steps}) decides the length; num_train_epochs is not used.")
         return tuple(notes)

@@ -9,8 +9,10 @@ from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "freeze", "oft", "llama-adapter")
 ADAMW = ("adamw_hf", "adamw_torch_npu_fused", "paged_adamw_32bit", "paged_adamw", "adamw_apex_fused", "adamw")
 """Other names of what `adamw_torch` is."""
-ADAMW_ROUNDED = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit")
-"""AdamW that rounds its states to save memory of the GPU. Here states are fp32 and need none of it."""
+ADAMW_8BIT = "adamw_8bit"
+"""AdamW with its moments in 8 bits."""
+_ADAMW_8BIT = ("adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit")
+_ADAMW_4BIT = "adamw_torch_4bit"
 _TRAIN_ON = {True: "all", False: "completions"}
 _DTYPES: dict[object, bool | None] = {"bfloat16": True, "bf16": True, "float32": None, "fp32": None, "auto": None}
 _SWITCHES = (
@@ -50,8 +52,10 @@ def translated(key: str, value: object) -> object:
         return "eager" if value else None
     if key == "attn_implementation" and isinstance(value, str) and (value.startswith(_FLASH) or "/" in value):
         return "sdpa"
-    if key in ("optim", "optimizer") and value in (*ADAMW, *ADAMW_ROUNDED):
+    if key in ("optim", "optimizer") and value in (*ADAMW, _ADAMW_4BIT):
         return "adamw_torch"
+    if key in ("optim", "optimizer") and value in _ADAMW_8BIT:
+        return ADAMW_8BIT
     if key == "bf16" and value == "full":
         return True
     if key == "gradient_checkpointing" and isinstance(value, str):
@@ -77,8 +81,8 @@ def done_otherwise(key: str, name: str, value: object, tool: str | None) -> str 
     """What to say of a value that is done in another way than it asks for; None where nothing is to say."""
     if name == "attn_implementation" and key != "eager_attention":
         return "attention is PyTorch's sdpa, which takes its flash kernel where there is one"
-    if name == "optim" and value in ADAMW_ROUNDED:
-        return "AdamW's states are fp32 here, in host memory; those would be rounded"
+    if name == "optim" and value == _ADAMW_4BIT:
+        return "AdamW's moments are in fp32 here, or with adamw_8bit in 8 bits"
     if key == "special_tokens" and isinstance(value, dict) and value.get("pad_token"):
         return "padding is never learned, and keeps its token"
     if key in ("dtype", "torch_dtype", "bfloat16", "pure_bf16") and value:
@@ -112,6 +116,14 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
             found[key] = value
     saying = {key: value for key, value in said.items() if translated(key, value) is not None}
     return found or dict([next(iter((saying or said).items()))])
+
+
+def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
+    """The mistake of states in 8 bits on a disk."""
+    if values.get("optim") != ADAMW_8BIT or not values.get("disk_paths"):
+        return []
+    text = "disk_paths are given too, and states in 8 bits stay in memory: use adamw_torch, or leave disk_paths out"
+    return [source.mistake(names["optim"], "bad-value", text)]
 
 
 def check_value(key: str, name: str, value: object, source: Source) -> list[Mistake]:

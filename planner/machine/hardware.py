@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from planner.checks import check_numbers
 
+_GPU_ROUNDED_SHARE = 0.2
+"""Of the rate of an update with fp32 moments: on a device, one in 8 bits passes over memory as many times more."""
+_CPU_ROUNDED_SHARE = 0.5
+"""Likewise: memory has half as much to do, and a core four times as much."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
@@ -18,7 +23,8 @@ class Hardware:
     cores. `disk_read_bytes_per_s`, `disk_write_bytes_per_s`: of the drive with the model's files and the optimizer
     states, as long as they were not measured those of a plain NVMe one. `disk_sustained_bytes_per_s`: what it writes
     for hours; 0: as fast as ever. `disk_bytes`: what states may take of it, 0: none may be there. `disk_rated_bytes`:
-    how much may be written to it by its maker's warranty; 0: not known.
+    how much may be written to it by its maker's warranty; 0: not known. `cpu_rounded_update_parameters_per_s`,
+    `gpu_rounded_update_parameters_per_s`: where moments are in 8 bits; 0: not measured.
     """
 
     name: str
@@ -38,6 +44,8 @@ class Hardware:
     disk_sustained_bytes_per_s: float = 0.0
     disk_bytes: int = 0
     disk_rated_bytes: int = 0
+    gpu_rounded_update_parameters_per_s: float = 0.0
+    cpu_rounded_update_parameters_per_s: float = 0.0
 
     @property
     def disk_s_per_byte(self) -> float:
@@ -51,3 +59,13 @@ class Hardware:
                      "disk_write_bytes_per_s"):  # fmt: skip
             if getattr(self, rate) == 0:
                 raise ValueError(f"Hardware.{rate} is 0; a rate is more than zero")
+
+    def gpu_updates(self, *, rounded: bool) -> float:
+        """Parameters per second that the device updates. `rounded`: with moments in 8 bits."""
+        plain = self.gpu_update_parameters_per_s
+        return (self.gpu_rounded_update_parameters_per_s or _GPU_ROUNDED_SHARE * plain) if rounded else plain
+
+    def cpu_updates(self, *, rounded: bool) -> float:
+        """Likewise, that the CPU updates."""
+        plain = self.cpu_update_parameters_per_s
+        return (self.cpu_rounded_update_parameters_per_s or _CPU_ROUNDED_SHARE * plain) if rounded else plain

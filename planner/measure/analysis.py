@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,6 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from planner.cpu.adamw import cpu_kernel
+from planner.eight_bits import NUMBERS_BYTES
 from planner.errors import Exit, UserError
 from planner.graph import (
     RECIPES,
@@ -29,6 +30,7 @@ from planner.graph import (
 )
 from planner.graph import chunk_rows as rows_of_a_chunk
 from planner.job.schema import Job
+from planner.job.values import ADAMW_8BIT
 from planner.machine.hardware import Hardware
 from planner.measure.choose_compiled import with_compiled
 from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
@@ -37,6 +39,7 @@ from planner.measure.gpu_card import workspace_bytes
 from planner.measure.head_time import rehearsal
 from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.isolation import watching_isolation
+from planner.measure.tensors import buffer_bytes, describe, rounded_names
 from planner.measure.times import (
     CompiledBytes,
     Times,
@@ -198,7 +201,10 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analys
     model = skeleton_model(job, device)
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight)
     with watching_isolation(model) if job.packing is True else nullcontext():
-        analysis = analyse_model(model, sample_batch(job), device=device, chunk_rows=rows, arranged=arranged)
+        analysis = analyse_model(
+            model, sample_batch(job), device=device, chunk_rows=rows, arranged=arranged,
+            rounded=rounded_names(model) if job.optim == ADAMW_8BIT else (),
+        )  # fmt: skip
     check_trainer_options(model, job)
     if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
         raise UserError(
@@ -216,12 +222,13 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analys
 
 def analyse_model(
     model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0,
-    arranged: bool = False,
+    arranged: bool = False, rounded: Collection[str] = (),
 ) -> Analysis:  # fmt: skip
     """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
     `input_ids` and `labels` [rows, length], or what else its forward takes. `chunk_rows`: head and loss in chunks of so
     many rows; 0: in one piece.
-    `arranged`: it says which memory turns allocate, too, so that tensors get places. Raises UserError."""
+    `arranged`: it says which memory turns allocate, too, so that tensors get places. `rounded`: the parameters whose
+    moments are in 8 bits where they are trained. Raises UserError."""
     refuse_autocast(device)
     names = find_blocks(model, batch, device=device)
     if chunk_rows:
@@ -261,18 +268,23 @@ def analyse_model(
         names=names,
         tensors=tuple(
             tuple(
-                _tensor(first_names[id(p)], p, tied=id(p) in tied, trained=p.requires_grad and id(p) not in still)
+                describe(
+                    first_names[id(p)], p, tied=id(p) in tied, trained=p.requires_grad and id(p) not in still,
+                    rounded=rounded,
+                )
                 for p in block.values()
             )
             for block in params
         ),
         local_names=tuple(tuple(block) for block in params),
         frame_tensors=tuple(
-            _tensor(n, p, trained=p.requires_grad) for n, p in model.named_parameters() if id(p) not in in_blocks
+            describe(n, p, trained=p.requires_grad, rounded=rounded)
+            for n, p in model.named_parameters()
+            if id(p) not in in_blocks
         ),
         pairs=pairs,
         frame=frame,
-        resident_bytes=_buffer_bytes(model) + _SCALAR_BYTES,
+        resident_bytes=buffer_bytes(model) + _SCALAR_BYTES + (NUMBERS_BYTES if rounded else 0),
         workspace_bytes=workspace_bytes(device),
         slice_tokens=slice_size({name: t.shape for name, t in batch.items()}),
         sums_slices=watch.seen,
@@ -333,23 +345,3 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         self.seen |= any(value is self.number for value in (*args, *(kwargs or {}).values()))
         return function(*args, **(kwargs or {}))
-
-
-def _tensor(name: str, p: nn.Parameter, *, trained: bool, tied: bool = False) -> Tensor:
-    """Moments take 8 bytes per element; where the working copy is narrower than fp32 there is a master too."""
-    count, size = p.numel(), p.element_size()
-    states = 8 if p.dtype == torch.float32 else 12
-    return Tensor(
-        name=name,
-        elements=count,
-        bytes=count * size,
-        gradient_bytes=count * size * trained,
-        state_bytes=count * states * trained,
-        trainable=trained,
-        row_bytes=p.shape[-1] * size if tied and trained else 0,
-    )
-
-
-def _buffer_bytes(model: nn.Module) -> int:
-    storages = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
-    return sum(storages.values())

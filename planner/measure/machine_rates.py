@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from planner.cpu.adamw import Step, Target, cpu_kernel
+from planner.cpu.adamw import Step, Target, cpu_kernel, update_rounded
+from planner.cpu.rounded import both_numbers
+from planner.eight_bits import CHUNK, moment_bytes
 from planner.machine.hardware import Hardware
 from planner.machine.memory import ram_bytes
 from planner.measure.times import Stopwatch, device_name
@@ -30,14 +32,18 @@ _UPDATE_BYTES = 28  # AdamW reads master, gradient and moments, writes master, m
 _COPY_TRAFFIC = 2  # a copy in host memory reads each byte and writes it
 
 
-def measure_hardware(device: torch.device, dtype: torch.dtype = torch.float32) -> Hardware:
+def measure_hardware(
+    device: torch.device, dtype: torch.dtype = torch.float32, *, rounded: bool = False
+) -> Hardware:  # fmt: skip
     """The machine with rates measured on `device`; each while the others work that share memory with it. `dtype`: what
-    blocks compute in."""
+    blocks compute in. `rounded`: updates with moments in 8 bits, too."""
     watch = Stopwatch(device)
     with torch.no_grad():
         up, down = _link_bytes_per_s(device, watch)
         with _copying():
             cpu_update = _cpu_update_parameters_per_s(dtype)
+            cpu_rounded = _cpu_update_parameters_per_s(dtype, rounded=True) if rounded else 0.0
+        gpu_rounded = _gpu_rounded_parameters_per_s(device) if rounded and device.type == "cuda" else cpu_rounded
         gpu_update = _gpu_update_parameters_per_s(device) if device.type == "cuda" else cpu_update
         memory = _cpu_memory_bytes_per_s()
         latency_s = _copy_latency_s(device, watch)
@@ -49,6 +55,8 @@ def measure_hardware(device: torch.device, dtype: torch.dtype = torch.float32) -
             d2h_bytes_per_s=down,
             gpu_update_parameters_per_s=gpu_update,
             cpu_update_parameters_per_s=cpu_update,
+            gpu_rounded_update_parameters_per_s=min(gpu_rounded, gpu_update),
+            cpu_rounded_update_parameters_per_s=min(cpu_rounded, cpu_update),
             cpu_memory_bytes_per_s=memory,
             launch_s=_launch_s(device),
             min_transfer_bytes=int(latency_s * max(up, down)),
@@ -142,14 +150,28 @@ def _copy_latency_s(device: torch.device, watch: Stopwatch) -> float:
     return copy_s if device.type == "cuda" else copy_s + 20e-6
 
 
-def _cpu_update_parameters_per_s(dtype: torch.dtype) -> float:
+def _cpu_update_parameters_per_s(dtype: torch.dtype, *, rounded: bool = False) -> float:
     """By the kernel that the worker will use, with the masters that weights of `dtype` have."""
     work, gradient = (torch.ones(_UPDATED, dtype=dtype) for _ in range(2))
     master = work if dtype == torch.float32 else work.float()
-    target = Target("probe", 0.1, work, master, torch.zeros(_UPDATED), torch.zeros(_UPDATED), gradient)
-    step = Step(learning_rate=1e-3, betas=(0.9, 0.999), eps=1e-8, count=torch.tensor(1.0), coefficient=None)
+    size, kind = (moment_bytes(_UPDATED), torch.uint8) if rounded else (_UPDATED, torch.float32)
+    exp_avg, exp_avg_sq = (torch.zeros(size, dtype=kind) for _ in range(2))
+    target = Target("probe", 0.1, work, master, exp_avg, exp_avg_sq, gradient)
     kernel = cpu_kernel()
-    return _UPDATED / _median_s(Stopwatch(torch.device("cpu")), lambda: kernel.update([target], step))
+    return _UPDATED / _median_s(Stopwatch(torch.device("cpu")), lambda: kernel.update([target], _step()))
+
+
+def _gpu_rounded_parameters_per_s(device: torch.device) -> float:
+    weight, gradient = torch.zeros(_UPDATED, device=device), torch.ones(_UPDATED, device=device)
+    exp_avg, exp_avg_sq = (torch.zeros(moment_bytes(_UPDATED), dtype=torch.uint8, device=device) for _ in range(2))
+    target, step = Target("probe", 0.1, weight, weight, exp_avg, exp_avg_sq, gradient), _step(device)
+    known = both_numbers(lambda tensor: tensor.to(device))
+    return _UPDATED / _median_s(Stopwatch(device), lambda: update_rounded(target, step, CHUNK, known))
+
+
+def _step(device: torch.device | None = None) -> Step:
+    count = torch.tensor(1.0, device=device)
+    return Step(learning_rate=1e-3, betas=(0.9, 0.999), eps=1e-8, count=count, coefficient=None)
 
 
 def _gpu_update_parameters_per_s(device: torch.device) -> float:

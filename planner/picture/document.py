@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.codec import Json, to_json
+from planner.machine.hardware import Hardware
 from planner.picture.decisions import decisions
 from planner.picture.drawing import AROUND, STEPS, Drawing, Sort, sort_of
 from planner.picture.headline import figures, summary
@@ -33,7 +36,7 @@ def document(drawing: Drawing) -> dict[str, Json]:
             "gpu_budget_bytes": plan.gpu_budget_bytes,
             "basis": drawing.basis,
         },
-        "hardware": to_json(drawing.hardware),
+        "hardware": to_json(_as_used(drawing)),
         "loads": to_json(drawing.loads),
         "host_limited": drawing.step_s > drawing.queues_step_s * (1 + 1e-9),
         "step_ns": ns(drawing.queues_step_s),
@@ -47,6 +50,15 @@ def document(drawing: Drawing) -> dict[str, Json]:
         "memory": _memory(drawing),
         "blocks": to_json(decisions(plan, drawing.chain)),
     }
+
+
+def _as_used(drawing: Drawing) -> Hardware:
+    """The machine with the rates of updates that the plan counts on."""
+    hardware, rounded = drawing.hardware, drawing.chain.rounded_elements > 0
+    return replace(
+        hardware, gpu_update_parameters_per_s=hardware.gpu_updates(rounded=rounded),
+        cpu_update_parameters_per_s=hardware.cpu_updates(rounded=rounded),
+    )  # fmt: skip
 
 
 def _operations(drawing: Drawing) -> dict[str, Json]:

@@ -38,7 +38,8 @@ class Certificate:
     `reasons`: why results may differ within rounding; without one every bit must be equal. Then the losses and the norm
     of the first step may differ by `allowed` of their size, and `first` is by how much they do; later steps start from
     other weights, and AdamW makes whole steps of gradients that are nearly zero. Without clipping the norm is that of
-    the first moments, which are then the gradients but for a factor.
+    the first moments, which are then the gradients but for a factor. `rounded`: AdamW's moments are in 8 bits, and
+    plain PyTorch rounded them so after each of its updates.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Certificate:
     reasons: tuple[str, ...]
     first: float
     allowed: float
+    rounded: bool = False
 
     @property
     def holds(self) -> bool:

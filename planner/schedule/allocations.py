@@ -137,11 +137,13 @@ class _Host:
         tensor = self.tensors[item[2:]]
         if item[0] != "s":
             return [tensor.item_bytes(item[0])]
-        return [4 * tensor.elements] * (tensor.state_bytes // (4 * tensor.elements))
+        return tensor.state_sizes
 
     def _update(self, op: Op) -> None:
-        """Narrow gradients are copied to fp32, as many at once as the largest one takes."""
-        sizes = [scratch_bytes(self.tensors[name]) for name in op.names]
+        """Narrow gradients are copied to fp32, as many at once as the largest one takes; then come, one by one, tensors
+        whose moments are in 8 bits."""
+        tensors = [self.tensors[name] for name in op.names]
+        sizes = [scratch_bytes(tensor) for tensor in tensors if not tensor.rounded]
         batch: list[int] = []
         for size in sizes:
             if batch and size + sum(self.sizes[n] for n in batch) > max(sizes):
@@ -149,6 +151,8 @@ class _Host:
             if size:
                 batch.append(self._new(size))
         self._release_all(batch)
+        for tensor in (tensor for tensor in tensors if tensor.rounded):
+            self._release(self._new(scratch_bytes(tensor)))
         for name in op.names:  # the frame's gradients go with their update
             if name not in self.users:
                 self._release_all(self.items.pop(f"g:{name}", []))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.checks import check_numbers
+from planner.eight_bits import moment_bytes
 from planner.schedule.state_pieces import LEAST_BYTES, Piece, StoredTensor
 
 
@@ -20,6 +21,7 @@ class Tensor:
     (`planner.schedule.peak_moments.Rows`). `on_disk`, of a frozen one: the host keeps no copy of it;
     where it travels it is read from the model's files each time. `states_on_disk`, of a trained one: where the CPU
     updates it, the host keeps no optimizer states of it; they are read for the update, and written after it.
+    `rounded`: its moments are in 8 bits (`planner.eight_bits`).
     """
 
     name: str
@@ -31,6 +33,7 @@ class Tensor:
     row_bytes: int = 0
     on_disk: bool = False
     states_on_disk: bool = False
+    rounded: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -38,6 +41,8 @@ class Tensor:
             raise ValueError(f"tensor {self.name} is trained: it cannot be read from the model's files")
         if self.states_on_disk and not self.state_bytes:
             raise ValueError(f"tensor {self.name} has no optimizer states that could be on disk")
+        if self.rounded and (self.states_on_disk or self.state_bytes != sum(self.state_sizes)):
+            raise ValueError(f"tensor {self.name} cannot have {self.state_bytes} bytes of states in 8 bits, or on disk")
 
     def item_bytes(self, kind: str) -> int:
         """Size of its item "w", "g" or "s"."""
@@ -46,12 +51,21 @@ class Tensor:
     @property
     def storable(self) -> bool:
         """Its states may be on disk, where the CPU updates it."""
-        return self.trainable and self.state_bytes >= LEAST_BYTES
+        return self.trainable and self.state_bytes >= LEAST_BYTES and not self.rounded
 
     @property
     def has_master(self) -> bool:
         """The optimizer keeps an fp32 original beside the moments; the working copy is its rounding."""
+        if self.rounded:
+            return self.bytes < 4 * self.elements
         return self.trainable and self.state_bytes == 12 * self.elements
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Of its states: two moments and, where there is one, the master."""
+        if self.rounded:
+            return (*[moment_bytes(self.elements)] * 2, *[4 * self.elements] * self.has_master)
+        return (4 * self.elements,) * (self.state_bytes // (4 * self.elements))
 
     def host_gradient_bytes(self, rounds: int) -> int:
         """What the gradient's host copy takes beside the working copy. Where there is a master and no further round
@@ -61,7 +75,8 @@ class Tensor:
     @property
     def shared_bytes(self) -> int:
         """The master's upper half: a bf16 working copy is its rounding, and gives it back (`planner.cpu.packed`)."""
-        return self.bytes if self.has_master and self.bytes == self.gradient_bytes == 2 * self.elements else 0
+        halves = self.bytes == self.gradient_bytes == 2 * self.elements
+        return self.bytes if self.has_master and halves and not self.rounded else 0
 
     @property
     def master_bytes(self) -> int:
@@ -167,8 +182,9 @@ def slice_size(shapes: Mapping[str, Sequence[int]]) -> int:
 class _Derived:
     """What a chain works out from its fields when first asked: no field itself, of no interest to == or JSON."""
 
-    __slots__ = ("_users",)
+    __slots__ = ("_rounded", "_users")
     _users: dict[str, tuple[int, ...]]
+    _rounded: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +245,17 @@ class Chain(_Derived):
         """Of a tensor whose states are on disk: the moments, and the master where it has one."""
         widths = (4,) * (tensor.state_bytes // (4 * tensor.elements))
         return StoredTensor(name=tensor.name, shape=(tensor.elements,), widths=widths).pieces(self.piece_elements)
+
+    @property
+    def rounded_elements(self) -> int:
+        """Parameters whose moments are in 8 bits. Where there are any, all updates are taken for as slow as theirs."""
+        try:
+            return self._rounded
+        except AttributeError:
+            pass
+        found = sum(tensor.elements for tensor in (*self.tensors(), *self.frame_tensors) if tensor.rounded)
+        object.__setattr__(self, "_rounded", found)
+        return found
 
     @property
     def adds_by_rows(self) -> bool:

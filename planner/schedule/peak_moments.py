@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from planner import eight_bits
 from planner.schedule.chain import Block, Chain, Option, Tensor
 from planner.schedule.plan import Direction, stage_order
 
@@ -43,7 +44,10 @@ def kept_bytes(block: Block, option: Option) -> int:
 
 
 def scratch_bytes(tensor: Tensor) -> int:
-    """The fp32 copy of a narrower gradient that an update on the device needs."""
+    """What an update on the device needs beside the tensor: the fp32 copy of a narrower gradient, or what moments in 8
+    bits are expanded to."""
+    if tensor.rounded:
+        return eight_bits.scratch_bytes(tensor.elements)
     return 4 * tensor.elements if tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements else 0
 
 

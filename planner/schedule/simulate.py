@@ -46,6 +46,8 @@ class Durations:
     def __init__(self, options: Sequence[str], chain: Chain, hardware: Hardware) -> None:
         self.hardware = hardware
         self.parameters = parameters_of(chain)
+        self.gpu_updates = hardware.gpu_updates(rounded=chain.rounded_elements > 0)
+        self.cpu_updates = hardware.cpu_updates(rounded=chain.rounded_elements > 0)
         self.options = [block.option(name) for block, name in zip(chain.blocks, options, strict=True)]
 
     def of(self, op: Op, share: float = 1.0) -> float:
@@ -63,10 +65,10 @@ class Durations:
             case OpKind.SEND:
                 return share * op.bytes / machine.d2h_bytes_per_s
             case OpKind.UPDATE:
-                return self._updated(op) / machine.gpu_update_parameters_per_s
+                return self._updated(op) / self.gpu_updates
             case OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
                 work = _UPDATE_BYTES[op.kind] / UPDATE_TRAFFIC_BYTES
-                return work * self._updated(op) / machine.cpu_update_parameters_per_s
+                return work * self._updated(op) / self.cpu_updates
             case OpKind.RUN:
                 direction, index, _ = op.turn
                 option = self.options[index]

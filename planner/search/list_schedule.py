@@ -106,7 +106,7 @@ class _Play:
         elements = {t.name: t.elements for t in chain.tensors()}
         parameters = [sum(elements[name] for name in stage.gpu_update) for stage in self.plan.stages]
         parameters[-1] += sum(t.elements for t in chain.frame_tensors if t.trainable)
-        return [n / self.machine.gpu_update_parameters_per_s for n in parameters]
+        return [n / self.machine.gpu_updates(rounded=chain.rounded_elements > 0) for n in parameters]
 
     def _activations_coming(self) -> list[float]:
         """Seconds of the link for activations that come back in each stage."""

@@ -45,6 +45,7 @@ def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield "a link twice as fast", replace(problem, hardware=link)
     memory = replace(
         hardware, cpu_update_parameters_per_s=2 * hardware.cpu_update_parameters_per_s,
+        cpu_rounded_update_parameters_per_s=2 * hardware.cpu_rounded_update_parameters_per_s,
         cpu_memory_bytes_per_s=2 * hardware.cpu_memory_bytes_per_s,
     )  # fmt: skip
     yield "host memory twice as fast, CPU updates with it", replace(problem, hardware=memory)

@@ -14,7 +14,7 @@ from planner.arrange.pack import with_places
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from tests.support.cuda.device import Device
-from tests.support.engine_plans import chain_of
+from tests.support.engine_plans import chain_of, rounded_of
 from tests.support.tiny_models import make_model
 from worker.runtime import arena
 
@@ -41,9 +41,10 @@ def arena_on(device: Device) -> Iterator[arena.Arena]:
 
 
 @functools.cache
-def placed_chain(model: str, dtype: torch.dtype) -> Chain:
+def placed_chain(model: str, dtype: torch.dtype, rounded: bool = False) -> Chain:
     """As `late_engines.chain_for`, with what turns allocate."""
-    return chain_of(make_model(model, dtype), device=CUDA, arranged=True)
+    made = make_model(model, dtype)
+    return chain_of(made, device=CUDA, arranged=True, rounded=rounded_of(made) if rounded else ())
 
 
 def placed(plan: Plan, chain: Chain) -> Plan:

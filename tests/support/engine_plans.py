@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -20,10 +21,13 @@ from worker.runtime.step_values import AdamW
 
 def chain_of(
     model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device | None = None,
-    *, arranged: bool = False,
+    *, arranged: bool = False, rounded: Collection[str] = (),
 ) -> Chain:  # fmt: skip
-    """The model's chain for slices like `batch`: true bytes, made-up times."""
-    analysis = analyse_model(model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged)
+    """The model's chain for slices like `batch`: true bytes, made-up times. `rounded`: names of parameters whose
+    moments are in 8 bits."""
+    analysis = analyse_model(
+        model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged, rounded=rounded
+    )
     times = tuple(
         OptionTimes(kind=kind, option=option, forward_s=1.0, backward_s=2.0)
         for kind, pairs in analysis.pairs.items()
@@ -135,6 +139,11 @@ def make_plan(chain, lines, *, options, resident, slices, rounds, clip) -> Plan:
     program = compile_program(plan, chain)
     verify(program, chain)
     return replace(plan, gpu_budget_bytes=gpu_peak_bytes(program, chain))
+
+
+def rounded_of(model: nn.Module) -> frozenset[str]:
+    """Names of parameters for moments in 8 bits: all but the first, an embedding. Some are no whole blocks of 256."""
+    return frozenset(list(dict(model.named_parameters()))[1:])
 
 
 def adamw(model: nn.Module) -> AdamW:

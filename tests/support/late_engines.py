@@ -17,12 +17,13 @@ from planner.schedule.plan import Plan
 from tests.support.cuda.device import Device
 from tests.support.cuda.session import the_device
 from tests.support.cuda.streams import Mood
-from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan, streaming_plan
+from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan, rounded_of, streaming_plan
 from tests.support.engines import data, learning_rate
 from tests.support.late_waits import a_step
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import make_model
 from worker.engine.engine import Engine
+from worker.engine.state_parts import expanded
 
 CUDA = torch.device("cuda")
 PLANS: dict[str, Callable[..., Plan]] = {
@@ -43,9 +44,10 @@ class Case:
     slices: int = 1
     rounds: int = 1
     clip: float | None = None
+    rounded: bool = False  # moments are in 8 bits
 
     def __str__(self) -> str:
-        shape = f"{self.rounds}x{self.slices}" + ("-clipped" if self.clip else "")
+        shape = f"{self.rounds}x{self.slices}" + "-clipped" * bool(self.clip) + "-rounded" * self.rounded
         return f"{self.model}-{self.plan}-{shape}-{'bf16' if self.dtype.itemsize == 2 else 'fp32'}"
 
     @property
@@ -55,15 +57,16 @@ class Case:
 
 
 @functools.cache
-def chain_for(model: str, dtype: torch.dtype) -> Chain:
+def chain_for(model: str, dtype: torch.dtype, rounded: bool = False) -> Chain:
     """For slices of two rows."""
-    return chain_of(make_model(model, dtype), device=CUDA)
+    made = make_model(model, dtype)
+    return chain_of(made, device=CUDA, rounded=rounded_of(made) if rounded else ())
 
 
 def plan_for(case: Case) -> Plan:
     """Without a budget, so without a cap: what else is on the device is not the plan's."""
     rounds = {"rounds": case.rounds} if case.rounds > 1 else {}
-    chain = chain_for(case.model, case.dtype)
+    chain = chain_for(case.model, case.dtype, case.rounded)
     plan = PLANS[case.plan](chain, slices=case.slices, clip=case.clip is not None, **rounds)
     return replace(plan, gpu_budget_bytes=0)
 
@@ -75,8 +78,8 @@ def engine_for(case: Case, plan: Plan | None = None) -> Engine:
     """An engine on the device. Generated code is shared by all engines of a model, to save time."""
     model = make_model(case.model, case.dtype)
     engine = Engine(
-        model, plan=plan or plan_for(case), chain=chain_for(case.model, case.dtype), optimizer=adamw(model),
-        max_grad_norm=case.clip, device=CUDA,
+        model, plan=plan or plan_for(case), chain=chain_for(case.model, case.dtype, case.rounded),
+        optimizer=adamw(model), max_grad_norm=case.clip, device=CUDA,
     )  # fmt: skip
     engine._rounds.codes = _CODES.setdefault((case.model, case.dtype), {})
     return engine
@@ -95,7 +98,8 @@ def train(engine: Engine | PlainEngine, case: Case, steps: int = 3, drains: bool
         if drains and step % 2:
             engine.drain()
     for _, parts in engine.state():
-        yield from (parts[part].clone() for part in sorted(parts))
+        found = expanded(parts)
+        yield from (found[part].clone() for part in sorted(found))
 
 
 @functools.cache
@@ -103,6 +107,7 @@ def expected(case: Case, steps: int = 3) -> list[Tensor]:
     """What plain PyTorch gives on the device."""
     model = make_model(case.model, case.dtype)
     settings: dict[str, Any] = {"optimizer": adamw(model), "max_grad_norm": case.clip}
+    settings["rounded"] = rounded_of(model) if case.rounded else ()
     return list(train(PlainEngine(model.to(CUDA), device=CUDA, **settings), case, steps))
 
 

@@ -6,13 +6,14 @@ weights narrower than fp32 the optimizer's parameters are fp32 masters, and grad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from planner.cpu.rounded import rounded
 from planner.measure.forward_bytes import quiet
 
 
@@ -40,7 +41,10 @@ class PlainEngine:
         chain: object = None,
         device: torch.device | str = "cpu",
         metered: bool = False,
+        rounded: Collection[str] = (),
     ) -> None:
+        """`rounded`: names of parameters whose moments are in 8 bits: so they are rounded after each step."""
+        self.rounded = rounded
         self.model = model.train()
         self.device = torch.device(device)
         self.max_grad_norm = max_grad_norm
@@ -81,6 +85,10 @@ class PlainEngine:
             group["lr"] = learning_rate
         self.adamw.step()
         self.adamw.zero_grad()
+        for name in self.rounded:
+            state = self.adamw.state[self.masters[name]]
+            for part, signed in (("exp_avg", True), ("exp_avg_sq", False)):
+                state[part].copy_(rounded(state[part], signed=signed))
         with torch.no_grad():
             for name, weight in self.weights.items():
                 if self.masters[name] is not weight:

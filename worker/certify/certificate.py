@@ -60,7 +60,7 @@ def certify(
         moved_bytes=sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND)),
         cpu_updated=len(plan.cpu_updated()), options=plan.options, findings=outcome.findings,
         parameters=outcome.parameters, reasons=_reasons(job, device, chain), first=outcome.first,
-        allowed=_ALLOWED[working_dtype(job)],
+        allowed=_ALLOWED[working_dtype(job)], rounded=chain.rounded_elements > 0,
     )  # fmt: skip
 
 

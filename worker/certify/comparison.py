@@ -26,6 +26,7 @@ from worker.certify.plain_pytorch import PlainTraining
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
+from worker.engine.state_parts import expanded
 from worker.storage.checkpoint import non_finite
 from worker.storage.shards import Item, read_shards, write_shards
 from worker.training.learning_rate import learning_rate, optimizer_of
@@ -80,7 +81,7 @@ class Comparison:
 
     def run(self, plan: Plan, chain: Chain) -> Outcome:
         """Do the steps both ways. Raises UserError where plain PyTorch diverges, too."""
-        expected, files = self._plain(plan)
+        expected, files = self._plain(plan, chain)
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -97,7 +98,7 @@ class Comparison:
                 lambda batches, seeds, rate, items: engine.step(
                     batches, seeds=seeds, learning_rate=rate, num_items_in_batch=items
                 ),
-                engine.state,
+                lambda: _expanded(engine.state()),
             )
             tallies = {sort: _Tally(sort) for sort in _FOUND}
             first = 0.0
@@ -109,10 +110,10 @@ class Comparison:
             still = (  # no gradient reaches them: to plain PyTorch they are trained, and stay as they are
                 (name, {"master": parts["master"].float()}) for name, parts in engine.frozen() if name in wanted_states
             )
-            differences = tuple(_states(itertools.chain(engine.state(), still), wanted_states, tallies))
+            differences = tuple(_states(itertools.chain(_expanded(engine.state()), still), wanted_states, tallies))
         return Outcome(tuple(tally.finding() for tally in tallies.values() if tally.count), differences, first)
 
-    def _plain(self, plan: Plan) -> tuple[Numbers, list[Path]]:
+    def _plain(self, plan: Plan, chain: Chain) -> tuple[Numbers, list[Path]]:
         """What plain PyTorch says, and the files with its state."""
         model = load_model(self.job, layers=self.layers)
         check_reach(self.job, model, self.batches.largest_token)
@@ -121,6 +122,7 @@ class Comparison:
         plain = PlainTraining(
             model, optimizer=optimizer_of(self.job, model), max_grad_norm=self.job.max_grad_norm, device=self.device,
             on_cpu=plan.cpu_updated(),
+            rounded=[t.name for t in (*chain.tensors(), *chain.frame_tensors) if t.rounded],
         )  # fmt: skip
         numbers = self._steps(
             "plain PyTorch",
@@ -147,6 +149,10 @@ class Comparison:
                 numbers.append(("first moments' norm", place, _first_moments_norm(state())))
             log.info("%s: step %d of %d", who, number + 1, self.steps)
         return numbers
+
+
+def _expanded(state: Iterator[Item]) -> Iterator[Item]:
+    return ((name, expanded(parts)) for name, parts in state)
 
 
 def _first_moments_norm(state: Iterator[Item]) -> Tensor:

@@ -1,7 +1,8 @@
 """A job's steps in plain PyTorch: what `offmate certify` compares with.
 
 The model's own forward and backward, gradient accumulation in order, `clip_grad_norm_`, `AdamW(fused=True)`. Where the
-weights are narrower than fp32, the optimizer has fp32 masters, and gradients become fp32 before clip and update.
+weights are narrower than fp32, the optimizer has fp32 masters, and gradients become fp32 before clip and update. Where
+moments are in 8 bits, they are rounded so after each update.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from planner.cpu.rounded import rounded
 from worker.runtime.step_values import AdamW
 from worker.storage.shards import Item
 
@@ -30,9 +32,11 @@ class PlainTraining:
 
     def __init__(
         self, model: nn.Module, *, optimizer: AdamW, max_grad_norm: float | None, device: torch.device,
-        on_cpu: Collection[str],
+        on_cpu: Collection[str], rounded: Collection[str] = (),
     ) -> None:  # fmt: skip
+        """`rounded`: names of those whose moments are in 8 bits."""
         self._model, self._device, self._max_norm = model.train().to(device), device, max_grad_norm
+        self._rounded = rounded
         self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {
             name: nn.Parameter(p.detach().to("cpu" if name in on_cpu else device, torch.float32))
@@ -61,6 +65,11 @@ class PlainTraining:
         self._adamw.step()
         self._adamw.zero_grad()
         with torch.no_grad():
+            for name in self._rounded:
+                state = self._adamw.state[self._masters[name]]
+                for part, signed in (("exp_avg", True), ("exp_avg_sq", False)):
+                    if part in state:  # else no gradient has reached it yet
+                        state[part].copy_(rounded(state[part], signed=signed))
             for name, master in self._masters.items():
                 self._weights[name].copy_(master)
         return PlainResult(losses=tuple(losses), grad_norm=norm)

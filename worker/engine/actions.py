@@ -173,7 +173,9 @@ class Actions:
                     learning_rate=values.rate_of(number), betas=group.betas, eps=group.eps,
                     count=count - less if less else count, coefficient=coefficient,
                 )  # fmt: skip
-                adamw.update([target for target in own if self._left_out.get(target.name, 0) == less], step)
+                adamw.update(
+                    [target for target in own if self._left_out.get(target.name, 0) == less], step, self._device.numbers
+                )
 
     def _target(self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor, values: StepValues) -> Target:
         work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]

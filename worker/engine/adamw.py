@@ -6,24 +6,30 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from planner.cpu.adamw import Step, Target, cpu_kernel, fused
+from planner.cpu.adamw import Step, Target, cpu_kernel, fused, update_rounded
+from planner.cpu.rounded import Numbers
+from planner.eight_bits import CHUNK
+
+Known = tuple[Numbers, Numbers] | None
 
 
-def update(targets: Sequence[Target], step: Step) -> None:
-    """One AdamW step on `targets`, all of them on one device."""
+def update(targets: Sequence[Target], step: Step, known: Known = None) -> None:
+    """One AdamW step on `targets`, all of them on one device. `known`: what bytes stand for, on the device, where
+    moments are in 8 bits."""
     if targets and targets[0].master.device.type == "cpu":
         cpu_kernel().update(targets, step)
     else:
-        update_in_lists(targets, step)
+        update_in_lists(targets, step, known)
 
 
-def update_in_lists(targets: Sequence[Target], step: Step) -> None:
+def update_in_lists(targets: Sequence[Target], step: Step, known: Known = None) -> None:
     """The same by PyTorch's kernel, in as few calls as memory allows: each starts work on the GPU. A gradient as wide
     as the master is scaled in place.
 
-    With lists, never with concatenations: the last elements of each tensor take another path.
+    With lists, never with concatenations: the last elements of each tensor take another path. Those whose moments are
+    in 8 bits come last, one after the other, in chunks.
     """
-    for batch in _batches(targets):
+    for batch in _batches([target for target in targets if not target.rounded]):
         gradients = [t.gradient.to(t.master.dtype) for t in batch]  # the same tensor where it is as wide
         if step.coefficient is not None:
             torch._foreach_mul_(gradients, step.coefficient)
@@ -37,6 +43,9 @@ def update_in_lists(targets: Sequence[Target], step: Step) -> None:
         for target in batch:
             if target.work is not target.master:
                 target.work.copy_(target.master)
+    for target in (target for target in targets if target.rounded):
+        assert known is not None
+        update_rounded(target, step, CHUNK, known)
 
 
 def _batches(targets: Sequence[Target]) -> Iterator[Sequence[Target]]:
@@ -49,4 +58,5 @@ def _batches(targets: Sequence[Target]) -> Iterator[Sequence[Target]]:
             yield targets[start:i]
             start, total = i, 0
         total += size
-    yield targets[start:]
+    if targets:
+        yield targets[start:]

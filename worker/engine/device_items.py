@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from planner.cpu.rounded import Numbers
 from worker.engine.host_items import Host, span
 
 
@@ -15,6 +16,7 @@ class Device:
     def __init__(self, host: Host, device: torch.device) -> None:
         self.items: dict[str, list[Tensor]] = {}
         self.type = device.type
+        self.numbers: tuple[Numbers, Numbers] | None = None  # what bytes of moments stand for, where any are updated
         self._host, self._device = host, device
 
     def allocate(self, item: str) -> None:

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from planner.cpu.packed import pack, unpack
+from planner.eight_bits import moment_bytes
 from planner.schedule.operations import SLOTS
 from worker.engine.file_items import FileItems
 from worker.runtime.machine import Machine
 from worker.runtime.slabs import carve, slab_bytes
-
-STATE_PARTS = ("exp_avg", "exp_avg_sq", "master")
 
 
 class Host:
@@ -52,17 +51,19 @@ class Host:
         return self._spare[item]
 
     def hold(
-        self, name: str, kinds: Collection[str], weight: Tensor, *, overwritten: bool = False, packed: bool = False
+        self, name: str, kinds: Collection[str], weight: Tensor, *, overwritten: bool = False, packed: bool = False,
+        rounded: bool = False,
     ) -> None:  # fmt: skip
         """Give a tensor's items of these kinds ("w", "g", "s") their memory, one slab for all, and what is in them
-        before the first step. `overwritten`: the gradient takes the weight's place; `packed`: the states are."""
-        wanted = [("w", weight.dtype)] * ("w" in kinds)
-        wanted += [("g", weight.dtype)] * ("g" in kinds and not overwritten and not packed)
-        wanted += [("s", dtype) for dtype in _state_dtypes(weight)] * ("s" in kinds)
-        sizes = [weight.numel() * dtype.itemsize for _, dtype in wanted]
+        before the first step. `overwritten`: the gradient takes the weight's place; `packed`: the states are;
+        `rounded`: the moments are in 8 bits."""
+        wanted = [("w", weight.dtype, weight.shape)] * ("w" in kinds)
+        wanted += [("g", weight.dtype, weight.shape)] * ("g" in kinds and not overwritten and not packed)
+        wanted += [("s", *layout) for layout in _state_layouts(weight, rounded=rounded)] * ("s" in kinds)
+        sizes = [shape.numel() * dtype.itemsize for _, dtype, shape in wanted]
         slab = self._machine.host_empty((slab_bytes(sizes),), torch.uint8)
-        for (kind, dtype), part in zip(wanted, carve(slab, sizes), strict=True):
-            self.items.setdefault(f"{kind}:{name}", []).append(part.view(dtype).view(weight.shape))
+        for (kind, dtype, shape), part in zip(wanted, carve(slab, sizes), strict=True):
+            self.items.setdefault(f"{kind}:{name}", []).append(part.view(dtype).view(shape))
         if "w" in kinds:
             self.items[f"w:{name}"][0].copy_(weight)
         if "g" in kinds and overwritten:
@@ -132,17 +133,20 @@ class Host:
         return self.items[item]
 
 
-def new_states(weight: Tensor) -> list[Tensor]:
+def new_states(weight: Tensor, *, rounded: bool) -> list[Tensor]:
     """Optimizer states of `weight` before the first step, on its device: zero moments and, where it is narrower than
-    fp32, the master."""
-    states = [torch.zeros(weight.shape, dtype=dtype, device=weight.device) for dtype in _state_dtypes(weight)]
+    fp32, the master. `rounded`: the moments are in 8 bits."""
+    layouts = _state_layouts(weight, rounded=rounded)
+    states = [torch.zeros(shape, dtype=dtype, device=weight.device) for dtype, shape in layouts]
     for master in states[2:]:
         master.copy_(weight)
     return states
 
 
-def _state_dtypes(weight: Tensor) -> list[torch.dtype]:
-    return [torch.float32] * (2 if weight.dtype == torch.float32 else 3)
+def _state_layouts(weight: Tensor, *, rounded: bool) -> list[tuple[torch.dtype, torch.Size]]:
+    wide = (torch.float32, weight.shape)
+    moment = (torch.uint8, torch.Size([moment_bytes(weight.numel())])) if rounded else wide
+    return [moment, moment] + [wide] * (weight.dtype != torch.float32)
 
 
 def span(tensor: Tensor) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from planner.schedule.operations import SLOTS, STATE_SLOTS
 from planner.schedule.state_pieces import Piece
-from worker.engine.host_items import STATE_PARTS
+from worker.engine.state_parts import STATE_PARTS
 from worker.runtime.machine import Machine
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.cpu.rounded import both_numbers
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, Queue, overwritten, packed
 from planner.schedule.memory import slot_bytes
 from worker.engine.device_items import Device
-from worker.engine.host_items import STATE_PARTS, Host, new_states
+from worker.engine.host_items import Host, new_states
+from worker.engine.state_parts import parts_of
 from worker.engine.stored_states import Store, StoredStates
 from worker.runtime.arena import Memory
 from worker.runtime.machine import Machine
@@ -58,12 +60,15 @@ class Weights:
         self._on_disk = {t.name for t in chain.tensors() if t.on_disk}
         self._slot_bytes = slot_bytes(chain)
         self._packed = packed(chain, program.ops)
+        self._rounded = {t.name for t in (*chain.tensors(), *chain.frame_tensors) if t.rounded}
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
         try:
             for name, parameter in self._parameters.items():
                 self._take(name, parameter)
             memory.expect(None)
             self._move_buffers(lambda buffer: machine.place(buffer))
+            if self._rounded:
+                self.device.numbers = both_numbers(machine.place)
         except BaseException:  # no memory is left, perhaps
             self.give_back()
             raise
@@ -86,12 +91,13 @@ class Weights:
             weight = weight.clone() if f"w:{name}" in self._resident else weight  # what is mapped stays, the copy goes
         elif kinds:
             self.host.hold(
-                name, kinds, weight, overwritten=name in self._overwritten, packed=name in self._packed
+                name, kinds, weight, overwritten=name in self._overwritten, packed=name in self._packed,
+                rounded=name in self._rounded,
             )  # fmt: skip
         if f"w:{name}" in self._resident:
             self._place(f"w:{name}", [weight])
         if f"s:{name}" in self._resident:
-            self._place(f"s:{name}", new_states(weight))
+            self._place(f"s:{name}", new_states(weight, rounded=name in self._rounded))
         if name in self.frame:
             parameter.data = self.device.items[f"w:{name}"][0]
         else:
@@ -145,14 +151,15 @@ class Weights:
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory; what is on the
         device comes down one tensor at a time. The tensors are the engine's own where they are on the host, until the
-        next one comes. With "left_out", a number, for those that were left out of steps."""
+        next one comes. With "left_out", a number, for those that were left out of steps; moments in 8 bits are bytes,
+        with "exp_avg_scales" and "exp_avg_sq_scales" of their blocks."""
         for name in self.trained:
             yield from self._state_of(name)
 
     def _state_of(self, name: str) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """One tensor's of `state`."""
         with self._whole(name) as states:
-            parts = dict(zip(STATE_PARTS, (t.cpu() for t in states), strict=False))
+            parts = {part: t.cpu() for part, t in parts_of(states, self._parameters[name].shape).items()}
             parts.setdefault("master", self._current(f"w:{name}")[0].detach().cpu())
             if name in self.left_out:
                 parts["left_out"] = torch.tensor(float(self.left_out[name]))
@@ -235,12 +242,10 @@ class Weights:
                     self._copy(name, target, parts["master"])
                 if self.host.is_packed(name):
                     continue
-                for target, part in zip(copies.get(f"s:{name}", ()), STATE_PARTS, strict=False):
-                    self._copy(name, target, parts[part])
+                self._copy_parts(name, copies.get(f"s:{name}", ()), parts)
             if self.host.is_packed(name):
                 with self.host.whole_states(name) as states:
-                    for target, part in zip(states, STATE_PARTS, strict=True):
-                        self._copy(name, target, parts[part])
+                    self._copy_parts(name, states, parts)
         if stored is not None and stored.resumed and not written:
             missing -= {name for name in self.trained if name in stored}
             stored.take_over({item[2:]: own[0] for item, own in self.host.items.items() if item[0] == "w"})
@@ -250,6 +255,12 @@ class Weights:
         self._begun = True
         if missing:
             raise ValueError(f"nothing was given for {min(missing)}")
+
+    def _copy_parts(self, name: str, states: Sequence[Tensor], parts: Mapping[str, Tensor]) -> None:
+        for part, target in parts_of(states, self._parameters[name].shape).items():
+            if (source := parts.get(part)) is None or source.dtype != target.dtype:
+                raise ValueError(f"{part} of {name} is not there, or not in {target.dtype}")
+            self._copy(name, target, source)
 
     @staticmethod
     def _copy(name: str, target: Tensor, source: Tensor) -> None:
@@ -274,6 +285,7 @@ class Weights:
         self._move_buffers(Tensor.cpu)
         self.host.clear()
         self.device.items.clear()
+        self.device.numbers = None
 
 
 def _frame_items(frame: Mapping[str, nn.Parameter]) -> Iterator[str]:

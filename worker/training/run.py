@@ -108,7 +108,13 @@ class _Run:
         output = Output(self.model)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         stored = self.chain.stored_bytes(self.plan.cpu_updated())
-        self.state_bytes = checkpoint_bytes(job, self.parameters, stored)
+        rounded = self.chain.rounded_elements
+        self.state_bytes = checkpoint_bytes(job, self.parameters, stored, rounded)
+        if rounded:
+            log.info(
+                "optimizer: AdamW's moments of %.1f%% of the trained parameters are rounded to 8 bits in blocks of 256",
+                100 * rounded / self.parameters,
+            )  # fmt: skip
         self.delivery = Delivery(
             run=folder, place=place, output=output, trained=self.trained,
             card=lambda step: model_card(job, read_metrics(folder.metrics), step),

@@ -162,10 +162,26 @@ def test_a_base_in_4_bits_is_doubly_quantized_where_the_tool_has_it_so(folder: P
 
 
 def test_values_that_are_done_otherwise_are_said(folder: Path) -> None:
-    keys = "optimizer: adamw_bnb_8bit\nattn_implementation: flash_attention_2\n"
-    _, notes = Job.parse_with_notes(AXOLOTL + keys, folder)
-    assert any("optimizer: adamw_bnb_8bit (AdamW's states are fp32 here" in line for line in notes)
+    keys = "optimizer: adamw_torch_4bit\nattn_implementation: flash_attention_2\n"
+    job, notes = Job.parse_with_notes(AXOLOTL + keys, folder)
+    assert job.optim == "adamw_torch"
+    assert any("optimizer: adamw_torch_4bit (AdamW's moments are in fp32 here" in line for line in notes)
     assert any("attn_implementation: flash_attention_2 (attention is PyTorch's sdpa" in line for line in notes)
+
+
+@pytest.mark.parametrize("name", ["adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit"])
+def test_an_optimizer_with_moments_in_8_bits_is_one(folder: Path, name: str) -> None:
+    for text in (AXOLOTL + f"optimizer: {name}\n", LLAMA_FACTORY + f"optim: {name}\n", TRL + f"optim: {name}\n"):
+        job, notes = Job.parse_with_notes(text, folder)
+        assert job.optim == "adamw_8bit"
+        assert any(note.startswith("optim: adamw_8bit rounds AdamW's moments") for note in notes)
+
+
+def test_states_in_8_bits_cannot_be_on_a_disk(folder: Path) -> None:
+    with pytest.raises(UserError) as told:
+        Job.parse(AXOLOTL + f"optimizer: adamw_bnb_8bit\ndisk_paths: {folder}\n", folder)
+    (number,) = told.value.numbers
+    assert "states in 8 bits stay in memory: use adamw_torch, or leave disk_paths out" in number
 
 
 def test_an_adapter_that_is_there_has_all_that_the_tools_would_have_given(folder: Path) -> None:

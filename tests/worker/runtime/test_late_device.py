@@ -30,6 +30,8 @@ CASES = (
     Case("gpt2", "streaming", BF16, slices=3),
     Case("qwen2", "keep", slices=2),
     Case("bloom", "recompute", slices=2, rounds=2),
+    Case("llama", "ahead", BF16, slices=2, clip=0.5, rounded=True),
+    Case("qwen2", "mixed", slices=2, rounded=True),
 )
 
 

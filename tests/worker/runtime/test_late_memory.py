@@ -39,6 +39,8 @@ CASES = [
     Case("gpt2", "mixed", slices=3),
     Case("llama", "offload-all", slices=2),
     Case("llama", "recompute", slices=2),
+    Case("llama", "mixed", torch.bfloat16, clip=0.5, rounded=True),
+    Case("gpt2", "keep", slices=2, rounded=True),
 ]
 
 
@@ -62,7 +64,7 @@ class LooksAtData(nn.Module):
 
 
 def plan_of(case: Case) -> Plan:
-    chain = placed_chain(case.model, case.dtype)
+    chain = placed_chain(case.model, case.dtype, case.rounded)
     rounds = {"rounds": case.rounds} if case.rounds > 1 else {}
     return placed(PLANS[case.plan](chain, slices=case.slices, clip=case.clip is not None, **rounds), chain)
 
@@ -84,7 +86,7 @@ def engine_in(device: Device) -> Iterator[Callable[[Case, Plan], tuple[Engine, A
         made: list[Engine] = []
 
         def make(case: Case, plan: Plan) -> tuple[Engine, Arena]:
-            model, chain = make_model(case.model, case.dtype), placed_chain(case.model, case.dtype)
+            model, chain = make_model(case.model, case.dtype), placed_chain(case.model, case.dtype, case.rounded)
             made.append(
                 Engine(
                     model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=case.clip, device=CUDA

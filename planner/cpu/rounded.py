@@ -1,0 +1,173 @@
+"""AdamW with its moments in 8 bits, in blocks of 256 elements: the method of Dettmers et al. (2022), section 2, with
+the numbers, block and exceptions of bitsandbytes' AdamW8bit.
+
+An update expands a block's moments to fp32, does what AdamW(fused=True) does with fp32 moments, and rounds them again:
+each is divided by the largest of its block, which is kept as the scale, and becomes the nearest of 256 numbers. The
+master is never rounded. Here that is written in PyTorch's operations, for any device; adamw.c does the same, bit for
+bit, in one pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from planner.eight_bits import BLOCK, moment_bytes, scale_count, scratch_bytes
+
+_LEAST = 1e-38  # a block of zeros has the scale 0: what it is divided by
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbers:
+    """The 256 numbers that a byte stands for, ascending, and what lies halfway between neighbours: at most it, and a
+    value becomes the lower one."""
+
+    values: Tensor
+    halfway: Tensor
+
+    def on(self, place: Callable[[Tensor], Tensor]) -> Numbers:
+        """The same where `place` puts them."""
+        return Numbers(place(self.values), place(self.halfway))
+
+
+_FIRST_CELL, CELLS = 103 << 7, 25 << 7  # by the upper 16 bits of a float: from 2^-24 to below 2
+
+
+@functools.cache
+def table(*, signed: bool) -> Tensor:
+    """What adamw.c looks a number up in (`struct numbers` there), as bytes: values, halfways, and for each cell of
+    floats that share their upper 16 bits, then of negative ones, the place of its least. A cell has at most one halfway
+    in it: one comparison more gives the place."""
+    known = numbers(signed=signed)
+    ends = (torch.arange(_FIRST_CELL, _FIRST_CELL + CELLS + 1, dtype=torch.int32) << 16).view(torch.float32)
+    ends[0] = 0.0  # and all that is smaller
+    above = torch.nextafter(ends[1:], torch.zeros(()))
+    least = torch.cat([ends[:-1], -above])
+    greatest = torch.cat([above, -ends[:-1]])
+    places, others = (torch.bucketize(each, known.halfway) for each in (least, greatest))
+    assert bool((others - places <= 1).all())
+    halfway = torch.cat([known.halfway, torch.tensor([torch.inf])])
+    return torch.cat([known.values.view(torch.uint8), halfway.view(torch.uint8), places.to(torch.uint8)])
+
+
+@functools.cache
+def numbers(*, signed: bool) -> Numbers:
+    """Those of the first moment, or of the second, which is never negative, in host memory: seven decades, each ten
+    times the one below and twice as finely divided, with 0 and 1 (section 1.3)."""
+    found = [0.0, 1.0]
+    for decade in range(7):
+        edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1, dtype=torch.float32)
+        middles = (edges[:-1] + edges[1:]) / 2
+        found += (10 ** (decade - 6) * middles).tolist()
+        found += (-(10 ** (decade - 6)) * middles).tolist() if signed else []
+    values = torch.tensor(sorted(found), dtype=torch.float32)
+    return Numbers(values, (values[:-1] + values[1:]) / 2)
+
+
+def both_numbers(place: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> tuple[Numbers, Numbers]:
+    """Those of both moments, where `place` puts them."""
+    return numbers(signed=True).on(place), numbers(signed=False).on(place)
+
+
+def split(moment: Tensor, elements: int) -> tuple[Tensor, Tensor]:
+    """The scales (fp32) and the bytes of a moment, as views of its memory."""
+    assert moment.dtype == torch.uint8 and moment.numel() == moment_bytes(elements), moment.shape
+    start = 4 * scale_count(elements)
+    return moment[:start].view(torch.float32), moment[start:]
+
+
+def expand(scales: Tensor, places: Tensor, *, signed: bool) -> Tensor:
+    """A moment as fp32 numbers, flat, in host memory."""
+    found = torch.empty(places.shape)
+    _expand(places, scales, numbers(signed=signed), found, torch.empty_like(found, dtype=torch.int32))
+    return found
+
+
+def rounded(wide: Tensor, *, signed: bool) -> Tensor:
+    """What an fp32 moment is once it was rounded to 8 bits and expanded again."""
+    known, flat = numbers(signed=signed).on(lambda tensor: tensor.to(wide.device)), wide.reshape(-1)
+    blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    scales = blocks.abs().amax(1, keepdim=True)
+    places = torch.bucketize(blocks * scales.clamp(min=_LEAST).reciprocal(), known.halfway)
+    return (known.values[places] * scales).view(-1)[: flat.numel()].view(wide.shape)
+
+
+class Scratch:
+    """Memory for the updates of up to `elements` at a time, taken in one piece."""
+
+    def __init__(self, elements: int, device: torch.device) -> None:
+        whole = torch.empty(scratch_bytes(elements), dtype=torch.uint8, device=device).view(torch.float32)
+        self.gradient, self.exp_avg, self.exp_avg_sq, places = whole[: 4 * elements].view(4, elements)
+        self.places, self.inverse = places.view(torch.int32), whole[4 * elements :]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Some blocks of a tensor, flat: what an update with fp32 moments works on. `store` rounds these moments again."""
+
+    span: slice
+    gradient: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    _stored: tuple[tuple[Tensor, Tensor, Numbers], ...]
+    _scratch: Scratch
+
+    @classmethod
+    def load(
+        cls, moments: tuple[Tensor, Tensor], known: tuple[Numbers, Numbers], gradient: Tensor, start: int,
+        scratch: Scratch,
+    ) -> Chunk:  # fmt: skip
+        """The elements from `start` on of a flat `gradient`, as many as there are or `scratch` is for. `start` is a
+        multiple of 256."""
+        stop = min(start + scratch.gradient.numel(), gradient.numel())
+        blocks, count, stored = slice(start // BLOCK, scale_count(stop)), stop - start, []
+        wide = [part[:count] for part in (scratch.gradient, scratch.exp_avg, scratch.exp_avg_sq)]
+        for moment, its_numbers, its_wide in zip(moments, known, wide[1:], strict=True):
+            scales, places = split(moment, gradient.numel())
+            stored.append((places[start:stop], scales[blocks], its_numbers))
+            _expand(*stored[-1], its_wide, scratch.places[:count])
+        wide[0].copy_(gradient[start:stop])
+        return cls(slice(start, stop), wide[0], wide[1], wide[2], tuple(stored), scratch)
+
+    def store(self) -> None:
+        """Round the moments. The gradient is lost."""
+        for wide, (places, scales, known) in zip((self.exp_avg, self.exp_avg_sq), self._stored, strict=True):
+            _round(wide, places, scales, known, self._scratch)
+
+
+def _expand(places: Tensor, scales: Tensor, known: Numbers, wide: Tensor, its_places: Tensor) -> None:
+    its_places.copy_(places)
+    torch.index_select(known.values, 0, its_places, out=wide)
+    for part, scale in zip(_blocks(wide), _of_blocks(scales, wide), strict=True):
+        part.mul_(scale)
+
+
+def _round(wide: Tensor, places: Tensor, scales: Tensor, known: Numbers, scratch: Scratch) -> None:
+    """`scratch.gradient` is free for it."""
+    scaled, inverse = scratch.gradient[: wide.numel()], scratch.inverse[: scales.numel()]
+    torch.abs(wide, out=scaled)
+    for part, scale in zip(_blocks(scaled), _of_blocks(scales, wide), strict=True):
+        torch.amax(part, 1, keepdim=True, out=scale)
+    torch.clamp(scales, min=_LEAST, out=inverse).reciprocal_()
+    for part, by, to in zip(_blocks(wide), _of_blocks(inverse, wide), _blocks(scaled), strict=True):
+        torch.mul(part, by, out=to)
+    found = scratch.places[: wide.numel()]
+    torch.bucketize(scaled, known.halfway, out_int32=True, out=found)
+    places.copy_(found)
+
+
+def _blocks(flat: Tensor) -> list[Tensor]:
+    """Whole blocks by rows, and the rest as another, where there are any."""
+    whole = flat.numel() // BLOCK * BLOCK
+    parts = [flat[:whole].view(-1, BLOCK), flat[whole:].view(1, -1)]
+    return [part for part in parts if part.numel()]
+
+
+def _of_blocks(scales: Tensor, flat: Tensor) -> list[Tensor]:
+    """The scales beside `_blocks`."""
+    whole = flat.numel() // BLOCK
+    return [part.view(-1, 1) for part in (scales[:whole], scales[whole:]) if part.numel()]

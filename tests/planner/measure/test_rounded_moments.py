@@ -1,0 +1,128 @@
+"""A job with moments in 8 bits, as it is planned: which tensors have them, their bytes, and the time of updates."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from planner.codec import from_json, to_json
+from planner.job.room import checkpoint_bytes
+from planner.job.schema import Job
+from planner.machine.presets import preset
+from planner.measure.analysis import analyse, estimate_times
+from planner.measure.machine_rates import measure_hardware
+from planner.schedule.chain import Chain, Tensor
+from planner.schedule.compile import OpKind, compile_program
+from planner.schedule.memory import cpu_peak_bytes
+from planner.schedule.simulate import durations_s
+from planner.whatif.ways_to_fit import problem_of, ways_to_fit
+from tests.support.tiny_models import config_of
+
+CPU = torch.device("cpu")
+MACHINE = replace(preset("rtx3060", bf16=True), min_transfer_bytes=0)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    config_of("llama", width=64).save_pretrained(folder)
+    return Job(
+        model=str(folder), tokenizer=str(folder), dataset=("none",), bf16=True, max_length=16,
+        per_device_train_batch_size=1, optim="adamw_8bit",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chain(job):
+    analysis = analyse(job, CPU)
+    return analysis.chain(estimate_times(analysis, MACHINE))
+
+
+def exact(job):
+    return job.model_copy(update={"optim": "adamw_torch"})
+
+
+def test_large_trained_tensors_have_them_but_no_embedding(chain):
+    tensors = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
+    assert {name for name, t in tensors.items() if not t.rounded} == {
+        name for name, t in tensors.items() if t.elements < 4096 or name == "model.embed_tokens.weight"
+    }
+    up = tensors["model.layers.0.mlp.up_proj.weight"]
+    assert up.rounded and up.has_master and up.state_bytes == up.elements * (4 + 2 + 2 * 4 / 256) == sum(up.state_sizes)
+    assert (up.shared_bytes, up.host_gradient_bytes(1), up.host_gradient_bytes(2)) == (0, 0, up.gradient_bytes)
+    assert tensors["model.embed_tokens.weight"].state_bytes == 12 * tensors["model.embed_tokens.weight"].elements
+    assert from_json(Chain, to_json(chain)) == chain
+
+
+def test_frozen_tensors_have_none(job):
+    lora = job.model_copy(
+        update={"method": "lora", "lora_r": 32, "lora_alpha": 8.0, "lora_dropout": 0.0,
+                "lora_target_modules": ("up_proj",)}
+    )  # fmt: skip
+    analysis = analyse(lora, CPU)
+    found = [t for block in analysis.tensors for t in block if t.rounded]
+    assert len(found) == 3 and all("lora_B" in t.name and t.bytes == 4 * t.elements for t in found)  # 128 × 32, fp32
+    assert all(t.state_bytes == 2 * (t.elements + t.elements // 64) and not t.has_master for t in found)
+
+
+def test_sizes_that_are_not_theirs_are_no_tensor_and_disks_have_none():
+    sizes = {"name": "w", "elements": 512, "bytes": 1024, "gradient_bytes": 1024, "rounded": True}
+    assert Tensor(**sizes, state_bytes=2048 + 2 * 520).state_sizes == (520, 520, 2048)
+    with pytest.raises(ValueError, match="cannot have 6144 bytes"):
+        Tensor(**sizes, state_bytes=6144)
+    with pytest.raises(ValueError, match="or on disk"):
+        Tensor(**sizes, state_bytes=2048 + 2 * 520, states_on_disk=True)
+
+
+def test_updates_take_the_time_of_such_ones_wherever_they_are(job, chain):
+    fast = replace(MACHINE, gpu_update_parameters_per_s=1e9, cpu_update_parameters_per_s=1e8)
+    known = replace(fast, gpu_rounded_update_parameters_per_s=4e8, cpu_rounded_update_parameters_per_s=3e7)
+    assert (fast.gpu_updates(rounded=True), fast.cpu_updates(rounded=True)) == (2e8, 5e7)  # as long as not measured
+    assert (known.gpu_updates(rounded=False), known.cpu_updates(rounded=False)) == (1e9, 1e8)
+    plan = problem_of(job, known, CPU).plan(5)
+    program = compile_program(plan, chain)
+    rates = {OpKind.UPDATE: 4e8, OpKind.CPU_UPDATE: 3e7}
+    elements = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
+    seen = 0
+    for op, seconds in zip(program.ops, durations_s(program, chain, known), strict=True):
+        if op.kind in rates:
+            assert seconds == pytest.approx(sum(elements[name] for name in op.names) / rates[op.kind])
+            seen += 1
+    assert seen
+
+
+def test_a_host_that_is_too_small_for_fp32_states_has_room_for_these_and_is_told_so(job):
+    problems = {each.optim: problem_of(each, MACHINE, CPU) for each in (exact(job), job)}
+    pressed = int(1.02 * max(problem.least_bytes() for problem in problems.values()))
+    problems = {optim: replace(problem, gpu_budget_bytes=pressed) for optim, problem in problems.items()}
+    needs = {optim: cpu_peak_bytes(problem.plan(5), problem.chain) for optim, problem in problems.items()}
+    assert needs["adamw_8bit"] < 0.7 * needs["adamw_torch"]
+    room = int(1.1 * needs["adamw_8bit"])
+    full, fits = (replace(problem, cpu_budget_bytes=room) for problem in problems.values())
+    assert not full.fits() and fits.fits()
+    no_time = time.monotonic()
+    for each, told in ((exact(job), True), (job, False)):
+        ways = [way.text for way in ways_to_fit(each, full, CPU, no_time, runs=True)]
+        assert ("AdamW's moments in 8 bits, rounded (optim: adamw_8bit)" in ways) == told
+
+
+def test_rates_are_measured_where_they_matter():
+    found = measure_hardware(CPU, torch.bfloat16, rounded=True)
+    assert 0 < found.cpu_rounded_update_parameters_per_s <= found.cpu_update_parameters_per_s
+    assert found.gpu_rounded_update_parameters_per_s == found.cpu_rounded_update_parameters_per_s
+
+
+def test_a_checkpoint_has_a_byte_each(job):
+    assert checkpoint_bytes(job, 2**20, 0, 2**20) == checkpoint_bytes(job, 2**20) - 2**23 + 2 * (2**20 + 2**14)
+
+
+def test_a_question_about_such_a_job_is_another_one(job, tmp_path):
+    folder = job.model
+    asked = {
+        optim: Job.question(f"model: {folder}\noptim: {optim}\n", tmp_path)
+        for optim in ("adamw_8bit", "adamw_bnb_8bit", "adamw_torch", "adamw_torch_fused")
+    }
+    assert asked["adamw_torch"] == asked["adamw_torch_fused"] != asked["adamw_8bit"] == asked["adamw_bnb_8bit"]
