@@ -14,6 +14,7 @@ from planner.job.schema import Job
 from planner.machine.presets import preset
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.machine_rates import measure_hardware
+from planner.measure.tensors import describe
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import cpu_peak_bytes
@@ -28,7 +29,7 @@ MACHINE = replace(preset("rtx3060", bf16=True), min_transfer_bytes=0)
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    config_of("llama", width=64).save_pretrained(folder)
+    config_of("llama", width=64, layers=2).save_pretrained(folder)
     return Job(
         model=str(folder), tokenizer=str(folder), dataset=("none",), bf16=True, max_length=16,
         per_device_train_batch_size=1, optim="adamw_8bit",
@@ -57,15 +58,11 @@ def test_large_trained_tensors_have_them_but_no_embedding(chain):
     assert from_json(Chain, to_json(chain)) == chain
 
 
-def test_frozen_tensors_have_none(job):
-    lora = job.model_copy(
-        update={"method": "lora", "lora_r": 32, "lora_alpha": 8.0, "lora_dropout": 0.0,
-                "lora_target_modules": ("up_proj",)}
-    )  # fmt: skip
-    analysis = analyse(lora, CPU)
-    found = [t for block in analysis.tensors for t in block if t.rounded]
-    assert len(found) == 3 and all("lora_B" in t.name and t.bytes == 4 * t.elements for t in found)  # 128 × 32, fp32
-    assert all(t.state_bytes == 2 * (t.elements + t.elements // 64) and not t.has_master for t in found)
+def test_frozen_tensors_have_none_and_fp32_ones_have_no_master():
+    weight = torch.nn.Parameter(torch.empty(64, 128, device="meta"))
+    frozen, trained = (describe("w", weight, trained=trained, rounded={"w"}) for trained in (False, True))
+    assert (frozen.rounded, frozen.state_bytes, frozen.has_master) == (False, 0, False)
+    assert (trained.rounded, trained.state_sizes, trained.has_master) == (True, (8192 + 128,) * 2, False)
 
 
 def test_sizes_that_are_not_theirs_are_no_tensor_and_disks_have_none():

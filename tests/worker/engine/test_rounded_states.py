@@ -15,6 +15,7 @@ from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import make_model
 from worker.engine.engine import Engine
 from worker.engine.state_parts import expanded
+from worker.storage.shards import read_shards, write_shards
 
 torch.set_num_threads(1)
 FP32, BF16 = torch.float32, torch.bfloat16
@@ -82,17 +83,17 @@ def test_steps_equal_those_of_adamw_with_moments_rounded_after_each(make, shape,
 
 
 @pytest.mark.parametrize("shape", ["fp32", "bf16 in rounds", "resident"])
-def test_a_run_that_goes_on_from_what_was_saved_has_every_bit(make, shape):
+def test_a_run_that_goes_on_from_what_was_saved_has_every_bit(make, shape, tmp_path):
     (first, _), (second, _) = make(shape), make(shape)
     count = count_of(first)
     run(first, range(2), count)
-    kept = saved(first)
-    dtypes = {part: parts[part].dtype for _, parts in kept for part in parts if "exp_avg_scales" in parts}
+    files = write_shards(tmp_path, "state", first.state())
+    dtypes = {part: parts[part].dtype for _, parts in read_shards(files) for part in parts if "exp_avg_scales" in parts}
     assert dtypes == {
         "exp_avg": torch.uint8, "exp_avg_scales": FP32, "exp_avg_sq": torch.uint8, "exp_avg_sq_scales": FP32,
         "master": FP32,
     }  # fmt: skip
-    second.load_state(kept, step=2)
+    second.load_state(read_shards(files), step=2)
     assert_same(run(second, range(2, 4), count), run(first, range(2, 4), count))
     for (name, found), (_, wanted) in zip(saved(second), saved(first), strict=True):
         assert found.keys() == wanted.keys()
