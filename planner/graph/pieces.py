@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
@@ -24,7 +24,7 @@ def key_of(edge: GradientEdge) -> Key:
 
 def place_of(node: Any) -> int:
     """Where a node is among those of its thread's graph: of those that can run, autograd runs the last one."""
-    return int(node._sequence_nr())
+    return cast(int, node._sequence_nr())
 
 
 @dataclass(frozen=True, slots=True)
