@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
@@ -132,7 +133,7 @@ class Pieces(Generic[Call]):
         one of, all that was left, and where it ends. The others are kept."""
         now: list[Due] = []
         ends: dict[Key, End] = {}
-        place = self._places.get(number, float("inf"))
+        place = self._places.get(number, math.inf)
         for edge, gradient in gradients:
             piece = self._pieces.get(id(edge.node))
             waits = piece is not None and piece.after < piece.first and piece.first != number
@@ -160,7 +161,7 @@ class Pieces(Generic[Call]):
         """Whether what has arrived at a block for that result, which call `number` was given, would come before what
         the call makes. Then the call takes it."""
         arrived = self._arrived.get(key_of(edge))
-        if arrived is not None and arrived.first < self._places.get(number, float("inf")):
+        if arrived is not None and arrived.first < self._places.get(number, math.inf):
             return False
         self._arrived.pop(key_of(edge), None)
         return True
