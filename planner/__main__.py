@@ -62,6 +62,8 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     pictures = Pictures.wanted(options)
     job = pin(run) if run else Job.load(options.job)
     answer = _plan(job, options, run.read_distinct_tokens() if run else ())
+    if answer.disk is not None and (run is None or run.last_checkpoint_step() is None):
+        answer.disk.check()  # one that has a checkpoint goes on: what its drive has taken is not to be for nothing
     if run is not None:
         if not run.has_saved():
             _check_room(job, answer.plan, answer.chain, run)

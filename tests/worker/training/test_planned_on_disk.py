@@ -138,7 +138,7 @@ def test_a_run_without_clipping_whose_checkpoints_are_copies_goes_on_after_a_sto
     assert_is_plain_pytorchs(job, run)
 
 
-def test_a_run_that_would_wear_the_drive_is_refused_before_anything_is_written(
+def test_a_run_that_would_wear_the_drive_is_refused_before_anything_is_written_and_goes_on_from_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, run = planned(tmp_path, monkeypatch, disk_rated_writes=10**6, max_steps=None, num_train_epochs=1)
@@ -146,5 +146,13 @@ def test_a_run_that_would_wear_the_drive_is_refused_before_anything_is_written(
     with pytest.raises(UserError, match="of the drive's rated life") as raised:
         run_job(run, StopRequest())
     assert raised.value.code == "disk-worn" and not (tmp_path / "drive").exists()
-    with pytest.raises(UserError, match="the run's 7 steps"):
-        plan_job(job.model_copy(update={"max_steps": 7}), torch.device("cpu"), cache=None, measure=False)
+    run.plan.unlink()
+    run.write_resolved(job.model_copy(update={"max_steps": 7}).resolved_yaml())
+    asked = ["plan", str(run.path), "--device", "cpu"]
+    assert planner_process.main(asked) != 0 and run.read_plan() is None
+    refused = json.loads(run.error.read_text())
+    assert refused["code"] == "disk-worn" and "the run's 7 steps" in str(refused)
+    (run.checkpoints / "step-3").mkdir(parents=True)  # planned again: as after memory that was not enough
+    assert planner_process.main(asked) == 0
+    document = run.read_plan()
+    assert document is not None and document["disk"]["steps"] == 7
