@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from planner.errors import UserError
 from planner.run.folder import RunFolder
 from tests.support.runs import make_run
-from worker.storage.checkpoint import Checkpoint
+from worker.storage.checkpoint import Checkpoint, Origin
 from worker.training import rehearsal
-from worker.training.metrics import read_metrics
+from worker.training.metrics import Metrics, read_metrics
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
 
@@ -70,11 +72,51 @@ def test_a_disk_that_gives_back_something_else_is_told(tmp_path: Path, monkeypat
     read = rehearsal.read_checkpoint
 
     def changed(path: Path) -> Checkpoint:
-        found = read(path)
         (shard,) = path.glob("state-*")
         shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-        return found
+        return read(path)
 
     monkeypatch.setattr(rehearsal, "read_checkpoint", changed)
-    with pytest.raises(UserError, match="is not what was written"):
+    with pytest.raises(UserError, match="is not what was written") as raised:
         run_job(run, StopRequest())
+    assert raised.value.code == "disk-failed"
+
+
+def test_of_tensors_larger_than_a_file_as_much_as_makes_one_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first tensor of a real model, its embedding, has more bytes of state than a file of a checkpoint."""
+    class NoEvaluations:
+        def check(self) -> None:
+            pass
+
+        def try_out(self) -> tuple[str, ...]:
+            return ()
+
+    def states() -> Iterator[tuple[str, dict[str, Tensor]]]:
+        yield "scale", {"master": torch.tensor(2.0), "exp_avg": torch.tensor(0.5)}
+        yield "embedding", {"master": torch.arange(40.0).view(4, 10), "exp_avg": torch.ones(4, 10)}
+        yield "head", {"master": torch.ones(3)}
+
+    back: list[dict[str, dict[str, Tensor]]] = []
+    read = rehearsal.read_checkpoint
+
+    def seen(path: Path) -> Checkpoint:
+        found = read(path)
+        back.append({name: {part: t.clone() for part, t in parts.items()} for name, parts in found.tensors()})
+        return found
+
+    monkeypatch.setattr(rehearsal, "read_checkpoint", seen)
+    monkeypatch.setattr(rehearsal, "SHARD_BYTES", 88)
+    with Metrics(tmp_path / "metrics.jsonl") as metrics:
+        rehearsal.Rehearsal(
+            checkpoints=tmp_path / "checkpoints", checkpoint_bytes=1000,
+            origin=Origin(job={}, data="", total_steps=1, plan=""), states=states, write_files=lambda folder: None,
+            evaluations=NoEvaluations(), metrics=metrics,
+        ).run()  # fmt: skip
+    (found,) = back
+    assert sorted(found) == ["embedding", "scale"]
+    assert found["scale"]["master"].tolist() == [2.0] and found["embedding"]["exp_avg"].tolist() == [1.0] * 10
+    assert found["embedding"]["master"].tolist() == list(range(10))
+    (tried,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert tried["tried"] == "the first 88 B of a checkpoint, the files beside the weights"
