@@ -12,6 +12,7 @@ from offmated.api.views import job_view
 from offmated.jobs.listing import Listed
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.table import JobRow
+from offmated.version import API
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 
@@ -33,6 +34,16 @@ def view(job: JobRow) -> dict[str, Any]:
 
 def reason(job: JobRow) -> str:
     return str(view(job)["reason"])
+
+
+def test_what_a_job_is_shown_with_and_the_number_of_the_api_change_together() -> None:
+    """By the number a command finds that a daemon of before has no such field: raise it, then change this."""
+    fields = (
+        "after_id attempts begin_at crashes created_at ended_at error exit_code expected history hold id kept label"
+        " last_checkpoint_step measured name notes output place plan predicted priority progress reason run_dir"
+        " started_at state stop_reason window"
+    )
+    assert (API, sorted(view(row(1, JobState.SUBMITTED)))) == (7, fields.split())
 
 
 def test_a_job_that_is_being_stopped_says_why() -> None:

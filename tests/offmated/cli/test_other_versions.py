@@ -148,3 +148,15 @@ def test_nobody_there_is_not_another_version(daemon: Daemon) -> None:
     with socket.socket(socket.AF_UNIX) as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(str(daemon.socket))
     assert "[daemon-not-running]" in offmate("status").stderr
+
+
+def test_a_submission_to_an_older_daemon_is_not_followed_into_a_traceback(daemon: Daemon, tmp_path: Path) -> None:
+    """It does not say whether the job is kept from its turn."""
+    (tmp_path / "job.yaml").write_text("model: m")
+    job = {
+        "id": 1, "name": "m", "state": "waiting", "hold": None, "notes": [], "place": 1, "run_dir": "/runs/1",
+        "plan": None, "progress": None, "reason": "",
+    }  # fmt: skip
+    daemon.answer({"/health": {"api": 6, "version": "0.1.0"}, "/jobs": job, "/jobs/1": job})
+    result = offmate("submit", str(tmp_path / "job.yaml"), "--follow")
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (1, "The daemon is of another version of offmate.")
