@@ -13,6 +13,9 @@ from planner.errors import Exit, UserError
 
 def main() -> int:
     """Run the daemon of this user. Exit code 0 after a stop, otherwise the UserError's."""
+    if sys.argv[1:]:
+        sys.stderr.write("This is the daemon, which takes no arguments.\n  hint: offmate --help tells of the command\n")
+        return Exit.USAGE
     logging.basicConfig(format="%(asctime)s offmated[%(process)d] %(message)s", level=logging.INFO)
     for talkative in ("alembic", "uvicorn"):
         logging.getLogger(talkative).setLevel(logging.WARNING)

@@ -34,6 +34,7 @@ def _export(run: RunFolder, folder: Path) -> Exit:
     from worker.training.merged import write_merged
 
     write_merged(job, output, folder)
+    print(f"The model with its adapters merged into it is in {folder}.")
     return Exit.DONE
 
 

@@ -53,10 +53,10 @@ def rehearsed(job: Json) -> RenderableType:
     if job["state"] in FINAL:
         return ended(job)
     if job["kept"]:
-        return Text(f"{name} cannot show now that it runs: {job['reason']}.  offmate logs -f {number}")
+        return Text(f"{name} is queued and starts by itself, not now: {job['reason']}.  offmate logs -f {number}")
     took = job["progress"]["step_s"]
     each = f", {format_seconds(took)} each" if took else ""
-    by = f" {' '.join(_when(job))}" if expected(job) else ""
+    by = f" and is {' '.join(_when(job))}" if expected(job) else ""
     steps = job["progress"]["step"]
     return Text(f"{name} has done its first {steps} steps{each}. It goes on{by}.  offmate logs -f {number}")
 

@@ -23,6 +23,8 @@ _ROLES = {
     "tool": "tool", "observation": "tool", "function": "tool",
 }  # fmt: skip
 _OWN = frozenset({"role", "from", "content", "value", "train", "weight"})
+_INSTEAD = frozenset({"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"})
+"""What a message may say in place of content."""
 """The keys of a message that are read here; all others are the template's."""
 
 
@@ -47,7 +49,7 @@ def kind_of(columns: Collection[str], name: str) -> Kind:
             f"found: {', '.join(columns)}",
             "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments",
         ),
-        hint="rename the columns of the data to one of these sets",
+        hint="name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them",
     )  # fmt: skip
 
 
@@ -91,6 +93,9 @@ def _message(entry: object) -> Message:
     role = _ROLES.get(str(named))
     if role is None:
         raise ValueError(f"unknown role {named!r}")
+    if content is None and not more.keys() & _INSTEAD:
+        has = ", ".join(str(key) for key in entry if entry[key] is not None)
+        raise ValueError(f"a message has no content; what it has is {has}")
     return {"role": role, "content": _content(content), **more, **_trained(entry)}
 
 

@@ -103,7 +103,9 @@ def _server(name: str, gib: int, gb_per_s: float, fp32: float, bf16: float, link
 
 CARDS = {
     "rtx3060": _geforce("RTX 3060 12 GB", 12, 360.0, 12.74, "pcie4x16", ddr5=False),
+    "rtx3070": _geforce("RTX 3070", 8, 448.0, 20.31, "pcie4x16", ddr5=False),
     "rtx3090": _geforce("RTX 3090", 24, 936.2, 35.58, "pcie4x16", ddr5=False),
+    "rtx4060": _geforce("RTX 4060", 8, 272.0, 15.11, "pcie4x8"),
     "rtx4060ti": _geforce("RTX 4060 Ti 16 GB", 16, 288.0, 22.06, "pcie4x8"),
     "rtx4070tisuper": _geforce("RTX 4070 Ti Super", 16, 672.3, 44.10, "pcie4x16"),
     "rtx4080": _geforce("RTX 4080", 16, 716.8, 48.74, "pcie4x16"),
@@ -145,8 +147,9 @@ def with_drives(hardware: Hardware, name: str) -> Hardware:
     """The machine with a drive of `DRIVES` for optimizer states, or with several ("2xpcie4"), as one that is as many
     times as fast. Raises UserError for names that are not known."""
     count, _, kind = name.rpartition("x")
-    number = int(count) if count.isdigit() and int(count) else 1
-    rates = DRIVES[_known(kind if count.isdigit() else name, DRIVES, "drive")]
+    number = int(count) if count.isdigit() else 0
+    rates = DRIVES[_known(kind if number else name, DRIVES, "drive")]
+    number = number or 1
     return replace(
         hardware, disk_read_bytes_per_s=number * rates.read, disk_write_bytes_per_s=number * rates.write,
         disk_sustained_bytes_per_s=number * rates.sustained, disk_bytes=number * _DRIVE_BYTES,

@@ -65,6 +65,7 @@ class Packed(nn.Module):
             for (start, end), part in zip(self._parts, self._quantized(its.weight), strict=True):
                 packed[start:end] = part.contiguous().view(torch.uint8).reshape(-1)
         self.packed = nn.Parameter(packed, requires_grad=False)
+        self.packed.holds = its.in_features * its.out_features  # type: ignore[attr-defined]
         self.bias = its.bias
 
     def parts(self) -> list[Tensor]:

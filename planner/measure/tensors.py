@@ -23,14 +23,15 @@ def rounded_names(model: nn.Module) -> frozenset[str]:
 def describe(
     name: str, p: nn.Parameter, *, trained: bool, tied: bool = False, rounded: Collection[str] = ()
 ) -> Tensor:  # fmt: skip
-    """The parameter `p` called `name`. Moments take 8 bytes per element, or in 8 bits a quarter; where the working copy
+    """The parameter `p` called `name`; a packed one (`planner.measure.quantized`) has as many elements as it `holds`.
+    Moments take 8 bytes per element, or in 8 bits a quarter; where the working copy
     is narrower than fp32 there is a master too."""
     count, size = p.numel(), p.element_size()
     moments = 2 * moment_bytes(count) if trained and name in rounded else 8 * count
     master = 0 if p.dtype == torch.float32 else 4 * count
     return Tensor(
         name=name,
-        elements=count,
+        elements=getattr(p, "holds", count),
         bytes=count * size,
         gradient_bytes=count * size * trained,
         state_bytes=(moments + master) * trained,

@@ -29,3 +29,8 @@ def test_an_interrupt_while_modules_are_imported_ends_with_its_code_and_no_trace
     code = f"{INTERRUPTED}\nfrom {where} import {name}\nsys.exit({name}())"
     done = subprocess.run([sys.executable, "-c", code, module], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (Exit.INTERRUPTED, "", "")
+
+
+def test_the_daemons_own_module_takes_no_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "offmated", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (Exit.USAGE, "") and "offmate --help" in done.stderr

@@ -94,7 +94,7 @@ def test_submit_follows_a_job_to_its_tenth_step_where_that_is_asked_and_the_gpu_
     said, errors = waits.communicate(timeout=PATIENCE_S)
     second = home.client.page(limit=1)["jobs"][0]["id"]
     assert (waits.returncode, errors) == (0, "")
-    told = f"Job {second} cannot show now that it runs: waits for job {first}."
+    told = f"Job {second} is queued and starts by itself, not now: waits for job {first}."
     assert said.splitlines()[-1].startswith(told), said
     home.client.cancel(first)
 

@@ -112,7 +112,7 @@ def test_the_last_words_of_a_submission_say_whether_the_job_has_shown_that_it_ru
     held = JOB | {"state": "waiting", "kept": True, "progress": None, "reason": "held: offmate release 3"}
     assert is_rehearsed(held)
     assert printed(job_view.rehearsed(held)) == [
-        "Job 3 cannot show now that it runs: held: offmate release 3.  offmate logs -f 3"
+        "Job 3 is queued and starts by itself, not now: held: offmate release 3.  offmate logs -f 3"
     ]
 
 

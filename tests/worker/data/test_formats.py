@@ -241,7 +241,8 @@ def test_unknown_columns_are_an_error_that_lists_them(tmp_path: Path) -> None:
         "The columns of data.jsonl are not a format that is known.\n"
         "  found: question, answer\n"
         "  known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments\n"
-        "  hint: rename the columns of the data to one of these sets   [unknown-columns]"
+        "  hint: name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them"
+        "   [unknown-columns]"
     )
     assert caught.value.exit_code is Exit.USAGE
 

@@ -21,6 +21,7 @@ from planner.job.schema import Job
 from planner.measure.hf_model import skeleton_model
 from planner.measure.machine_rates import estimate_hardware
 from planner.measure.quantized import Packed4bit, Packed8bit, other_on_cuda
+from planner.measure.tensors import describe
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -133,6 +134,8 @@ def test_frozen_weights_wait_in_half_a_byte_or_one_and_the_planner_knows_it(tmp_
         model, skeleton = load_model(job), skeleton_model(job)
         assert [n for n, _ in quantized(model)] == [n for n, _ in quantized(skeleton)]
         layers = [layer for _, layer in quantized(model)]
+        whole = sum(p.numel() for p in skeleton_model(lora_job(tmp_path)).parameters())
+        assert sum(describe(n, p, trained=False).elements for n, p in model.named_parameters()) == whole
         assert len(layers) == 3 * 7
         assert sum(m.packed.nbytes for m in layers) <= most * sum(m.in_features * m.out_features for m in layers)
         assert [p.nbytes for p in model.parameters()] == [p.nbytes for p in skeleton.parameters()]

@@ -245,7 +245,7 @@ def test_an_error_a_person_can_act_on_goes_to_the_log_and_to_error_json_without_
             "found: question",
             "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments",
         ],
-        "hint": "rename the columns of the data to one of these sets",
+        "hint": "name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them",
         "code": "unknown-columns",
         "exit_code": 2,
     }
