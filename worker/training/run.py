@@ -157,8 +157,10 @@ class _Run:
         _tell_checkpoints(self.job, self.state_bytes, free_bytes)
         kept = room_kept(self.folder.path, weights_room(weight_bytes))
         use = disk_use(self.plan, self.chain, self.job.disk_paths or (), self.job.disk_rated_writes, steps=total)
-        if last is None and use is not None:
-            use.check()
+        if use is not None:
+            log.info("disk: %s", "; ".join(use.lines()))
+            if last is None:
+                use.check()
         states = open_store(self.job, self.plan, self.chain, self.model, run=self.folder, last=last)
         store: AbstractContextManager[object] = nullcontext() if states is None else closing(states)
         with kept as give_room, store, closing(self._engine(device, states)) as engine:

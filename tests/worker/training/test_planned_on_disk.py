@@ -119,8 +119,9 @@ def test_a_run_with_clipping_goes_on_after_a_sigkill_from_states_that_its_checkp
 
 
 def test_a_run_without_clipping_whose_checkpoints_are_copies_goes_on_after_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     job, run = planned(tmp_path, monkeypatch, max_grad_norm=None, save_total_limit=2)
     stop = StopRequest()
     step = Training._step
@@ -134,6 +135,8 @@ def test_a_run_without_clipping_whose_checkpoints_are_copies_goes_on_after_a_sto
         patch.setattr(Training, "_step", stopping)
         assert not run_job(run, stop)
     assert not any(run.checkpoints.glob("*/states.json"))
+    assert "disk: each step reads and writes" in caplog.text
+    assert "less than 0.01% of the drive's rated life" in caplog.text
     assert run_job(run, StopRequest())
     assert_is_plain_pytorchs(job, run)
 
@@ -156,3 +159,6 @@ def test_a_run_that_would_wear_the_drive_is_refused_before_anything_is_written_a
     assert planner_process.main(asked) == 0
     document = run.read_plan()
     assert document is not None and document["disk"]["steps"] == 7
+    elsewhere = job.model_copy(update={"disk_paths": (str(tmp_path / "gone" / "drive"),)})
+    with pytest.raises(UserError, match="nothing above this folder is made"):
+        plan_job(elsewhere, torch.device("cpu"), cache=None, measure=False)
