@@ -52,7 +52,7 @@ class CachedPlan:
 class Question:
     """All that a plan depends on. Times and rates are left out, but for whether they are measured. `weights_in_files`:
     whether frozen weights may be read from the model's files, which is no matter where `chain` says which are;
-    `states_on_disk`: whether optimizer states may be on a disk."""
+    `disk_bytes`: what optimizer states may take of a disk, of as many as there are."""
 
     chain: Chain
     machine: str
@@ -66,7 +66,7 @@ class Question:
     exact: bool = True
     compiling: bool = False
     weights_in_files: bool = False
-    states_on_disk: bool = False
+    disk_bytes: int = 0
 
     def key(self) -> str:
         """Digest of the question, the planner's and torch's versions included."""

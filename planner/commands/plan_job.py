@@ -22,7 +22,7 @@ from planner.machine.hardware import Hardware
 from planner.machine.memory import check_budgets
 from planner.measure.analysis import Analysis, analyse, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
-from planner.measure.drive import with_drive, with_rates
+from planner.measure.drive import with_own_drive, with_rates
 from planner.measure.files_of_weights import model_read_rate, weights_are_in_files
 from planner.measure.hf_model import beyond_positions, working_dtype
 from planner.measure.machine_rates import measure_hardware
@@ -134,7 +134,7 @@ def _planned(
         return planning(job).answer_or_ways()
     target = find_target(device, working_dtype(job), measure=measure)
     check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=target.gpu_bytes, ram_bytes=target.ram_bytes)
-    splits = tuple(ranked(job, target.device, target.machine, distinct_tokens=distinct_tokens))
+    splits = tuple(ranked(job, target.device, with_own_drive(job, target.machine), distinct_tokens=distinct_tokens))
     answers: list[Answer] = []
     for split in splits:
         try:
@@ -166,7 +166,7 @@ class _Planning:
         check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=self.target.gpu_bytes, ram_bytes=self.target.ram_bytes)
         if (note := beyond_positions(job)) is not None:
             log.warning("model: %s", note)
-        self.machine = with_drive(job, self.target.machine)
+        self.machine = with_own_drive(job, self.target.machine)
         # On a GPU tensors get places, also where a plan is an estimate for it; the host's memory has no need of them.
         arranged = device.type == "cuda" and can_arrange()
         self.analysis: Analysis = analyse(job, self.target.device, arranged=arranged)
@@ -230,9 +230,9 @@ class _Planning:
         return self._solve(final, times, hardware)
 
     def _question(self, machine: Hardware, *, measured: bool) -> Question:
-        job = self.job
+        job, chain = self.job, self.analysis.chain(self.estimate, self.distinct_tokens)
         return Question(
-            chain=self.analysis.chain(self.estimate, self.distinct_tokens),
+            chain=chain,
             machine=machine.name,
             gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes,
             cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
@@ -244,7 +244,7 @@ class _Planning:
             exact=job.exact,
             compiling=self.compiling,
             weights_in_files=self.weights_in_files,
-            states_on_disk=bool(job.disk_paths),
+            disk_bytes=min(machine.disk_bytes, sum(t.state_bytes for t in chain.tensors())),
         )
 
     def _found(self, question: Question) -> Answer | None:
@@ -263,7 +263,8 @@ class _Planning:
     def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
         start = time.monotonic()
         problem = Problem(
-            chain=self.analysis.chain(times, self.distinct_tokens), hardware=with_drive(self.job, hardware),
+            chain=self.analysis.chain(times, self.distinct_tokens),
+            hardware=replace(hardware, disk_bytes=self.machine.disk_bytes),
             gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
             slices=question.slices, clip=question.clip,
         )  # fmt: skip

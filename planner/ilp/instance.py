@@ -125,7 +125,9 @@ def make_instance(setting: Setting) -> Instance:
         frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
         on_disk=[_on_disk(tensors) for tensors in free],
         ring=(ring_bytes(chain) + state_ring_bytes(chain)) / unit_bytes,
-        stored=stored_of(chain, trainable, rounds, unit_bytes, anywhere=setting.states_anywhere),
+        stored=stored_of(
+            chain, trainable, rounds, unit_bytes, anywhere=setting.states_anywhere, room_bytes=hardware.disk_bytes
+        ),
         states=[
             sum(t.state_bytes for t in (*tensors, *others)) / unit_bytes
             for tensors, others in zip(trainable, staying, strict=True)

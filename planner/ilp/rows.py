@@ -9,7 +9,12 @@ import pulp
 
 from planner.ilp.columns import FETCHES, Columns, backward_position, forward_position, position
 from planner.ilp.stage_times import stages_last_as_long_as_their_work
-from planner.ilp.stored_rows import host_spares, large_tensors_are_whole, stored_states_follow_their_gradients
+from planner.ilp.stored_rows import (
+    host_spares,
+    large_tensors_are_whole,
+    states_have_room_on_disk,
+    stored_states_follow_their_gradients,
+)
 from planner.ilp.sums import Term
 
 
@@ -24,6 +29,7 @@ def add_rows(v: Columns) -> None:
     states_are_there_for_their_update(v)
     if v.p.stored:
         stored_states_follow_their_gradients(v)
+        states_have_room_on_disk(v)
         large_tensors_are_whole(v)
     gpu_memory_fits(v)
     host_memory_fits(v)

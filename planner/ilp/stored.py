@@ -19,13 +19,15 @@ class Stored:
     whole: list[int]  # blocks of one tensor: embedding and head, each larger than all of a layer
     ratio: float  # bytes of states per byte of weight
     beside_ratio: float  # as an instance's `host_gradient_ratio`, of tensors whose states are on disk
+    room: float | None  # for the states of all blocks; None where it is decided which are there
 
 
 def stored_of(
-    chain: Chain, trainable: Sequence[Sequence[Tensor]], rounds: int, unit_bytes: float, *, anywhere: bool
-) -> Stored | None:
+    chain: Chain, trainable: Sequence[Sequence[Tensor]], rounds: int, unit_bytes: float, *, anywhere: bool,
+    room_bytes: int,
+) -> Stored | None:  # fmt: skip
     """Of the trainable tensors that may leave; None where no states may be on disk. `anywhere`: those of every tensor
-    may be there or not; else those of the chosen ones are."""
+    may be there or not, of all together `room_bytes`; else those of the chosen ones are."""
     if not any(t.states_on_disk for tensors in trainable for t in tensors):
         return None
     may = [[t for t in tensors if (t.storable if anywhere else t.states_on_disk)] for tensors in trainable]
@@ -40,6 +42,7 @@ def stored_of(
         whole=[i for i, tensors in enumerate(trainable) if len(tensors) == 1],
         ratio=sum(t.state_bytes for t in every) / weights,
         beside_ratio=sum(beside_bytes(chain, t, rounds, stored=True) for t in every) / weights,
+        room=min(room_bytes, sum(t.state_bytes for t in every)) / unit_bytes if anywhere else None,
     )
 
 

@@ -43,6 +43,13 @@ def stored_states_follow_their_gradients(v: Columns) -> None:
     v.rows.equal("stored_all", stored.upto(p.stages - 1), v.sum["V"].all())
 
 
+def states_have_room_on_disk(v: Columns) -> None:
+    """All of them together, where it is not decided yet which are there."""
+    p = v.p
+    if p.stored and p.stored.room is not None:
+        v.rows.at_most("disk_room", p.stored.ratio * v.sum["V"].all(), p.stored.room)
+
+
 def large_tensors_are_whole(v: Columns) -> None:
     """What embedding and head do they do as a whole: where the host is full, a part of one is far from all of it."""
     p = v.p

@@ -71,6 +71,13 @@ def check_place(folder: Path, *, table: Path = Path("/etc/fstab")) -> None:
             )  # fmt: skip
 
 
+def free_bytes(folders: Sequence[Path]) -> int:
+    """What is free on the drives of these folders altogether, where each gets an equal part of it. Raises OSError."""
+    places = [next(path for path in (folder, *folder.parents) if path.exists()) for folder in folders]
+    here = [place.stat().st_dev for place in places]
+    return len(here) * min(shutil.disk_usage(p).free // here.count(d) for p, d in zip(places, here, strict=True))
+
+
 def rated_bytes(folders: Sequence[Path]) -> int:
     """What may be written to the drives of these folders altogether, where each gets an equal part of it."""
     drives = [drive_of(folder) for folder in folders]

@@ -13,7 +13,9 @@ import torch
 
 from planner.cpu.direct_file import DirectFile
 from planner.job.schema import Job
+from planner.machine.drives import free_bytes
 from planner.machine.hardware import Hardware
+from planner.schedule.disk_use import most_written_bytes
 
 _ANY = 2**62
 _BYTES, _TIMES = 64 * 2**20, 16
@@ -21,8 +23,26 @@ _PATIENCE_S = 1.0
 
 
 def with_drive(job: Job, hardware: Hardware) -> Hardware:
-    """The machine with as much of a disk as the job gives."""
-    return replace(hardware, disk_bytes=job.disk_budget or _ANY) if job.disk_paths else hardware
+    """The machine with as much of a disk as the job gives for states, each being there once or twice."""
+    room = (job.disk_budget or _ANY) // job.state_homes
+    return _at_most(room, hardware) if job.disk_paths else hardware
+
+
+def with_own_drive(job: Job, hardware: Hardware) -> Hardware:
+    """As `with_drive`, and no more than is free on this machine's drives, nor than may be written to them in each of
+    the job's steps, where it says how many these are."""
+    if not job.disk_paths:
+        return hardware
+    written = most_written_bytes(job.disk_paths, job.disk_rated_writes, steps=job.max_steps)
+    try:
+        free = free_bytes([Path(path) for path in job.disk_paths])
+    except OSError:  # what keeps the states says why
+        free = _ANY
+    return _at_most(min(free // job.state_homes, _ANY if written is None else written), with_drive(job, hardware))
+
+
+def _at_most(room: int, hardware: Hardware) -> Hardware:
+    return replace(hardware, disk_bytes=max(1, min(room, hardware.disk_bytes or _ANY)))
 
 
 def with_rates(job: Job, hardware: Hardware) -> Hardware:

@@ -78,6 +78,15 @@ def disk_use(
     return DiskUse(written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, steps=steps)
 
 
+def most_written_bytes(folders: Sequence[str], said: int | str | None, *, steps: int | None) -> int | None:
+    """What each of so many steps may write, so that nobody has to be asked for the run; None where that is no matter,
+    or is not known. Other arguments are those of `disk_use`."""
+    if not steps or said == ACCEPT:
+        return None
+    rated = said if isinstance(said, int) else _rated(folders)
+    return int(MOST_WORN * rated) // steps if rated else None
+
+
 def _rated(folders: Sequence[str]) -> int:
     try:
         return rated_bytes([Path(folder) for folder in folders])

@@ -24,19 +24,23 @@ PARTS = 16
 
 def with_states_on_disk(problem: Problem) -> Problem:
     """The problem as it is where no disk is given, where a plan keeps its budgets, or where none does with all states
-    on disk; else with those there with which the solver hopes for the shortest step."""
+    on disk; else with those there with which the solver hopes for the shortest step, of as many as have room. Where
+    a plan needs more than that, it has as few as it needs: how many that are says what there should be room for."""
     names = _may_be_on_disk(problem)
     if not problem.hardware.disk_bytes or not names or problem.fits():
         return problem
     everything = _on_disk(problem, names)
     if not everything.fits():
         return problem
-    chosen = _fastest(everything)
+    chosen = _with_room(everything, _fastest(everything))
     found = _on_disk(problem, chosen)
     if found.fits():
         return found
     others = [name for name in names if name not in chosen]
-    return as_few_as_fit(problem, lambda parts: _on_disk(problem, [*chosen, *every(others, parts)]))
+    more = as_few_as_fit(problem, lambda parts: _on_disk(problem, [*chosen, *every(others, parts)]))
+    if _stored_bytes(more, names) <= problem.hardware.disk_bytes:
+        return more
+    return as_few_as_fit(problem, lambda parts: _on_disk(problem, every(names, parts)))
 
 
 def decided_anew(problem: Problem) -> Problem:
@@ -67,6 +71,23 @@ def _fastest(everything: Problem) -> list[str]:
     for i in sorted(range(len(may)), key=lambda i: -max((t.bytes for t in may[i]), default=0)):
         found += [t.name for t in carry.take("V", may[i], solution.totals.of["V"][i], lambda t: t.bytes)]
     return found
+
+
+def _with_room(problem: Problem, names: Sequence[str]) -> list[str]:
+    """Of tensors of such names those, in their order, whose states have room on disk: whole ones may be a little more
+    than what the solver found room for."""
+    left, found = problem.hardware.disk_bytes, []
+    for name in names:
+        if (size := _stored_bytes(problem, [name])) <= left:
+            found.append(name)
+            left -= size
+    return found
+
+
+def _stored_bytes(problem: Problem, names: Collection[str]) -> int:
+    chain = problem.chain
+    there = (t for t in chain.tensors() if t.states_on_disk and t.name in names)
+    return stored_bytes((piece for t in there for piece in chain.state_pieces(t)), homes=1)
 
 
 def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Problem:

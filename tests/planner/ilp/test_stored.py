@@ -71,6 +71,14 @@ def test_states_that_the_host_has_no_memory_for_are_on_disk_and_no_others(host_m
         assert lower_bound_s(setting(large(), host_mb, gpu_mb=NO_ROOM)) == pytest.approx(20, rel=1e-4)
 
 
+def test_all_states_on_disk_together_have_room_there():
+    # The host has room for the states of one layer: those of the other, 2 MB, are on disk, or nothing fits.
+    found = solve(setting(large(), 6, disk_bytes=2 * MB))
+    assert sum(found.totals.of["V"]) == pytest.approx(MB)
+    assert solve_oilp(make_instance(setting(large(), 6, disk_bytes=2 * MB - 1000)), time_limit_s=9, gap=0) is None
+    assert solve(setting(large(), 6, disk_bytes=0, anywhere=False)).step_s == pytest.approx(20)  # it is decided
+
+
 def test_what_was_chosen_is_on_disk_and_nothing_else():
     assert solve(setting(large(), 8, anywhere=False)).step_s == pytest.approx(20)
     assert solve(setting(large(on_disk="l1.w"), 6, anywhere=False)).step_s == pytest.approx(10)
@@ -94,3 +102,5 @@ def test_states_make_way_for_activations_where_that_is_faster():
     kept = solve(setting(large(slow, sent, on_disk=""), 8, gpu_mb=2.6, **quick_drive))
     assert found.options == (0, 1, 1, 0) != kept.options
     assert sum(found.totals.of["V"]) == pytest.approx(MB) and found.step_s < kept.step_s - 5
+    no_room = solve(setting(large(slow, sent), 8, gpu_mb=2.6, disk_bytes=MB, **quick_drive))
+    assert sum(no_room.totals.of["V"]) == 0 and no_room.step_s > found.step_s + 5

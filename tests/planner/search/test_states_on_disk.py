@@ -98,6 +98,22 @@ def test_those_are_on_disk_with_which_the_solver_hopes_for_most_and_the_plan_kee
     assert timeline.step_s >= 0.999 * (read / 2e7 + read / 1e7)
 
 
+def test_states_keep_to_the_room_on_disk_and_where_a_plan_needs_more_it_has_as_few_as_it_needs():
+    def there(of: Problem) -> int:
+        return states_on_disk._stored_bytes(of, {t.name for t in of.chain.tensors()})
+
+    asked = problem(190 * 10**6)
+    names = states_on_disk._may_be_on_disk(asked)
+    few = as_few_as_fit(asked, lambda parts: states_on_disk._on_disk(asked, every(names, parts)))
+    most = there(states_on_disk._on_disk(asked, names))
+    assert there(few) < most
+    for room in (there(few), (there(few) + most) // 2):
+        found = with_states_on_disk(replace(asked, hardware=replace(MACHINE, disk_bytes=room)))
+        assert found.fits() and 0 < there(found) <= room
+    none = with_states_on_disk(replace(asked, hardware=replace(MACHINE, disk_bytes=1)))
+    assert none.chain == few.chain  # what is asked for then is enough
+
+
 def test_what_a_drive_sustains_bounds_the_step():
     setting, made = streaming()
     seen = evaluate(setting, made)

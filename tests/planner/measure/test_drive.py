@@ -1,0 +1,55 @@
+"""How much of a drive a job's optimizer states may take."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from planner.job.schema import Job
+from planner.measure.drive import with_drive, with_own_drive
+from tests.support.chains import HARDWARE
+from tests.support.runs import make_run
+
+GB = 10**9
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tmp_path_factory.mktemp("job")
+    found, _ = make_run(folder, "llama", disk_paths=(str(folder / "a"), str(folder / "b")), save_total_limit=2)
+    return found
+
+
+def test_without_a_folder_nothing_may_be_on_disk(job: Job) -> None:
+    for asked in (with_drive, with_own_drive):
+        assert asked(job.model_copy(update={"disk_paths": None}), HARDWARE) is HARDWARE
+
+
+@pytest.mark.parametrize(
+    ("keys", "room"),
+    [
+        ({}, 100 * GB),  # what is free, two folders on one disk
+        ({"disk_budget": 30 * GB}, 30 * GB),
+        ({"disk_budget": 300 * GB}, 100 * GB),
+        ({"disk_budget": 30 * GB, "save_total_limit": 1}, 15 * GB),  # two homes of each
+        ({"disk_rated_writes": 2000 * GB, "max_steps": 10}, 20 * GB),  # a tenth of it in ten steps
+        ({"disk_rated_writes": 2000 * GB, "max_steps": None}, 100 * GB),
+        ({"disk_rated_writes": "accept", "max_steps": 10**6}, 100 * GB),
+    ],
+)
+def test_states_may_take_what_is_free_what_the_job_gives_and_what_the_drive_may_take_in_its_steps(
+    job: Job, keys: dict[str, object], room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(total=4000 * GB, free=100 * GB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    asked = job.model_copy(update={"max_steps": 1, **keys})
+    assert with_own_drive(asked, HARDWARE).disk_bytes == room
+
+
+def test_a_drive_that_is_only_asked_about_is_not_this_machines(job: Job) -> None:
+    asked = job.model_copy(update={"disk_paths": (str(Path("/not/there")),)})
+    assert with_drive(asked, HARDWARE).disk_bytes > 10**15
+    assert with_drive(asked.model_copy(update={"disk_budget": GB}), HARDWARE).disk_bytes == GB
