@@ -24,6 +24,7 @@ from worker.storage.shards import SHARD_BYTES
 from worker.storage.trained import room_kept
 from worker.training.evaluation import Evaluations
 from worker.training.metrics import Metrics
+from worker.training.stop import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -46,25 +47,35 @@ class Rehearsal:
     write_files: Callable[[Path], None]
     evaluations: Evaluations
     metrics: Metrics
+    stop: StopRequest
 
     def run(self) -> None:
-        """Try everything. Raises UserError for what would end the run later."""
+        """Try everything, as long as no stop is asked for. Raises UserError for what would end the run later."""
         began = time.perf_counter()
         self.evaluations.check()
-        tried = list(self.evaluations.try_out())
         folder = self.checkpoints / _FOLDER
         shutil.rmtree(folder, ignore_errors=True)
+        tried = []
         try:
-            self._checkpoint(folder / "checkpoint")
-            whole = self.checkpoint_bytes <= SHARD_BYTES
-            tried.append("a checkpoint" if whole else f"the first {format_bytes(SHARD_BYTES)} of a checkpoint")
-            self._files(folder / "output")
+            for what in self._try(folder):
+                tried.append(what)
+                if self.stop.asked:
+                    log.info("stopped before the first step")
+                    return
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        tried.append("the files beside the weights")
         text = ", ".join(tried)
         self.metrics.write(TRIED, step=0, tried=text)
         log.info("tried before the first step: %s; in %s", text, format_seconds(time.perf_counter() - began))
+
+    def _try(self, folder: Path) -> Iterator[str]:
+        """One thing after another, each no longer than about a step: what it was."""
+        yield from self.evaluations.try_out()
+        self._checkpoint(folder / "checkpoint")
+        whole = self.checkpoint_bytes <= SHARD_BYTES
+        yield "a checkpoint" if whole else f"the first {format_bytes(SHARD_BYTES)} of a checkpoint"
+        self._files(folder / "output")
+        yield "the files beside the weights"
 
     def _checkpoint(self, folder: Path) -> None:
         """Write as much of a checkpoint as makes a file of it, read it back, and see that the disk gives room for all

@@ -213,7 +213,7 @@ class _Run:
                 checkpoints=self.folder.checkpoints, checkpoint_bytes=self.state_bytes, origin=self.origin,
                 states=engine.state if states is None else engine.masters, evaluations=training.evaluations,
                 write_files=lambda folder: self.delivery.output.write_files(folder, self.model, self.tokenizer),
-                metrics=metrics,
+                metrics=metrics, stop=stop,
             ).run()  # fmt: skip
         if not training.run():
             return False, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -67,6 +68,31 @@ def test_what_would_fail_late_fails_before_the_first_step(
     assert [path.name for path in run.checkpoints.iterdir()] == []
 
 
+@pytest.mark.parametrize(("asked_in", "never"), [
+    ("worker.engine.engine.Engine.evaluate", "worker.engine.engine.Engine.generate"),
+    ("worker.training.rehearsal.read_checkpoint", "worker.storage.model_folder.Output.write_files"),
+])  # fmt: skip
+def test_a_stop_waits_for_no_more_than_the_part_that_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_in: str, never: str
+) -> None:
+    _, run = make_run(tmp_path, "llama", gradient_accumulation_steps=1, **LATE)
+    stop, act = StopRequest(), resolve_name(asked_in)
+
+    def asks(*arguments: object, **named: object) -> object:
+        stop.asked = True
+        return act(*arguments, **named)
+
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError("the stop is passed over")
+
+    monkeypatch.setattr(asked_in, asks)
+    monkeypatch.setattr(never, fails)
+    assert not run_job(run, stop)
+    assert [event["event"] for event in read_metrics(run.metrics)] == ["start", "end"]
+    assert [end["status"] for end in told(run, "end")] == ["stopped"]
+    assert [path.name for path in run.checkpoints.iterdir()] == []
+
+
 def test_a_disk_that_gives_back_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, run = make_run(tmp_path, "llama", gradient_accumulation_steps=1)
     read = rehearsal.read_checkpoint
@@ -112,7 +138,7 @@ def test_of_tensors_larger_than_a_file_as_much_as_makes_one_is_tried(
         rehearsal.Rehearsal(
             checkpoints=tmp_path / "checkpoints", checkpoint_bytes=1000,
             origin=Origin(job={}, data="", total_steps=1, plan=""), states=states, write_files=lambda folder: None,
-            evaluations=NoEvaluations(), metrics=metrics,
+            evaluations=NoEvaluations(), metrics=metrics, stop=StopRequest(),
         ).run()  # fmt: skip
     (found,) = back
     assert sorted(found) == ["embedding", "scale"]
