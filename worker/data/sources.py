@@ -20,6 +20,7 @@ from planner.job.records import Record
 
 if TYPE_CHECKING:
     from datasets.arrow_dataset import Dataset
+    from datasets.builder import DatasetBuilder
 
 
 log = logging.getLogger(__name__)
@@ -145,13 +146,15 @@ def _options(data: LocalData) -> dict[str, Any]:
 
 
 def _train_split(path: str, *, split: str = "train", **options: Any) -> Dataset | tuple[()]:
-    from datasets.load import load_dataset
+    from datasets.load import load_dataset_builder
 
     try:
         with warnings.catch_warnings():
             # All rows have fields too many.
             warnings.filterwarnings("error", "Length of header or names does not match")
-            records: Dataset = load_dataset(path, split=split, **options)
+            builder = _of_commit(load_dataset_builder(path, **options), options.get("revision"))
+            builder.download_and_prepare()
+            records: Dataset = builder.as_dataset(split=split)
     except StopIteration:  # what the JSON reader raises for files without a record
         return ()
     except ValueError as error:
@@ -159,6 +162,22 @@ def _train_split(path: str, *, split: str = "train", **options: Any) -> Dataset 
             return ()
         raise
     return records
+
+
+def _of_commit(builder: DatasetBuilder, revision: str | None) -> DatasetBuilder:
+    """The builder of a dataset at a commit: where the hub is not reached, `datasets` gives what this machine has of the
+    newest, whatever was asked for. Raises ConnectionError where this machine has nothing of the commit."""
+    from datasets.packaged_modules.cache.cache import Cache
+
+    if not isinstance(builder, Cache) or not re.fullmatch("[0-9a-f]{40}", revision or ""):
+        return builder
+    folder = Path(builder.cache_dir).with_name(str(revision))
+    if not folder.is_dir():
+        raise ConnectionError(f"the hub is not reached, and this machine has no commit {revision} of {builder.repo_id}")
+    config, version, commit = folder.parts[-3:]
+    return Cache(
+        dataset_name=builder.dataset_name, repo_id=builder.repo_id, config_name=config, version=version, hash=commit
+    )
 
 
 def _causes(error: BaseException) -> list[str]:
