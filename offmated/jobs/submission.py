@@ -60,9 +60,9 @@ def rerun(
     store: Store, paths: Paths, job_id: int, key: str | None = None, turn: Turn = AT_ONCE, window: str | None = None,
     length: Length | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
-    """Hand a job in once more, as a new one: with the same file, on the data that are there now. Its model goes to its
-    own run folder, as that of the first is where the file says. With a `length` it goes on from the newest checkpoint
-    of the first, on the data of that. As `submit` otherwise."""
+    """Hand a job in once more, as a new one: with the same file, on the data that are there now, those of the hub
+    at the commits of the first. Its model goes to its own run folder, as that of the first is where the file says. With
+    a `length` it goes on from the newest checkpoint of the first, on the data of that. As `submit` otherwise."""
     row = store.job(job_id)
     if length is not None:
         more = longer(row, length)
@@ -73,7 +73,9 @@ def rerun(
     run = RunFolder(Path(row.run_dir))
     before = as_asked(run, Job.from_resolved(run.resolved), budgets=True)
     job = before.model_copy(update={"output_dir": None})
-    notes = [f"the same as job {job_id}, on the data that are there now"]
+    commits = any(entry.revision for entry in (*job.data, *job.eval_data))
+    there = "that are there now" + (", those of the hub at the commits that it has" if commits else "")
+    notes = [f"the same as job {job_id}, on the data {there}"]
     if (origin := went_on_from(run)) is not None:
         notes.append(f"from the start; job {job_id} went on from job {origin}")
     if before.output_dir is not None:

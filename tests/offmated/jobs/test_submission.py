@@ -74,6 +74,17 @@ def test_a_job_that_is_there_already_is_told_of_and_taken_in(store: Store, paths
     assert told(JOB) == [], "other data"
 
 
+def test_the_same_once_more_says_that_data_of_the_hub_stay_at_their_commits(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "look_at_first_records", lambda run: None)  # it would ask the hub
+    hub = JOB.replace("text.jsonl", f"[{{path: owner/set, revision: {'a' * 40}}}]")
+    for text, more in ((JOB, ""), (hub, ", those of the hub at the commits that it has")):
+        row, _ = submit(store, paths, text, paths.state.parent)
+        _, notes = rerun(store, paths, row.id)
+        assert f"the same as job {row.id}, on the data that are there now{more}" in notes
+
+
 def test_the_versions_of_what_trains_are_kept_and_told_where_they_changed(store: Store, paths: Paths) -> None:
     row, _ = submit(store, paths, JOB, paths.state.parent)
     before = RunFolder(Path(row.run_dir)).read_packages()
