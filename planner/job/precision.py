@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.job.aliases import ALIASES
 from planner.job.source import Source
-from planner.machine.memory import computes_bf16
+from planner.machine.memory import computes_bf16, has_gpu
 
 
 def settle_precision(values: dict[str, Any], source: Source, *, named_machine: bool) -> tuple[str, ...]:
@@ -21,7 +21,8 @@ def settle_precision(values: dict[str, Any], source: Source, *, named_machine: b
         return ()
     found = True if named_machine else computes_bf16()
     if found is None:
-        return ()
+        silent = "bf16 is false, as the file leaves it out and the driver does not say what the card is; for an RTX 30"
+        return (f"{silent} or later write bf16: true and submit it again.",) if has_gpu() else ()
     values["bf16"] = found
     if found:
         return ("bf16 is true, as the file leaves it out and the card computes in it; bf16: false computes in fp32.",)

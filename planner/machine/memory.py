@@ -33,13 +33,18 @@ def driver_card() -> Card:
 
 def computes_bf16() -> bool | None:
     """Whether jobs compute in bf16 here: cards do from the RTX 30 (compute capability 8) on. None where there is no
-    card, or no driver to ask, as when a plan is made for another machine."""
+    card, or no driver that answers, as when a plan is made for another machine."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
     try:
         return float(_asked("compute_cap")) >= 8
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
+
+
+def has_gpu() -> bool:
+    """Whether a driver has made a device for a card here, that may answer or not."""
+    return any(Path(device).exists() for device in _GPU_DEVICES)
 
 
 def _asked(what: str) -> str:
@@ -75,7 +80,7 @@ def device_bytes() -> int | None:
     try:
         return driver_card().memory_bytes
     except (OSError, subprocess.SubprocessError, ValueError):
-        return None if any(Path(device).exists() for device in _GPU_DEVICES) else ram_bytes()
+        return None if has_gpu() else ram_bytes()
 
 
 def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:

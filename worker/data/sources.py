@@ -154,14 +154,15 @@ def _train_split(path: str, *, split: str = "train", **options: Any) -> Dataset 
             warnings.filterwarnings("error", "Length of header or names does not match")
             builder = _of_commit(load_dataset_builder(path, **options), options.get("revision"))
             builder.download_and_prepare()
-            records: Dataset = builder.as_dataset(split=split)
+            records: Any = builder.as_dataset(split=split)
     except StopIteration:  # what the JSON reader raises for files without a record
         return ()
     except ValueError as error:
         if "corresponds to no data" in str(error):  # what other readers raise
             return ()
         raise
-    return records
+    found: Dataset = records
+    return found
 
 
 def _of_commit(builder: DatasetBuilder, revision: str | None) -> DatasetBuilder:

@@ -217,6 +217,7 @@ def test_ours_is_bf16_where_the_card_computes_in_it_and_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capability: str | None, bf16: bool, word: str
 ) -> None:
     driver(monkeypatch, capability)
+    monkeypatch.setattr("planner.machine.memory._GPU_DEVICES", ())
     job, notes = Job.parse_with_notes(OURS, folder)
     told = [note for note in notes if "bf16" in note]
     assert job.bf16 is bf16
@@ -226,6 +227,17 @@ def test_ours_is_bf16_where_the_card_computes_in_it_and_says_so(
         assert (job.bf16, any("leaves it out" in note for note in notes)) == (False, False)
     assert Job.parse(f"{OURS}bf16: true\n", folder).bf16
     assert Job.parse(AXOLOTL, folder).bf16 is (capability != "7.5")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_driver_that_does_not_answer_is_told_of_where_a_card_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    driver(monkeypatch, None)
+    monkeypatch.setattr("planner.machine.memory._GPU_DEVICES", (str(folder if there else folder / "none"),))
+    job, notes = Job.parse_with_notes(OURS, folder)
+    assert not job.bf16
+    assert any("the driver does not say what the card is" in note for note in notes) is there
 
 
 def test_the_precision_of_a_submission_stays_whatever_the_card_is_later(
