@@ -19,13 +19,14 @@ from typing import Any
 import click
 
 from offmated.cli import job_list, job_view, queue
-from offmated.cli.certify import answered, certify, verify_resume
+from offmated.cli.certify import certify, verify_resume
 from offmated.cli.clean import clean
 from offmated.cli.client import Client, other_version
+from offmated.cli.finished import export, sample
 from offmated.cli.follow import events, follow, is_over, log, rehearse
 from offmated.cli.job_text import read_job
 from offmated.cli.launcher import runs, start_in_background
-from offmated.cli.output import JobNumber, budget_options, console, json_option, print_json
+from offmated.cli.output import ID, budget_options, console, json_option, print_json
 from offmated.cli.pictures import draw_plan, drawn, picture_options
 from offmated.cli.plan_command import plan, plans
 from offmated.cli.remote import only_here
@@ -36,7 +37,6 @@ from planner.errors import Exit, UserError
 from planner.units import parse_bytes, printable
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
-ID = click.argument("job_id", metavar="ID", type=JobNumber())
 NOT_UNDERSTOOD = (LookupError, TypeError, ValueError, AttributeError)
 """What an answer of another form ends in; or our own mistake."""
 
@@ -145,40 +145,8 @@ def preview(file: Path, rows: int) -> None:
     sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
 
 
-@main.command()
-@ID
-@click.argument("folder", type=click.Path(path_type=Path))
-def export(job_id: int, folder: Path) -> None:
-    """Write the model of job ID, its adapters merged into it, to FOLDER, which is new."""
-    only_here("export")
-    run = Client(Paths.from_environment()).job(job_id)["run_dir"]
-    command = [sys.executable, "-P", "-m", "worker.export", run, str(folder.absolute())]
-    sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
-
-
-@main.command()
-@ID
-@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
-@click.option("--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Most tokens of an answer.")
-@click.option("--text", is_flag=True, help="Continue the prompts as they are, without the chat template.")
-@json_option
-def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool, as_json: bool) -> None:
-    """Print what the finished model of job ID says to each PROMPT, within the budgets of the job's plan."""
-    only_here("sample")
-    client = Client(Paths.from_environment())
-    run = client.job(job_id)["run_dir"]
-    if at_work := next(iter(client.jobs(JobState.RUNNING)), None):
-        raise UserError(
-            f"Job {at_work['id']} has the GPU.", code="gpu-busy", exit_code=Exit.USAGE,
-            hint=f"wait for it, or type: offmate pause {at_work['id']}",
-        )  # fmt: skip
-    words = [f"--tokens={tokens}", *(["--text"] if text else []), *(["--json"] if as_json else []), "--", *prompts]
-    sys.exit(answered([sys.executable, "-P", "-m", "worker.sample", run, *words], as_json))
-
-
-main.add_command(plan)
-main.add_command(certify)
-main.add_command(verify_resume)
+for command in (export, sample, plan, certify, verify_resume):
+    main.add_command(command)
 
 
 @main.command()

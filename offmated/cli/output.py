@@ -108,6 +108,9 @@ class JobNumber(click.ParamType[int]):
         return int(value)
 
 
+ID = click.argument("job_id", metavar="ID", type=JobNumber())
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

@@ -14,7 +14,7 @@ import click
 
 from offmated.cli import job_view
 from offmated.cli.client import Client, Turn
-from offmated.cli.output import JobNumber, console, json_option, print_json
+from offmated.cli.output import ID, JobNumber, console, json_option, print_json
 from offmated.jobs.states import FINAL
 from offmated.paths import Paths
 from planner.errors import Exit
@@ -23,7 +23,6 @@ from planner.units import printable
 P = ParamSpec("P")
 POLL_S = 0.5
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-ID = click.argument("job_id", metavar="ID", type=JobNumber())
 PRIORITY = click.IntRange(-1000, 1000)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.errors import UserError
+
 Site = tuple[str, int, int]
 """Where a number leaves a tensor: a file, a line in it, a column."""
 
@@ -64,3 +66,12 @@ def others(number: Number) -> Iterator[Number]:
         yield not number
     elif isinstance(number, float):
         yield from (-_FAR, 0.0, _FAR)
+
+
+def depends_on_data(name: str, number: str) -> UserError:
+    """The error for a block of which nobody can say what it needs."""
+    return UserError(
+        f"What block {name} needs depends on its data in a way that cannot be bounded.",
+        code="block-depends-on-data", numbers=(number,),
+        hint="have its code do without numbers of tensors (x.item(), if x.sum() > 0): torch.where can choose, too",
+    )  # fmt: skip

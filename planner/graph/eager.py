@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from planner.cpu.meter import Meter
 from planner.errors import UserError, first_line
 from planner.graph.codegen import rng_of
-from planner.graph.decisions import Decisions, Number, Site, others
+from planner.graph.decisions import Decisions, Number, Site, depends_on_data, others
 from planner.graph.fake import FakeMode
 from planner.graph.flat import Flat
 from planner.graph.interface import BlockCode, Sink
@@ -310,15 +310,6 @@ class EagerPair(BlockCode):
             self._bytes = peak, output, meter.mark() - self.saved_bytes
             del grads
         return decisions
-
-
-def depends_on_data(name: str, number: str) -> UserError:
-    """The error for a block of which nobody can say what it needs."""
-    return UserError(
-        f"What block {name} needs depends on its data in a way that cannot be bounded.",
-        code="block-depends-on-data", numbers=(number,),
-        hint="have its code do without numbers of tensors (x.item(), if x.sum() > 0): torch.where can choose, too",
-    )  # fmt: skip
 
 
 def _real(tensor: Tensor, device: torch.device, *, alike: bool = False) -> Tensor:

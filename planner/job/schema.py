@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -55,9 +55,10 @@ from planner.job.mixture import check_mixture
 from planner.job.paths import resolve_paths
 from planner.job.precision import settle_precision
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
-from planner.job.source import Mistake, Source, read_text, read_yaml, shown, to_user_error
+from planner.job.source import Source, read_text, read_yaml, to_user_error
 from planner.job.values import ADAMW_8BIT, check_optimizer
 from planner.job.window import check_window
+from planner.job.wrong_values import mistakes_of
 
 NOT_PLANNED = frozenset({
     "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "long_rows", "learning_rate",
@@ -266,7 +267,8 @@ class Job(BaseModel):
         try:
             job = cls.model_validate(values)
         except ValidationError as error:
-            mistakes += [m for m in _describe(error, values, source) if m.key not in broken]
+            wrong = mistakes_of(error, values, source, names, cls.model_fields)
+            mistakes += [mistake for mistake in wrong if mistake.key not in broken]
         if mistakes:
             raise to_user_error(mistakes, source.name)
         return job, notes
@@ -354,22 +356,3 @@ _NULLABLE = {key for key, field in Job.model_fields.items() if field.default is 
 def _name_in(source: Source, canonical: str) -> str:
     """The name under which the file gives `canonical`; `canonical` itself where it does not."""
     return next((key for key in source.values if CANONICAL.get(key) == canonical), canonical)
-
-
-def _describe(error: ValidationError, values: dict[str, Any], source: Source) -> list[Mistake]:
-    """One mistake per key of pydantic's errors, in our words."""
-    mistakes: dict[str, Mistake] = {}
-    for detail in error.errors():
-        field = str(detail["loc"][0])
-        if field in mistakes:  # one entry of a list is enough
-            continue
-        key = _name_in(source, field)
-        phrase = Job.model_fields[field].description
-        if detail["type"] == "missing":
-            if field == "tokenizer":
-                continue
-            mistakes[field] = source.mistake(key, "missing-key", f"it is missing; it must be {phrase}")
-        else:
-            code = "wrong-type" if detail["type"].endswith(("_type", "_from_float")) else "bad-value"
-            mistakes[field] = source.mistake(key, code, f"it is {shown(values[field])}; it must be {phrase}")
-    return list(mistakes.values())

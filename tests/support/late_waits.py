@@ -15,7 +15,7 @@ STATED = {
         "torch's pool has no pinned memory of a slice's size yet",
 }  # fmt: skip
 FIRST = {
-    "worker/runtime/cuda.py:_registered": "host memory of what is offloaded is taken once",
+    "worker/runtime/registered.py:registered": "host memory of what is offloaded is taken once",
     "planner/measure/frame_bytes.py:trace_blocks": "blocks and frame are traced before",
     "planner/measure/frame_bytes.py:trace_blocks.<locals>.<dictcomp>": "blocks and frame are traced before",
     "planner/cpu/meter.py:_Watch.__torch_dispatch__": "blocks and frame are traced before",

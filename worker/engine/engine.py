@@ -62,7 +62,7 @@ class Engine:
         self.steps_done = 0
         self._groups = groups_of(optimizer)
         self._model, self._plan = model, plan
-        self._machine = _machine(device, metered=metered)
+        self._machine: Machine = CudaMachine(device) if device.type == "cuda" else CpuMachine(metered=metered)
         self._program = compile_program(plan, chain)
         self._memory = self._machine.memory(self._program, chain, plan.offsets)
         self._weights = Weights(model, self._program, chain, self._machine, self._memory, states)
@@ -346,7 +346,3 @@ class Engine:
             block.give_back_forward()
         self._weights.give_back()
         return self._model
-
-
-def _machine(device: torch.device, *, metered: bool) -> Machine:
-    return CudaMachine(device) if device.type == "cuda" else CpuMachine(metered=metered)

@@ -15,10 +15,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +30,7 @@ from worker.runtime.interpreter import Perform
 from worker.runtime.machine import RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import Recording, now
-from worker.runtime.slabs import map_memory
+from worker.runtime.registered import registered
 from worker.runtime.step_values import StepValues
 
 log = logging.getLogger(__name__)
@@ -98,7 +96,7 @@ class CudaMachine:
     def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Registered host memory, contiguous, zero. It lives as long as a tensor uses it."""
         size = math.prod(shape) * dtype.itemsize
-        return _registered(size, self.device)[:size].view(dtype).view(tuple(shape))
+        return registered(size, self.device)[:size].view(dtype).view(tuple(shape))
 
     def place(self, tensor: Tensor) -> Tensor:
         """`tensor` on the device, contiguous: itself if it is there, and has no other place."""
@@ -327,28 +325,3 @@ def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
     mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     mark.record(stream)
     return mark
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-class _Registered(mmap.mmap):
-    """Memory that the device can reach."""
-
-    address: int = 0
-    device: torch.device
-
-    def __del__(self) -> None:
-        if self.address:
-            torch.cuda.synchronize(self.device)  # a slab that grows in a step may have a copy under way
-            _cudart().cudaHostUnregister(self.address)
-
-
-def _registered(size: int, device: torch.device) -> Tensor:
-    """`size` bytes, up to whole pages; freed with the last tensor that uses them."""
-    memory = map_memory(size, _Registered)
-    tensor = torch.frombuffer(memory, dtype=torch.uint8)
-    torch.cuda.check_error(int(_cudart().cudaHostRegister(tensor.data_ptr(), len(memory), 0)))
-    memory.address, memory.device = tensor.data_ptr(), device
-    return tensor

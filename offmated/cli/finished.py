@@ -1,0 +1,48 @@
+"""Commands of what a finished job has: its model, exported or asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from offmated.cli.certify import answered
+from offmated.cli.client import Client
+from offmated.cli.output import ID, json_option
+from offmated.cli.remote import only_here
+from offmated.jobs.states import JobState
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+
+
+@click.command()
+@ID
+@click.argument("folder", type=click.Path(path_type=Path))
+def export(job_id: int, folder: Path) -> None:
+    """Write the model of job ID, its adapters merged into it, to FOLDER, which is new."""
+    only_here("export")
+    run = Client(Paths.from_environment()).job(job_id)["run_dir"]
+    command = [sys.executable, "-P", "-m", "worker.export", run, str(folder.absolute())]
+    sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
+
+
+@click.command()
+@ID
+@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
+@click.option("--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Most tokens of an answer.")
+@click.option("--text", is_flag=True, help="Continue the prompts as they are, without the chat template.")
+@json_option
+def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool, as_json: bool) -> None:
+    """Print what the finished model of job ID says to each PROMPT, within the budgets of the job's plan."""
+    only_here("sample")
+    client = Client(Paths.from_environment())
+    run = client.job(job_id)["run_dir"]
+    if at_work := next(iter(client.jobs(JobState.RUNNING)), None):
+        raise UserError(
+            f"Job {at_work['id']} has the GPU.", code="gpu-busy", exit_code=Exit.USAGE,
+            hint=f"wait for it, or type: offmate pause {at_work['id']}",
+        )  # fmt: skip
+    words = [f"--tokens={tokens}", *(["--text"] if text else []), *(["--json"] if as_json else []), "--", *prompts]
+    sys.exit(answered([sys.executable, "-P", "-m", "worker.sample", run, *words], as_json))

@@ -1,0 +1,33 @@
+"""Values that a key cannot have, told as people wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from planner.job.source import Mistake, Source, shown
+
+
+def mistakes_of(
+    error: ValidationError, values: Mapping[str, Any], source: Source, names: Mapping[str, str],
+    fields: Mapping[str, FieldInfo],
+) -> list[Mistake]:  # fmt: skip
+    """One mistake per key of pydantic's errors, in our words. `names`: what the file calls the keys it has."""
+    mistakes: dict[str, Mistake] = {}
+    for detail in error.errors():
+        field = str(detail["loc"][0])
+        if field in mistakes:  # one entry of a list is enough
+            continue
+        key = names.get(field, field)
+        phrase = fields[field].description
+        if detail["type"] == "missing":
+            if field == "tokenizer":
+                continue
+            mistakes[field] = source.mistake(key, "missing-key", f"it is missing; it must be {phrase}")
+        else:
+            code = "wrong-type" if detail["type"].endswith(("_type", "_from_float")) else "bad-value"
+            mistakes[field] = source.mistake(key, code, f"it is {shown(values[field])}; it must be {phrase}")
+    return list(mistakes.values())
