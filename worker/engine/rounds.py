@@ -100,11 +100,13 @@ class Rounds:
         if call is None:
             raise RuntimeError(f"slice {k} ended without a forward of block {block}")
         direction = Direction.HEAD if block == self._head else Direction.BACKWARD
-        with label(self._labels[f"{direction}{block}"]):
-            grads = call.backward(self._gradients)
-            self._check_bytes(call.block)
-            call.pass_on(grads, self.calls.get((block - 1, k)))
-        call.clear()
+        try:
+            with label(self._labels[f"{direction}{block}"]):
+                grads = call.backward(self._gradients)
+                self._check_bytes(call.block)
+                call.pass_on(grads, self.calls.get((block - 1, k)))
+        finally:
+            call.clear()
 
     def enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
         """Stands in for the forward of the block's module."""

@@ -84,9 +84,9 @@ WRONG = [
     ),
     (
         "a.jsonl",
-        lines({"messages": TALK}, {"messages": [{"role": "user", "text": "a"}, {"role": "assistant", "content": "x"}]}),
+        lines({"messages": [{"role": "user", "text": "a"}, {"role": "assistant", "content": "x"}]}),
         "broken-record",
-        "line 2 of a.jsonl: a message has no content; what it has is role, text",
+        "line 1 of a.jsonl: a message has no content; what it has is role, text",
     ),
     ("a.jsonl", lines({"prompt": "a", "completion": ["b"]}), "broken-record", "column completion is text"),
 ]

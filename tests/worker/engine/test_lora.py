@@ -119,13 +119,19 @@ def test_a_model_with_adapters_is_evaluated_and_writes_as_plain_peft_would(tmp_p
 
 
 class _After(StopRequest):
-    """Asks for a stop before step `count`; it is looked at twice a step."""
+    """Asks for a stop once the run has done `count` steps."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, run: RunFolder, count: int) -> None:
         super().__init__()
-        self.looks = iter([False] * 2 * count)
+        self.run, self.count = run, count
 
-    asked = property(lambda self: next(self.looks, True), lambda self, value: None)
+    @property
+    def asked(self) -> bool:
+        return sum(event["event"] == "step" for event in read_metrics(self.run.metrics)) >= self.count
+
+    @asked.setter
+    def asked(self, value: bool) -> None:
+        pass
 
 
 def run_of(job: Job, folder: Path) -> RunFolder:
@@ -147,7 +153,7 @@ def run_of(job: Job, folder: Path) -> RunFolder:
 def test_a_run_of_lora_that_was_stopped_and_resumed_equals_plain_peft_in_every_bit(tmp_path: Path) -> None:
     job = lora_job(tmp_path, max_steps=4, output_dir=str(tmp_path / "out"))
     run = run_of(job, tmp_path / "run")
-    assert not run_job(run, _After(2))
+    assert not run_job(run, _After(run, 2))
     saved = sum(file.stat().st_size for file in (run.checkpoints / "step-2").glob("*.safetensors"))
     losses, trained = plain_peft(job, 4)
     numbers = 3 * sum(p.numel() for p in trained.values())
@@ -250,10 +256,10 @@ def test_a_job_goes_on_from_an_adapter_as_peft_does(tmp_path: Path) -> None:
 def test_a_run_begins_with_the_adapter_it_was_submitted_with_and_goes_on_without_it(tmp_path: Path) -> None:
     load_model(lora_job(tmp_path)).save_pretrained(tmp_path / "first")
     run = run_of(lora_job(tmp_path, max_steps=2, adapter_name_or_path=str(tmp_path / "first")), tmp_path / "run")
-    assert not run_job(run, _After(1))
+    assert not run_job(run, _After(run, 1))
     file = tmp_path / "first" / "adapter_model.safetensors"
     save_file({name: weight + 1 for name, weight in load_file(file).items()}, file)
-    assert not run_job(run, _After(0)), "it goes on from its checkpoint"
+    assert not run_job(run, _After(run, 0)), "it goes on from its checkpoint"
     shutil.move(run.checkpoints, tmp_path / "kept")
     with pytest.raises(UserError, match="not those that the job was submitted with") as refused:
         run_job(run, StopRequest())
@@ -261,7 +267,7 @@ def test_a_run_begins_with_the_adapter_it_was_submitted_with_and_goes_on_without
     shutil.rmtree(run.checkpoints, ignore_errors=True)
     shutil.move(tmp_path / "kept", run.checkpoints)
     shutil.rmtree(tmp_path / "first")
-    assert not run_job(run, _After(0)), "it goes on from its checkpoint"
+    assert not run_job(run, _After(run, 0)), "it goes on from its checkpoint"
 
 
 def why_not(job: Job) -> tuple[str, str]:
