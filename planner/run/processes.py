@@ -6,6 +6,7 @@ Only the standard library, and nothing of this project, because this file is als
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_GONE = (errno.ESRCH, errno.ENOENT, errno.EINVAL)  # the last two: its number is a thread's now, by kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +69,10 @@ class Process:
         """Send a signal; False when the process is gone."""
         try:
             descriptor = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return False
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            raise
         try:
             if not self.alive():  # asked after the descriptor was taken: it cannot change hands any more
                 return False

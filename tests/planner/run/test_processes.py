@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,20 @@ def test_another_process_with_the_same_pid_is_another_process() -> None:
     assert not replace(me, started=me.started + 1).alive()
     assert not replace(me, boot="another").alive()
     assert not replace(me, started=me.started + 1).send(signal.SIGKILL)
+
+
+def test_a_process_whose_number_a_thread_has_now_is_gone() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    assert thread.native_id is not None
+    gone = replace(Process.current(), pid=thread.native_id, started=1)
+    try:
+        assert not gone.alive() and not gone.send(signal.SIGKILL)
+        gone.kill()
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_zombie_is_not_alive(tmp_path: Path) -> None:
