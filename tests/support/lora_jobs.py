@@ -85,8 +85,13 @@ def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
         modules_to_save=list(job.lora_modules_to_save) if job.lora_modules_to_save else None,
     )  # fmt: skip
     model = get_peft_model(base, config).train()
+    assert decay_names(model) == {name for name, p in model.named_parameters() if p.requires_grad}
+    return plain_steps(model, job, count)
+
+
+def plain_steps(model: nn.Module, job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Steps of the job as one would write them: losses and the trained parameters."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert decay_names(model) == trained.keys()
     optimizer = torch.optim.AdamW(trained.values(), lr=job.learning_rate, weight_decay=job.weight_decay, fused=True)
     losses = []
     for batches, seeds, items in steps_of(job, count):

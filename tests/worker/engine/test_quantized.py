@@ -25,7 +25,7 @@ from planner.measure.tensors import describe
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from tests.support.lora_jobs import CPU, engine_of, lora_job, plan_of, steps_of
+from tests.support.lora_jobs import CPU, engine_of, lora_job, plain_steps, plan_of, steps_of
 from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
@@ -66,20 +66,7 @@ def plain(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
         r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, task_type="CAUSAL_LM",
         target_modules=job.lora_target_modules,
     )  # fmt: skip
-    model = get_peft_model(base, config).train()
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(trained.values(), lr=job.learning_rate, weight_decay=job.weight_decay, fused=True)
-    losses = []
-    for batches, seeds, items in steps_of(job, count):
-        for batch, seed in zip(batches, seeds, strict=True):
-            torch.manual_seed(seed)
-            loss = model(**batch, num_items_in_batch=items).loss
-            loss.backward()
-            losses.append(loss.detach())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), job.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, {name: p.detach() for name, p in trained.items()}
+    return plain_steps(get_peft_model(base, config).train(), job, count)
 
 
 def found(job: Job, plan: Plan, chain: Chain, count: int) -> tuple[list[Tensor], dict[str, Tensor], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,16 @@ def trained(engine: Engine | PlainEngine) -> list[Tensor]:
     return [*(t.cpu() for t in found), *states_of(engine)]
 
 
+def trained_in(mood: Mood, engine: Engine, device: Device) -> list[Tensor]:
+    """Likewise, on a device in that mood; ends the engine."""
+    device.queues.set_mood(mood)
+    try:
+        return trained(engine)
+    finally:
+        engine.close()
+        device.queues.set_mood(Mood())
+
+
 def states_of(engine: Engine | PlainEngine) -> list[Tensor]:
     return [parts[part].clone() for _, parts in engine.state() for part in sorted(parts)]
 
@@ -90,13 +101,8 @@ def test_steps_with_states_on_disk_are_plain_pytorchs(
             model, plan=plan, chain=chain, device=CUDA, optimizer=adamw(model), max_grad_norm=clip, states=store
         )
         engine._rounds.codes = codes
-        device.queues.set_mood(mood)
-        try:
-            assert same(trained(engine), wanted), mood
-        finally:
-            engine.close()
-            store.close()
-            device.queues.set_mood(Mood())
+        with closing(store):
+            assert same(trained_in(mood, engine, device), wanted), mood
 
 
 def in_the_least(chain: Chain, *, slices: int) -> Plan:
@@ -129,12 +135,7 @@ def test_steps_with_frozen_weights_read_from_their_files_are_plain_pytorchs(devi
         model = model_of()
         engine = Engine(model, plan=plan, chain=chain, device=CUDA, optimizer=adamw(model), max_grad_norm=0.5)
         engine._rounds.codes = codes
-        device.queues.set_mood(mood)
-        try:
-            assert same(trained(engine), wanted), mood
-        finally:
-            engine.close()
-            device.queues.set_mood(Mood())
+        assert same(trained_in(mood, engine, device), wanted), mood
 
 
 @pytest.mark.parametrize("bits", [4, 8])
