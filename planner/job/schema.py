@@ -50,8 +50,9 @@ from planner.job.fields import (
     Written,
 )
 from planner.job.foreign_data import settle_data
-from planner.job.lora import check_lora, check_weights, has_no_weights, of_the_adapter
+from planner.job.lora import check_lora, check_weights, of_the_adapter
 from planner.job.mixture import check_mixture
+from planner.job.notes import notes_of
 from planner.job.paths import resolve_paths
 from planner.job.precision import settle_precision
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
@@ -329,19 +330,7 @@ class Job(BaseModel):
     @property
     def notes(self) -> tuple[str, ...]:
         """What to tell the person who submits this job, whatever its file looked like."""
-        notes = []
-        if self.gradient_checkpointing is not None:
-            notes.append("gradient_checkpointing: the planner decides it, block by block; the value is not used.")
-        if self.per_device_eval_batch_size is not None:
-            notes.append("per_device_eval_batch_size is not used: evaluation has the rows of training.")
-        if has_no_weights(self.model):
-            notes.append(f"{self.model} has no weights: the model starts from random ones under seed {self.seed}.")
-        if self.optim == ADAMW_8BIT:
-            exact = "adamw_torch has them in fp32, 6 bytes more a parameter"
-            notes.append(f"optim: adamw_8bit rounds AdamW's moments; {exact}.")
-        if self.max_steps is not None and "num_train_epochs" in self.model_fields_set:
-            notes.append(f"max_steps ({self.max_steps}) decides the length; num_train_epochs is not used.")
-        return tuple(notes)
+        return notes_of(dict(self), self.model_fields_set)
 
 
 CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases} | {k: k for k in Job.model_fields}
