@@ -34,7 +34,6 @@ LOHAN_S = {1: 69.5, 2: 40.5, 3: 32.1, 6: 21.4, 12: 18.4}
 TOKENS = 1024
 SLICES = (1, 4, 16)
 RAM_GIB = (32, 64)
-PLAN_S = 120.0
 
 
 def problem(card: str, ram_gib: int, slices: int) -> Problem:
@@ -78,7 +77,7 @@ def beside_lohan() -> None:
         cells = [f"{drives}", f"{seen_s} s"]
         for ram_gib in (64, 128):
             asked = with_states_on_disk(lohan_problem(drives, ram_gib))
-            plan = asked.plan(PLAN_S)
+            plan = asked.plan()
             written = written_bytes(compile_program(plan, asked.chain))
             cells += [f"{plan.step_s:.1f} s", f"{plan.bound_s:.1f} s", f"{written / 1e9:.0f} GB"]
         print(f"| {' | '.join(cells)} |", flush=True)
@@ -94,7 +93,7 @@ def main(cards: list[str]) -> None:
                 began = time.monotonic()
                 asked = with_states_on_disk(problem(card, ram_gib, slices))
                 try:
-                    plan = asked.plan(PLAN_S)
+                    plan = asked.plan()
                 except UserError as error:
                     print(f"| {card}, {ram_gib} GB | {slices} | {error.what} |", flush=True)
                     continue

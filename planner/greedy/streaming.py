@@ -172,10 +172,12 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
     suffice. Or all without, with as few tensors at home; or, as an update on the device needs no gradient on the host,
     with as few of these updates."""
     options = profile(setting, "recompute")
-    order = [t for block in movable(setting.chain, setting.hardware) for t in block]
+    free = [t for block in movable(setting.chain, setting.hardware) for t in block]
+    order = sorted(free, key=lambda t: t.states_on_disk)  # of these the host has no states to be rid of
+    last_first = [t for there in (False, True) for t in reversed(free) if t.states_on_disk == there]
 
     def at_home_plan(count: int) -> Candidate:
-        names = frozenset(t.name for t in order[len(order) - count :])
+        names = frozenset(t.name for t in last_first[:count])
         return streamed(setting, options, ahead=False, at_home_names=names, source="frugal, host full")
 
     def gpu_updated_plan(count: int) -> Candidate:

@@ -22,7 +22,7 @@ def with_disk(problem: Problem, *, weights_in_files: bool) -> Problem:
 
 def with_weights_on_disk(problem: Problem) -> Problem:
     """The problem as it is where a plan keeps its budgets, or where none does with all that may be on disk; else with
-    as many of the layers' frozen weights on disk as are needed, in sixteenths, spread evenly over the layers."""
+    as many of the layers' frozen weights on disk as are needed, in 256ths, spread evenly over the layers."""
     names = _may_be_on_disk(problem)
     if not names or _fits_anyway(problem) or problem.fits():
         return problem

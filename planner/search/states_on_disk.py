@@ -17,9 +17,9 @@ from planner.search.problem import Problem
 from planner.search.round_placements import Carry
 from planner.units import format_bytes, format_bytes_down
 
-PIECE_ELEMENTS = 16 * 2**20
-"""192 MiB of states: a drive is at its full rate with much less, but each piece is three operations of the program."""
-PARTS = 16
+PIECE_ELEMENTS = 4 * 2**20
+"""48 MiB of states: a drive is at its full rate with that, and what the ring takes of the host's memory is on disk."""
+PARTS = 256
 
 
 def with_states_on_disk(problem: Problem) -> Problem:
@@ -54,22 +54,30 @@ def with_all_on_disk(problem: Problem) -> Problem:
 
 
 def every(names: Sequence[str], parts: int) -> list[str]:
-    """So many sixteenths of the names, spread evenly."""
+    """So many 256ths of the names, spread evenly."""
     return [name for k, name in enumerate(names) if (k + 1) * parts // PARTS > k * parts // PARTS]
 
 
 def _fastest(everything: Problem) -> list[str]:
-    """The tensors whose states the solver has on disk where any may be there: of each block as much as it says, what is
-    too much or too little being passed on, from blocks of large tensors to those of small ones."""
+    """The tensors whose states the solver has on disk where any may be there: embedding and head as it says, of layers
+    as much in all, what is too much or too little being passed on, from blocks of large tensors to those of small ones.
+
+    The solver does not care which layers they are of. Those of some layers in a row would keep the drive waiting for
+    the CPU, and then the CPU for the drive, longer than the ring has room for: so each layer has its part."""
     solution = everything.hoped(states_anywhere=True)
     if solution is None:
         return []
     trainable, _ = tensor_lists(everything.chain, everything.hardware)
     may = [[t for t in tensors if t.states_on_disk] for tensors in trainable]
-    carry = Carry({"V": 0.0}, up=False)
+    stored, updated = (list(solution.totals.of[kind]) for kind in "VX")
+    layers = [i for i, tensors in enumerate(trainable) if len(tensors) > 1]
+    share = sum(stored[i] for i in layers) / max(1.0, sum(updated[i] for i in layers))
+    for i in layers:
+        stored[i] = share * updated[i]
+    carry = Carry({"V": 0.0}, up=True)
     found: list[str] = []
     for i in sorted(range(len(may)), key=lambda i: -max((t.bytes for t in may[i]), default=0)):
-        found += [t.name for t in carry.take("V", may[i], solution.totals.of["V"][i], lambda t: t.bytes)]
+        found += [t.name for t in carry.take("V", may[i], stored[i], lambda t: t.bytes)]
     return found
 
 
@@ -91,7 +99,7 @@ def _stored_bytes(problem: Problem, names: Collection[str]) -> int:
 
 
 def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Problem:
-    """`with_parts` of the fewest sixteenths of what may be on disk that have a plan; `problem` where all have none."""
+    """`with_parts` of the fewest 256ths of what may be on disk that have a plan; `problem` where all have none."""
     low, high = 0, PARTS
     if not (best := with_parts(high)).fits():
         return problem

@@ -53,7 +53,8 @@ def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
         drives = replace(
             hardware, disk_read_bytes_per_s=2 * hardware.disk_read_bytes_per_s,
             disk_write_bytes_per_s=2 * hardware.disk_write_bytes_per_s,
-            disk_sustained_bytes_per_s=2 * hardware.disk_sustained_bytes_per_s,
+            disk_sustained_bytes_per_s=2 * hardware.disk_sustained_bytes_per_s, disk_bytes=2 * hardware.disk_bytes,
+            disk_rated_bytes=2 * hardware.disk_rated_bytes,
         )  # fmt: skip
         yield "twice as many drives", replace(problem, hardware=drives)
     yield "a GPU that computes twice as fast", replace(problem, chain=_quicker(chain, 0.5))

@@ -17,7 +17,7 @@ from planner.schedule.verify import InvalidProgram, verify
 from planner.search import from_disk
 from planner.search.from_disk import disk_bytes, with_weights_on_disk
 from planner.search.problem import Problem
-from planner.search.states_on_disk import every
+from planner.search.states_on_disk import PARTS, every
 from tests.support.chains import HARDWARE, chain, frozen_on_disk
 
 LAYERS, LAYER_BYTES = 16, 1200 * 10**4
@@ -62,7 +62,7 @@ def test_where_it_has_not_as_much_is_on_disk_as_is_needed_and_the_plan_keeps_bot
     assert 0 < disk_bytes(found.chain) <= LAYERS * LAYER_BYTES
     assert not any(t.on_disk for t in found.chain.tensors() if t.trainable)
     names = from_disk._may_be_on_disk(asked)
-    parts = next(k for k in range(17) if from_disk._on_disk(asked, every(names, k)) == found)
+    parts = next(k for k in range(PARTS + 1) if from_disk._on_disk(asked, every(names, k)) == found)
     assert not from_disk._on_disk(asked, every(names, parts - 1)).fits()
     plan = found.plan(2.0)
     program = compile_program(plan, found.chain)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.candidate.evaluate import evaluate
+from planner.candidate.candidate import Side
+from planner.candidate.evaluate import evaluate, host_bytes
 from planner.candidate.setting import Budgets, Setting
 from planner.errors import UserError
-from planner.greedy.streaming import profile, streamed
+from planner.greedy.streaming import frugal, profile, streamed
 from planner.reports.make_receipt import disk_shares
 from planner.reports.receipt import Asked
 from planner.schedule.compile import Queue, compile_program, with_waits
@@ -82,7 +83,7 @@ def test_those_are_on_disk_with_which_the_solver_hopes_for_most_and_the_plan_kee
     names = states_on_disk._may_be_on_disk(asked)
     few = as_few_as_fit(asked, lambda parts: states_on_disk._on_disk(asked, every(names, parts)))
     free_s = states_on_disk._on_disk(asked, names).hoped(states_anywhere=True).step_s
-    assert free_s * 0.99 <= found.hope_s() <= 1.02 * few.hope_s()  # within the solver's gap, a whole tensor more
+    assert free_s * 0.99 <= found.hope_s() <= 1.03 * few.hope_s()  # within the solver's gap, a whole tensor more
     plan = found.plan(1.0)
     program = compile_program(plan, found.chain)
     verify(program, found.chain, gpu_budget_bytes=found.gpu_budget_bytes)
@@ -224,6 +225,27 @@ def test_with_more_memory_it_is_decided_anew_which_states_are_on_disk():
     in_memory = problem(10**9)
     assert decided_anew(in_memory) is in_memory
     assert ["twice as many drives" in dict(variations(each)) for each in (found, in_memory)] == [True, False]
+    one, two = found.hardware, dict(variations(found))["twice as many drives"].hardware
+    assert two == replace(
+        one, disk_read_bytes_per_s=2 * one.disk_read_bytes_per_s, disk_bytes=2 * one.disk_bytes,
+        disk_write_bytes_per_s=2 * one.disk_write_bytes_per_s,
+    )  # fmt: skip
+
+
+def test_each_layer_has_its_part_on_disk():
+    """So the drive is never long without work, nor the CPU."""
+    found = with_states_on_disk(problem(190 * 10**6))
+    on_disk = [sum(t.bytes for t in block.tensors if t.states_on_disk) for block in found.chain.blocks[1:-1]]
+    assert min(on_disk) > 0 and max(on_disk) < 3 * min(on_disk)
+
+
+def test_what_goes_to_the_device_first_where_the_host_is_full_has_its_states_in_memory():
+    """Of states on disk there is nothing in memory to be rid of."""
+    all_there = states_on_disk._on_disk(problem(10**9), ["l3.a", "l3.b", "l4.a", "l4.b", "l5.a", "l5.b", "h"]).setting
+    need = host_bytes(frugal(all_there, lambda _: 0, lambda d: host_bytes(d, all_there)), all_there)
+    less = replace(all_there, budgets=Budgets(gpu_bytes=10**9, cpu_bytes=need - 50 * 10**6))
+    made = frugal(less, lambda d: d.source != "frugal, host full", lambda d: host_bytes(d, less))
+    assert [j.tensor.name for j in made.schedules if j.side is Side.GPU] == ["l1.b", "l2.a", "l2.b"]
 
 
 def test_the_receipt_counts_states_on_drives_twice_where_a_checkpoint_names_them():
