@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from planner.schedule.disk_use import most_written_bytes
 _ANY = 2**62
 _BYTES, _TIMES = 64 * 2**20, 16
 _PATIENCE_S = 1.0
+_FULL = 0.98
 
 
 def with_drive(job: Job, hardware: Hardware) -> Hardware:
@@ -47,13 +49,59 @@ def _at_most(room: int, hardware: Hardware) -> Hardware:
 
 def with_rates(job: Job, hardware: Hardware) -> Hardware:
     """The machine with the rates of the job's drives, measured with a file that goes again: of all of them together,
-    pieces being dealt to them in turn. As it is where they cannot be measured; what keeps the states says why."""
+    each having its share of every piece. As it is where they cannot be measured; what keeps the states says why."""
     try:
-        found = [rates(Path(path)) for path in job.disk_paths or ()]
+        found = _rates_of(list(map(Path, job.disk_paths or ())))
     except OSError:
         return hardware
-    read, write = (len(found) * min(of[k] for of in found) for k in (0, 1))
+    parts = [speed / sum(map(_speed, found)) for speed in map(_speed, found)]
+    read, write = (1 / max(part / of[k] for part, of in zip(parts, found, strict=True)) for k in (0, 1))
     return replace(hardware, disk_read_bytes_per_s=read, disk_write_bytes_per_s=write)
+
+
+def shares(folders: Sequence[Path], need_bytes: int) -> list[int]:
+    """Bytes for the drive of each folder, of so many: all are to take as long for reading and writing theirs, but none
+    gets more than it has room for. Raises OSError."""
+    if len(folders) == 1:
+        return [1]
+    speeds = list(map(_speed, _rates_of(folders)))
+    return dealt(need_bytes, list(zip(speeds, _rooms(folders), strict=True)))
+
+
+def dealt(need_bytes: int, drives: Sequence[tuple[float, int]]) -> list[int]:
+    """`need_bytes` over drives of (speed, room): in proportion to their speeds, where there is room."""
+    found, open_ = [1] * len(drives), dict(enumerate(drives))
+    while open_:
+        speed_sum = sum(speed for speed, _ in open_.values())
+        wanted = {k: int(need_bytes * speed / speed_sum) for k, (speed, _) in open_.items()}
+        full = [k for k, size in wanted.items() if size > open_[k][1]]
+        for k in full or list(open_):
+            found[k] = max(1, min(wanted[k], open_.pop(k)[1]))
+            need_bytes -= found[k] if full else 0
+    return found
+
+
+def _speed(rates: tuple[float, float]) -> float:
+    """Bytes a second read and written again."""
+    return 1 / (1 / rates[0] + 1 / rates[1])
+
+
+def _rates_of(folders: Sequence[Path]) -> list[tuple[float, float]]:
+    """Of each folder's drive; where several are on one, each has its part of that. Raises OSError."""
+    alone: dict[int, tuple[float, float]] = {}
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+        if folder.stat().st_dev not in alone:
+            alone[folder.stat().st_dev] = rates(folder)
+    here = [folder.stat().st_dev for folder in folders]
+    return [(alone[d][0] / here.count(d), alone[d][1] / here.count(d)) for d in here]
+
+
+def _rooms(folders: Sequence[Path]) -> list[int]:
+    here = [folder.stat().st_dev for folder in folders]
+    return [
+        int(_FULL * shutil.disk_usage(f).free) // here.count(d) for f, d in zip(folders, here, strict=True)
+    ]  # fmt: skip
 
 
 def rates(folder: Path) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import logging
 import os
 import secrets
@@ -18,7 +19,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,24 +27,15 @@ from planner.cpu.direct_file import DirectFile, Sum
 from planner.disk import sync
 from planner.errors import Room, UserError, first_line, is_disk_full
 from planner.machine.drives import check_place
-from planner.schedule.state_pieces import PAGE, Piece, StoredTensor, stored_bytes
+from planner.schedule.state_pieces import PAGE, Piece, StoredTensor
 from planner.units import format_bytes
 from worker.storage.shards import Streamed
-from worker.storage.states_record import StatesRecord, all_pieces, parts_of, places, torn
+from worker.storage.states_record import StatesRecord, all_pieces, parts_of, torn
+from worker.storage.striped import File, Striped, file_sizes, parts_of_pieces
 
 log = logging.getLogger(__name__)
 
 _IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
-
-
-class File(Protocol):
-    """What is asked of a file: see planner.cpu.direct_file."""
-
-    def reserve(self, size: int) -> None: ...
-    def read(self, offset: int, memory: Tensor, *, floats: int | None = None) -> Sum | None: ...
-    def write(self, offset: int, memory: Tensor, *, floats: int | None = None) -> Sum | None: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class StatesOnDisk:
@@ -60,15 +51,16 @@ class StatesOnDisk:
     def __init__(
         self, folders: Sequence[Path], tensors: Sequence[StoredTensor], *, piece_elements: int, homes: int,
         found: StatesRecord | None = None, open_file: Callable[[Path], File] = DirectFile,
+        shares: Callable[[], Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
         """`found`: what the newest checkpoint names. Its files are taken over where they are laid out as wanted; else
-        new ones are made beside. Raises UserError "disk-is-memory", "disk-not-direct", "disk-too-small", "disk-failed",
+        new ones are made beside. `shares`: asked then, which part of every piece each of these gets, to one another;
+        None: equal ones. Raises UserError "disk-is-memory", "disk-not-direct", "disk-too-small", "disk-failed",
         "states-torn"."""
         self.homes, self.read_bytes, self.written_bytes = homes, 0, 0
         self._tensors, self._piece_elements = tuple(tensors), piece_elements
         self.pieces = all_pieces(tensors, piece_elements)
         self._numbers = {(piece.name, piece.number): k for k, piece in enumerate(self.pieces)}
-        self._places = places(self.pieces, len(folders), homes)
         self._lock = threading.Lock()
         self._failed: UserError | None = None
         self._published = True  # what was flushed last
@@ -81,11 +73,15 @@ class StatesOnDisk:
             self._paths = [Path(file) for file in found.files]
             self._current = found.current()
             self._kept, self._sums = list(self._current), found.sums()
+            self._shares = found.shares
         else:
+            self._shares = tuple(shares()) if shares is not None else (1,) * len(folders)
             name = f"states-{secrets.token_hex(4)}"
             self._paths = [folder / f"{name}-{k}.bin" for k, folder in enumerate(folders)]  # a folder may come twice
         _tidy(folders, [*self._paths, *map(Path, found.files if found is not None else ())])
+        self._places = parts_of_pieces(self.pieces, self._shares, homes)
         self._files: list[File] = []
+        self._striped = Striped(self._files, len(self._paths))
         try:
             self._open(open_file)
         except BaseException:
@@ -93,9 +89,7 @@ class StatesOnDisk:
             raise
 
     def _open(self, open_file: Callable[[Path], File]) -> None:
-        sizes = [0] * len(self._paths)
-        for piece, (number, _) in zip(self.pieces, self._places, strict=True):
-            sizes[number] += stored_bytes([piece], self.homes)
+        sizes = file_sizes(self._places, len(self._paths), self.homes)
         if self.resumed:
             for path, size in zip(self._paths, sizes, strict=True):
                 if not path.is_file() or path.stat().st_size < size:
@@ -121,13 +115,12 @@ class StatesOnDisk:
         self._read(self._numbers[name, piece], memory)
 
     def _read(self, k: int, memory: Tensor, *, floats: int | None = None) -> Sum | None:
-        file, offset, size = self._where(k, self._current[k])
-        try:
-            found = self._files[file].read(offset, memory[:size], floats=floats)
-        except OSError as error:
-            raise self._fail("read from", file, error) from error
+        found = self._striped.move(
+            self._places[k], self._current[k], memory, write=False, floats=floats,
+            failed=functools.partial(self._fail, "read from"),
+        )  # fmt: skip
         with self._lock:
-            self.read_bytes += size
+            self.read_bytes += self.pieces[k].bytes
         return found
 
     def write(self, name: str, piece: int, memory: Tensor) -> None:
@@ -138,23 +131,18 @@ class StatesOnDisk:
         if self._failed is not None:
             raise self._failed
         home = self._home_to_write(k)
-        file, offset, size = self._where(k, home)
-        try:
-            found = self._files[file].write(offset, memory[:size], floats=_floats(self.pieces[k]))
-        except OSError as error:
-            raise self._fail("written to", file, error) from error
+        found = self._striped.move(
+            self._places[k], home, memory, write=True, floats=_floats(self.pieces[k]),
+            failed=functools.partial(self._fail, "written to"),
+        )  # fmt: skip
         assert found is not None
         with self._lock:
-            self.written_bytes += size
+            self.written_bytes += self.pieces[k].bytes
             self._current[k], self._sums[k] = home, found.sum
             (self._not_finite.discard if found.finite else self._not_finite.add)(k)
 
     def _home_to_write(self, k: int) -> int:
         return 1 - self._kept[k] if self._kept is not None and self.homes == 2 else self._current[k]
-
-    def _where(self, k: int, home: int) -> tuple[int, int, int]:
-        file, base = self._places[k]
-        return file, base + home * self.pieces[k].bytes, self.pieces[k].bytes
 
     def parts(self, name: str, piece: int, memory: Tensor) -> list[Tensor]:
         """The piece's states in `memory`, flat: exp_avg, exp_avg_sq and, where there is one, the master."""
@@ -167,7 +155,7 @@ class StatesOnDisk:
             found = self._read(k, memory, floats=_floats(piece))
             assert found is not None
             if found.sum != self._sums[k]:
-                raise torn(f"piece {piece.number} of {piece.name} in {self._paths[self._places[k][0]]}")
+                raise torn(f"piece {piece.number} of {piece.name} in {', '.join(map(str, self._paths))}")
             yield piece, parts_of(piece, memory)
 
     def streamed(self, name: str, memory: Tensor, rest: Mapping[str, Tensor]) -> Streamed:
@@ -198,7 +186,7 @@ class StatesOnDisk:
                 raise self._fail("written to", number, error) from error
         self._published = False
         return StatesRecord.of(
-            self._paths, self._tensors, self._piece_elements, self.homes, self._current, self._sums
+            self._paths, self._shares, self._tensors, self._piece_elements, self.homes, self._current, self._sums
         )  # fmt: skip
 
     def published(self) -> None:
@@ -215,9 +203,10 @@ class StatesOnDisk:
 
     def close(self) -> None:
         """Let go of the files, which stay."""
+        self._striped.close()
         for file in self._files:
             file.close()
-        self._files = []
+        self._files.clear()
 
     def delete(self) -> None:
         """Remove the files, and folders that nothing else is in: nothing needs them any more."""

@@ -13,15 +13,18 @@ from torch import Tensor
 from planner.cpu.direct_file import DirectFile
 from planner.errors import UserError, first_line
 from planner.schedule.state_pieces import Piece, StoredTensor
+from worker.storage.striped import Striped, parts_of_pieces
 
 _DTYPES = {4: torch.float32, 2: torch.int16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesRecord:
-    """The files by their full names, how they are laid out, the home of each piece, a digit each, and its sum, 16."""
+    """The files by their full names, how they are laid out, the home of each piece, a digit each, and its sum, 16.
+    `shares`: of every piece the parts of the files, to one another."""
 
     files: tuple[str, ...]
+    shares: tuple[int, ...] = (1,)
     tensors: tuple[StoredTensor, ...]
     piece_elements: int
     homes: int
@@ -30,13 +33,13 @@ class StatesRecord:
 
     @classmethod
     def of(
-        cls, paths: Sequence[Path], tensors: tuple[StoredTensor, ...], piece_elements: int, homes: int,
-        current: Sequence[int], sums: Sequence[int],
+        cls, paths: Sequence[Path], shares: Sequence[int], tensors: tuple[StoredTensor, ...], piece_elements: int,
+        homes: int, current: Sequence[int], sums: Sequence[int],
     ) -> StatesRecord:  # fmt: skip
         """The record of states that are in such homes."""
         return cls(
-            files=tuple(map(str, paths)), tensors=tensors, piece_elements=piece_elements, homes=homes,
-            in_homes="".join(map(str, current)), in_sums="".join(f"{each:016x}" for each in sums),
+            files=tuple(map(str, paths)), shares=tuple(shares), tensors=tensors, piece_elements=piece_elements,
+            homes=homes, in_homes="".join(map(str, current)), in_sums="".join(f"{each:016x}" for each in sums),
         )  # fmt: skip
 
     def current(self) -> list[int]:
@@ -53,6 +56,7 @@ class StatesRecord:
         """Whether the files are in these folders, and the pieces where they would be."""
         there = [str(Path(file).parent) for file in self.files]
         same = (self.tensors, self.piece_elements, self.homes) == (tuple(tensors), piece_elements, homes)
+        same = same and len(self.shares) == len(self.files)
         return same and there == list(map(str, folders))
 
     def read(self) -> Mapping[str, Iterator[Mapping[str, Tensor]]]:
@@ -62,43 +66,40 @@ class StatesRecord:
 
     def _tensor(self, tensor: StoredTensor) -> Iterator[Mapping[str, Tensor]]:
         pieces = all_pieces(self.tensors, self.piece_elements)
-        where, homes, sums = places(pieces, len(self.files), self.homes), self.current(), self.sums()
+        where, homes, sums = parts_of_pieces(pieces, self.shares, self.homes), self.current(), self.sums()
         own = [k for k, piece in enumerate(pieces) if piece.name == tensor.name]
         memory = torch.frombuffer(mmap.mmap(-1, max(pieces[k].bytes for k in own)), dtype=torch.uint8)
         whole = {part: torch.empty(tensor.shape) for part in tensor.parts}
+        for missing in (path for path in self.files if not Path(path).is_file()):
+            raise torn(f"{missing} is missing")
+        try:
+            files = Striped([DirectFile(Path(path)) for path in self.files], len(self.files))
+        except OSError as error:
+            raise _not_read(self.files[0], error) from error
         for k in own:
-            piece, (file, base) = pieces[k], where[k]
-            path = Path(self.files[file])
-            if not path.is_file():
-                raise torn(f"{path} is missing")
-            try:
-                opened = DirectFile(path)
-                found = opened.read(base + homes[k] * piece.bytes, memory[: piece.bytes], floats=0)
-                opened.close()
-            except OSError as error:
-                raise UserError(
-                    "The optimizer states cannot be read from disk.", code="disk-failed",
-                    numbers=(f"{path}: {first_line(error)}",), hint="see to the disk, then offmate retry",
-                ) from error  # fmt: skip
+            piece = pieces[k]
+            found = files.move(
+                where[k], homes[k], memory, write=False, floats=0,
+                failed=lambda number, error: _not_read(self.files[number], error),
+            )  # fmt: skip
             if found is None or found.sum != sums[k]:
-                raise torn(f"piece {piece.number} of {piece.name} in {path}")
+                raise torn(f"piece {piece.number} of {piece.name} in {', '.join(self.files)}")
             for part, values in zip(tensor.parts, parts_of(piece, memory), strict=True):
                 whole[part].view(-1)[piece.first : piece.first + piece.elements].copy_(values)
+        files.close()
         yield whole
+
+
+def _not_read(path: str, error: OSError) -> UserError:
+    return UserError(
+        "The optimizer states cannot be read from disk.", code="disk-failed",
+        numbers=(f"{path}: {first_line(error)}",), hint="see to the disk, then offmate retry",
+    )  # fmt: skip
 
 
 def all_pieces(tensors: Sequence[StoredTensor], piece_elements: int) -> tuple[Piece, ...]:
     """The pieces of the tensors, in their order."""
     return tuple(piece for tensor in tensors for piece in tensor.pieces(piece_elements))
-
-
-def places(pieces: Sequence[Piece], files: int, homes: int) -> list[tuple[int, int]]:
-    """The file of each piece, and where the first of its homes begins there. They are dealt in turn."""
-    ends, found = [0] * files, []
-    for k, piece in enumerate(pieces):
-        found.append((k % files, ends[k % files]))
-        ends[k % files] += homes * piece.bytes
-    return found
 
 
 def parts_of(piece: Piece, memory: Tensor) -> list[Tensor]:

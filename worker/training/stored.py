@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -11,13 +12,17 @@ from pathlib import Path
 from torch import nn
 
 from planner.job.schema import Job
+from planner.measure.drive import shares
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.schedule.state_pieces import StoredTensor
+from planner.schedule.state_pieces import StoredTensor, stored_bytes
 from worker.storage.checkpoint import Checkpoint
 from worker.storage.states import StatesOnDisk
+from worker.storage.states_record import all_pieces
+
+log = logging.getLogger(__name__)
 
 _OURS = "offmate-"  # as `RunFolder.states_on` has it
 _PASSING = "passing-"
@@ -43,10 +48,24 @@ def open_store(
     if not tensors:
         return None
     clear_passing(job)
+    need = stored_bytes(all_pieces(tensors, chain.piece_elements), job.state_homes)
     return StatesOnDisk(
         [run.states_on(disk) for disk in job.disk_paths or ()], tensors, piece_elements=chain.piece_elements,
-        homes=job.state_homes, found=None if last is None else last.states,
+        homes=job.state_homes, found=None if last is None else last.states, shares=lambda: _by_rate(job, need),
     )  # fmt: skip
+
+
+def _by_rate(job: Job, need_bytes: int) -> list[int]:
+    """What each of the job's drives gets; as much as each other where they cannot be measured."""
+    folders = [Path(disk) for disk in job.disk_paths or ()]
+    try:
+        found = shares(folders, need_bytes)
+    except OSError:  # the store says why
+        return [1] * len(folders)
+    if len(found) > 1:
+        parts = ", ".join(f"{size / sum(found):.0%} {folder}" for size, folder in zip(found, folders, strict=True))
+        log.info("disk: optimizer states by the drives' rates: %s", parts)
+    return found
 
 
 @contextlib.contextmanager

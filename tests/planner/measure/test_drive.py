@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from planner.job.schema import Job
-from planner.measure.drive import with_drive, with_own_drive
+from planner.measure import drive
+from planner.measure.drive import with_drive, with_own_drive, with_rates
 from tests.support.chains import HARDWARE
 from tests.support.runs import make_run
 
@@ -53,3 +54,29 @@ def test_a_drive_that_is_only_asked_about_is_not_this_machines(job: Job) -> None
     asked = job.model_copy(update={"disk_paths": (str(Path("/not/there")),)})
     assert with_drive(asked, HARDWARE).disk_bytes > 10**15
     assert with_drive(asked.model_copy(update={"disk_budget": GB}), HARDWARE).disk_bytes == GB
+
+
+@pytest.mark.parametrize(
+    ("rooms", "bytes_of"),
+    [
+        ([100 * GB, 100 * GB], [20 * GB, 10 * GB]),
+        ([100 * GB, 5 * GB], [25 * GB, 5 * GB]),  # the rest goes where there is room
+        ([12 * GB, 100 * GB], [12 * GB, 18 * GB]),
+        ([5 * GB, 5 * GB], [5 * GB, 5 * GB]),  # too little: what keeps the states says so
+    ],
+)
+def test_drives_get_parts_by_their_rates_as_far_as_they_have_room(rooms: list[int], bytes_of: list[int]) -> None:
+    assert drive.dealt(30 * GB, [(2e9, rooms[0]), (1e9, rooms[1])]) == bytes_of
+
+
+def test_several_drives_are_as_fast_as_their_parts_of_a_piece(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "_rates_of", lambda folders: [(6e9, 3e9), (2e9, 2e9)])  # 2 and 1 GB/s, there and back
+    found = with_rates(job, HARDWARE)
+    assert found.disk_read_bytes_per_s == pytest.approx(2e9 * 3)  # the second has a third of each piece
+    assert found.disk_write_bytes_per_s == pytest.approx(3e9 * 3 / 2)
+    assert drive.shares([Path("/"), Path("/")], 30 * GB)[0] > 1
+
+
+def test_folders_on_one_drive_have_its_rate_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "rates", lambda folder: (6e9, 4e9))
+    assert drive._rates_of([tmp_path / "a", tmp_path / "b"]) == [(3e9, 2e9), (3e9, 2e9)]
