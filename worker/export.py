@@ -1,4 +1,5 @@
-"""A job's adapters and its base as one model folder: `python -m worker.export RUN_DIR FOLDER`."""
+"""A job's adapters and its base as one model folder, or its model as one GGUF file: `python -m worker.export RUN_DIR
+TARGET [--gguf=TYPE]`."""
 
 from __future__ import annotations
 
@@ -14,27 +15,37 @@ from planner.run.plain_streams import speak_plainly
 
 def main(arguments: list[str]) -> int:
     """Export the job in the folder `arguments[0]` to `arguments[1]`; returns the exit code."""
+    kind = arguments.pop().removeprefix("--gguf=") if arguments[-1:] and arguments[-1].startswith("--gguf=") else None
     if len(arguments) != 2 or not Path(arguments[0]).is_dir():
-        print("usage: python -m worker.export RUN_DIR FOLDER", file=sys.stderr)
+        print("usage: python -m worker.export RUN_DIR TARGET [--gguf=TYPE]", file=sys.stderr)
         return Exit.USAGE
-    run, folder = (Path(argument).absolute() for argument in arguments)
-    return exit_code_of(lambda: _export(RunFolder(run), folder), None)
+    run, target = (Path(argument).absolute() for argument in arguments)
+    return exit_code_of(lambda: _export(RunFolder(run), target, kind), None)
 
 
-def _export(run: RunFolder, folder: Path) -> Exit:
+def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
     job = Job.from_resolved(run.resolved)
     end = run.last_event("end", 0) or {}
     output = Path(end.get("output") or job.output_dir or run.output)
-    if job.method != "lora" or not (output / "adapter_config.json").is_file():
-        what = f"its model is {output}" if (output / "config.json").is_file() else f"there is nothing yet at {output}"
+    adapters = job.method == "lora" and (output / "adapter_config.json").is_file()
+    model = (output / "config.json").is_file()
+    if not (adapters or (model and kind)):
+        what = f"its model is {output}" if model else f"there is nothing yet at {output}"
         raise UserError(
-            "The job has no adapters to merge.", code="nothing-to-merge", exit_code=Exit.USAGE, numbers=(what,),
-            hint="jobs with method: lora have some when they are done",
+            "The job has no model yet." if kind else "The job has no adapters to merge.",
+            code="nothing-to-export" if kind else "nothing-to-merge", exit_code=Exit.USAGE, numbers=(what,),
+            hint="jobs have one when they are done" if kind else "jobs with method: lora have some when they are done",
         )  # fmt: skip
+    if kind is not None:
+        from worker.training.gguf import write_gguf
+
+        write_gguf(job, output, target, kind)
+        print(f"The model is in {target}.")
+        return Exit.DONE
     from worker.training.merged import write_merged
 
-    write_merged(job, output, folder)
-    print(f"The model with its adapters merged into it is in {folder}.")
+    write_merged(job, output, target)
+    print(f"The model with its adapters merged into it is in {target}.")
     return Exit.DONE
 
 

@@ -19,13 +19,19 @@ from planner.errors import Exit, UserError
 
 @click.command()
 @ID
-@click.argument("folder", type=click.Path(path_type=Path))
-def export(job_id: int, folder: Path) -> None:
-    """Write the model of job ID, its adapters merged into it, to FOLDER, which is new."""
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option(
+    "--gguf", metavar="TYPE", is_flag=False, flag_value="auto",
+    help="As one GGUF file, by llama.cpp's converter: auto (16 bits), f32, f16, bf16, q8_0.",
+)  # fmt: skip
+def export(job_id: int, target: Path, gguf: str | None) -> None:
+    """Write the model of job ID, its adapters merged into it, to TARGET, which is new: a folder, or a file where its
+    name ends in .gguf."""
     only_here("export")
     run = Client(Paths.from_environment()).job(job_id)["run_dir"]
-    command = [sys.executable, "-P", "-m", "worker.export", run, str(folder.absolute())]
-    sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
+    kind = gguf or ("auto" if target.suffix == ".gguf" else None)
+    words = [run, str(target.absolute()), *([f"--gguf={kind}"] if kind else [])]
+    sys.exit(subprocess.call([sys.executable, "-P", "-m", "worker.export", *words], stdin=subprocess.DEVNULL))
 
 
 @click.command()

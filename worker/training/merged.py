@@ -32,9 +32,10 @@ _WEIGHTS, _BESIDE = "*.safetensors", (".json", ".jinja", ".txt", ".model")
 _ANOTHER_FORM = ("consolidated*", "params.json")
 
 
-def write_merged(job: Job, adapters: Path, folder: Path) -> None:
+def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> None:
     """Write the model of `job` with its `adapters` (a folder in peft's form) merged into `folder`, which is new or
-    empty; the tokenizer is that of the adapters. Raises UserError; then nothing of it is there."""
+    empty; the tokenizer is that of the adapters. The disk must have room for so many more of it `beside`. Raises
+    UserError; then nothing of it is there."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(
             f"{folder} is not empty.", code="output-dir-used", exit_code=Exit.USAGE, hint="give a folder that is new"
@@ -56,7 +57,8 @@ def write_merged(job: Job, adapters: Path, folder: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        check_space(draft, sum(file.stat().st_size for file in files) + FILES_BYTES, "the merged model")
+        weights = sum(file.stat().st_size for file in files)
+        check_space(draft, (1 + beside) * weights + FILES_BYTES, "the merged model")
         for file in files:
             _write(file, draft / file.name, named)
         left_out = ("adapter_*", "*.index.json", *_ANOTHER_FORM)
