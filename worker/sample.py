@@ -82,7 +82,8 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     if cuda:
         take_over()
     its = {"adapter_name_or_path": None} if lora else {"model": str(output), "model_revision": None}
-    job = job.model_copy(update={**its, "tokenizer": str(output), "special_tokens": None, "sample_tokens": tokens})
+    beside = {"tokenizer": str(output), "tokenizer_revision": None, "special_tokens": None}
+    job = job.model_copy(update={**its, **beside, "sample_tokens": tokens})
     tokenizer = load_tokenizer(job)
     chat = tokenizer.chat_template is not None and not as_text
     asked = tuple(({"role": "user", "content": prompt},) if chat else prompt for prompt in prompts)

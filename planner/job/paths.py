@@ -180,10 +180,11 @@ def resolve_paths(
         except (OSError, TypeError, ValueError) as error:
             code = next(code for kind, code in _PATH_CODES.items() if isinstance(error, kind))
             mistakes.append(source.mistake(name_of(key), code, str(error)))
-    said = values.get("model_revision")
-    if folder is not None and said not in (None, "main") and str(values.get("model", "")).startswith("/"):
-        text = f"it is of a model on the hub, and {values['model']} is a folder; leave this key out"
-        mistakes.append(source.mistake(name_of("model_revision"), "bad-value", text))
+    for key in ("model", "tokenizer") if folder is not None else ():
+        said, place = values.get(f"{key}_revision"), str(values.get(key, ""))
+        if said not in (None, "main") and place.startswith("/"):
+            text = f"it is of a {key} on the hub, and {place} is a folder; leave this key out"
+            mistakes.append(source.mistake(name_of(f"{key}_revision"), "bad-value", text))
     if only_planned:
         values |= {"tokenizer": NOTHING, "dataset": (NOTHING,)}
     return mistakes

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
+from planner.hub import unreachable
 from planner.job.data_entry import DataEntry
 from planner.job.local_data import is_local
 from planner.job.schema import Job
@@ -18,57 +19,81 @@ Kind = Literal["model", "dataset"]
 
 
 def pinned(job: Job) -> Job:
-    """The job with a commit where it has a branch, a tag or nothing, of its model and its datasets on the hub: as the
-    hub says, or where that does not answer, the last download's. What neither knows stays as it is."""
-    revision = job.model_revision
+    """The job with a commit where it has a branch, a tag or nothing, of its model, its tokenizer where that is of
+    another repository, and its datasets on the hub: as the hub says, or where that does not answer, the last
+    download's. What neither knows stays as it is. A repository's revision is asked for once."""
+    hub = _Hub()
+    found = {"model_revision": job.model_revision, "tokenizer_revision": job.tokenizer_revision}
     if not is_local(job.model):
-        revision = _commit(job.model, "model", revision)
-    entries = tuple(map(_pinned, job.dataset))
-    held_out = None if job.eval_dataset is None else tuple(map(_pinned, job.eval_dataset))
-    return job.model_copy(update={"model_revision": revision, "dataset": entries, "eval_dataset": held_out})
+        found["model_revision"] = hub.commit(job.model, "model", job.model_revision)
+    if job.tokenizer != job.model and not is_local(job.tokenizer):
+        found["tokenizer_revision"] = hub.commit(job.tokenizer, "model", job.tokenizer_revision)
+    entries = tuple(_pinned(entry, hub) for entry in job.dataset)
+    held_out = None if job.eval_dataset is None else tuple(_pinned(entry, hub) for entry in job.eval_dataset)
+    return job.model_copy(update={**found, "dataset": entries, "eval_dataset": held_out})
 
 
 def told(before: Job, after: Job) -> Iterator[str]:
     """What `pinned` has made of a job, a line for each repository."""
     if before.model_revision != after.model_revision:
         yield f"the model {before.model}, {before.model_revision or 'main'}, is commit {after.model_revision}"
-    for one, other in zip((*before.data, *before.eval_data), (*after.data, *after.eval_data), strict=True):
-        if one != other:
-            yield f"the dataset {one.path}, {one.revision or 'main'}, is commit {other.revision}"
+    if before.tokenizer_revision != after.tokenizer_revision:
+        said = before.tokenizer_revision or "main"
+        yield f"the tokenizer {before.tokenizer}, {said}, is commit {after.tokenizer_revision}"
+    pairs = zip((*before.data, *before.eval_data), (*after.data, *after.eval_data), strict=True)
+    changed = [(one, other) for one, other in pairs if one != other]
+    yield from dict.fromkeys(
+        f"the dataset {one.path}, {one.revision or 'main'}, is commit {other.revision}" for one, other in changed
+    )
 
 
-def _pinned(entry: str | DataEntry) -> str | DataEntry:
+def _pinned(entry: str | DataEntry, hub: _Hub) -> str | DataEntry:
     path, revision = (entry, None) if isinstance(entry, str) else (entry.path, entry.revision)
-    if is_local(path) or (commit := _commit(path, "dataset", revision)) == revision:
+    if is_local(path) or (commit := hub.commit(path, "dataset", revision)) == revision:
         return entry
     whole = DataEntry(path=entry) if isinstance(entry, str) else entry
     return whole.model_copy(update={"revision": commit})
 
 
-def _commit(name: str, kind: Kind, revision: str | None) -> str | None:
-    """The commit of a revision of a repository; `revision` itself where it is one, or none can be told."""
-    if revision is not None and _COMMIT.fullmatch(revision):
-        return revision
-    return _of_hub(name, kind, revision) or _of_last_download(name, kind, revision) or revision
+class _Hub:
+    """Answers of one look at the hub. Where it cannot be reached it is not asked again: each time takes `ANSWER_S`."""
 
+    def __init__(self) -> None:
+        from huggingface_hub import constants
 
-def _of_hub(name: str, kind: Kind, revision: str | None) -> str | None:
-    from huggingface_hub import HfApi, constants
+        self._known: dict[tuple[str, Kind, str | None], str | None] = {}
+        self._silent = constants.HF_HUB_OFFLINE
 
-    if constants.HF_HUB_OFFLINE:
-        return None
-    try:
-        return HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=ANSWER_S).sha
-    except Exception:  # whatever it is, loading meets it again, has patience with it and says it
-        return None
+    def commit(self, name: str, kind: Kind, revision: str | None) -> str | None:
+        """The commit of a revision of a repository; `revision` itself where it is one, or none can be told."""
+        if revision is not None and _COMMIT.fullmatch(revision):
+            return revision
+        asked = (name, kind, revision)
+        if asked not in self._known:
+            self._known[asked] = self._answer(*asked) or _of_last_download(*asked) or revision
+        return self._known[asked]
+
+    def _answer(self, name: str, kind: Kind, revision: str | None) -> str | None:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError
+
+        if self._silent:
+            return None
+        # Errors of the library that the client speaks HTTP with, of the system, and of names and answers that are none.
+        known: tuple[type[Exception], ...] = (*cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__), ValueError)
+        try:
+            return HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=ANSWER_S).sha
+        except known as error:  # loading meets it again, has patience with it and says it
+            self._silent = unreachable(error)
+            return None
 
 
 def _of_last_download(name: str, kind: Kind, revision: str | None) -> str | None:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    ref = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind), "refs", revision or "main")
     try:
+        ref = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind), "refs", revision or "main")
         commit = ref.read_text("utf-8").strip()
     except (OSError, ValueError):
         return None

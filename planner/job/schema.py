@@ -71,7 +71,7 @@ NOT_PLANNED = frozenset({
     "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
     "mlflow_experiment_name", "mlflow_tracking_uri",
     "group_by_length", "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
-    "special_tokens",
+    "special_tokens", "tokenizer_revision",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""
 
@@ -89,6 +89,7 @@ class Job(BaseModel):
     model: Annotated[Text, Field(description="a path or Hugging Face id")]
     model_revision: Text | None = None
     tokenizer: Annotated[Text, Field(description="a path or Hugging Face id")]
+    tokenizer_revision: Text | None = None
     dataset: Annotated[
         tuple[Text | DataEntry, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")
     ]

@@ -40,7 +40,7 @@ def model_config(job: Job) -> PreTrainedConfig:
             raise disk_full(error, f"the config of {job.model}") from error
         if (refused := not_given(f"the config of {job.model}", error)) is not None:
             raise refused from error
-        if code := _needed_code(job.model):
+        if code := _needed_code(job):
             raise own_code_refused("model", job.model, code) from None
         raise _unusable(job, first_line(error)) from error
     config.use_cache = False
@@ -50,6 +50,11 @@ def model_config(job: Job) -> PreTrainedConfig:
 def revision_of(job: Job) -> str:
     """The branch, tag or commit of the model's repository on the hub that is used."""
     return job.model_revision or "main"
+
+
+def tokenizer_revision(job: Job) -> str:
+    """Likewise of the tokenizer's; in the model's repository it is the model's where the job names none."""
+    return job.tokenizer_revision or (revision_of(job) if job.tokenizer == job.model else "main")
 
 
 def own_code(found: object) -> dict[str, str]:
@@ -67,10 +72,10 @@ def own_code_refused(what: str, name: str, code: dict[str, str]) -> UserError:
     )  # fmt: skip
 
 
-def _needed_code(model: str) -> dict[str, str]:
+def _needed_code(job: Job) -> dict[str, str]:
     """The own code of a model whose type transformers does not know; nothing of others."""
     try:
-        found: object = PreTrainedConfig.get_config_dict(model)[0]
+        found: object = PreTrainedConfig.get_config_dict(job.model, revision=revision_of(job))[0]
     except Exception:  # no config at all, which is what there is to say
         return {}
     if not isinstance(found, dict) or found.get("model_type") in CONFIG_MAPPING:

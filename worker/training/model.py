@@ -16,7 +16,15 @@ from planner.hub import not_given, patiently
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.job.weights import check_weights
-from planner.measure.hf_model import build_model, model_config, own_code, own_code_refused, revision_of, working_dtype
+from planner.measure.hf_model import (
+    build_model,
+    model_config,
+    own_code,
+    own_code_refused,
+    revision_of,
+    tokenizer_revision,
+    working_dtype,
+)  # fmt: skip
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
 from planner.measure.quantized import Quantization, parameters_of
 from planner.measure.trainer_options import set_trainer_options
@@ -101,8 +109,7 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = patiently(
             lambda: AutoTokenizer.from_pretrained(
-                job.tokenizer, revision=revision_of(job) if job.tokenizer == job.model else "main",
-                trust_remote_code=False,
+                job.tokenizer, revision=tokenizer_revision(job), trust_remote_code=False,
             ),
             f"the tokenizer {job.tokenizer}",
         )
@@ -111,7 +118,7 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
             raise disk_full(error, f"the tokenizer {job.tokenizer}") from error
         if (refused := not_given(f"the tokenizer {job.tokenizer}", error)) is not None:
             raise refused from error
-        if isinstance(error, ValueError) and (code := _own_code_of(job.tokenizer)):
+        if isinstance(error, ValueError) and (code := _own_code_of(job)):
             raise own_code_refused("tokenizer", job.tokenizer, code) from None
         raise UserError(
             f"{job.tokenizer} cannot be used as a tokenizer.", code="tokenizer-not-usable", exit_code=Exit.USAGE,
@@ -155,9 +162,9 @@ def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokeniz
         align_special_tokens(base, tokenizer)  # type: ignore[no-untyped-call]
 
 
-def _own_code_of(tokenizer: str) -> dict[str, str]:
+def _own_code_of(job: Job) -> dict[str, str]:
     try:
-        return own_code(get_tokenizer_config(tokenizer).get("auto_map"))
+        return own_code(get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("auto_map"))
     except (OSError, ValueError):
         return {}
 
