@@ -57,7 +57,9 @@ def ask(
         least = problem.least_bytes(enough=problem.gpu_budget_bytes)
         if least is not None and least <= problem.gpu_budget_bytes:
             plan, key = _kept(job, problem, plan, clock.stretched_s(_PLAN_S), cache)
-            found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP)
+            found = receipt(
+                plan, problem.chain, hardware, _asked(job), gap=GAP, rated_writes=job.disk_rated_writes
+            )  # fmt: skip
             more = _larger_slices(job, hardware, found, clock)
             # No limit but the answer's own: a variation is the same however busy the machine is, or it is not planned.
             others.start(problem, plan, max(1.0, clock.deadline - time.monotonic()), more=more or ())

@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -25,6 +26,7 @@ from planner.commands.question import config_text, title_of
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.job.source import read_text
+from planner.job.values import ADAMW_8BIT
 from planner.machine.hardware import Hardware
 from planner.machine.presets import is_preset, preset, with_drives
 from planner.picture.basis import Basis
@@ -132,6 +134,14 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
     pictures = Pictures.wanted(options)
     job = Job.question(read_text(options.job), options.job.absolute().parent)
     hardware = _hardware(options, bf16=job.bf16)
+    if job.optim == ADAMW_8BIT:
+        if options.drive is not None:
+            raise UserError(
+                "--drive is for optimizer states, and those in 8 bits stay in memory.", code="bad-value",
+                numbers=("optim: adamw_8bit",), hint="leave --drive out, or add: --set optim=adamw_torch",
+                exit_code=Exit.USAGE,
+            )  # fmt: skip
+        hardware = replace(hardware, disk_bytes=0)  # of a machine's file
     if not hardware.flops_per_s:
         raise UserError(
             "Times of a model are estimated from the machine's arithmetic.", code="bad-file", exit_code=Exit.USAGE,

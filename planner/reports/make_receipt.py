@@ -9,7 +9,7 @@ from planner.machine.hardware import Hardware
 from planner.reports.receipt import Asked, Load, Receipt, Share, Solved
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, Program, Queue, compile_program
-from planner.schedule.disk_use import DiskUse
+from planner.schedule.disk_use import ACCEPT, DiskUse
 from planner.schedule.memory import cpu_parts, parts_at_peak
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import durations_s, host_traffic_bytes, simulate, written_bytes
@@ -32,8 +32,10 @@ def cpu_update_share(plan: Plan, chain: Chain) -> float:
     return sum(t.elements for t in trained if t.name in updated) / max(1, sum(t.elements for t in trained))
 
 
-def receipt(plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: float) -> Receipt:
-    """The receipt of a plan, without changes."""
+def receipt(
+    plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: float, rated_writes: int | str | None = None
+) -> Receipt:  # fmt: skip
+    """The receipt of a plan, without changes. `rated_writes`: the job's `disk_rated_writes`."""
     program = compile_program(plan, chain)
     tokens = plan.rounds * plan.slices * chain.slice_tokens
     return Receipt(
@@ -45,7 +47,7 @@ def receipt(plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: 
         gpu_budget_bytes=plan.gpu_budget_bytes,
         cpu_budget_bytes=plan.cpu_budget_bytes,
         disk=disk_shares(chain, asked, chain.stored_bytes(plan.cpu_updated())),
-        disk_use=_disk_use(plan, chain, hardware),
+        disk_use=_disk_use(plan, chain, hardware, rated_writes),
         gpu_peak_bytes=plan.gpu_peak_bytes,
         cpu_peak_bytes=plan.cpu_peak_bytes,
         gpu=gpu_shares(program, chain),
@@ -132,11 +134,12 @@ def disk_shares(chain: Chain, asked: Asked, stored: int = 0) -> tuple[Share, ...
     )  # fmt: skip
 
 
-def _disk_use(plan: Plan, chain: Chain, hardware: Hardware) -> DiskUse | None:
+def _disk_use(plan: Plan, chain: Chain, hardware: Hardware, said: int | str | None) -> DiskUse | None:
     written = chain.stored_bytes(plan.cpu_updated())
-    rated = hardware.disk_rated_bytes
-    stated = rated != RATED_SIZES * hardware.disk_bytes
-    return DiskUse(written_bytes=written, rated_bytes=rated, stated=stated) if written else None
+    rated = said if isinstance(said, int) else hardware.disk_rated_bytes
+    stated = isinstance(said, int) or rated != RATED_SIZES * hardware.disk_bytes
+    found = DiskUse(written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT)
+    return found if written else None
 
 
 def _shares(*pairs: tuple[str, int]) -> tuple[Share, ...]:

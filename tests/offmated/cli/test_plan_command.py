@@ -149,6 +149,10 @@ def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
         (["--model", "me/none", "--hardware", "rtx9"], "There is no hardware called rtx9."),
         ([*CHAIN[1:], "--cpu-memory", "8GiB"], "--cpu-memory and --link change a machine known by its name."),
         (["--model", "m", "--hardware", "hardware.json"], "Times of a model are estimated from the machine's"),
+        (
+            ["--model", "me/none", "--hardware", "rtx3060", "--drive", "pcie4", "--set", "optim=adamw_8bit"],
+            "--drive is for optimizer states, and those in 8 bits stay in memory.",
+        ),
         ([*CHAIN[1:], "--clip", "some"], "Usage: "),
         ([*CHAIN[1:], "--gap", "1"], "Usage: "),
         ([*CHAIN[1:], "--slices", "0"], "Usage: "),

@@ -8,9 +8,12 @@ import pytest
 
 from planner.errors import UserError
 from planner.machine.drives import Drive, check_place, drive_of, rated_bytes
+from planner.reports.make_receipt import receipt
+from planner.reports.receipt import Asked
 from planner.schedule import disk_use as module
 from planner.schedule.disk_use import DiskUse, disk_use
 from tests.planner.search.test_states_on_disk import evaluate, streaming
+from tests.support.chains import HARDWARE
 
 TB = 10**12
 
@@ -25,6 +28,21 @@ def test_a_step_writes_the_states_of_what_the_cpu_updates_and_whose_are_on_disk(
     blocks = (replace(b, tensors=tuple(replace(t, states_on_disk=False) for t in b.tensors)) for b in chain.blocks)
     in_memory = replace(chain, blocks=tuple(blocks))
     assert disk_use(plan, in_memory, (), None, steps=1) is None
+
+
+def test_a_receipt_goes_by_what_the_job_says_of_the_drive_before_its_size():
+    setting, made = streaming()
+    plan, chain = evaluate(setting, made).plan, setting.chain
+    hardware = replace(HARDWARE, disk_bytes=2 * TB, disk_rated_bytes=1200 * TB)
+    asked = Asked(model="m", dtype="bf16", length=1, rows=1, slices=1, clip=False)
+
+    def use(said: int | str | None) -> DiskUse | None:
+        return receipt(plan, chain, hardware, asked, gap=0.01, rated_writes=said).disk_use
+
+    written = chain.stored_bytes(plan.cpu_updated())
+    assert use(None) == DiskUse(written_bytes=written, rated_bytes=1200 * TB)
+    assert use(600 * TB) == DiskUse(written_bytes=written, rated_bytes=600 * TB, stated=True)
+    assert use("accept") == DiskUse(written_bytes=written, rated_bytes=1200 * TB, accepted=True)
 
 
 @pytest.mark.parametrize(("steps", "refused"), [(None, False), (1000, False), (1001, True)])
