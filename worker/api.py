@@ -164,7 +164,7 @@ class LoopEngine:
         have no label to predict among them."""
         batches = _listed(batch)
         _check_sample(self._model, batches, "evaluate()")
-        if len(batches) > 1 and not _is_language_model(self._model):
+        if len(batches) > 1 and not all({"input_ids", "labels"} <= batch.keys() for batch in batches):
             raise _unfit(f"{len(batches)} batches, and no tokens to weigh them by", "give evaluate() one at a time")
         if len(batches) == 1:
             with self._using(steps=False):

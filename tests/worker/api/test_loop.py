@@ -64,12 +64,16 @@ def test_an_empty_prompt_is_refused_by_its_number() -> None:
     engine.close()
 
 
-def test_what_an_evaluation_cannot_use_is_left_out_or_refused() -> None:
+def test_what_an_evaluation_cannot_use_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of()
     engine = engine_of(model, optimizer_of(model), batch_of())
     data, silent = batch_of(), batch_of(1)
     silent["labels"] = torch.full_like(silent["labels"], -100)
     assert torch.equal(engine.evaluate([silent, data]), engine.evaluate(data))
+    forward = type(model).forward
+    with monkeypatch.context() as named_by_batches:  # a forward that does not name what it takes
+        named_by_batches.setattr(type(model), "forward", lambda self, **batch: forward(self, **batch))
+        assert torch.equal(engine.evaluate([silent, data]), engine.evaluate(data))
     for given, text in [
         ([], "there is none"),
         ([silent, silent], "none has a label to predict"),
