@@ -15,7 +15,7 @@ from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, sho
 from planner.job.trackers import reports
 from planner.job.values import check_value, done_otherwise, merged, translated
 from planner.keys import ANY, TABLES, other_names
-from planner.keys.meaning import DECIDES, KERNELS, PICTURES, QUANTIZED, REPORTS, REWARDS, Meaning
+from planner.keys.meaning import DECIDES, KERNELS, LEARNED, PICTURES, QUANTIZED, REPORTS, REWARDS, Meaning
 from planner.machine.memory import computes_bf16
 
 _MORE = {"tokenizer": ("tokenizer_name_or_path",), "num_train_epochs": ("epochs",)}
@@ -241,13 +241,21 @@ def _metric(reading: _Reading, key: str, value: object) -> None:
         reading.refuse(key, text)
 
 
+def _thinking(reading: _Reading, key: str, value: object) -> None:
+    """LLaMA-Factory's: false takes thoughts out, and shows empty ones in their place that are not learned."""
+    if value is False and reading.source.values.get("template") == "qwen3":
+        reading.refuse(key, "it is false; qwen3 without thoughts is not there yet; give template: qwen3_nothink")
+    elif value not in (True, *SWITCHED_OFF):
+        reading.refuse(key, f"{LEARNED} is not there yet; leave this key out")
+
+
 def _resume(reading: _Reading, key: str, value: object) -> None:
     if value is not True and value not in SWITCHED_OFF:
         reading.refuse(key, f"it is {shown(value)}; a job starts at its model; leave this key out")
 
 
 _SPECIAL: dict[str, Callable[[_Reading, str, object], None]] = {
-    "bnb_config_kwargs": _bnb_config,
+    "bnb_config_kwargs": _bnb_config, "enable_thinking": _thinking,
     "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
     "metric_for_best_model": _metric, "greater_is_better": _metric,
     **dict.fromkeys(("dataset_dir", _PER_EPOCH, *_PARTS), lambda *_: None),

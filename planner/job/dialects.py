@@ -76,6 +76,8 @@ class Dialect:
                 absent["method"] = "lora"
             if file.get("stage") == "pt":
                 absent |= {"packing": "wrapped"}
+                if values.get("packing") is True:  # the tool has one way of packing texts
+                    values["packing"] = "wrapped"
         if _makes_adapters(absent | values):
             absent |= LORA_DEFAULTS[self.tool]
             if self.tool == LLAMA_FACTORY:

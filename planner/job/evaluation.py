@@ -18,10 +18,10 @@ def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Sour
     choices = [key for key in _CHOICES if values.get(key) not in SWITCHED_OFF]
     if choices and not any(values.get(key) not in SWITCHED_OFF for key in ("val_size", "eval_dataset")):
         text = "it goes by the loss of evaluations; give val_size or eval_dataset, too"
-        return [source.mistake(names[key], "bad-value", text) for key in choices]
+        return [source.mistake(names[choices[0]], "bad-value", text)]
     if choices and values.get("eval_strategy", "steps") in SWITCHED_OFF[1:]:
         text = "it goes by the loss of evaluations, and eval_strategy is no"
-        return [source.mistake(names[key], "bad-value", text) for key in choices]
+        return [source.mistake(names[choices[0]], "bad-value", text)]
     if "eval_strategy" in values and values["eval_strategy"] in SWITCHED_OFF[1:]:
         for key in (*EVALUATED, *_TIMES):
             values.pop(key, None)
@@ -34,7 +34,9 @@ def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Sour
     if {"eval_dataset", "val_size"} <= given:
         text = "eval_dataset is given too; evaluate on a dataset or on a part of the training data"
         mistakes.append(source.mistake(names["val_size"], "bad-value", text))
-    if given.isdisjoint(EVALUATED):
-        text = "there is nothing to evaluate on; give val_size, eval_dataset or sample_prompts, or leave this key out"
-        mistakes += [source.mistake(names[key], "bad-value", text) for key in _TIMES if key in given]
+    if given and given.isdisjoint(EVALUATED):
+        first, *others = [key for key in _TIMES if key in given]
+        which = f"{', '.join(names[key] for key in (first, *others))}" if others else "this key"
+        text = f"there is nothing to evaluate on; give val_size, eval_dataset or sample_prompts, or leave {which} out"
+        mistakes.append(source.mistake(names[first], "bad-value", text))
     return mistakes

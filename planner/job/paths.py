@@ -130,6 +130,8 @@ def local_file_or_template(text: object, folder: Path | None) -> str:
     path = Path(resolve(text, folder))
     if not path.exists() and (known := named_template(text)) is not None:
         return known
+    if path.is_dir():  # TRL would take the tokenizer's tokens there, too
+        raise FileNotFoundError(f"{path} is a folder; give the template's file, such as chat_template.jinja in it")
     if not path.is_file():
         names = "" if "/" in text or "." in text else f", nor a template of that name (known: {', '.join(NAMES)})"
         raise FileNotFoundError(

@@ -59,7 +59,7 @@ from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Source, read_text, read_yaml, to_user_error
 from planner.job.values import ADAMW_8BIT, check_optimizer
 from planner.job.window import check_window
-from planner.job.wrong_values import mistakes_of
+from planner.job.wrong_values import mistakes_of, told_keys
 
 NOT_PLANNED = frozenset({
     "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "long_rows", "learning_rate",
@@ -265,7 +265,7 @@ class Job(BaseModel):
         mistakes += [] if only_planned else check_mixture(values, names, source)
         mistakes += check_batch(values, names, source) + check_window(values, names, source)
         mistakes += [] if only_planned or mistakes else check_weights(values, names, source)
-        broken = {mistake.key for mistake in mistakes}
+        broken = told_keys(mistakes)
         try:
             job = cls.model_validate(values)
         except ValidationError as error:

@@ -139,6 +139,7 @@ AXOLOTL: Table = table(
         "adapters are fp32, and so are masters": "peft_autocast_adapter_dtype embeddings_skip_upcast",
         "peft sees that by itself": "lora_fan_in_fan_out",
         "adapters are written by themselves; offmate export merges them": "merge_lora merge_method",
+        "offmate export ID model.gguf writes such a file": "export",
         ONE_DEVICE: """
             world_size ddp use_ray ray_run_name ray_num_workers resources_per_worker heads_k_stride ring_attn_func
             dp_shard_size dp_replicate_size
@@ -166,6 +167,7 @@ AXOLOTL: Table = table(
         QUANTIZED: "gptq quantize_moe_experts qat quantization",
         FP16: "fp16 float16",
         "fp8 training": "fp8",
+        "fp4 training": "nvfp4_training",
         "shifted sparse attention": "s2_attention",
         REWARDS: "rl reward_model process_reward_model ebft",
         PICTURES: "image_size freeze_mm_modules",

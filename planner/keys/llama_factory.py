@@ -54,7 +54,11 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "bnb_4bit_use_double_quant": "double_quantization",
     },
     unused={
-        LOGS: "plot_loss include_effective_tokens_per_second print_param_status",
+        LOGS: """
+            plot_loss include_effective_tokens_per_second print_param_status enable_torch_profiler profiler_output_dir
+            profiler_wait_steps profiler_warmup_steps profiler_active_steps profiler_repeat profiler_record_shapes
+            profiler_profile_memory profiler_with_stack
+        """,
         REPORTS: """
             use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
             swanlab_lark_webhook_url swanlab_lark_secret
@@ -97,7 +101,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     },
     planner="""
         low_cpu_mem_usage use_unsloth use_unsloth_gc disable_gradient_checkpointing use_reentrant_gc offload_folder
-        use_kt
+        use_kt use_hyper_parallel hyper_parallel_args
         kt_optimize_rule cpu_infer chunk_size mode use_mca
     """,
     not_there={

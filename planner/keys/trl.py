@@ -9,6 +9,7 @@ from planner.keys.meaning import (
     OTHER_LORA,
     OWN_CODE,
     READS,
+    REWARDS,
     SAYS_NOTHING,
     STREAMS,
     TOKENS,
@@ -54,10 +55,12 @@ TRL: Table = TRANSFORMERS | table(
         LOSS: "loss_type",
         OTHER_LORA: "lora_target_parameters lora_task_type",
         TOKENS: "add_special_tokens",
+        REWARDS: "beta num_generations reward_funcs reward_model_path",
     },
     parts={
         "load_in_4bit": "bnb_4bit_quant_storage",
         "eval_strategy": "dataset_test_split",
+        "beta": "max_prompt_length max_completion_length",
     },
     fine={
         "truncation_mode": ("keep_start",),

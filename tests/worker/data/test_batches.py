@@ -192,6 +192,34 @@ def test_a_packed_rows_loss_is_that_of_its_documents_alone(tmp_path: Path) -> No
     assert losses["packed"] == pytest.approx(losses["alone"], rel=1e-5)
 
 
+def test_a_packed_row_has_the_labels_and_positions_of_trls(tmp_path: Path) -> None:
+    from datasets import Dataset
+    from trl import pack_dataset
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    records = [{"prompt": "q" * (2 + k % 3), "completion": "abcdefghijk"[: 3 + 5 * k % 7]} for k in range(11)]
+    data = batches(tmp_path, records, max_length=24, packing=True, per_device_train_batch_size=1)
+    given = []
+    for record in records:
+        prompt, answer = (byte_tokenizer()(record[key])["input_ids"] for key in ("prompt", "completion"))
+        ids = [*prompt, *answer, 256]
+        given.append({"input_ids": ids, "labels": [IGNORED] * len(prompt) + ids[len(prompt) :]})
+    packed = pack_dataset(Dataset.from_list(given), seq_length=24, strategy="bfd")
+    collator = DataCollatorForLanguageModeling(pad_token_id=257, padding_free=True)
+
+    def pieces(batch: dict[str, torch.Tensor]) -> list[tuple[object, ...]]:
+        """Its documents: tokens, labels, positions; padding is none."""
+        flat = {key: batch[key][0].tolist() for key in ("input_ids", "labels", "position_ids")}
+        starts = [i for i, at in enumerate(flat["position_ids"]) if at == 0] + [len(flat["labels"])]
+        cut = [tuple(tuple(values[a:b]) for values in flat.values()) for a, b in pairwise(starts)]
+        return [piece for piece in cut if set(piece[1]) != {IGNORED}]
+
+    theirs = [pieces(collator([row])) for row in packed]
+    ours = [pieces(batch) for step in range(int(data.steps_per_epoch)) for batch in data.step(step)]
+    assert len(ours) == len(theirs) and max(map(len, ours)) > 1
+    assert sorted(piece for row in ours for piece in row) == sorted(piece for row in theirs for piece in row)
+
+
 def test_wrapped_packing_cuts_all_documents_in_a_row_into_pieces(tmp_path: Path) -> None:
     records = sentences(9)
     data = batches(tmp_path, records, max_length=32, packing="wrapped", per_device_train_batch_size=1)
