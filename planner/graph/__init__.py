@@ -14,6 +14,8 @@ from planner.graph.inductor import CannotCompileError, CompiledPair, why_not_com
 from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint, trace_block
 from planner.graph.label import label
+from planner.graph.lifetimes import with_areas_of
+from planner.graph.own_code import tried_on_cpu
 from planner.graph.recipes import EAGER, RECIPES, Recipe, recipe_of
 from planner.graph.result import Result
 from planner.graph.signature import CallShape, flatten_call, mappings_of
@@ -52,5 +54,7 @@ __all__ = [
     "run_slice",
     "take_turns",
     "trace_block",
+    "tried_on_cpu",
     "why_not_compilable",
+    "with_areas_of",
 ]

@@ -98,7 +98,7 @@ class EagerPair(BlockCode):
     def lifetimes(self) -> tuple[str, str]:
         """As for any code of which only the peaks are known; results are made in the area, too, and then moved."""
         forward, backward = super().lifetimes()
-        working = self.forward_peak - self.saved_bytes, self.backward_peak[False]
+        working = max(0, self.forward_peak - self.saved_bytes), self.backward_peak[False]
         return _with_area(forward, working[0]), _with_area(backward, working[1])
 
     def _as_before(self, made: Sequence[Tensor]) -> bool:

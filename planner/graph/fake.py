@@ -61,8 +61,9 @@ class FakeMode:
         fake = tensor if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor.detach())
         return fake.detach().requires_grad_(tensor.requires_grad)
 
-    def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors laid out as `values`, in new storages; those that share one in `values` share one here."""
+    def fresh(self, values: Sequence[Tensor], device: torch.device | None = None) -> list[Tensor]:
+        """Tensors laid out as `values`, in new storages, on `device` or where they are; those that share one in
+        `values` share one here."""
         bases: dict[int, Tensor] = {}
         made = []
         for value in values:
@@ -70,7 +71,7 @@ class FakeMode:
             with self.mode:
                 if storage._cdata not in bases:
                     bases[storage._cdata] = torch.empty(
-                        storage.nbytes() // value.element_size(), dtype=value.dtype, device=value.device
+                        storage.nbytes() // value.element_size(), dtype=value.dtype, device=device or value.device
                     )
                 base = bases[storage._cdata].view(value.dtype)
                 made.append(base.as_strided(value.shape, value.stride(), value.storage_offset()))

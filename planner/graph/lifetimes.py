@@ -17,6 +17,7 @@ first gradient that comes in. Weights and buffers do not appear.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import fx
@@ -106,6 +107,12 @@ class Tape:
     def _list(self, nodes: Sequence[fx.Node | None]) -> str:
         names = (self._names.get(self._storages.of[n][0]) if n is not None else None for n in nodes)
         return ",".join(name or "-" for name in names)
+
+
+def with_areas_of(text: str, other: str) -> str:
+    """The text with areas (`~`) of the sizes that those of the other one have."""
+    sizes = iter(re.findall(r"~\d+:(\d+)", other))
+    return re.sub(r"~(\d+):\d+", lambda found: f"~{found[1]}:{next(sizes)}", text)
 
 
 def _dense_bytes(node: fx.Node) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ from planner.graph import (
     mappings_of,
     run_slice,
     trace_block,
+    tried_on_cpu,
 )
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights, same_buffers
 from planner.graph.tangents import Layout
@@ -70,9 +71,11 @@ def trace_blocks(
     batch: Mapping[str, Tensor],
     device: torch.device,
     model_kwargs: Mapping[str, Any],
+    *,
+    own: Collection[str] = (),
 ) -> dict[str, Joint | EagerPair]:
     """The joint graph of each kind of block, under the arguments that the model gives to the first block of the kind;
-    of a layer that cannot be traced, its own code.
+    of a layer that cannot be traced, its own code. `own`: of these kinds, too, which are not measured.
 
     Raises UserError "block-not-traceable".
     """
@@ -81,7 +84,9 @@ def trace_blocks(
 
     def enter(index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         kind, name = names.kinds[index], names.all[index]
-        if kind not in joints:
+        if kind in own and kind not in joints:
+            joints[kind] = tried_on_cpu(module, args, kwargs, name=name)
+        elif kind not in joints:
             try:
                 joints[kind] = trace_block(module, args, kwargs, name=name)
             except UserError as error:

@@ -15,7 +15,7 @@ written, with three more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,17 @@ from torch import Tensor, nn
 
 from planner.cpu.meter import Meter
 from planner.errors import Exit, UserError
-from planner.graph import BlockCode, BlockNames, EagerPair, Recipe, flatten_call, make_pairs, mappings_of, run_slice
+from planner.graph import (
+    EAGER,
+    BlockCode,
+    BlockNames,
+    EagerPair,
+    Recipe,
+    flatten_call,
+    make_pairs,
+    mappings_of,
+    run_slice,
+)
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
 from planner.graph.tangents import Layout
 from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn
@@ -81,16 +91,21 @@ def one_layout_a_kind(
 
 
 def lifetimes_of(
-    model: nn.Module, names: BlockNames, recipes: Mapping[str, Iterable[Recipe]], batch: Mapping[str, Tensor],
+    model: nn.Module, names: BlockNames, recipes: Mapping[str, Collection[Recipe]], batch: Mapping[str, Tensor],
     device: torch.device, model_kwargs: Mapping[str, Any], *, chunk_rows: int = 0,
 ) -> tuple[tuple[Lifetimes, ...], tuple[str, ...]]:  # fmt: skip
     """Of blocks and frame for slices like `batch`, which may be another shape than that of `names.kinds`; `recipes`: of
-    each kind, named as its options. None of the blocks may look at data. Raises UserError."""
+    each kind, named as its options. Of layers that run by their own code the peaks are not measured: their areas have
+    no size. Raises UserError, also where a layer cannot be traced that others of its kind are in the plan."""
     pairs: dict[str, dict[str, BlockCode]] = {}
-    for kind, joint in trace_blocks(model, names, batch, device, model_kwargs).items():
-        if isinstance(joint, EagerPair):
+    own = {kind for kind, its in recipes.items() if EAGER in its}
+    for kind, joint in trace_blocks(model, names, batch, device, model_kwargs, own=own).items():
+        if not isinstance(joint, EagerPair):
+            pairs[kind] = {**make_pairs(joint, recipes[kind])}
+        elif kind in own:
+            pairs[kind] = {EAGER.name: joint}
+        else:
             raise UserError(f"{joint.name} cannot be traced.", code="block-not-traceable", exit_code=Exit.USAGE)
-        pairs[kind] = {**make_pairs(joint, recipes[kind])}
     codes = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
     layouts = measure_frame(model, names, codes, batch, device, model_kwargs, chunk_rows=chunk_rows).layouts
     frame = frame_lifetimes(model, names, codes, batch, device, model_kwargs, chunk_rows=chunk_rows)

@@ -94,7 +94,7 @@ def _measured(drawing: Drawing) -> Json:
         return None
     return {
         "first_step": found.first_step, "step_ns": found.step_ns(drawing.program), "start_ns": to_json(found.start_ns),
-        "end_ns": to_json(found.end_ns),
+        "end_ns": to_json(found.end_ns), "paused": found.paused,
     }  # fmt: skip
 
 

@@ -22,11 +22,12 @@ _INDEX_BYTES = 8
 @dataclass(frozen=True, slots=True)
 class Event:
     """Tensor `number` comes into being with `bytes`; with 0 bytes it goes. `most`: with fewer, perhaps, or as several
-    that have no more together."""
+    that have no more together. `sum_of`: it is a copy of this weight's first gradient, to which others are added."""
 
     number: int
     bytes: int
     most: bool = False
+    sum_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,12 @@ class _Host:
         yield from self.events
         self.events.clear()
 
-    def _new(self, size: int, *, most: bool = False) -> int:
+    def _new(self, size: int, *, most: bool = False, sum_of: str = "") -> int:
         number = self.count
         self.count += 1
         self.sizes[number], self.holders[number] = size, 1
         if size:
-            self.events.append(Event(number, size, most))
+            self.events.append(Event(number, size, most, sum_of))
         return number
 
     def _release(self, number: int) -> None:
@@ -265,7 +266,10 @@ class _Host:
                 return
         item = f"g:{tensor.name}"
         if item not in self.items:
-            self.items[item] = [self._new(size or tensor.gradient_bytes) if gradient is None else self._hold(gradient)]
+            if gradient is None:
+                self.items[item] = [self._new(size or tensor.gradient_bytes, sum_of=tensor.name)]
+            else:
+                self.items[item] = [self._hold(gradient)]
 
     def _put_aside(self, name: str, k: int, rows: Rows) -> bool:
         """The head's rows wait for the embedding's. False: they begin the sum."""

@@ -137,7 +137,7 @@ def _chosen(
             met = sorted(_met(busy, life, at))
             start = next((s for low, high in area for s, e in _gaps(low, high, met) if e - s >= size), None)
             if start is not None:
-                chosen[number] = Place(bytes=size, offset=start)
+                chosen[number] = Place(bytes=size, offset=start, most=life.most)
                 busy.append((start, start + size, life.born, life.died))
     return chosen
 

@@ -29,6 +29,7 @@ from worker.runtime.cpu import CpuMachine
 from worker.runtime.cuda import CudaMachine
 from worker.runtime.interpreter import Cursor, Interpreter
 from worker.runtime.machine import Machine
+from worker.runtime.recording import Recording
 from worker.runtime.step_values import AdamW, StepValues, groups_of
 
 
@@ -72,7 +73,7 @@ class Engine:
             block.replace_forward(functools.partial(self._enter, block))
         self._shared = SharedRows(plan, chain, self._machine, trained=self._weights.trained)
         self._gradients = Gradients(
-            self._device, self._machine, self._weights.frame, order=self._weights.trained,
+            self._device, self._machine, self._memory, self._weights.frame, order=self._weights.trained,
             by_rows=self._shared.names, max_norm=max_grad_norm,
         )  # fmt: skip
         self._actions = Actions(
@@ -111,12 +112,12 @@ class Engine:
         return self._interpreter.waited_s
 
     @property
-    def is_recording(self) -> bool:
-        """Whether it notes when operations run."""
-        return self._interpreter.recording is not None
+    def recording(self) -> Recording | None:
+        """Where it notes when operations run; None: nowhere."""
+        return self._interpreter.recording
 
     def record(self) -> None:
-        """Note when the operations of the next steps run. Whatever drains the engine ends that."""
+        """Note when the operations of the next steps run; not what is done between two of them."""
         self._usable()
         self._interpreter.record()
 
@@ -127,10 +128,10 @@ class Engine:
     def recorded(self) -> Measured | None:
         """When the operations of two steps ran, as soon as it is known: after the step that follows them. Then nothing
         more is noted."""
-        recording = self._interpreter.recording
-        if recording is None or not recording.is_full:
+        if (recording := self.recording) is None or not recording.is_full:
             return None
         self.drain()  # what is noted is over
+        self.forget_recording()
         return recording.measured()
 
     def step(
@@ -167,8 +168,8 @@ class Engine:
         self.torn = self._stepping = True  # torn until all of the step is done
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
-                if self._interpreter.recording is not None:
-                    self._interpreter.recording.begin_step(values.number)
+                if self.recording is not None:
+                    self.recording.begin_step(values.number)
                 if machine.is_cold:
                     self._memory.expect_loose()
                     self._rounds.warm_up()
@@ -248,7 +249,8 @@ class Engine:
         try:
             self._cursor.run_carried()
             self._interpreter.drain()
-            self.forget_recording()
+            if self.recording is not None:
+                self.recording.drained()
         except BaseException:
             self._tear()
             raise

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from planner.cpu.adamw import cpu_kernel
 from planner.schedule.peak_moments import ROWS_AT_ONCE
 from worker.engine.device_items import Device
+from worker.runtime.arena import Memory
 from worker.runtime.machine import Machine
 from worker.runtime.step_values import StepValues
 
@@ -24,12 +25,12 @@ class Gradients:
     """
 
     def __init__(
-        self, device: Device, machine: Machine, frame: Mapping[str, nn.Parameter], *, order: Sequence[str],
-        by_rows: Collection[str], max_norm: float | None,
+        self, device: Device, machine: Machine, memory: Memory, frame: Mapping[str, nn.Parameter], *,
+        order: Sequence[str], by_rows: Collection[str], max_norm: float | None,
     ) -> None:  # fmt: skip
         """`frame`: the frame's parameters, whose gradients autograd adds up; `order`: names as `named_parameters()` has
         them, the order in which norms are stacked."""
-        self._items, self._machine, self._frame = device.items, machine, frame
+        self._items, self._machine, self._memory, self._frame = device.items, machine, memory, frame
         self._order, self._by_rows, self._max_norm = order, frozenset(by_rows), max_norm
         self._norms: dict[str, Tensor] = {}
         self._reached: set[str] = set()
@@ -75,12 +76,14 @@ class Gradients:
         elif fresh and gradient.is_contiguous():
             self._items[f"g:{name}"] = [gradient]
         else:  # the sum has the weight's layout: the norm's bits depend on it
+            self._memory.expect_sum(name)
             buffer = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
             self._items[f"g:{name}"] = [buffer.copy_(gradient)]
 
     def add_nothing(self, name: str) -> None:
         """No gradient of this slice reaches the weight, whose sum has its place all the same."""
         if f"g:{name}" not in self._items:
+            self._memory.expect_sum(name)
             self._items[f"g:{name}"] = [torch.zeros_like(self._items[f"w:{name}"][0])]
 
     def _take_up(self, name: str, k: int, gradient: Tensor) -> None:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UserError
-from planner.graph import EAGER, BlockNames, Recipe, items_for
+from planner.graph import EAGER, BlockNames, Recipe, items_for, with_areas_of
 from planner.measure.frame_lifetimes import lifetimes_of
-from planner.schedule.chain import Chain
+from planner.schedule.chain import Chain, Lifetimes
 from planner.schedule.plan import Plan
 from worker.engine.block_calls import ModelBlock
 from worker.runtime.arena import Memory, Shape
@@ -47,10 +47,9 @@ class ShorterSlices:
         self._memory.slices(shapes)
 
     def _chain_of(self, batch: Mapping[str, Tensor]) -> Chain | None:
-        """The chain with the lifetimes of such a slice; None where code looks at data."""
+        """The chain with the lifetimes of such a slice; None where nobody can tell them. What own code makes has the
+        area that it has in the plan."""
         recipes = {kind: tuple(its.values()) for kind, its in self._recipes.items()}
-        if any(EAGER in its for its in recipes.values()):
-            return None
         try:
             with contextlib.ExitStack() as own:
                 for block in self._blocks:
@@ -62,7 +61,16 @@ class ShorterSlices:
         except UserError as error:  # as it will be raised where the slice is computed, or is of no interest there
             log.info("device: no places of their own for slices of shape %s: %s", _shape(batch), error)
             return None
-        return replace(self._chain, lifetimes=lifetimes, frame_lifetimes=frame)
+        planned = {(one.kind, one.option): one for one in self._chain.lifetimes}
+        with_areas = tuple(_with_areas(one, planned[one.kind, one.option]) for one in lifetimes)
+        return replace(self._chain, lifetimes=with_areas, frame_lifetimes=frame)
+
+
+def _with_areas(found: Lifetimes, planned: Lifetimes) -> Lifetimes:
+    if found.option != EAGER.name:
+        return found
+    forward, backward = ((found.forward, planned.forward), (found.backward, planned.backward))
+    return replace(found, forward=with_areas_of(*forward), backward=with_areas_of(*backward))
 
 
 def _shape(batch: Mapping[str, Tensor]) -> Shape:

@@ -52,6 +52,7 @@ static uint8_t *taken;
 static int64_t taken_room;
 static int told; /* an operation has said what comes */
 static int own;  /* what comes is a layer's own code's, and goes to its area */
+static int64_t next = -1; /* the number of the place that is for what comes next */
 
 static int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
@@ -187,10 +188,12 @@ static void *newly(int64_t bytes) {
 
 /* ---- places */
 
-/* The place for a tensor of this size that comes now, or -1: the first of its size that is left, for kernels allocate
- * what no plan knows. */
+/* The place for a tensor of this size that comes now, or -1: the one that was said, or the first of its size that is
+ * left, for kernels allocate what no plan knows. */
 static int64_t place_for(int64_t bytes) {
-    for (int64_t i = 0; bytes > least && i < place_count; i++)
+    int64_t said = next;
+    next = -1;
+    for (int64_t i = said < 0 ? 0 : said; bytes > least && i < place_count; i++)
         if (!taken[i] && !places[i].most && places[i].bytes == bytes)
             return i;
     return -1;
@@ -283,7 +286,7 @@ void arena_expect(const Place *its, int64_t count, int64_t least_) {
         taken = malloc((size_t)count);
         taken_room = taken ? count : 0;
     }
-    own = 0;
+    own = 0, next = -1;
     told = its != NULL, places = its, place_count = its && taken_room >= count ? count : 0;
     least = least_;
     if (place_count)
@@ -293,6 +296,9 @@ void arena_expect(const Place *its, int64_t count, int64_t least_) {
 
 /* What comes is of a layer's own code, or no more. */
 void arena_own(int on) { own = on; }
+
+/* What comes next has this one of the places, if it is of its size. */
+void arena_next(int64_t number) { next = number; }
 
 /* Let no more be taken from the driver than that. */
 void arena_limit(int64_t bytes) { limit = bytes; }

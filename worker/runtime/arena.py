@@ -15,9 +15,11 @@ from typing import Any, Protocol
 import torch
 
 from planner.cpu import build
+from planner.graph import EAGER
+from planner.schedule.allocations import allocations
 from planner.schedule.chain import Chain, slice_size
 from planner.schedule.compile import Op, OpKind, Program, Queue
-from planner.schedule.places import Arrangement, Place, key_of
+from planner.schedule.places import Arrangement, Place, few_rounds, key_of
 from planner.schedule.shorter import places_of_shorter
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,9 @@ class Memory(Protocol):
     def expect_item(self, item: str) -> None:
         """What is allocated next is the item, which is there between steps."""
 
+    def expect_sum(self, weight: str) -> None:
+        """What is allocated next is a copy of the weight's first gradient, in the operation that is expected."""
+
     def expect_loose(self) -> None:
         """What is allocated from now on, until the next call, has no place, but is counted."""
 
@@ -72,6 +77,9 @@ class NoPlaces:
         """Nothing to do."""
 
     def expect_item(self, item: str) -> None:
+        """Nothing to do."""
+
+    def expect_sum(self, weight: str) -> None:
         """Nothing to do."""
 
     def expect_loose(self) -> None:
@@ -127,6 +135,7 @@ class Arena:
             library.arena_limit.argtypes = [ctypes.c_int64]
             library.arena_open.argtypes = [ctypes.c_int64] * 3
             library.arena_expect.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 2]
+            library.arena_next.argtypes = [ctypes.c_int64]
             allocator: Any = torch.cuda.memory.CUDAPluggableAllocator(library._name, "arena_allocate", "arena_free")
             allocator.allocator().set_record_stream_fn(_address(library, "arena_record"))
             allocator.allocator().set_reset_fn(_address(library, "arena_empty"))
@@ -134,7 +143,8 @@ class Arena:
             torch.cuda.memory.change_current_allocator(allocator)
         except (build.CannotBuildError, AttributeError, OSError, RuntimeError) as error:
             raise CannotTakeOverError(str(error)) from error
-        self.expect, self.own_code = library.arena_expect, library.arena_own
+        self.expect, self.expect_place = library.arena_expect, library.arena_next
+        self.own_code = library.arena_own
 
     def counts(self) -> Counts:
         """So far."""
@@ -202,6 +212,9 @@ class PlannedMemory:
         self._slice_of = {op.name: slice_of(op, program.slices) for op in program.ops if op.queue is Queue.COMPUTE}
         self._planned = {key: _as_c(arrangement.steps.get(key, ())) for key in self._keys.values()}
         self._shorter: dict[Shape, dict[str, ctypes.Array[_Place]]] = {}
+        self._sums: dict[Shape | None, dict[str, dict[str, int]]] = {}  # None: of the planned shape
+        self._sums[None] = _sums(program, chain, arrangement.small_bytes)
+        self._its_sums: dict[str, int] = {}
         self._shapes: Sequence[Shape] = ()
 
     def expect(self, op: Op | None) -> None:
@@ -210,7 +223,9 @@ class PlannedMemory:
             self._arena.expect(None, 0, 0)
             return
         key, number = self._keys[op.name], self._slice_of[op.name]
-        shorter = self._shorter.get(self._shapes[number]) if number is not None and self._shapes else None
+        shape = self._shapes[number] if number is not None and self._shapes else None
+        shorter = None if shape is None else self._shorter.get(shape)
+        self._its_sums = self._sums.get(None if shorter is None else shape, {}).get(key, {})
         places = (self._planned if shorter is None else shorter)[key]
         self._arena.expect(places, len(places), self._arrangement.small_bytes if shorter is None else 0)
 
@@ -219,6 +234,11 @@ class PlannedMemory:
         places = self._items.get(item)
         count = len(places) if places is not None else 0
         self._arena.expect(places, count, self._arrangement.small_bytes)
+
+    def expect_sum(self, weight: str) -> None:
+        """What is allocated next is a copy of the weight's first gradient, in the operation that is expected."""
+        if (number := self._its_sums.get(weight)) is not None:
+            self._arena.expect_place(number)
 
     def expect_loose(self) -> None:
         """What is allocated from now on, until the next call, has no place, but is counted."""
@@ -236,6 +256,7 @@ class PlannedMemory:
         else:
             steps = places_of_shorter(self._program, self._chain, self._arrangement, shorter)
             self._shorter[shape] = {key: _as_c(steps[key]) for key in self._planned}
+            self._sums[shape] = _sums(self._program, shorter, 0)
 
     def slices(self, shapes: Sequence[Shape]) -> None:
         """The step to come has slices of these shapes, which are known, round by round."""
@@ -244,6 +265,21 @@ class PlannedMemory:
     def close(self) -> None:
         """No more is expected. What is there stays as long as somebody uses it."""
         self._arena.close()
+
+
+def _sums(program: Program, chain: Chain, least: int) -> dict[str, dict[str, int]]:
+    """Operation -> weight -> which of its allocations of more than `least` bytes becomes the weight's sum. Of own code,
+    whose gradients come in an order that only autograd knows."""
+    if EAGER.name not in program.options:
+        return {}
+    return {
+        key_of(op, program.rounds): {
+            event.sum_of: number
+            for number, event in enumerate(event for event in events if event.bytes > least)
+            if event.sum_of
+        }
+        for op, events in allocations(few_rounds(program), chain).steps
+    }
 
 
 def slice_of(op: Op, slices: int) -> int | None:

@@ -22,10 +22,20 @@ class Recording:
         self._steps: list[int] = []
         self._found: list[tuple[int, int, Any, Any]] = []
         self._turns: dict[int, Any] = {}
+        self._drained_ns: int | None = None  # when nothing ran any more, where no step has begun since
+        self._pauses: list[tuple[int, int, int]] = []  # steps begun before it, and from when to when
 
     def begin_step(self, number: int) -> None:
         """Step `number`, from 1, begins."""
+        if self._drained_ns is not None and self._steps:
+            self._pauses.append((len(self._steps), self._drained_ns, now()))
+        self._drained_ns = None
         self._steps.append(number)
+
+    def drained(self) -> None:
+        """Nothing runs any more. What comes now, until the next step begins, is no step's: time stands still."""
+        if self._drained_ns is None:
+            self._drained_ns = now()
 
     def add(self, op: Op, number: int, begin: Any, end: Any) -> None:
         """`op` ran with the values of step `number`; what is carried belongs to the step in which it runs."""
@@ -46,10 +56,21 @@ class Recording:
         """Whether all steps have begun."""
         return len(self._steps) >= STEPS
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing ran for a while between the two steps."""
+        ended = self._drained_ns is not None and len(self._steps) == 1
+        return ended or any(begun == 1 for begun, _, _ in self._pauses)
+
     def measured(self) -> Measured:
         """What the first two steps did; nothing may be running. Raises ValueError where they were not whole."""
-        spans = {(step, place): (self._ns_of(begin), self._ns_of(end)) for step, place, begin, end in self._found}
-        return measured(self._program, self._steps[0], spans)
+        spans = {(step, place): (self._clock(begin), self._clock(end)) for step, place, begin, end in self._found}
+        return measured(self._program, self._steps[0], spans, paused=self.is_paused)
+
+    def _clock(self, mark: Any) -> int:
+        """Of a mark, without the pauses before."""
+        ns = self._ns_of(mark)
+        return ns - sum(max(0, min(ns, end) - begin) for _, begin, end in self._pauses)
 
 
 def now() -> int:

@@ -1,4 +1,8 @@
-"""Once a run, two steps are recorded: the page of the plan draws them beside it."""
+"""Once a run, two steps are recorded: the page of the plan draws them beside it.
+
+They are steps that follow each other, where the job has such; where it saves or evaluates after each, what comes
+between them is left out.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,20 @@ from torch import Tensor
 
 from planner.errors import first_line
 from planner.schedule.measured import Measured
+from worker.runtime.recording import Recording
 
 log = logging.getLogger(__name__)
 
 _TRIES = 50  # steps that are let go by while none has slices of full length alone, as the plan has
+_PAUSES = 2  # recordings that are let go because something came between their steps
 
 
 class Records(Protocol):
     """What is needed of an engine: see worker.engine.engine.Engine."""
 
     @property
-    def is_recording(self) -> bool:
-        """Whether it does."""
+    def recording(self) -> Recording | None:
+        """Where it does."""
 
     def record(self) -> None:
         """From the next step on."""
@@ -43,6 +49,7 @@ class Timeline:
     write: Callable[[dict[str, Any]], None]
     wanted: bool = True
     tries: int = 0
+    pauses: int = 0
 
     def before_step(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
         """Called before each step, with its batches, once metering, which takes time, is over."""
@@ -61,5 +68,10 @@ class Timeline:
         self.tries += not full
         if not full and self.tries < _TRIES:
             self.engine.forget_recording()
-        elif not self.engine.is_recording:
-            self.engine.record()
+            return
+        under_way = self.engine.recording
+        if under_way is not None and under_way.is_paused and self.pauses < _PAUSES:  # two may come that nothing parts
+            self.pauses += 1
+        elif under_way is not None:
+            return
+        self.engine.record()

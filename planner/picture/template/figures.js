@@ -59,7 +59,8 @@ if (doc.measured) {
     : `${percent(Math.abs(off))} ${off > 0 ? "longer" : "shorter"} than planned`;
   const text = document.getElementById("ran");
   text.textContent = `The narrow rows are a run of this plan, its steps ${first} and ${first + 1}: a step took ` +
-    `${seconds(took)}, ${than}.`;
+    `${seconds(took)}, ${than}.` + (doc.measured.paused ? " Between them the run saved or evaluated, which is left out: " +
+    "so the first one's updates had to end within it." : "");
   text.hidden = false;
 }
 

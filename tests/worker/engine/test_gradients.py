@@ -11,6 +11,7 @@ from planner.cpu.meter import Meter
 from planner.schedule.chain import Block, Chain, Option, Tensor
 from planner.schedule.peak_moments import ROWS_AT_ONCE, tied_rows
 from worker.engine.gradients import Gradients
+from worker.runtime.arena import NoPlaces
 from worker.runtime.cpu import CpuMachine
 
 ROWS, WIDTH = 2 * ROWS_AT_ONCE + 300, 8
@@ -39,8 +40,9 @@ def union(tokens: list[torch.Tensor]) -> list[torch.Tensor]:
 def test_the_sum_is_bitwise_that_of_plain_accumulation(slices, count, dtype):
     tokens, items = tokens_of(slices, count), {}
     sums = Gradients(
-        SimpleNamespace(items=items), CpuMachine(metered=False), {}, order=("e",), by_rows=("e",), max_norm=None
-    )
+        SimpleNamespace(items=items), CpuMachine(metered=False), NoPlaces(), {}, order=("e",), by_rows=("e",),
+        max_norm=None,
+    )  # fmt: skip
     sums.begin_round(union(tokens))
     wanted = torch.zeros(ROWS, WIDTH, dtype=dtype)
     for k in range(slices):
@@ -65,7 +67,9 @@ def test_what_waits_aside_is_what_the_planner_charges():
     machine = CpuMachine(metered=True)
     meter, items = machine.meter, {}
     assert isinstance(meter, Meter)
-    sums = Gradients(SimpleNamespace(items=items), machine, {}, order=("e",), by_rows=("e",), max_norm=None)
+    sums = Gradients(
+        SimpleNamespace(items=items), machine, NoPlaces(), {}, order=("e",), by_rows=("e",), max_norm=None
+    )
     sums.begin_round([machine.stage(found) for found in union(tokens)])
     aside = 0
     with meter.watch():

@@ -15,10 +15,11 @@ from tests.support.cuda.streams import Mood
 from tests.support.engines import data, learning_rate
 from tests.support.late_engines import Case, chain_for, engine_for, plan_for
 from worker.engine.engine import Engine
+from worker.runtime.recording import Recording
 
 
-def recorded_steps(engine: Engine, slices: int) -> Measured:
-    """After a step that nobody records."""
+def recorded_steps(engine: Engine, slices: int, *, drains: bool = False) -> Measured:
+    """After a step that nobody records. `drains`: after each."""
     found = None
     for step in range(5):
         assert found is None
@@ -27,10 +28,12 @@ def recorded_steps(engine: Engine, slices: int) -> Measured:
             batches, rest = data(step, slices)
             losses = engine.step(batches, learning_rate=learning_rate(step), **rest).losses
             assert torch.stack(losses).cpu().isfinite().all()
+        if drains:
+            engine.drain()
         if step == 0:
-            assert not engine.is_recording
+            assert engine.recording is None
             engine.record()
-    assert found is not None and not engine.is_recording
+    assert found is not None and engine.recording is None
     return found
 
 
@@ -63,22 +66,43 @@ def test_operations_of_the_cpus_queues_are_recorded_in_order(make: Callable[...,
     check_order(found, compile_program(engine.plan, engine.chain))
 
 
-def test_whatever_drains_the_engine_ends_a_recording(make: Callable[..., Any]) -> None:
+def test_what_comes_between_two_steps_is_not_recorded(make: Callable[..., Any]) -> None:
+    """As where a job saves after each step: the updates that one leaves to the next end before."""
     engine, _ = make("llama")
-    batches, rest = data(0, 1)
-    engine.record()
-    engine.step(batches, learning_rate=1e-3, **rest)
-    engine.drain()
-    assert not engine.is_recording and engine.recorded() is None
+    found = recorded_steps(engine, 1, drains=True)
+    assert found.paused
+    check_order(found, compile_program(engine.plan, engine.chain))
+
+
+def test_the_clock_of_a_recording_stands_still_between_a_drain_and_the_next_step(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = make("llama")
+    program = compile_program(engine.plan, engine.chain)
+    times = iter((100, 1000))
+    monkeypatch.setattr("worker.runtime.recording.now", lambda: next(times))
+    recording = Recording(program)
+    for step, begin in enumerate((10, 1010)):
+        recording.begin_step(step + 1)
+        for op in program.ops:
+            recording.add(op, step + 1 - op.carried, begin, begin + 40)
+        if step == 0:
+            recording.drained()
+            recording.drained()  # nothing has run since
+    found = recording.measured()
+    assert found.paused and found.step_ns(program) == 100
+    assert found.end_ns == ((40,) * len(program.ops), (140,) * len(program.ops))
 
 
 @pytest.mark.emulated
-def test_streams_are_recorded_in_the_order_in_which_they_run(device: Device) -> None:
+@pytest.mark.parametrize("drains", [False, True])
+def test_streams_are_recorded_in_the_order_in_which_they_run(device: Device, drains: bool) -> None:
     case = Case("llama", "mixed", clip=0.5)
     engine = engine_for(case)
     device.queues.set_mood(Mood.drawn(5))
     try:
-        found = recorded_steps(engine, 1)
+        found = recorded_steps(engine, 1, drains=drains)
     finally:
         engine.close()
+    assert found.paused == drains
     check_order(found, compile_program(plan_for(case), chain_for("llama", torch.float32)), one_clock=False)

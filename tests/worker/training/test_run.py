@@ -78,7 +78,16 @@ def test_a_run_gives_the_losses_and_the_model_of_plain_pytorch(
         recorded = from_json(Measured, json.loads(run.timeline.read_text("utf-8")))
         plan, chain, _ = read_plan(run)
         assert run.timeline == run.plan.with_name(TIMELINE)
-        assert recorded.is_of(compile_program(plan, chain)) and recorded.first_step == 5  # after the save
+        assert recorded.is_of(compile_program(plan, chain)) and not recorded.paused
+        assert recorded.first_step == 3  # before the save
+
+
+@pytest.mark.parametrize("keys", [{"save_steps": 1}, {"save_steps": 2}, {"val_size": 5, "eval_steps": 3}], ids=str)
+def test_two_steps_are_recorded_however_often_a_run_saves_or_evaluates(tmp_path: Path, keys: dict[str, int]) -> None:
+    _, run = make_run(tmp_path, "llama", packing=True, gradient_accumulation_steps=1, **{"save_steps": 100, **keys})
+    assert run_job(run, StopRequest())
+    recorded = from_json(Measured, json.loads(run.timeline.read_text("utf-8")))
+    assert recorded.paused == (keys == {"save_steps": 1})
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
