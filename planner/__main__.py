@@ -92,11 +92,10 @@ def _check_room(job: Job, plan: Plan, chain: Chain, run: RunFolder) -> None:
     """Raise UserError where the disks have no room for what the job will write: hours before it does."""
     tensors = (*chain.tensors(), *chain.frame_tensors)
     trained = [tensor for tensor in tensors if tensor.trainable]
-    elements = sum(tensor.elements for tensor in trained)
     stored = chain.stored_bytes(plan.cpu_updated())
     check_room(
         run.path, Place(folder=Path(job.output_dir or run.output), token=run.token()),
-        checkpoint_bytes=checkpoint_bytes(job, elements, stored, chain.rounded_elements),
+        checkpoint_bytes=checkpoint_bytes(job, chain.saved_bytes, stored),
         weight_bytes=sum(tensor.bytes for tensor in (trained if job.method == "lora" else tensors)),
     )  # fmt: skip
 

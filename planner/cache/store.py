@@ -24,12 +24,12 @@ from planner.cache.tables import AnswerRow, MeasurementRow, PlanRow
 from planner.codec import from_json, to_json
 from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
-from planner.schedule.chain import Chain
+from planner.schedule.chain import Chain, Tensor
 from planner.schedule.plan import Plan
 
 log = logging.getLogger(__name__)
 
-PLANNER = 8
+PLANNER = 9
 """The planner's version in the key: raise it when the same question gets another answer."""
 
 _BUSY_S = 30.0
@@ -80,7 +80,14 @@ def without_times(chain: Chain) -> Chain:
         replace(block, options=tuple(replace(option, forward_s=0.0, backward_s=0.0) for option in block.options))
         for block in chain.blocks
     )
-    return replace(chain, blocks=blocks)
+    return replace(
+        chain, blocks=tuple(replace(b, tensors=tuple(map(_timeless, b.tensors))) for b in blocks),
+        frame_tensors=tuple(map(_timeless, chain.frame_tensors)),
+    )  # fmt: skip
+
+
+def _timeless(tensor: Tensor) -> Tensor:
+    return replace(tensor, gpu_update_s=0.0, cpu_update_s=0.0) if tensor.side else tensor
 
 
 def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int, slices: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from planner.candidate.candidate import Absence, Candidate, Side, TensorSchedule, backward_stage
 from planner.candidate.setting import Setting
+from planner.schedule.update_work import cpu_work
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,7 +82,8 @@ def _absences(
     setting: Setting, schedule: TensorSchedule, kind: str, key: int, touched: list[int], stages: int
 ) -> Iterator[Window]:  # fmt: skip
     tensor = schedule.tensor
-    update_s = tensor.elements / setting.hardware.cpu_updates(rounded=setting.chain.rounded_elements > 0)
+    work = cpu_work(tensor, setting.chain, setting.hardware)
+    update_s = work / setting.hardware.cpu_updates(rounded=setting.chain.rounded_elements > 0)
     drive_s = tensor.state_bytes * setting.hardware.disk_s_per_byte if tensor.states_on_disk else 0.0
     for number, absence in enumerate(schedule.weight if kind == "w" else schedule.states):
         last = absence.evict - min((absence.evict - s) % stages for s in touched)

@@ -26,7 +26,7 @@ from planner.commands.question import config_text, title_of
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.job.source import read_text
-from planner.job.values import ADAMW_8BIT
+from planner.job.values import IN_MEMORY
 from planner.machine.hardware import Hardware
 from planner.machine.presets import is_preset, preset, with_drives
 from planner.picture.basis import Basis
@@ -134,11 +134,11 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
     pictures = Pictures.wanted(options)
     job = Job.question(read_text(options.job), options.job.absolute().parent)
     hardware = _hardware(options, bf16=job.bf16)
-    if job.optim == ADAMW_8BIT:
+    if states := IN_MEMORY.get(job.optim):
         if options.drive is not None:
             raise UserError(
-                "--drive is for optimizer states, and those in 8 bits stay in memory.", code="bad-value",
-                numbers=("optim: adamw_8bit",), hint="leave --drive out, or add: --set optim=adamw_torch",
+                f"--drive is for optimizer states, and {states} stay in memory.", code="bad-value",
+                numbers=(f"optim: {job.optim}",), hint="leave --drive out, or add: --set optim=adamw_torch",
                 exit_code=Exit.USAGE,
             )  # fmt: skip
         hardware = replace(hardware, disk_bytes=0)  # of a machine's file

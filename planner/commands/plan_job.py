@@ -16,7 +16,7 @@ from planner.cache.store import Cache, CachedPlan, Question
 from planner.codec import Json, from_json, to_json
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
-from planner.job.values import ADAMW_8BIT
+from planner.job.values import ADAMW_8BIT, MUON
 from planner.machine.drives import check_place
 from planner.machine.hardware import Hardware
 from planner.machine.memory import check_budgets
@@ -175,6 +175,7 @@ class _Planning:
         self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)
         self.distinct_tokens = distinct_tokens if self.asks_for_data else ()
         self.rounded = job.optim == ADAMW_8BIT
+        self.optimizer = job.optim if job.optim in (ADAMW_8BIT, MUON) else "adamw"
         self.estimate = estimate_times(self.analysis, self.machine)
         self.compiling = self.target.final and why_off(job.compile, self.target.device, exact=job.exact) is None
 
@@ -240,7 +241,7 @@ class _Planning:
             clip=job.max_grad_norm is not None,
             measured=measured,
             dtype=str(working_dtype(job)),
-            optimizer=job.optim if self.rounded else "adamw",
+            optimizer=self.optimizer,
             exact=job.exact,
             compiling=self.compiling,
             weights_in_files=self.weights_in_files,
@@ -302,6 +303,8 @@ class _Planning:
             kinds["compiled where faster"] = []
         if self.rounded:
             kinds["updates of moments in 8 bits"] = []
+        if self.analysis.matrices:
+            kinds["updates of matrices"] = [f"{side}: {elements}" for side, elements in self.analysis.matrices]
         slices = min(2, self.job.gradient_accumulation_steps)  # whether any is added to one before
         return kept.measurement_key(kinds, machine=self.machine.name, threads=torch.get_num_threads(), slices=slices)
 

@@ -6,6 +6,7 @@ model has a few units of bytes and a step a few units of time: about GB and seco
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.candidate.candidate import movable, settled
@@ -14,8 +15,9 @@ from planner.candidate.update_ahead import ahead_bytes
 from planner.ilp.stored import Stored, beside_bytes, stored_of
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
-from planner.schedule.memory import ring_bytes, state_ring_bytes
+from planner.schedule.memory import products_bytes, ring_bytes, state_ring_bytes
 from planner.schedule.peak_moments import Moment, kept_bytes, moments, standing_bytes
+from planner.schedule.update_work import update_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +43,9 @@ class Spread:
 class Instance:
     """See the legend of `planner.ilp.program`. Lists are per block, but those of `stage_…`.
 
-    The solver takes every trainable weight for an average one (`gradient_ratio`, `parameter_ratio`): exact where all
-    are of one dtype. The spreads are for `planner.ilp.lower_bound`, which must be right in any case.
+    The solver takes every trainable weight for an average one (`gradient_ratio`, `parameter_ratio`, `cpu_ratio`): exact
+    where all are of one dtype and AdamW's. The spreads are for `planner.ilp.lower_bound`, which must be right in any
+    case.
     """
 
     unit_bytes: float
@@ -53,7 +56,7 @@ class Instance:
     weights: list[float]  # of trainable tensors that may leave
     frozen: list[float]  # of others that may leave
     on_disk: list[float]  # which part of these the host reads from disk
-    ring: float  # host memory through which that goes, and the states that are on disk
+    ring: float  # host memory through which that goes, and the states that are on disk; and what Muon multiplies in
     stored: Stored | None  # of the trainable tensors that may leave, whose states are on disk
     states: list[float]  # of these trainable tensors, and of those that only their states may leave
     gradients: list[float]
@@ -64,10 +67,14 @@ class Instance:
     gradient_ratio: float  # bytes of gradient per byte of trainable weight
     host_gradient_ratio: float  # likewise, of those that need memory of their own on the host, less what states spare
     parameter_ratio: float  # parameters, in unit_bytes, per byte of trainable weight
-    parameters: list[float]
+    gpu_ratio: float  # likewise, the work of their updates on the device (`planner.schedule.update_work`)
+    cpu_ratio: float  # on the CPU
+    gpu_work: list[float]
     gradient_spread: list[Spread]
     host_gradient_spread: list[Spread]
     parameter_spread: list[Spread]
+    gpu_spread: list[Spread]
+    cpu_spread: list[Spread]
     state_spread: list[Spread]
     ahead_spread: list[Spread]
     stage_update: list[float]  # time of updates that are always on the device
@@ -114,6 +121,7 @@ def make_instance(setting: Setting) -> Instance:
     moving = [t for tensors in trainable for t in tensors]
     moving_bytes = max(1, sum(weights))
     rate = unit_s / unit_bytes
+    on_gpu, on_cpu = update_work(chain, hardware)
     last = len(chain.blocks) - 1
     return Instance(
         unit_bytes=unit_bytes,
@@ -124,7 +132,7 @@ def make_instance(setting: Setting) -> Instance:
         weights=[w / unit_bytes for w in weights],
         frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
         on_disk=[_on_disk(tensors) for tensors in free],
-        ring=(ring_bytes(chain) + state_ring_bytes(chain)) / unit_bytes,
+        ring=(ring_bytes(chain) + state_ring_bytes(chain) + products_bytes(chain)) / unit_bytes,
         stored=stored_of(
             chain, trainable, rounds, unit_bytes, anywhere=setting.states_anywhere, room_bytes=hardware.disk_bytes
         ),
@@ -141,13 +149,17 @@ def make_instance(setting: Setting) -> Instance:
         gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,
         host_gradient_ratio=sum(beside_bytes(chain, t, rounds, stored=False) for t in moving) / moving_bytes,
         parameter_ratio=sum(t.elements for t in moving) / moving_bytes,
-        parameters=[sum(t.elements for t in tensors) / unit_bytes for tensors in trainable],
+        gpu_ratio=sum(on_gpu[t.name] for t in moving) / moving_bytes,
+        cpu_ratio=sum(on_cpu[t.name] for t in moving) / moving_bytes,
+        gpu_work=[sum(on_gpu[t.name] for t in tensors) / unit_bytes for tensors in trainable],
         gradient_spread=[_spread([t.gradient_bytes / t.bytes for t in tensors]) for tensors in trainable],
         host_gradient_spread=[
             _spread([beside_bytes(chain, t, rounds, stored=_stored(t, setting)) / t.bytes for t in tensors])
             for tensors in trainable
         ],
         parameter_spread=[_spread([t.elements / t.bytes for t in tensors]) for tensors in trainable],
+        gpu_spread=[_spread([on_gpu[t.name] / t.bytes for t in tensors]) for tensors in trainable],
+        cpu_spread=[_spread([on_cpu[t.name] / t.bytes for t in tensors]) for tensors in trainable],
         state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
         ahead_spread=[
             _spread([
@@ -155,7 +167,7 @@ def make_instance(setting: Setting) -> Instance:
             ])
             for tensors in trainable
         ],
-        stage_update=_pinned_updates(chain, hardware, names, clip, unit_s),
+        stage_update=_pinned_updates(chain, hardware, names, clip, unit_s, on_gpu),
         stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
         moments=list(moments(chain, slices, clip, rounds)),
         disk=hardware.disk_read_bytes_per_s * rate,
@@ -219,15 +231,17 @@ def _choices(
     ]
 
 
-def _pinned_updates(chain: Chain, hardware: Hardware, free: set[str], clip: bool, unit_s: float) -> list[float]:
+def _pinned_updates(
+    chain: Chain, hardware: Hardware, free: set[str], clip: bool, unit_s: float, work: Mapping[str, float]
+) -> list[float]:  # fmt: skip
     last = len(chain.blocks) - 1
-    parameters = [0] * (2 * last + 1)
+    updated = [0.0] * (2 * last + 1)
     users = chain.users()
     for tensor in chain.tensors():
         if tensor.trainable and tensor.name not in free:
-            parameters[2 * last - (0 if clip else users[tensor.name][0])] += tensor.elements
-    parameters[-1] += sum(t.elements for t in chain.frame_tensors if t.trainable)
-    return [n / hardware.gpu_updates(rounded=chain.rounded_elements > 0) / unit_s for n in parameters]
+            updated[2 * last - (0 if clip else users[tensor.name][0])] += work[tensor.name]
+    updated[-1] += sum(work[t.name] for t in chain.frame_tensors if t.trainable)
+    return [n / hardware.gpu_updates(rounded=chain.rounded_elements > 0) / unit_s for n in updated]
 
 
 def _standing(

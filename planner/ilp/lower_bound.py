@@ -61,8 +61,9 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
         choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded) for c in p.choices[i])
         stored = (p.stored.may_states[i], p.stored.must_states[i]) if p.stored else ()
         on_disk = (p.on_disk[i], stored)
-        sizes = (p.weights[i], p.frozen[i], on_disk, p.states[i], p.parameters[i])
-        spreads = (p.gradient_spread[i], p.host_gradient_spread[i], p.parameter_spread[i], p.state_spread[i])
+        sizes = (p.weights[i], p.frozen[i], on_disk, p.states[i], p.gpu_work[i])
+        work = (p.gpu_spread[i], p.cpu_spread[i])
+        spreads = (p.gradient_spread[i], p.host_gradient_spread[i], p.parameter_spread[i], p.state_spread[i], work)
         groups.setdefault((alone, sizes, spreads, p.ahead_spread[i], choices), []).append(i)
     classes = []
     for number, blocks in enumerate(groups.values()):
@@ -113,19 +114,24 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     def on_cpu(spreads: list[Spread], which: str, kind: str = "X") -> Term:
         return pulp.lpSum(getattr(spreads[c.blocks[0]], which) * c.total[kind] for c in classes)
 
+    def work(spreads: list[Spread]) -> tuple[Term, Term]:
+        """Of updates that wait for the norm, and of all."""
+        ahead = on_cpu(spreads, "least", "A")
+        waiting = on_cpu(spreads, "least") - ahead + _REPLAY * ahead
+        return waiting, waiting + _AHEAD * ahead
+
+    waiting, updated = work(p.cpu_spread)
+    _, parameters = work(p.parameter_spread)
     updated_there = pulp.lpSum(c.total["N"] + c.total["D"] for c in classes)  # it changes, and is copied, once a step
     states = pulp.lpSum(c.total["Y"] for c in classes)
     offloaded = pulp.lpSum(_chosen(p, c, "offloaded") for c in classes)
     fetched = pulp.lpSum(c.total["X"] + c.total["R"] + c.total["E"] for c in classes)
-    ahead = on_cpu(p.parameter_spread, "least", "A")
-    waiting = on_cpu(p.parameter_spread, "least") - ahead + _REPLAY * ahead  # for the norm
-    updated = waiting + _AHEAD * ahead
     gradients = on_cpu(p.gradient_spread, "least")
     gradients_between = (p.rounds - 1) * between
     d2h = updated_there + states + p.rounds * offloaded + gradients + gradients_between
     h2d = p.rounds * (updated_there + offloaded + fetched) + states + gradients_between
     compute = p.rounds * pulp.lpSum(_chosen(p, c, "forward") + _chosen(p, c, "backward") for c in classes)
-    updates = (1 / p.gpu_update) * (sum(p.parameters) - on_cpu(p.parameter_spread, "most"))
+    updates = (1 / p.gpu_update) * (sum(p.gpu_work) - on_cpu(p.gpu_spread, "most"))
     alone = compute
     if p.shared_compute:
         compute = compute + p.shared_compute * ((1 / p.h2d) * h2d + (1 / p.d2h) * d2h + (1 / p.cpu_update) * updated)
@@ -139,7 +145,7 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     rows.at_most("d2h", d2h, p.d2h * time)
     rows.at_most("cpu", updated, p.cpu_update * time)
     through_disk = pulp.lpSum(c.total["V"] for c in classes)
-    traffic = h2d + d2h + UPDATE_TRAFFIC_BYTES * updated + 2 * through_disk
+    traffic = h2d + d2h + UPDATE_TRAFFIC_BYTES * parameters + 2 * through_disk
     rows.at_most("host", traffic, p.host * time)
     if p.stored:
         rows.at_most("disk", through_disk, p.disk_both * time)

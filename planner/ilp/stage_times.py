@@ -33,10 +33,10 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
     if updates:
         more, fetched, sent = _work_of_updates(v, s, u)
         compute, h2d, d2h = compute + more, h2d + fetched, d2h + sent
-        updated = p.parameter_ratio * v.flow["update"].moved(u)
-        v.rows.at_most(f"eq4_23_cpu_s{s}", updated, p.cpu_update * time)
+        updated = v.flow["update"].moved(u)
+        v.rows.at_most(f"eq4_23_cpu_s{s}", p.cpu_ratio * updated, p.cpu_update * time)
     if p.shared_compute:
-        others = (1 / p.h2d) * pulp.lpSum(h2d) + (1 / p.d2h) * pulp.lpSum(d2h) + (1 / p.cpu_update) * updated
+        others = (1 / p.h2d) * pulp.lpSum(h2d) + (1 / p.d2h) * pulp.lpSum(d2h) + (p.cpu_ratio / p.cpu_update) * updated
         compute.append(p.shared_compute * others)
     kind = "eq4_20_backward" if backward else "eq4_19_forward"
     v.rows.at_most(f"{name}{kind}_s{s}", pulp.lpSum(compute), time)
@@ -45,7 +45,7 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
     states = moved_states(v, u) if updates else 0
     if any(p.on_disk) or (updates and p.stored):
         v.rows.at_most(f"{name}disk_s{s}", _read(v, s, u) + (p.disk / p.disk_both) * states, p.disk * time)
-    traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * updated + 2 * states
+    traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * p.parameter_ratio * updated + 2 * states
     v.rows.at_most(f"{name}host_bandwidth_s{s}", traffic, p.host * time)
 
 
@@ -84,7 +84,7 @@ def _work_of_updates(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term]
     p, flow = v.p, v.flow
     compute: list[Term] = [p.stage_update[s]]
     if s == 0:
-        compute.append((p.parameter_ratio / p.cpu_update) * v.own_update)
+        compute.append((p.cpu_ratio / p.cpu_update) * v.own_update)
         if p.stored:
             compute.append((p.stored.ratio / p.disk_both) * v.own_stored)
     if s >= p.blocks - 1:
@@ -129,4 +129,4 @@ def _gpu_updates(v: Columns, s: int, i: int) -> Term:
         return 0
     blocks = range(p.blocks) if p.clip else [i]
     left = pulp.lpSum(p.weights[j] - v.total["X"][j] for j in blocks)
-    return (p.parameter_ratio / p.gpu_update) * left
+    return (p.gpu_ratio / p.gpu_update) * left

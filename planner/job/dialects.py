@@ -13,6 +13,7 @@ from typing import Any
 from planner.job.source import SWITCHED_OFF
 from planner.keys.llama_factory import LLAMA_FACTORY as LLAMA_FACTORY_KEYS
 from planner.keys.trl import TRL as TRL_KEYS
+from planner.muon import ORIGINAL
 
 AXOLOTL, LLAMA_FACTORY, TRL = "axolotl", "LLaMA-Factory", "TRL"
 _LLAMA_FACTORY = LLAMA_FACTORY_KEYS.keys() - TRL_KEYS.keys() - {"dataset", "eval_dataset", "val_size", "max_samples"}
@@ -86,6 +87,8 @@ class Dialect:
             absent["bnb_4bit_use_double_quant"] = False
         if self.tool == AXOLOTL and _are_completions(values.get("dataset")):
             absent["long_rows"] = "split"
+        if self.tool == AXOLOTL and values.get("optim") == "muon":
+            absent["muon_adjust_lr_fn"] = ORIGINAL
         if self.chooses_best(file):
             absent["load_best_model_at_end"] = True
         if values.get("train_batch_size") is not None:
@@ -95,7 +98,9 @@ class Dialect:
         if not filled:
             return None
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
-        return f"the file reads as {self.tool}'s; what it leaves out is as there: {words}"
+        told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}"
+        muon = "; its Muon is torch.optim.Muon here, whose steps of wide matrices are larger"
+        return told + muon if "muon_adjust_lr_fn" in filled else told
 
 
 def _makes_adapters(values: Mapping[str, Any]) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from planner.job.lora import has_no_weights
-from planner.job.values import ADAMW_8BIT
+from planner.job.values import ADAMW_8BIT, MUON
+from planner.muon import MATCH_RMS
 
 
 def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ...]:
@@ -22,6 +23,13 @@ def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ..
     if values["optim"] == ADAMW_8BIT:
         exact = "adamw_torch has them in fp32, 6 bytes more a parameter"
         notes.append(f"optim: adamw_8bit rounds AdamW's moments; {exact}.")
+    if values["optim"] == MUON:
+        adjust = values["muon_adjust_lr_fn"]
+        rates = "rates of AdamW" if adjust == MATCH_RMS else "rates of Muon, about 0.02"
+        notes.append(f"optim: muon trains matrices, AdamW the rest; muon_adjust_lr_fn: {adjust} is for {rates}.")
+        if values["method"] == "full" and values["max_grad_norm"] is not None:
+            slow = "what the GPU has no room for waits for the norm on the CPU, which is slow at it"
+            notes.append(f"optim: muon with max_grad_norm: {slow}; max_grad_norm: 0 leaves it to the GPU.")
     if values["max_steps"] is not None and "num_train_epochs" in given:
         notes.append(f"max_steps ({values['max_steps']}) decides the length; num_train_epochs is not used.")
     return tuple(notes)

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 from planner.disk import check_space
-from planner.eight_bits import moment_bytes
 from planner.job.output_dir import Place
 from planner.job.schema import Job
 
@@ -16,11 +15,10 @@ FILES_BYTES = 2**24
 """About what is beside the weights in a model folder: configs, tokenizer, headers."""
 
 
-def checkpoint_bytes(job: Job, trained: int, on_disk: int = 0, rounded: int = 0) -> int:
-    """What a checkpoint of `trained` parameters takes. `on_disk`: bytes of their states that are on disk, which it only
-    names where it is no copy. `rounded`: how many of the parameters have moments in 8 bits."""
-    spared = 8 * rounded - 2 * moment_bytes(rounded) + (on_disk if job.state_homes > 1 else 0)
-    return STATE_BYTES_PER_PARAMETER * trained - spared + 2**20
+def checkpoint_bytes(job: Job, saved: int, on_disk: int = 0) -> int:
+    """What a checkpoint takes with so many bytes of masters and moments (`Chain.saved_bytes`). `on_disk`: bytes of them
+    that are on disk, which it only names where it is no copy."""
+    return saved - (on_disk if job.state_homes > 1 else 0) + 2**20
 
 
 def check_room(run_folder: Path, place: Place, *, checkpoint_bytes: int, weight_bytes: int, best: bool = False) -> int:

@@ -24,6 +24,7 @@ from planner.job.evaluation import check_evaluation
 from planner.job.fields import (
     DEFAULT_EPOCHS,
     MOST,
+    Adjust,
     Beta,
     Clip,
     Compile,
@@ -57,7 +58,7 @@ from planner.job.paths import resolve_paths
 from planner.job.precision import settle_precision
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Source, read_text, read_yaml, to_user_error
-from planner.job.values import ADAMW_8BIT, check_optimizer
+from planner.job.values import ADAMW_8BIT, MUON, check_optimizer
 from planner.job.window import check_window
 from planner.job.wrong_values import mistakes_of, told_keys
 
@@ -71,7 +72,7 @@ NOT_PLANNED = frozenset({
     "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
     "mlflow_experiment_name", "mlflow_tracking_uri",
     "group_by_length", "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
-    "special_tokens", "tokenizer_revision",
+    "special_tokens", "tokenizer_revision", "muon_adjust_lr_fn",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""
 
@@ -129,9 +130,10 @@ class Job(BaseModel):
     label_smoothing_factor: Beta = 0.0
     neftune_noise_alpha: Noise = None
     optim: Annotated[
-        Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit"],
-        Field(description="adamw_torch_fused, adamw_torch or adamw_8bit; their states need no GPU memory"),
+        Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit", "muon"],
+        Field(description="adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU memory"),
     ] = "adamw_torch_fused"
+    muon_adjust_lr_fn: Adjust = "match_rms_adamw"
     max_grad_norm: Clip = 1.0
     save_steps: Count = 500
     save_minutes: Minutes = 15.0
@@ -249,8 +251,8 @@ class Job(BaseModel):
         if folder is not None and Dialect.of(source.values).tool is None:
             notes = (*notes, *settle_precision(values, source, named_machine=only_planned))
         if only_planned:
-            exact = {"optim"} if values.get("optim") != ADAMW_8BIT else set()
-            values = {key: value for key, value in values.items() if key not in NOT_PLANNED | exact}
+            alike = {"optim"} if values.get("optim") not in (ADAMW_8BIT, MUON) else set()
+            values = {key: value for key, value in values.items() if key not in NOT_PLANNED | alike}
         elif folder is not None:
             dialect = Dialect.of(source.values)
             data_names = {key: _name_in(source, key) for key in ("dataset", "eval_dataset")}

@@ -12,13 +12,17 @@ ADAMW = ("adamw_hf", "adamw_torch_npu_fused", "paged_adamw_32bit", "paged_adamw"
 """Other names of what `adamw_torch` is."""
 ADAMW_8BIT = "adamw_8bit"
 """AdamW with its moments in 8 bits."""
+MUON = "muon"
+"""Muon for matrices, AdamW for the rest."""
+IN_MEMORY = {ADAMW_8BIT: "states in 8 bits", MUON: "Muon's states"}
+"""Optimizers whose states are on no disk -> which these are."""
 _ADAMW_8BIT = ("adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit")
 _ADAMW_4BIT = "adamw_torch_4bit"
 _TRAIN_ON = {True: "all", False: "completions"}
 _DTYPES: dict[object, bool | None] = {"bfloat16": True, "bf16": True, "float32": None, "fp32": None, "auto": None}
 _SWITCHES = (
     "train_on_inputs", "train_on_prompt", "use_peft", "assistant_only_loss", "completion_only_loss", "bfloat16",
-    "float32", "pure_bf16", "eager_attention", "neat_packing",
+    "float32", "pure_bf16", "eager_attention", "neat_packing", "use_muon",
 )  # fmt: skip
 _FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "fp8", "flash_attn")
 _STRATEGIES = ("bfd", "wrapped")
@@ -49,6 +53,8 @@ def translated(key: str, value: object) -> object:
         return True if value in (4, 8) else None
     if key == "lora_target_linear":
         return True if value is True else None
+    if key == "use_muon":
+        return MUON if value is True else None
     if key == "eager_attention":
         return "eager" if value else None
     if key == "attn_implementation" and isinstance(value, str) and (value.startswith(_FLASH) or "/" in value):
@@ -111,6 +117,8 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
     if set(said) == {"lora_target_linear", "lora_target_modules"}:  # axolotl adds all linear layers to those named
         linear = said["lora_target_linear"] is True
         return {"lora_target_linear": True} if linear else {"lora_target_modules": said["lora_target_modules"]}
+    if said.get("use_muon") is True:  # LLaMA-Factory looks at no other name then
+        return {"use_muon": True}
     asking = {key: value for key, value in said.items() if value not in SWITCHED_OFF}
     found: dict[str, object] = {}
     for key, value in (asking or dict([next(iter(said.items()))])).items():
@@ -122,10 +130,11 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """The mistake of states in 8 bits on a disk."""
-    if values.get("optim") != ADAMW_8BIT or not values.get("disk_paths"):
+    """The mistake of states on a disk that are in 8 bits, or Muon's."""
+    states = IN_MEMORY.get(str(values.get("optim")))
+    if states is None or not values.get("disk_paths"):
         return []
-    text = "disk_paths are given too, and states in 8 bits stay in memory: use adamw_torch, or leave disk_paths out"
+    text = f"disk_paths are given too, and {states} stay in memory: use adamw_torch, or leave disk_paths out"
     return [source.mistake(names["optim"], "bad-value", text)]
 
 

@@ -52,6 +52,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "lora_modules_to_save": "additional_target",
         "early_stopping_patience": "early_stopping_steps",
         "bnb_4bit_use_double_quant": "double_quantization",
+        "optim": "use_muon",
     },
     unused={
         LOGS: """
@@ -118,7 +119,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "fp8 training": "fp8",
         OTHER_LORA: "loraplus_lr_ratio pissa_init create_new_adapter",
         SOME_WEIGHTS: "use_llama_pro freeze_language_model",
-        OPTIMIZER: "use_galore use_apollo use_badam use_adam_mini use_muon",
+        OPTIMIZER: "use_galore use_apollo use_badam use_adam_mini",
         LOSS: "use_dft_loss use_asft_loss use_eaft_loss",
         REWARDS: "reward_model pref_loss pref_ftx",
     },

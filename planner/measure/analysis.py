@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -30,7 +30,7 @@ from planner.graph import (
 )
 from planner.graph import chunk_rows as rows_of_a_chunk
 from planner.job.schema import Job
-from planner.job.values import ADAMW_8BIT
+from planner.job.values import ADAMW_8BIT, MUON
 from planner.machine.hardware import Hardware
 from planner.measure.choose_compiled import with_compiled
 from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
@@ -39,7 +39,8 @@ from planner.measure.gpu_card import workspace_bytes
 from planner.measure.head_time import rehearsal
 from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.isolation import watching_isolation
-from planner.measure.tensors import buffer_bytes, describe, rounded_names
+from planner.measure.matrices import estimate_updates, measure_updates, shapes_of
+from planner.measure.tensors import buffer_bytes, describe, matrix_names, rounded_names
 from planner.measure.times import (
     CompiledBytes,
     Times,
@@ -65,9 +66,8 @@ class Analysis:
 
     `tensors` has the parameters of each block; `pairs` kind -> option -> code; `resident_bytes` is what stays on the
     device all the time beside the frame's tensors: buffers and some scalars; `workspace_bytes` for each thread that
-    computes. `sums_slices`: the model's loss is divided
-    by the number of tokens of the whole step, so that the losses of slices add up to the step's. `model` and `batch`
-    are what was analysed.
+    computes. `sums_slices`: the model's loss is divided by the number of tokens of the whole step, so that the losses
+    of slices add up to the step's. `model` and `batch` are what was analysed.
     """
 
     names: BlockNames
@@ -87,10 +87,7 @@ class Analysis:
     frame_lifetimes: tuple[str, ...] = ()
 
     def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
-        """The chain with these times, which must have all kinds and options of this analysis (KeyError).
-
-        `distinct_tokens`: see `Chain`.
-        """
+        """The chain with these times, which must have all kinds and options of this analysis (KeyError)."""
         frame_bytes = sum(t.bytes + t.state_bytes for t in self.frame_tensors)
         return Chain(
             blocks=tuple(self._block(index, times) for index in range(len(self.names.all))),
@@ -99,11 +96,16 @@ class Analysis:
             start_bytes=self.frame.start,
             slice_tokens=self.slice_tokens,
             distinct_tokens=distinct_tokens,
-            frame_tensors=self.frame_tensors,
+            frame_tensors=tuple(map(times.of_update, self.frame_tensors)),
             packs=any(t.shared_bytes for tensors in self.tensors for t in tensors) and cpu_kernel().packs,
             lifetimes=self.lifetimes,
             frame_lifetimes=self.frame_lifetimes,
         )
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """See `planner.measure.matrices.shapes_of`."""
+        return shapes_of((*(t for block in self.tensors for t in block), *self.frame_tensors))
 
     @property
     def inexact(self) -> tuple[str, ...]:
@@ -157,7 +159,7 @@ class Analysis:
         return Block(
             name=self.names.all[index],
             kind=kind,
-            tensors=self.tensors[index],
+            tensors=tuple(map(times.of_update, self.tensors[index])),
             options=tuple(self._option(index, name, times) for name in pairs),
             input_bytes=pair.interface_bytes,
             output_bytes=pair.output_bytes,
@@ -204,6 +206,7 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analys
         analysis = analyse_model(
             model, sample_batch(job), device=device, chunk_rows=rows, arranged=arranged,
             rounded=rounded_names(model) if job.optim == ADAMW_8BIT else (),
+            matrices=matrix_names(model) if job.optim == MUON else (),
         )  # fmt: skip
     check_trainer_options(model, job)
     if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
@@ -222,13 +225,13 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analys
 
 def analyse_model(
     model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0,
-    arranged: bool = False, rounded: Collection[str] = (),
+    arranged: bool = False, rounded: Collection[str] = (), matrices: Collection[str] = (),
 ) -> Analysis:  # fmt: skip
     """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
     `input_ids` and `labels` [rows, length], or what else its forward takes. `chunk_rows`: head and loss in chunks of so
     many rows; 0: in one piece.
     `arranged`: it says which memory turns allocate, too, so that tensors get places. `rounded`: the parameters whose
-    moments are in 8 bits where they are trained. Raises UserError."""
+    moments are in 8 bits where they are trained, `matrices` those that Muon trains then. Raises UserError."""
     refuse_autocast(device)
     names = find_blocks(model, batch, device=device)
     if chunk_rows:
@@ -264,23 +267,21 @@ def analyse_model(
     code = [next(iter(pairs[kind].values())) for kind in names.kinds]
     reached = {id(block[local]) for block, c in zip(params, code, strict=True) for local in c.param_grads}
     still = {id(p) for block in params for p in block.values() if p.requires_grad} - reached
+
+    def described(p: nn.Parameter, *, trained: bool, tied: bool = False) -> Tensor:
+        return describe(first_names[id(p)], p, tied=tied, trained=trained, rounded=rounded, matrices=matrices)
+
     analysis = Analysis(
         names=names,
         tensors=tuple(
             tuple(
-                describe(
-                    first_names[id(p)], p, tied=id(p) in tied, trained=p.requires_grad and id(p) not in still,
-                    rounded=rounded,
-                )
-                for p in block.values()
+                described(p, tied=id(p) in tied, trained=p.requires_grad and id(p) not in still) for p in block.values()
             )
             for block in params
         ),
         local_names=tuple(tuple(block) for block in params),
         frame_tensors=tuple(
-            describe(n, p, trained=p.requires_grad, rounded=rounded)
-            for n, p in model.named_parameters()
-            if id(p) not in in_blocks
+            described(p, trained=p.requires_grad) for p in model.parameters() if id(p) not in in_blocks
         ),
         pairs=pairs,
         frame=frame,
@@ -321,14 +322,16 @@ def measure_times(
         sink=sums() if adds else forget,
     )  # fmt: skip
     rest = measure_rest(estimate.of(head, first[head].recipe.name), alone, device, names.head)
-    times = Times(options=(*blocks, rest), device=device_name(device), measured=True)
+    updates = measure_updates(analysis.matrices, device, hardware)
+    times = Times(options=(*blocks, rest), device=device_name(device), measured=True, matrices=updates)
     layers = dict.fromkeys(kind for kind in names.kinds[1:-1] if kind not in (names.kinds[0], head))
     return with_compiled(pairs, layers, times, device, adds=adds) if compiling else times
 
 
 def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:
     """Seconds of each kind and option, from arithmetic and memory traffic and what `hardware` reaches."""
-    return estimate_pairs(analysis.pairs, analysis.names.kinds[-1], hardware)
+    times = estimate_pairs(analysis.pairs, analysis.names.kinds[-1], hardware)
+    return replace(times, matrices=estimate_updates(analysis.matrices, hardware))
 
 
 class _Watch(TorchFunctionMode):

@@ -16,6 +16,7 @@ from planner.graph import BlockCode, Sink
 from planner.graph.sample import random_data
 from planner.graph.work import Work
 from planner.machine.hardware import Hardware
+from planner.schedule.chain import Tensor as ChainTensor
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,24 @@ class OptionTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixTimes:
+    """Seconds of Muon's update of a matrix of so many `elements` whose shorter side is `side`, on the device and on the
+    CPU."""
+
+    side: int
+    elements: int
+    gpu_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """Times of every kind and option of a model; `device` names the machine, `measured` is False for an estimate."""
 
     options: tuple[OptionTimes, ...]
     device: str
     measured: bool
+    matrices: tuple[MatrixTimes, ...] = ()
 
     def of(self, kind: str, option: str) -> OptionTimes:
         """Raises KeyError when that kind and option is not there."""
@@ -59,6 +72,15 @@ class Times:
             if (times.kind, times.option) == (kind, option):
                 return times
         raise KeyError(f"no times of kind {kind} under option {option}")
+
+    def of_update(self, tensor: ChainTensor) -> ChainTensor:
+        """The tensor with the times of its update; those of AdamW are the machine's. Raises KeyError."""
+        if not tensor.side:
+            return tensor
+        for times in self.matrices:
+            if (times.side, times.elements) == (tensor.side, tensor.elements):
+                return replace(tensor, gpu_update_s=times.gpu_s, cpu_update_s=times.cpu_s)
+        raise KeyError(f"no times of an update of {tensor.name}")
 
 
 Pairs = Mapping[str, Mapping[str, BlockCode]]

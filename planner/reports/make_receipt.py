@@ -15,7 +15,6 @@ from planner.schedule.plan import Plan
 from planner.schedule.simulate import durations_s, host_traffic_bytes, simulate, written_bytes
 
 LAUNCHING = "launching the GPU's operations"
-_MASTER_BYTES = 12  # of a checkpoint, per trained parameter: the fp32 weight and two moments
 
 
 def status_of(plan: Plan, gap: float) -> str:
@@ -117,6 +116,7 @@ def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
         ("weights and states before the norm", parts.kept_bytes),
         ("weights on their way from disk", parts.ring_bytes),
         ("states on their way from and to disk", parts.state_ring_bytes),
+        ("Muon's products", parts.products_bytes),
     )
 
 
@@ -124,7 +124,7 @@ def disk_shares(chain: Chain, asked: Asked, stored: int = 0) -> tuple[Share, ...
     """Checkpoints, the one that is being written while the others are still there, and the trained model; `stored`
     bytes of optimizer states, which a single checkpoint names: then they are there twice."""
     named = asked.keep == 1
-    checkpoint = _MASTER_BYTES * sum(t.elements for t in _tensors(chain) if t.trainable) - stored * named
+    checkpoint = chain.saved_bytes - stored * named
     model = sum(t.bytes for t in _tensors(chain) if t.trainable)  # of LoRA only the adapters are written
     kept = asked.keep or 1
     each = "each checkpoint, all are kept" if asked.keep is None else f"checkpoints kept: {kept}"

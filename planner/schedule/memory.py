@@ -6,13 +6,13 @@ the peak exactly, whatever the copies and the CPU do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 
 from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.operations import SLOTS, STATE_SLOTS
-from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, tied_rows
+from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, scratch_bytes, tied_rows
 from planner.schedule.plan import Direction, Plan, stage_order
 
 _PAGE = 4096  # files are read from whole ones on
@@ -244,6 +244,7 @@ class HostParts:
     ring_bytes         slots through which weights come from disk
     state_ring_bytes   slots through which states come from disk and go there
     kept_bytes         weights and states before an update that runs ahead of the norm
+    products_bytes     what Muon's update of the largest matrix multiplies in
     """
 
     weights_bytes: int = 0
@@ -253,6 +254,7 @@ class HostParts:
     kept_bytes: int = 0
     ring_bytes: int = 0
     state_ring_bytes: int = 0
+    products_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -287,6 +289,7 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
         kept_bytes=sum(t.master_bytes for t in chain.tensors() if t.name in ahead),
         ring_bytes=ring_bytes(chain),
         state_ring_bytes=state_ring_bytes(chain),
+        products_bytes=products_bytes(chain, updated),
     )
 
 
@@ -308,6 +311,12 @@ def state_slot_bytes(chain: Chain) -> int:
 def state_ring_bytes(chain: Chain) -> int:
     """All of these slots."""
     return STATE_SLOTS * state_slot_bytes(chain)
+
+
+def products_bytes(chain: Chain, updated: Collection[str] | None = None) -> int:
+    """Of Muon's updates on the CPU, which come one after another: of matrices called so, or of any."""
+    named = (t for t in chain.tensors() if t.side and (updated is None or t.name in updated))
+    return max(map(scratch_bytes, named), default=0)
 
 
 def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planner import eight_bits
+from planner import eight_bits, muon
 from planner.schedule.chain import Block, Chain, Option, Tensor
 from planner.schedule.plan import Direction, stage_order
 
@@ -45,10 +45,13 @@ def kept_bytes(block: Block, option: Option) -> int:
 
 def scratch_bytes(tensor: Tensor) -> int:
     """What an update on the device needs beside the tensor: the fp32 copy of a narrower gradient, or what moments in 8
-    bits are expanded to."""
+    bits are expanded to, or Muon's matrices."""
     if tensor.rounded:
         return eight_bits.scratch_bytes(tensor.elements)
-    return 4 * tensor.elements if tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements else 0
+    narrow = tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements
+    if tensor.side:
+        return muon.scratch_bytes(tensor.side, tensor.elements, narrow=narrow)
+    return 4 * tensor.elements * narrow
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.machine.hardware import Hardware
@@ -10,6 +10,7 @@ from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_T
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.plan import Direction
+from planner.schedule.update_work import parameters_of, update_work
 
 STEPS = 4  # a step depends on the one before only; from the third on they look alike
 
@@ -45,7 +46,7 @@ class Durations:
 
     def __init__(self, options: Sequence[str], chain: Chain, hardware: Hardware) -> None:
         self.hardware = hardware
-        self.parameters = parameters_of(chain)
+        self.gpu_work, self.cpu_work = update_work(chain, hardware)
         self.gpu_updates = hardware.gpu_updates(rounded=chain.rounded_elements > 0)
         self.cpu_updates = hardware.cpu_updates(rounded=chain.rounded_elements > 0)
         self.options = [block.option(name) for block, name in zip(chain.blocks, options, strict=True)]
@@ -65,10 +66,10 @@ class Durations:
             case OpKind.SEND:
                 return share * op.bytes / machine.d2h_bytes_per_s
             case OpKind.UPDATE:
-                return self._updated(op) / self.gpu_updates
+                return _sum(self.gpu_work, op) / self.gpu_updates
             case OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
                 work = _UPDATE_BYTES[op.kind] / UPDATE_TRAFFIC_BYTES
-                return work * self._updated(op) / self.cpu_updates
+                return work * _sum(self.cpu_work, op) / self.cpu_updates
             case OpKind.RUN:
                 direction, index, _ = op.turn
                 option = self.options[index]
@@ -81,16 +82,9 @@ class Durations:
         """A piece is read and written, and the drive does one at a time: each takes as long as both do."""
         return op.bytes * self.hardware.disk_s_per_byte
 
-    def _updated(self, op: Op) -> int:
-        return sum(self.parameters[name] for name in op.subject.split(","))
 
-
-def parameters_of(chain: Chain) -> dict[str, int]:
-    """Of each tensor, and of each piece "NAME#3" of states that may be on disk."""
-    found = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
-    for tensor in (t for t in chain.tensors() if t.states_on_disk):
-        found |= {f"{tensor.name}#{piece.number}": piece.elements for piece in chain.state_pieces(tensor)}
-    return found
+def _sum(work: Mapping[str, float], op: Op) -> float:
+    return sum(work[name] for name in op.subject.split(","))
 
 
 def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> list[float]:

@@ -27,6 +27,7 @@ from planner.schedule.compile import reads
 from planner.schedule.memory import state_ring_bytes
 from planner.schedule.plan import Direction, Plan
 from planner.schedule.serial_order import activation_turns
+from planner.schedule.update_work import update_work
 
 _STEPS = 3
 _AHEAD = 0.5  # of the slots for states on disk, those that are read ahead
@@ -103,10 +104,10 @@ class _Play:
     def _gpu_updates(self) -> list[float]:
         """Seconds of the device's updates at the end of each stage."""
         chain = self.setting.chain
-        elements = {t.name: t.elements for t in chain.tensors()}
-        parameters = [sum(elements[name] for name in stage.gpu_update) for stage in self.plan.stages]
-        parameters[-1] += sum(t.elements for t in chain.frame_tensors if t.trainable)
-        return [n / self.machine.gpu_updates(rounded=chain.rounded_elements > 0) for n in parameters]
+        work, _ = update_work(chain, self.machine)
+        updated = [sum(work[name] for name in stage.gpu_update) for stage in self.plan.stages]
+        updated[-1] += sum(work[t.name] for t in chain.frame_tensors if t.trainable)
+        return [n / self.machine.gpu_updates(rounded=chain.rounded_elements > 0) for n in updated]
 
     def _activations_coming(self) -> list[float]:
         """Seconds of the link for activations that come back in each stage."""

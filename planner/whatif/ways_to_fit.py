@@ -12,7 +12,7 @@ import torch
 from planner.errors import UserError
 from planner.job.lora import DEFAULTS, has_no_weights
 from planner.job.schema import Job
-from planner.job.values import ADAMW_8BIT
+from planner.job.values import ADAMW_8BIT, MUON
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.drive import with_drive
@@ -73,7 +73,8 @@ def ways_to_fit(
 
     if problem.clip and (least := _least(replace(problem, clip=False))):
         yield Way(text="no clipping (max_grad_norm: 0)", least_bytes=least)
-    storable = job.method == "full" and job.optim != ADAMW_8BIT and not problem.hardware.disk_bytes
+    exact = job.optim not in (ADAMW_8BIT, MUON)
+    storable = job.method == "full" and exact and not problem.hardware.disk_bytes
     if storable and (least := _least(with_all_on_disk(problem))):
         yield Way(text="optimizer states on a drive (disk_paths: a folder there; --drive pcie4)", least_bytes=least)
     if not job.bf16:
@@ -81,7 +82,7 @@ def ways_to_fit(
     host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()
     if not host_is_full:  # shorter slices are no help to a host that is full
         yield from _smaller_slices(job, problem, device, last_trace)
-    elif job.method == "full" and job.optim != ADAMW_8BIT and not job.disk_paths:
+    elif job.method == "full" and exact and not job.disk_paths:
         yield from tried("AdamW's moments in 8 bits, rounded (optim: adamw_8bit)", optim=ADAMW_8BIT)
     if job.method == "full" and not (runs and has_no_weights(job.model)):
         lora = {**DEFAULTS, "method": "lora"}

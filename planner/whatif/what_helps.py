@@ -27,6 +27,7 @@ from planner.search.problem import Problem
 from planner.search.states_on_disk import decided_anew, states_on_disk
 
 _GIB = 2**30
+_UNCLIPPED = "no clipping (--clip none, max_grad_norm: 0)"
 _WORTH = 1.02  # less is no help
 _PROMISING = 1.05  # who can gain no more is not planned
 _PLANNED = 4
@@ -36,6 +37,8 @@ _USED = 0.8  # of a budget: more of what is not used up is no help, whatever a l
 def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """One thing changed at a time."""
     hardware, chain = problem.hardware, problem.chain
+    if problem.clip and chain.matrix_elements:  # the GPU then does Muon's products, of which a CPU does one in hundreds
+        yield _UNCLIPPED, replace(problem, clip=False)
     more = usable_cpu_bytes(64 * _GIB)
     yield "64 GiB more RAM", replace(problem, cpu_budget_bytes=problem.cpu_budget_bytes + more)
     extra = max(8, problem.gpu_budget_bytes // _GIB // 4) * _GIB
@@ -60,14 +63,15 @@ def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield "a GPU that computes twice as fast", replace(problem, chain=_quicker(chain, 0.5))
     text = f"{2 * problem.slices} slices a step in place of {problem.slices}"
     yield text, replace(problem, slices=2 * problem.slices)
-    if problem.clip:
-        yield "no clipping (--clip none, max_grad_norm: 0)", replace(problem, clip=False)
+    if problem.clip and not chain.matrix_elements:
+        yield _UNCLIPPED, replace(problem, clip=False)
 
 
 def _quicker(chain: Chain, factor: float) -> Chain:
     blocks = tuple(
         replace(
             block,
+            tensors=tuple(replace(t, gpu_update_s=factor * t.gpu_update_s) for t in block.tensors),
             options=tuple(
                 replace(o, forward_s=factor * o.forward_s, backward_s=factor * o.backward_s) for o in block.options
             ),

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from planner.arrange.pack import with_places
+from planner.measure.tensors import matrix_names
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from tests.support.cuda.device import Device
@@ -41,10 +42,11 @@ def arena_on(device: Device) -> Iterator[arena.Arena]:
 
 
 @functools.cache
-def placed_chain(model: str, dtype: torch.dtype, rounded: bool = False) -> Chain:
+def placed_chain(model: str, dtype: torch.dtype, rounded: bool = False, muon: bool = False) -> Chain:
     """As `late_engines.chain_for`, with what turns allocate."""
     made = make_model(model, dtype)
-    return chain_of(made, device=CUDA, arranged=True, rounded=rounded_of(made) if rounded else ())
+    matrices = matrix_names(made) if muon else ()
+    return chain_of(made, device=CUDA, arranged=True, rounded=rounded_of(made) if rounded else (), matrices=matrices)
 
 
 def placed(plan: Plan, chain: Chain) -> Plan:

@@ -9,31 +9,34 @@ import torch
 from torch import nn
 
 from planner.measure.analysis import analyse_model
-from planner.measure.times import OptionTimes, Times
+from planner.measure.tensors import matrix_names
+from planner.measure.times import MatrixTimes, OptionTimes, Times
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan, Stage, stage_order
 from planner.schedule.verify import verify
 from tests.support.tiny_models import batch_of
-from worker.runtime.step_values import AdamW
+from worker.runtime.step_values import AdamW, Group, Muon
 
 
 def chain_of(
     model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device | None = None,
-    *, arranged: bool = False, rounded: Collection[str] = (),
+    *, arranged: bool = False, rounded: Collection[str] = (), matrices: Collection[str] = (),
 ) -> Chain:  # fmt: skip
     """The model's chain for slices like `batch`: true bytes, made-up times. `rounded`: names of parameters whose
-    moments are in 8 bits."""
+    moments are in 8 bits; `matrices`: of those that Muon updates."""
     analysis = analyse_model(
-        model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged, rounded=rounded
-    )
+        model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged, rounded=rounded,
+        matrices=matrices,
+    )  # fmt: skip
     times = tuple(
         OptionTimes(kind=kind, option=option, forward_s=1.0, backward_s=2.0)
         for kind, pairs in analysis.pairs.items()
         for option in pairs
     )
-    return analysis.chain(Times(options=times, device="none", measured=False))
+    updates = tuple(MatrixTimes(side=s, elements=n, gpu_s=1.0, cpu_s=1.0) for s, n in analysis.matrices)
+    return analysis.chain(Times(options=times, device="none", measured=False, matrices=updates))
 
 
 def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = False, ahead: bool = False) -> Plan:
@@ -150,3 +153,11 @@ def adamw(model: nn.Module) -> AdamW:
     """Weights of two dimensions decay."""
     decay = frozenset(n for n, p in model.named_parameters() if p.dim() > 1)
     return AdamW(betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1, decay_names=decay)
+
+
+def muon(model: nn.Module) -> tuple[Group, ...]:
+    """Muon for matrices, `adamw` for the rest."""
+    rest, matrices = adamw(model), matrix_names(model)
+    others = frozenset(name for name, _ in model.named_parameters()) - matrices
+    own = Muon(weight_decay=rest.weight_decay, decay_names=rest.decay_names, names=matrices)
+    return replace(rest, names=others), own

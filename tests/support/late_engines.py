@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.measure.tensors import matrix_names
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from tests.support.cuda.device import Device
 from tests.support.cuda.session import the_device
 from tests.support.cuda.streams import Mood
-from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan, rounded_of, streaming_plan
+from tests.support.engine_plans import adamw, chain_of, mixed_plan, muon, resident_plan, rounded_of, streaming_plan
 from tests.support.engines import data, learning_rate
 from tests.support.late_waits import a_step
 from tests.support.plain_engine import PlainEngine
@@ -45,9 +46,11 @@ class Case:
     rounds: int = 1
     clip: float | None = None
     rounded: bool = False  # moments are in 8 bits
+    muon: bool = False  # for matrices
 
     def __str__(self) -> str:
-        shape = f"{self.rounds}x{self.slices}" + "-clipped" * bool(self.clip) + "-rounded" * self.rounded
+        shape = f"{self.rounds}x{self.slices}" + "-clipped" * bool(self.clip)
+        shape += "-rounded" * self.rounded + "-muon" * self.muon
         return f"{self.model}-{self.plan}-{shape}-{'bf16' if self.dtype.itemsize == 2 else 'fp32'}"
 
     @property
@@ -57,16 +60,17 @@ class Case:
 
 
 @functools.cache
-def chain_for(model: str, dtype: torch.dtype, rounded: bool = False) -> Chain:
+def chain_for(model: str, dtype: torch.dtype, rounded: bool = False, muon: bool = False) -> Chain:
     """For slices of two rows."""
     made = make_model(model, dtype)
-    return chain_of(made, device=CUDA, rounded=rounded_of(made) if rounded else ())
+    matrices = matrix_names(made) if muon else ()
+    return chain_of(made, device=CUDA, rounded=rounded_of(made) if rounded else (), matrices=matrices)
 
 
 def plan_for(case: Case) -> Plan:
     """Without a budget, so without a cap: what else is on the device is not the plan's."""
     rounds = {"rounds": case.rounds} if case.rounds > 1 else {}
-    chain = chain_for(case.model, case.dtype, case.rounded)
+    chain = chain_for(case.model, case.dtype, case.rounded, case.muon)
     plan = PLANS[case.plan](chain, slices=case.slices, clip=case.clip is not None, **rounds)
     return replace(plan, gpu_budget_bytes=0)
 
@@ -78,8 +82,8 @@ def engine_for(case: Case, plan: Plan | None = None) -> Engine:
     """An engine on the device. Generated code is shared by all engines of a model, to save time."""
     model = make_model(case.model, case.dtype)
     engine = Engine(
-        model, plan=plan or plan_for(case), chain=chain_for(case.model, case.dtype, case.rounded),
-        optimizer=adamw(model), max_grad_norm=case.clip, device=CUDA,
+        model, plan=plan or plan_for(case), chain=chain_for(case.model, case.dtype, case.rounded, case.muon),
+        optimizer=(muon if case.muon else adamw)(model), max_grad_norm=case.clip, device=CUDA,
     )  # fmt: skip
     engine._rounds.codes = _CODES.setdefault((case.model, case.dtype), {})
     return engine
@@ -106,7 +110,7 @@ def train(engine: Engine | PlainEngine, case: Case, steps: int = 3, drains: bool
 def expected(case: Case, steps: int = 3) -> list[Tensor]:
     """What plain PyTorch gives on the device."""
     model = make_model(case.model, case.dtype)
-    settings: dict[str, Any] = {"optimizer": adamw(model), "max_grad_norm": case.clip}
+    settings: dict[str, Any] = {"optimizer": (muon if case.muon else adamw)(model), "max_grad_norm": case.clip}
     settings["rounded"] = rounded_of(model) if case.rounded else ()
     return list(train(PlainEngine(model.to(CUDA), device=CUDA, **settings), case, steps))
 

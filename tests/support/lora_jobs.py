@@ -92,7 +92,13 @@ def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
 def plain_steps(model: nn.Module, job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Steps of the job as one would write them: losses and the trained parameters."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(trained.values(), lr=job.learning_rate, weight_decay=job.weight_decay, fused=True)
+    settings = {"lr": job.learning_rate, "weight_decay": job.weight_decay}
+    matrices = [name for name in trained if job.optim == "muon" and "embed" not in name and "lm_head" not in name]
+    others = [p for name, p in trained.items() if name not in matrices]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, **settings, fused=True)] if others else []
+    if matrices:
+        own = [trained[name] for name in matrices]
+        optimizers.append(torch.optim.Muon(own, **settings, adjust_lr_fn=job.muon_adjust_lr_fn))
     losses = []
     for batches, seeds, items in steps_of(job, count):
         for batch, seed in zip(batches, seeds, strict=True):
@@ -101,6 +107,7 @@ def plain_steps(model: nn.Module, job: Job, count: int) -> tuple[list[Tensor], d
             loss.backward()
             losses.append(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), job.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
     return losses, {name: p.detach() for name, p in trained.items()}

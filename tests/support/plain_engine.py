@@ -1,6 +1,7 @@
 """Training in plain PyTorch behind the engine's methods: the reference that bitwise tests compare with.
 
-Gradient accumulation over the slices in their order, each micro-batch under its own seed; one AdamW(fused=True). With
+Gradient accumulation over the slices in their order, each micro-batch under its own seed; AdamW(fused=True), and for
+matrices of a group of Muon `torch.optim.Muon`. With
 weights narrower than fp32 the optimizer's parameters are fp32 masters, and gradients become fp32 before the clip.
 """
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from planner.cpu.rounded import rounded
 from planner.measure.forward_bytes import quiet
+from worker.runtime.step_values import AdamW, Group, Muon, groups_of, matrices_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +56,28 @@ class PlainEngine:
             name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
             for name, p in self.weights.items()
         }
-        decay = [m for name, m in self.masters.items() if name in optimizer.decay_names]
-        rest = [m for name, m in self.masters.items() if name not in optimizer.decay_names]
-        groups = [{"params": decay, "weight_decay": optimizer.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        self.adamw = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps, fused=True)
+        groups = groups_of(optimizer)
+        self.optimizers = [self._optimizer(group) for group in groups]
+        self.matrices = matrices_of(groups, self.masters)
+
+    def _optimizer(self, group: Group) -> torch.optim.Optimizer:
+        """PyTorch's own, of the tensors of one group."""
+        own = {name: master for name, master in self.masters.items() if group.has(name)}
+        decay = [m for name, m in own.items() if name in group.decay_names]
+        rest = [m for name, m in own.items() if name not in group.decay_names]
+        groups = [{"params": decay, "weight_decay": group.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        if isinstance(group, Muon):
+            return torch.optim.Muon(groups, momentum=group.momentum, adjust_lr_fn=group.adjust)
+        assert isinstance(group, AdamW)
+        return torch.optim.AdamW(groups, betas=group.betas, eps=group.eps, fused=True)
+
+    def optimizer_of(self, name: str) -> torch.optim.Optimizer:
+        """Whose a tensor is."""
+        owned = (o for o in self.optimizers for group in o.param_groups if self._is_in(name, group["params"]))
+        return next(owned)
+
+    def _is_in(self, name: str, params: list[nn.Parameter]) -> bool:
+        return any(p is self.masters[name] for p in params)
 
     def step(
         self,
@@ -81,12 +101,13 @@ class PlainEngine:
         norm = None
         if self.max_grad_norm is not None:
             norm = torch.nn.utils.clip_grad_norm_(list(self.masters.values()), self.max_grad_norm)
-        for group in self.adamw.param_groups:
-            group["lr"] = learning_rate
-        self.adamw.step()
-        self.adamw.zero_grad()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+            optimizer.zero_grad()
         for name in self.rounded:
-            state = self.adamw.state[self.masters[name]]
+            state = self.optimizer_of(name).state[self.masters[name]]
             for part, signed in (("exp_avg", True), ("exp_avg_sq", False)):
                 state[part].copy_(rounded(state[part], signed=signed))
         with torch.no_grad():
@@ -133,8 +154,13 @@ class PlainEngine:
         """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, on the host; with "left_out" where no
         gradient reached it in so many steps."""
         for name, master in self.masters.items():
-            state = self.adamw.state[master]
+            state = self.optimizer_of(name).state[master]
             zeros = torch.zeros_like(master)
+            if name in self.matrices:
+                yield name, {
+                    "master": master.detach().cpu(), "momentum_buffer": state.get("momentum_buffer", zeros).cpu(),
+                }  # fmt: skip
+                continue
             left_out = self.steps_done - float(state.get("step", 0))
             yield (
                 name,
@@ -153,7 +179,11 @@ class PlainEngine:
                 master = self.masters[name]
                 master.copy_(parts["master"])
                 self.weights[name].copy_(master)
-                self.adamw.state[master] = {
+                state = self.optimizer_of(name).state
+                if name in self.matrices:
+                    state[master] = {"momentum_buffer": parts["momentum_buffer"].to(master.device, copy=True)}
+                    continue
+                state[master] = {
                     "step": torch.tensor(step - float(parts.get("left_out", 0))),
                     "exp_avg": parts["exp_avg"].to(master.device, copy=True),
                     "exp_avg_sq": parts["exp_avg_sq"].to(master.device, copy=True),

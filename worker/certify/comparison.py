@@ -36,7 +36,7 @@ from worker.training.stored import passing_store
 log = logging.getLogger(__name__)
 
 _FOUND = "losses", "gradient norms", "first moments' norm", "parameters", "moments"
-_SORTS = {"master": "parameters", "exp_avg": "moments", "exp_avg_sq": "moments"}
+_SORTS = {"master": "parameters", "exp_avg": "moments", "exp_avg_sq": "moments", "momentum_buffer": "moments"}
 
 
 class _Result(Protocol):
@@ -156,9 +156,10 @@ def _expanded(state: Iterator[Item]) -> Iterator[Item]:
 
 
 def _first_moments_norm(state: Iterator[Item]) -> Tensor:
-    """Over all tensors, in double precision: after one step, the gradients' norm times 1 - beta1. The sum is exact, so
-    that one more tensor of zeros changes nothing."""
-    norms = (float(torch.linalg.vector_norm(parts["exp_avg"], dtype=torch.float64)) for _, parts in state)
+    """Over all tensors, in double precision: after one step, the gradients' norm times 1 - beta1 (or, of Muon's, 1 less
+    its momentum). The sum is exact, so that one more tensor of zeros changes nothing."""
+    first = (parts["exp_avg"] if "exp_avg" in parts else parts["momentum_buffer"] for _, parts in state)
+    norms = (float(torch.linalg.vector_norm(moment, dtype=torch.float64)) for moment in first)
     return torch.tensor(math.sqrt(math.fsum(norm * norm for norm in norms)), dtype=torch.float64)
 
 

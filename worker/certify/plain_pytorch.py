@@ -2,7 +2,7 @@
 
 The model's own forward and backward, gradient accumulation in order, `clip_grad_norm_`, `AdamW(fused=True)`. Where the
 weights are narrower than fp32, the optimizer has fp32 masters, and gradients become fp32 before clip and update. Where
-moments are in 8 bits, they are rounded so after each update.
+moments are in 8 bits, they are rounded so after each update. What Muon trains, `torch.optim.Muon` does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.cpu.rounded import rounded
-from worker.runtime.step_values import AdamW
+from worker.runtime.step_values import AdamW, Group, Muon
 from worker.storage.shards import Item
 
 
@@ -31,7 +31,7 @@ class PlainTraining:
     GPU's need not have the same last bits, and a plan says which of both it is."""
 
     def __init__(
-        self, model: nn.Module, *, optimizer: AdamW, max_grad_norm: float | None, device: torch.device,
+        self, model: nn.Module, *, optimizer: Sequence[Group], max_grad_norm: float | None, device: torch.device,
         on_cpu: Collection[str], rounded: Collection[str] = (),
     ) -> None:  # fmt: skip
         """`rounded`: names of those whose moments are in 8 bits."""
@@ -42,11 +42,19 @@ class PlainTraining:
             name: nn.Parameter(p.detach().to("cpu" if name in on_cpu else device, torch.float32))
             for name, p in self._weights.items()
         }
+        self._matrices = {name for name in self._masters for g in optimizer if isinstance(g, Muon) and g.has(name)}
+        self._optimizers = [self._optimizer(group) for group in optimizer if any(map(group.has, self._masters))]
+
+    def _optimizer(self, group: Group) -> torch.optim.Optimizer:
+        own = {name: master for name, master in self._masters.items() if group.has(name)}
         groups = [
-            {"params": [m for n, m in self._masters.items() if optimizer.decay_of(n) == decay], "weight_decay": decay}
-            for decay in dict.fromkeys(map(optimizer.decay_of, self._masters))
+            {"params": [m for n, m in own.items() if group.decay_of(n) == decay], "weight_decay": decay}
+            for decay in dict.fromkeys(map(group.decay_of, own))
         ]
-        self._adamw = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps, fused=True)
+        if isinstance(group, Muon):
+            return torch.optim.Muon(groups, momentum=group.momentum, adjust_lr_fn=group.adjust)
+        assert isinstance(group, AdamW)
+        return torch.optim.AdamW(groups, betas=group.betas, eps=group.eps, fused=True)
 
     def step(
         self, batches: Sequence[Mapping[str, Tensor]], *, seeds: Sequence[int], learning_rate: float, items: Tensor
@@ -60,13 +68,14 @@ class PlainTraining:
             loss.backward()
             losses.append(loss.detach())
         norm = self._clip()
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        self._adamw.step()
-        self._adamw.zero_grad()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+            optimizer.zero_grad()
         with torch.no_grad():
             for name in self._rounded:
-                state = self._adamw.state[self._masters[name]]
+                state = self._state_of(self._masters[name])
                 for part, signed in (("exp_avg", True), ("exp_avg_sq", False)):
                     if part in state:  # else no gradient has reached it yet
                         state[part].copy_(rounded(state[part], signed=signed))
@@ -88,8 +97,13 @@ class PlainTraining:
         return norm
 
     def state(self) -> Iterator[Item]:
-        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, in host memory."""
+        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, in host memory; "momentum_buffer" in
+        place of moments where Muon trains it."""
         for name, master in self._masters.items():
-            state = self._adamw.state[master]
-            moments = {part: state.get(part, torch.zeros_like(master)).cpu() for part in ("exp_avg", "exp_avg_sq")}
+            state = self._state_of(master)
+            parts = ("momentum_buffer",) if name in self._matrices else ("exp_avg", "exp_avg_sq")
+            moments = {part: state.get(part, torch.zeros_like(master)).cpu() for part in parts}
             yield name, {"master": master.detach().cpu(), **moments}
+
+    def _state_of(self, master: nn.Parameter) -> dict[str, Tensor]:
+        return next((optimizer.state[master] for optimizer in self._optimizers if master in optimizer.state), {})

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from planner.cpu import muon
 from planner.cpu.adamw import Step, Target
+from planner.cpu.muon import Matrix
 from planner.graph import label
 from planner.schedule.compile import Op, OpKind
 from worker.engine import adamw
@@ -15,7 +17,7 @@ from worker.engine.device_items import Device
 from worker.engine.gradients import Gradients
 from worker.engine.host_items import Host
 from worker.engine.stored_states import StoredStates
-from worker.runtime.step_values import StepValues
+from worker.runtime.step_values import AdamW, Group, Muon, StepValues
 
 
 class Actions:
@@ -77,7 +79,7 @@ class Actions:
                 raise AssertionError(f"{op.name}: turns are run by the engine")
 
     def _update(self, names: Sequence[str], values: StepValues) -> None:
-        targets = []
+        targets: list[Target | Matrix] = []
         for name in names:
             gradient = self._gradients.of(name)
             if gradient is not None:
@@ -97,8 +99,8 @@ class Actions:
                 targets.append(target)
             else:
                 self._leave_out(name)
-                if target.work is not target.master and not target.packed:  # the gradient may have taken its place
-                    target.work.copy_(target.master)
+                if target.work is not target.master and not self._host.is_packed(name):
+                    target.work.copy_(target.master)  # the gradient may have taken its place
         self._apply(targets, values, values.host_count, values.host_coefficient)
 
     @property
@@ -113,9 +115,8 @@ class Actions:
         piece, (exp_avg, exp_avg_sq, *master) = self._states.in_slot(name, op.piece, op.slot)
         span = slice(piece.first, piece.first + piece.elements)
         work, gradient = (self._host.items[f"{kind}:{name}"][0].view(-1)[span] for kind in "wg")
-        target = Target(
-            name, self._decay(name, values), work, master[0] if master else work, exp_avg, exp_avg_sq, gradient
-        )
+        decay, own = self._group(name, values).decay_of(name), master[0] if master else work
+        target = Target(name, decay, work, own, exp_avg, exp_avg_sq, gradient)
         if name in values.reached:
             self._apply([target], values, values.host_count, values.host_coefficient)
             return
@@ -160,14 +161,25 @@ class Actions:
             weight = self._host.before(f"w:{name}") if self._goes_on_from_weight(name) else []
             own, *rest = [*master, *weight]
             target = self._target(name, items, items[f"g:{name}"][0], values)
+            assert isinstance(target, Target), name  # Muon is never ahead
             targets.append(replace(target, before=(own, exp_avg, exp_avg_sq, *rest)))
         self._apply(targets, values, values.host_count, coefficient)
 
-    def _apply(self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None) -> None:
-        """One step of AdamW on the targets, group by group."""
+    def _apply(
+        self, targets: Sequence[Target | Matrix], values: StepValues, count: Tensor, coefficient: Tensor | None
+    ) -> None:  # fmt: skip
+        """One step of the optimizer on the targets, group by group."""
         values.updating = True
         for number, group in enumerate(values.groups):
-            own = [target for target in targets if group.has(target.name)]
+            if isinstance(group, Muon):
+                for matrix in (t for t in targets if isinstance(t, Matrix) and group.has(t.name)):
+                    muon.update(
+                        matrix, learning_rate=values.rate_of(number), momentum=group.momentum, adjust=group.adjust,
+                        coefficient=coefficient,
+                    )  # fmt: skip
+                continue
+            assert isinstance(group, AdamW)
+            own = [target for target in targets if isinstance(target, Target) and group.has(target.name)]
             for less in dict.fromkeys(self._left_out.get(target.name, 0) for target in own):
                 step = Step(
                     learning_rate=values.rate_of(number), betas=group.betas, eps=group.eps,
@@ -177,13 +189,20 @@ class Actions:
                     [target for target in own if self._left_out.get(target.name, 0) == less], step, self._device.numbers
                 )
 
-    def _target(self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor, values: StepValues) -> Target:
-        work, (exp_avg, exp_avg_sq, *master) = items[f"w:{name}"][0], items[f"s:{name}"]
+    def _target(
+        self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor, values: StepValues
+    ) -> Target | Matrix:  # fmt: skip
+        work, states, group = items[f"w:{name}"][0], items[f"s:{name}"], self._group(name, values)
+        if isinstance(group, Muon):
+            momentum, *master = states
+            return Matrix(name, group.decay_of(name), work, master[0] if master else work, momentum, gradient)
+        exp_avg, exp_avg_sq, *master = states
         own = master[0] if master else work
-        return Target(name, self._decay(name, values), work, own, exp_avg, exp_avg_sq, gradient)
+        return Target(name, group.decay_of(name), work, own, exp_avg, exp_avg_sq, gradient)
 
-    def _decay(self, name: str, values: StepValues) -> float:
-        return next(group for group in values.groups if group.has(name)).decay_of(name)
+    @staticmethod
+    def _group(name: str, values: StepValues) -> Group:
+        return next(group for group in values.groups if group.has(name))
 
     def _goes_on_from_weight(self, name: str) -> bool:
         """The weight is its own master, or a part of it."""

@@ -30,7 +30,7 @@ from worker.runtime.cuda import CudaMachine
 from worker.runtime.interpreter import Cursor, Interpreter
 from worker.runtime.machine import Machine
 from worker.runtime.recording import Recording
-from worker.runtime.step_values import AdamW, StepValues, groups_of
+from worker.runtime.step_values import Group, StepValues, groups_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Engine:
     """
 
     def __init__(
-        self, model: nn.Module, *, plan: Plan, chain: Chain, optimizer: AdamW | Sequence[AdamW],
+        self, model: nn.Module, *, plan: Plan, chain: Chain, optimizer: Group | Sequence[Group],
         max_grad_norm: float | None, device: torch.device, metered: bool = False, states: Store | None = None,
     ) -> None:  # fmt: skip
         """`optimizer`: one for all tensors, or parameter groups. `max_grad_norm` is given exactly when the plan clips.
@@ -61,7 +61,7 @@ class Engine:
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
-        self._groups = groups_of(optimizer)
+        self._groups = groups_of(optimizer, chain)
         self._model, self._plan = model, plan
         self._machine: Machine = CudaMachine(device) if device.type == "cuda" else CpuMachine(metered=metered)
         self._program = compile_program(plan, chain)
@@ -140,7 +140,7 @@ class Engine:
         *,
         seeds: Sequence[int],
         learning_rate: float | Sequence[float],
-        optimizer: AdamW | Sequence[AdamW] | None = None,
+        optimizer: Group | Sequence[Group] | None = None,
         **model_kwargs: Any,
     ) -> StepResult:
         """One optimizer step over the slices `batches` (host tensors: input_ids, labels [rows, length]), slice k under
@@ -194,7 +194,7 @@ class Engine:
             self._cap()
         return StepResult(losses=tuple(losses), grad_norm=values.take_grad_norm(), peak_bytes=machine.peak_bytes())
 
-    def _values(self, learning_rate: float | Sequence[float], groups: tuple[AdamW, ...]) -> StepValues:
+    def _values(self, learning_rate: float | Sequence[float], groups: tuple[Group, ...]) -> StepValues:
         number = self.steps_done + 1
         with self._machine.on_host():
             host_count = torch.full((), float(number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -16,9 +17,22 @@ from worker.runtime.machine import Machine
 from worker.runtime.slabs import carve, slab_bytes
 
 
+class Moments(Enum):
+    """What the optimizer keeps beside a master: AdamW's moments, in fp32 or in 8 bits, or Muon's momentum."""
+
+    WIDE = "wide"
+    ROUNDED = "rounded"
+    MOMENTUM = "momentum"
+
+    @property
+    def count(self) -> int:
+        """How many tensors they are."""
+        return 1 if self is Moments.MOMENTUM else 2
+
+
 class Host:
-    """Host copies by item name: "w:" one tensor, "g:" one, "s:" two, or three where the weights are narrower than fp32
-    (then the third is the master, or where states are packed its lower half), "a:" as many as the block saved. Only
+    """Host copies by item name: "w:" one tensor, "g:" one, "s:" the moments and, where the weights are narrower
+    than fp32, one more (the master, or where states are packed its lower half), "a:" as many as the block saved. Only
     what the program moves or updates on the CPU is here."""
 
     def __init__(self, machine: Machine) -> None:
@@ -52,14 +66,13 @@ class Host:
 
     def hold(
         self, name: str, kinds: Collection[str], weight: Tensor, *, overwritten: bool = False, packed: bool = False,
-        rounded: bool = False,
+        moments: Moments = Moments.WIDE,
     ) -> None:  # fmt: skip
         """Give a tensor's items of these kinds ("w", "g", "s") their memory, one slab for all, and what is in them
-        before the first step. `overwritten`: the gradient takes the weight's place; `packed`: the states are;
-        `rounded`: the moments are in 8 bits."""
+        before the first step. `overwritten`: the gradient takes the weight's place; `packed`: the states are."""
         wanted = [("w", weight.dtype, weight.shape)] * ("w" in kinds)
         wanted += [("g", weight.dtype, weight.shape)] * ("g" in kinds and not overwritten and not packed)
-        wanted += [("s", *layout) for layout in _state_layouts(weight, rounded=rounded)] * ("s" in kinds)
+        wanted += [("s", *layout) for layout in _state_layouts(weight, moments)] * ("s" in kinds)
         sizes = [shape.numel() * dtype.itemsize for _, dtype, shape in wanted]
         slab = self._machine.host_empty((slab_bytes(sizes),), torch.uint8)
         for (kind, dtype, shape), part in zip(wanted, carve(slab, sizes), strict=True):
@@ -74,7 +87,7 @@ class Host:
             gradient, states[2] = (half.view(weight.shape) for half in states[2].view(-1).view(torch.int16).chunk(2))
             self.items[f"g:{name}"] = [gradient.view(weight.dtype)]
         elif "s" in kinds:
-            for master in self.items[f"s:{name}"][2:]:
+            for master in self.items[f"s:{name}"][moments.count :]:
                 master.copy_(weight)
 
     def leave_on_disk(self, name: str, weight: Tensor, slot_bytes: int) -> None:
@@ -133,20 +146,20 @@ class Host:
         return self.items[item]
 
 
-def new_states(weight: Tensor, *, rounded: bool) -> list[Tensor]:
+def new_states(weight: Tensor, moments: Moments) -> list[Tensor]:
     """Optimizer states of `weight` before the first step, on its device: zero moments and, where it is narrower than
-    fp32, the master. `rounded`: the moments are in 8 bits."""
-    layouts = _state_layouts(weight, rounded=rounded)
+    fp32, the master."""
+    layouts = _state_layouts(weight, moments)
     states = [torch.zeros(shape, dtype=dtype, device=weight.device) for dtype, shape in layouts]
-    for master in states[2:]:
+    for master in states[moments.count :]:
         master.copy_(weight)
     return states
 
 
-def _state_layouts(weight: Tensor, *, rounded: bool) -> list[tuple[torch.dtype, torch.Size]]:
+def _state_layouts(weight: Tensor, moments: Moments) -> list[tuple[torch.dtype, torch.Size]]:
     wide = (torch.float32, weight.shape)
-    moment = (torch.uint8, torch.Size([moment_bytes(weight.numel())])) if rounded else wide
-    return [moment, moment] + [wide] * (weight.dtype != torch.float32)
+    moment = (torch.uint8, torch.Size([moment_bytes(weight.numel())])) if moments is Moments.ROUNDED else wide
+    return [moment] * moments.count + [wide] * (weight.dtype != torch.float32)
 
 
 def span(tensor: Tensor) -> int:

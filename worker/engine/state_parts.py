@@ -10,13 +10,16 @@ from torch import Tensor
 from planner.cpu.rounded import expand, split
 
 STATE_PARTS = ("exp_avg", "exp_avg_sq", "master")
+MATRIX_PARTS = ("momentum_buffer", "master")
+"""Of what Muon updates."""
 _SCALES = "_scales"
 
 
-def parts_of(states: Sequence[Tensor], shape: torch.Size) -> dict[str, Tensor]:
-    """The states of a tensor of this shape by name, as views; moments in 8 bits as their bytes, with blocks' scales."""
+def parts_of(states: Sequence[Tensor], shape: torch.Size, *, matrix: bool = False) -> dict[str, Tensor]:
+    """The states of a tensor of this shape by name, as views; moments in 8 bits as their bytes, with blocks' scales.
+    `matrix`: Muon's."""
     parts: dict[str, Tensor] = {}
-    for part, state in zip(STATE_PARTS, states, strict=False):
+    for part, state in zip(MATRIX_PARTS if matrix else STATE_PARTS, states, strict=False):
         if state.dtype == torch.uint8:
             parts[part + _SCALES], places = split(state, shape.numel())
             parts[part] = places.view(shape)

@@ -15,7 +15,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, Queue, overwritten, packed
 from planner.schedule.memory import slot_bytes
 from worker.engine.device_items import Device
-from worker.engine.host_items import Host, new_states
+from worker.engine.host_items import Host, Moments, new_states
 from worker.engine.state_parts import parts_of
 from worker.engine.stored_states import Store, StoredStates
 from worker.runtime.arena import Memory
@@ -60,14 +60,17 @@ class Weights:
         self._on_disk = {t.name for t in chain.tensors() if t.on_disk}
         self._slot_bytes = slot_bytes(chain)
         self._packed = packed(chain, program.ops)
-        self._rounded = {t.name for t in (*chain.tensors(), *chain.frame_tensors) if t.rounded}
+        every = (*chain.tensors(), *chain.frame_tensors)
+        self.matrices = frozenset(t.name for t in every if t.side)
+        self._moments = dict.fromkeys(self.matrices, Moments.MOMENTUM)
+        self._moments |= {t.name: Moments.ROUNDED for t in every if t.rounded}
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
         try:
             for name, parameter in self._parameters.items():
                 self._take(name, parameter)
             memory.expect(None)
             self._move_buffers(lambda buffer: machine.place(buffer))
-            if self._rounded:
+            if Moments.ROUNDED in self._moments.values():
                 self.device.numbers = both_numbers(machine.place)
         except BaseException:  # no memory is left, perhaps
             self.give_back()
@@ -92,12 +95,12 @@ class Weights:
         elif kinds:
             self.host.hold(
                 name, kinds, weight, overwritten=name in self._overwritten, packed=name in self._packed,
-                rounded=name in self._rounded,
+                moments=self._moments.get(name, Moments.WIDE),
             )  # fmt: skip
         if f"w:{name}" in self._resident:
             self._place(f"w:{name}", [weight])
         if f"s:{name}" in self._resident:
-            self._place(f"s:{name}", new_states(weight, rounded=name in self._rounded))
+            self._place(f"s:{name}", new_states(weight, self._moments.get(name, Moments.WIDE)))
         if name in self.frame:
             parameter.data = self.device.items[f"w:{name}"][0]
         else:
@@ -145,21 +148,21 @@ class Weights:
             if self.stored is not None and name in self.stored:
                 self.stored.make_anew(name, self.host.items[f"w:{name}"][0])
             elif f"g:{name}" in self.host.items:
-                self.host.items[f"w:{name}"][0].copy_(self.host.items[f"s:{name}"][2])
+                self.host.items[f"w:{name}"][0].copy_(self.host.items[f"s:{name}"][-1])
         self.come_back()
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory; what is on the
         device comes down one tensor at a time. The tensors are the engine's own where they are on the host, until the
         next one comes. With "left_out", a number, for those that were left out of steps; moments in 8 bits are bytes,
-        with "exp_avg_scales" and "exp_avg_sq_scales" of their blocks."""
+        with "exp_avg_scales" and "exp_avg_sq_scales" of their blocks; Muon's are a "momentum_buffer"."""
         for name in self.trained:
             yield from self._state_of(name)
 
     def _state_of(self, name: str) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """One tensor's of `state`."""
         with self._whole(name) as states:
-            parts = {part: t.cpu() for part, t in parts_of(states, self._parameters[name].shape).items()}
+            parts = {part: t.cpu() for part, t in self._parts(name, states).items()}
             parts.setdefault("master", self._current(f"w:{name}")[0].detach().cpu())
             if name in self.left_out:
                 parts["left_out"] = torch.tensor(float(self.left_out[name]))
@@ -257,10 +260,13 @@ class Weights:
             raise ValueError(f"nothing was given for {min(missing)}")
 
     def _copy_parts(self, name: str, states: Sequence[Tensor], parts: Mapping[str, Tensor]) -> None:
-        for part, target in parts_of(states, self._parameters[name].shape).items():
+        for part, target in self._parts(name, states).items():
             if (source := parts.get(part)) is None or source.dtype != target.dtype:
                 raise ValueError(f"{part} of {name} is not there, or not in {target.dtype}")
             self._copy(name, target, source)
+
+    def _parts(self, name: str, states: Sequence[Tensor]) -> dict[str, Tensor]:
+        return parts_of(states, self._parameters[name].shape, matrix=name in self.matrices)
 
     @staticmethod
     def _copy(name: str, target: Tensor, source: Tensor) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from planner.muon import MATCH_RMS, MOMENTUM
+from planner.schedule.chain import Chain
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamW:
-    """AdamW as PyTorch defines it. Tensors in `decay_names` decay by `weight_decay`, others do not.
+class Group:
+    """What any optimizer knows of its tensors. Those in `decay_names` decay by `weight_decay`, others do not.
 
     `names`: as one of several parameter groups, the tensors that are its own; None: all.
     """
 
-    betas: tuple[float, float]
-    eps: float
     weight_decay: float
     decay_names: frozenset[str]
     names: frozenset[str] | None = None
@@ -30,9 +31,36 @@ class AdamW:
         return self.weight_decay if name in self.decay_names else 0.0
 
 
-def groups_of(optimizer: AdamW | Sequence[AdamW]) -> tuple[AdamW, ...]:
-    """Parameter groups; one where there are none."""
-    return (optimizer,) if isinstance(optimizer, AdamW) else tuple(optimizer)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW(Group):
+    """AdamW as PyTorch defines it."""
+
+    betas: tuple[float, float]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Muon(Group):
+    """Muon as PyTorch defines it (`planner.cpu.muon`), for matrices. `adjust`: its `adjust_lr_fn`."""
+
+    momentum: float = MOMENTUM
+    adjust: str = MATCH_RMS
+
+
+def groups_of(optimizer: Group | Sequence[Group], chain: Chain | None = None) -> tuple[Group, ...]:
+    """Parameter groups; one where there are none. Raises ValueError where Muon's are not the matrices of `chain`."""
+    groups = (optimizer,) if isinstance(optimizer, Group) else tuple(optimizer)
+    tensors = (*chain.tensors(), *chain.frame_tensors) if chain is not None else ()
+    matrices = matrices_of(groups, [t.name for t in tensors if t.trainable])
+    if wrong := matrices ^ {t.name for t in tensors if t.side}:
+        raise ValueError(f"the optimizer's matrices are not the chain's: {sorted(wrong)[:3]}")
+    return groups
+
+
+def matrices_of(groups: Sequence[Group], names: Iterable[str]) -> frozenset[str]:
+    """Those of the tensors called `names` that Muon updates."""
+    muon = [group for group in groups if isinstance(group, Muon)]
+    return frozenset(name for name in names if any(group.has(name) for group in muon))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,7 +83,7 @@ class StepValues:
     learning_rate: float | Sequence[float]
     host_count: Tensor
     device_count: Tensor
-    groups: tuple[AdamW, ...] = ()
+    groups: tuple[Group, ...] = ()
     coefficient: Tensor | None = None
     host_coefficient: Tensor | None = None
     grad_norm: Tensor | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -13,7 +14,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from planner.job.schema import Job
-from worker.runtime.step_values import AdamW
+from planner.job.values import MUON
+from planner.measure.tensors import matrix_names
+from worker.runtime.step_values import AdamW, Group, Muon
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
@@ -62,9 +65,17 @@ def decay_names(model: nn.Module) -> frozenset[str]:
     )
 
 
-def optimizer_of(job: Job, model: nn.Module) -> AdamW:
-    """The job's optimizer for the parameters of `model`."""
-    return AdamW(
+def optimizer_of(job: Job, model: nn.Module) -> tuple[Group, ...]:
+    """The job's optimizer for the parameters of `model`, in one group, or with Muon for matrices in two."""
+    adamw = AdamW(
         betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
         decay_names=decay_names(model),
     )  # fmt: skip
+    if job.optim != MUON:
+        return (adamw,)
+    matrices = matrix_names(model)
+    rest = frozenset(name for name, _ in model.named_parameters()) - matrices
+    muon = Muon(
+        weight_decay=job.weight_decay, decay_names=adamw.decay_names, names=matrices, adjust=job.muon_adjust_lr_fn
+    )
+    return (replace(adamw, names=rest), muon)

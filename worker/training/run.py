@@ -108,13 +108,15 @@ class _Run:
         output = Output(self.model)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         stored = self.chain.stored_bytes(self.plan.cpu_updated())
-        rounded = self.chain.rounded_elements
-        self.state_bytes = checkpoint_bytes(job, self.parameters, stored, rounded)
-        if rounded:
+        self.state_bytes = checkpoint_bytes(job, self.chain.saved_bytes, stored)
+        if rounded := self.chain.rounded_elements:
             log.info(
                 "optimizer: AdamW's moments of %.1f%% of the trained parameters are rounded to 8 bits in blocks of 256",
                 100 * rounded / self.parameters,
             )  # fmt: skip
+        if matrices := self.chain.matrix_elements:
+            share = 100 * matrices / self.parameters
+            log.info("optimizer: Muon for %.1f%% of the trained parameters, AdamW for the rest", share)
         self.delivery = Delivery(
             run=folder, place=place, output=output, trained=self.trained,
             card=lambda step: model_card(job, read_metrics(folder.metrics), step),

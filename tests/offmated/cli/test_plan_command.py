@@ -151,7 +151,11 @@ def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
         (["--model", "m", "--hardware", "hardware.json"], "Times of a model are estimated from the machine's"),
         (
             ["--model", "me/none", "--hardware", "rtx3060", "--drive", "pcie4", "--set", "optim=adamw_8bit"],
-            "--drive is for optimizer states, and those in 8 bits stay in memory.",
+            "--drive is for optimizer states, and states in 8 bits stay in memory.",
+        ),
+        (
+            ["--model", "me/none", "--hardware", "rtx3060", "--drive", "pcie4", "--set", "optim=muon"],
+            "--drive is for optimizer states, and Muon's states stay in memory.",
         ),
         ([*CHAIN[1:], "--clip", "some"], "Usage: "),
         ([*CHAIN[1:], "--gap", "1"], "Usage: "),

@@ -169,6 +169,29 @@ def test_values_that_are_done_otherwise_are_said(folder: Path) -> None:
     assert any("attn_implementation: flash_attention_2 (attention is PyTorch's sdpa" in line for line in notes)
 
 
+def test_muon_has_the_rates_of_the_tool_whose_file_it_is(folder: Path) -> None:
+    (ours, notes), (axolotls, told) = (
+        Job.parse_with_notes(text + "muon\n", folder) for text in (OURS + "optim: ", AXOLOTL + "optimizer: ")
+    )
+    factorys, _ = Job.parse_with_notes(LLAMA_FACTORY + "use_muon: true\noptim: adamw_torch\n", folder)
+    assert {job.optim for job in (ours, axolotls, factorys)} == {"muon"}
+    assert ours.muon_adjust_lr_fn == factorys.muon_adjust_lr_fn == "match_rms_adamw"
+    assert axolotls.muon_adjust_lr_fn == "original"
+    assert any("its Muon is torch.optim.Muon here" in note for note in told)
+    assert any(note.startswith("optim: muon trains matrices, AdamW the rest") for note in notes)
+    assert any("max_grad_norm: 0 leaves it to the GPU" in note for note in notes)
+    without, _ = Job.parse_with_notes(LLAMA_FACTORY + "use_muon: false\n", folder)
+    assert without.optim == "adamw_torch_fused"
+
+
+@pytest.mark.parametrize("text", [OURS + "optim: muon\n", LLAMA_FACTORY + "use_muon: true\n"])
+def test_muon_with_states_on_disk_is_refused_in_one_line(folder: Path, text: str) -> None:
+    with pytest.raises(UserError) as refused:
+        Job.parse(text + f"disk_paths: {folder}\n", folder)
+    (line,) = refused.value.numbers
+    assert "disk_paths are given too, and Muon's states stay in memory: use adamw_torch, or leave" in line
+
+
 @pytest.mark.parametrize("name", ["adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit"])
 def test_an_optimizer_with_moments_in_8_bits_is_one(folder: Path, name: str) -> None:
     for text in (AXOLOTL + f"optimizer: {name}\n", LLAMA_FACTORY + f"optim: {name}\n", TRL + f"optim: {name}\n"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from planner.codec import from_json, to_json
+from planner.eight_bits import moment_bytes
 from planner.job.room import checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.presets import preset
@@ -112,8 +113,11 @@ def test_rates_are_measured_where_they_matter():
     assert found.gpu_rounded_update_parameters_per_s == found.cpu_rounded_update_parameters_per_s
 
 
-def test_a_checkpoint_has_a_byte_each(job):
-    assert checkpoint_bytes(job, 2**20, 0, 2**20) == checkpoint_bytes(job, 2**20) - 2**23 + 2 * (2**20 + 2**14)
+def test_a_checkpoint_has_a_byte_each(job, chain):
+    tensors = (*chain.tensors(), *chain.frame_tensors)
+    moments = sum(2 * moment_bytes(t.elements) if t.rounded else 8 * t.elements for t in tensors)
+    assert chain.saved_bytes == moments + 4 * sum(t.elements for t in tensors)
+    assert checkpoint_bytes(job, chain.saved_bytes) == chain.saved_bytes + 2**20
 
 
 def test_a_question_about_such_a_job_is_another_one(job, tmp_path):

@@ -48,8 +48,12 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"]}),
         ("llama", {"use_rslora": True, "lora_target_modules": r".*layers\.[01]\..*(q|v)_proj"}),
         ("llama", {"use_dora": True, "lora_dropout": 0.0, "lora_modules_to_save": ["embed_tokens", "lm_head"]}),
+        ("llama", {"optim": "muon", "lora_modules_to_save": ["lm_head"]}),
     ],
-    ids=["llama", "llama-bf16-2-slices", "gpt2-2-slices", "llama-rslora-by-pattern", "llama-dora-whole-modules"],
+    ids=[
+        "llama", "llama-bf16-2-slices", "gpt2-2-slices", "llama-rslora-by-pattern", "llama-dora-whole-modules",
+        "llama-muon",
+    ],
 )
 def test_lora_under_a_plan_equals_plain_peft_in_every_bit(tmp_path: Path, name: str, keys: dict[str, object]) -> None:
     job = lora_job(tmp_path, name, **keys)

@@ -32,6 +32,8 @@ CASES = (
     Case("bloom", "recompute", slices=2, rounds=2),
     Case("llama", "ahead", BF16, slices=2, clip=0.5, rounded=True),
     Case("qwen2", "mixed", slices=2, rounded=True),
+    Case("llama", "mixed", BF16, slices=2, clip=0.5, muon=True),
+    Case("qwen2", "mixed", slices=2, muon=True),
 )
 
 

@@ -17,7 +17,7 @@ from planner.search.problem import Problem
 from tests.support.arena import arena_on, placed, placed_chain
 from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Mood
-from tests.support.engine_plans import adamw, chain_of
+from tests.support.engine_plans import adamw, chain_of, muon
 from tests.support.engines import data, learning_rate
 from tests.support.families import family_model
 from tests.support.late_engines import CUDA, PLANS, Case, expected, train
@@ -41,6 +41,8 @@ CASES = [
     Case("llama", "recompute", slices=2),
     Case("llama", "mixed", torch.bfloat16, clip=0.5, rounded=True),
     Case("gpt2", "keep", slices=2, rounded=True),
+    Case("llama", "mixed", torch.bfloat16, clip=0.5, muon=True),
+    Case("gpt2", "keep", slices=2, muon=True),
 ]
 
 
@@ -64,7 +66,7 @@ class LooksAtData(nn.Module):
 
 
 def plan_of(case: Case) -> Plan:
-    chain = placed_chain(case.model, case.dtype, case.rounded)
+    chain = placed_chain(case.model, case.dtype, case.rounded, case.muon)
     rounds = {"rounds": case.rounds} if case.rounds > 1 else {}
     return placed(PLANS[case.plan](chain, slices=case.slices, clip=case.clip is not None, **rounds), chain)
 
@@ -86,12 +88,12 @@ def engine_in(device: Device) -> Iterator[Callable[[Case, Plan], tuple[Engine, A
         made: list[Engine] = []
 
         def make(case: Case, plan: Plan) -> tuple[Engine, Arena]:
-            model, chain = make_model(case.model, case.dtype), placed_chain(case.model, case.dtype, case.rounded)
+            model = make_model(case.model, case.dtype)
+            chain = placed_chain(case.model, case.dtype, case.rounded, case.muon)
+            optimizer = (muon if case.muon else adamw)(model)
             made.append(
-                Engine(
-                    model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=case.clip, device=CUDA
-                )
-            )  # fmt: skip
+                Engine(model, plan=plan, chain=chain, optimizer=optimizer, max_grad_norm=case.clip, device=CUDA)
+            )
             return made[-1], arena
 
         yield make

@@ -1,0 +1,33 @@
+"""What updates are: in parameters, and in the time that as many parameters take AdamW."""
+
+from __future__ import annotations
+
+from planner.machine.hardware import Hardware
+from planner.schedule.chain import Chain, Tensor
+
+
+def parameters_of(chain: Chain) -> dict[str, int]:
+    """Of each tensor, and of each piece "NAME#3" of states that may be on disk."""
+    found = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
+    for tensor in (t for t in chain.tensors() if t.states_on_disk):
+        found |= {f"{tensor.name}#{piece.number}": piece.elements for piece in chain.state_pieces(tensor)}
+    return found
+
+
+def update_work(chain: Chain, hardware: Hardware) -> tuple[dict[str, float], dict[str, float]]:
+    """Likewise, the work of an update on the device and on the CPU: how many parameters AdamW would update in its time
+    there. Those that it updates are themselves."""
+    parameters: dict[str, float] = dict(parameters_of(chain))
+    others = [t for t in (*chain.tensors(), *chain.frame_tensors) if t.side]
+    on_device = {t.name: gpu_work(t, chain, hardware) for t in others}
+    return parameters | on_device, parameters | {t.name: cpu_work(t, chain, hardware) for t in others}
+
+
+def gpu_work(tensor: Tensor, chain: Chain, hardware: Hardware) -> float:
+    """Of one tensor on the device."""
+    return tensor.gpu_update_s * hardware.gpu_updates(rounded=chain.rounded_elements > 0) or tensor.elements
+
+
+def cpu_work(tensor: Tensor, chain: Chain, hardware: Hardware) -> float:
+    """Of one tensor on the CPU."""
+    return tensor.cpu_update_s * hardware.cpu_updates(rounded=chain.rounded_elements > 0) or tensor.elements
