@@ -9,6 +9,8 @@ from __future__ import annotations
 
 STEPS = 5
 """Of the iteration."""
+COEFFICIENTS = (3.4445, -4.775, 2.0315)
+EPS = 1e-7
 MOMENTUM = 0.95
 MATCH_RMS, ORIGINAL = "match_rms_adamw", "original"
 """What the learning rate is multiplied by: 0.2 √(longer side), or √(rows / columns) where that is more than 1."""

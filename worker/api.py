@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from planner.arrange.pack import can_arrange
 from planner.errors import Exit, UserError
@@ -39,7 +40,7 @@ from worker.engine.engine import Engine
 from worker.lent_model import ModelGuard, check_model, keep_weights_in, lend
 from worker.runtime.arena import take_over
 from worker.storage.checkpoint import Checkpoints, Origin
-from worker.torch_adamw import TorchAdamW
+from worker.torch_optimizers import TorchOptimizers
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def prepare(
     model: nn.Module,
     batch: Batch | Sequence[Batch],
     *,
-    optimizer: torch.optim.AdamW,
+    optimizer: Optimizer | Sequence[Optimizer],
     gpu_budget: str | int | None = None,
     cpu_budget: str | int | None = None,
     max_grad_norm: float | None = None,
@@ -66,8 +67,8 @@ def prepare(
     `batch` is a sample of the largest shape that will come; a list of them for a step of several micro-batches,
     whose gradients add up. `model` is on the CPU, in fp32 or in bf16 (then masters and moments are fp32);
     parameters that do not require grad are not trained. `optimizer` is an AdamW, fresh, over all parameters that
-    do; its groups' learning rates are read at every step, so schedulers of torch work on it. Budgets are bytes or
-    like "6GiB"; by default what is free. Micro-batch k of step n runs under
+    do, or a list of one and a Muon that share them; groups' learning rates are read at every step, so schedulers of
+    torch work on them. Budgets are bytes or like "6GiB"; by default what is free. Micro-batch k of step n runs under
     `torch.manual_seed(worker.data.seeds.micro_batch_seed(seed, n, k))`. `measure`: time the model's blocks on the
     device first, which takes seconds; otherwise the plan rests on an estimate. `compile`: "auto" has inductor compile
     the layers (measuring then takes minutes) and takes what is faster; losses and gradients differ in the last bits.
@@ -87,8 +88,10 @@ def prepare(
     with contextlib.ExitStack() as undo:
         lend(model, place, undo)
         undo.callback(take_turns(model, _largest(batches), place))
-        adamw = TorchAdamW(optimizer, model)
-        analysis = analyse_model(model, _largest(batches), device=place, arranged=arranged)
+        optimizers = TorchOptimizers(optimizer, model)
+        analysis = analyse_model(
+            model, _largest(batches), device=place, arranged=arranged, matrices=optimizers.matrices
+        )
         if len(batches) > 1 and not analysis.sums_slices:
             raise UserError(
                 f"{type(model).__name__} takes the mean over each micro-batch by itself.", code="loss-per-slice",
@@ -110,11 +113,11 @@ def prepare(
             format_bytes(plan.gpu_peak_bytes),
         )  # fmt: skip
         engine = Engine(
-            model, plan=plan, chain=chain, optimizer=adamw.settings(), max_grad_norm=max_grad_norm, device=place
+            model, plan=plan, chain=chain, optimizer=optimizers.settings(), max_grad_norm=max_grad_norm, device=place
         )
         keep_weights_in(model, undo)
         guard = ModelGuard(model, map(model.get_submodule, analysis.names.all))
-        return LoopEngine(engine, model, plan, _largest(batches), adamw, guard, seed=seed, undo=undo.pop_all())
+        return LoopEngine(engine, model, plan, _largest(batches), optimizers, guard, seed=seed, undo=undo.pop_all())
 
 
 class LoopEngine:
@@ -125,13 +128,14 @@ class LoopEngine:
     """
 
     def __init__(
-        self, engine: Engine, model: nn.Module, plan: Plan, sample: Batch, adamw: TorchAdamW, guard: ModelGuard, *,
+        self, engine: Engine, model: nn.Module, plan: Plan, sample: Batch, optimizers: TorchOptimizers,
+        guard: ModelGuard, *,
         seed: int, undo: contextlib.ExitStack,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.grad_norm: Tensor | None = None
         self.peak_bytes: int | None = None
-        self._engine, self._model, self._sample, self._adamw = engine, model, sample, adamw
+        self._engine, self._model, self._sample, self._optimizers = engine, model, sample, optimizers
         self._guard, self._seed, self._undo = guard, seed, undo
 
     @property
@@ -151,10 +155,10 @@ class LoopEngine:
         self._check(batches)
         seeds = [micro_batch_seed(self._seed, self.steps_done, k) for k in range(len(batches))]
         several = {"num_items_in_batch": torch.tensor(sum(map(self._num_items, batches)))} if len(batches) > 1 else {}
-        rates, settings = self._adamw.learning_rates(), self._adamw.settings()
+        rates, settings = self._optimizers.learning_rates(), self._optimizers.settings()
         with self._using(steps=True):
             result = self._engine.step(batches, seeds=seeds, learning_rate=rates, optimizer=settings, **several)
-        self._adamw.saw_step()
+        self._optimizers.saw_step()
         self.grad_norm, self.peak_bytes = result.grad_norm, result.peak_bytes
         return result.losses[0] if len(batches) == 1 else torch.stack(result.losses).sum()
 
@@ -246,7 +250,7 @@ class LoopEngine:
         if last is None:
             raise UserError(f"There is no checkpoint in {path}.", code="no-checkpoint", exit_code=Exit.USAGE)
         self._engine.load_state(last.tensors(), step=last.step)
-        self._adamw.forget()
+        self._optimizers.forget()
         self._guard.settle()
 
     def restore(self) -> nn.Module:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planner.muon import MATCH_RMS, STEPS, scratch_parts
+from planner.muon import COEFFICIENTS, EPS, MATCH_RMS, STEPS, scratch_parts
 
-_A, _B, _C = 3.4445, -4.7750, 2.0315
-_EPS = 1e-7
+_A, _B, _C = COEFFICIENTS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +69,7 @@ def _orthogonal(matrix: Tensor, spare: Tensor, scratch: tuple[Tensor, ...]) -> T
     square = torch.Size([x.shape[0], x.shape[0]])
     gram, factor = (_view(part, torch.bfloat16, square) for part in scratch[:2])
     norm = _view(scratch[2], torch.bfloat16, torch.Size([]))
-    x.div_(torch.linalg.vector_norm(x, out=norm).clamp_(min=_EPS))
+    x.div_(torch.linalg.vector_norm(x, out=norm).clamp_(min=EPS))
     home, other = (_view(memory.view(-1).view(torch.uint8), torch.bfloat16, x.shape) for memory in (matrix, spare))
     for _ in range(STEPS):
         torch.mm(x, x.T, out=gram)

@@ -71,7 +71,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 ENTRIES = {
     "worker.api", "worker.export", "worker.first_records", "worker.prepare", "worker.preview", "worker.sample",
-    "worker.torch_adamw", "worker.trainer", "worker.verify_resume", "offmated.command",
+    "worker.torch_optimizers", "worker.trainer", "worker.verify_resume", "offmated.command",
 }  # fmt: skip
 """What people and processes start; beside these every `__main__` and `tasks`. They may import any folder of their
 package and of the packages below it, and nothing imports them but another entry."""

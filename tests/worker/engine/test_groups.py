@@ -9,7 +9,7 @@ from torch import nn
 from tests.support.engine_plans import chain_of, mixed_plan
 from tests.support.tiny_models import batch_of, make_model
 from worker.engine.engine import Engine
-from worker.torch_adamw import TorchAdamW
+from worker.torch_optimizers import TorchOptimizers
 
 STEPS = 4
 
@@ -81,7 +81,7 @@ def test_values_of_groups_that_change_at_every_step_are_those_of_plain_pytorch(
     model = make_model("llama", dtype)
     chain = chain_of(model)
     optimizer = optimizer_of(list(model.named_parameters()))
-    adamw = TorchAdamW(optimizer, model)
+    adamw = TorchOptimizers(optimizer, model)
     engine = Engine(
         model, plan=mixed_plan(chain, clip=clip is not None, **plan), chain=chain, optimizer=adamw.settings(),
         max_grad_norm=clip, device=torch.device("cpu"),

@@ -1,0 +1,144 @@
+"""An ordinary `torch.optim.AdamW`, or one beside a `torch.optim.Muon`, in the engine's terms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from planner.errors import Exit, UserError
+from planner.muon import COEFFICIENTS, EPS, ORIGINAL, STEPS
+from worker.runtime.step_values import AdamW, Group, Muon, matrices_of
+
+_SWITCHES = ("amsgrad", "maximize", "differentiable")
+_KNOWN = "use torch.optim.AdamW(..., fused=True), or beside it torch.optim.Muon; a job has optim: adamw_8bit"
+_AS_THEY_ARE = {"nesterov": True, "ns_steps": STEPS, "ns_coefficients": COEFFICIENTS, "eps": EPS}
+"""Of Muon."""
+
+
+class TorchOptimizers:
+    """The settings that their groups have now: schedulers change rates, momenta, and whatever else is there."""
+
+    def __init__(self, given: Optimizer | Sequence[Optimizer], model: nn.Module) -> None:
+        """`given` have all trainable parameters of `model`, each in one of them, no others, and have not stepped yet.
+
+        Raises UserError "optimizer-not-usable".
+        """
+        self._optimizers = (given,) if isinstance(given, Optimizer) else tuple(given)
+        self._states: list[object] = [None] * len(self._optimizers)
+        for optimizer in self._optimizers:
+            if type(optimizer) not in (torch.optim.AdamW, torch.optim.Muon):
+                raise _unusable(f"it is {type(optimizer).__name__}", _KNOWN)
+        own, groups = set(model.parameters()), self._groups()
+        foreign = [p for group in groups for p in group["params"] if p not in own]
+        if foreign:
+            raise _unusable(
+                f"it has a parameter of shape {list(foreign[0].shape)} that is not the model's",
+                "train it in an optimizer of its own, or make this one anew of model.parameters()",
+            )
+        trained = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self._members = [list(group["params"]) for group in groups]
+        self._names = [frozenset(trained[p] for p in group if p in trained) for group in self._members]
+        counts = Counter(name for names in self._names for name in names)
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise _unusable(f"two of them have {min(twice)}", "give each parameter to one optimizer")
+        if missing := set(trained.values()).difference(*self._names):
+            raise _unusable(
+                f"it does not have {min(missing)}, which requires grad",
+                "give it every parameter that is trained; requires_grad_(False) freezes the others",
+            )
+        self.settings()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    def settings(self) -> tuple[Group, ...]:
+        """The settings of each group. Raises UserError "optimizer-not-usable" for what the engine cannot do."""
+        for optimizer, state in zip(self._optimizers, self._states, strict=True):
+            if optimizer.state:
+                fresh = "give a fresh one; load() brings back what save() kept"
+                raise _unusable("it has moments of steps already", fresh)
+            if state is not None and optimizer.state is not state:
+                raise _unusable(
+                    "its state was replaced, but the engine has the moments", "load() brings back what save() kept"
+                )
+            if optimizer._optimizer_step_pre_hooks:
+                raise _unusable("it has a hook before its step, which would see no gradients", "remove it")
+        groups = self._groups()
+        if [list(map(id, group["params"])) for group in groups] != [list(map(id, own)) for own in self._members]:
+            raise _unusable(
+                "its groups have other parameters than prepare() was given",
+                "restore() the model, and prepare() it with a fresh optimizer that has these groups",
+            )
+        return tuple(
+            _muon(group, names) if "ns_steps" in group else _adamw(group, names)
+            for group, names in zip(groups, self._names, strict=True)
+        )
+
+    @property
+    def matrices(self) -> frozenset[str]:
+        """Names of what Muon has."""
+        return matrices_of(self.settings(), frozenset[str]().union(*self._names))
+
+    def saw_step(self) -> None:
+        """A step on no gradients: it does nothing, but schedulers and hooks of the optimizer see one."""
+        for optimizer in self._optimizers:
+            optimizer.step()
+        self._states = [optimizer.state for optimizer in self._optimizers]
+
+    def forget(self) -> None:
+        """The engine's moments came back: the optimizer's rates may, too, by a `load_state_dict` of its own."""
+        self._states = [None] * len(self._optimizers)
+
+    def learning_rates(self) -> tuple[float, ...]:
+        """The rate of each group."""
+        return tuple(float(group["lr"]) for group in self._groups())
+
+
+def _muon(group: dict[str, Any], names: frozenset[str]) -> Muon:
+    for key, value in _AS_THEY_ARE.items():
+        if group[key] != value:
+            raise _unusable(f"its {key} is {group[key]}", f"leave {key} out: it is {value}")
+    _not_negative(group, "lr", "weight_decay", "momentum")
+    return Muon(
+        momentum=float(group["momentum"]), adjust=group["adjust_lr_fn"] or ORIGINAL,
+        weight_decay=float(group["weight_decay"]), decay_names=names, names=names,
+    )  # fmt: skip
+
+
+def _adamw(group: dict[str, Any], names: frozenset[str]) -> AdamW:
+    for switch in _SWITCHES:
+        if group[switch]:
+            raise _unusable(f"it has {switch}=True", f"leave {switch} out")
+    if not group["fused"]:
+        raise _unusable("it is not fused, and updates are those of the fused one: last bits differ", _FUSED)
+    if not group["decoupled_weight_decay"]:
+        raise _unusable("its weight decay is not decoupled", "use torch.optim.AdamW as it is")
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):  # as AdamW itself has it, which looks only when it is made
+        raise _unusable(f"its betas are {beta1} and {beta2}", "each must be at least 0 and less than 1")
+    _not_negative(group, "lr", "eps", "weight_decay")
+    return AdamW(
+        betas=(beta1, beta2), eps=float(group["eps"]), weight_decay=float(group["weight_decay"]), decay_names=names,
+        names=names,
+    )  # fmt: skip
+
+
+def _not_negative(group: dict[str, Any], *keys: str) -> None:
+    for key in keys:
+        if not float(group[key]) >= 0:
+            raise _unusable(f"its {key} is {float(group[key])}", "it must be at least 0")
+
+
+_FUSED = "torch.optim.AdamW(..., fused=True)"
+
+
+def _unusable(number: str, hint: str) -> UserError:
+    return UserError(
+        "This optimizer cannot be used.", code="optimizer-not-usable", exit_code=Exit.USAGE, numbers=(number,),
+        hint=hint,
+    )  # fmt: skip
