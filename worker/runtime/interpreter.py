@@ -28,6 +28,10 @@ class Interpreter(Protocol):
     waited_s: float
     recording: Recording | None
 
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong on a queue, at first. Operations of that step and later ones are no longer done."""
+
     def record(self) -> None:
         """Note from now on when operations run. No step may be running."""
 
@@ -149,8 +153,9 @@ class Cursor:
                     self._issued += 1
             self._interpreter.flush()
             self._expect(self.turn.op if self.turn else None)
-        except RuntimeError as error:
-            self._unsure = not is_out_of_memory(error)  # an allocation's: nothing of it is done
+        except BaseException as error:
+            # An allocation's, or met before an operation: nothing of that one is done.
+            self._unsure = error is not self._interpreter.error and not is_out_of_memory(error)
             raise
         self._unsure = False
 

@@ -21,6 +21,7 @@ class Tickets:
         self.done = dict.fromkeys(Queue, 0)
         self.error: BaseException | None = None
         self.closed = False
+        self._failed_step = 0
         self._changed = threading.Condition()
 
     def advance(self, queue: Queue) -> None:
@@ -35,10 +36,16 @@ class Tickets:
             with self._changed:
                 self._changed.wait_for(lambda: self.done[queue] >= number or self.closed)
 
-    def fail(self, error: BaseException) -> None:
-        """Keep the first error; from now on queues only count."""
+    def fail(self, error: BaseException, step: int) -> None:
+        """Keep the first error, met in an operation of step number `step`: of that step and later ones queues only
+        count operations from now on. What earlier steps left to do is done: nothing of it waits for a later step."""
         with self._changed:
-            self.error = self.error or error
+            if self.error is None:
+                self.error, self._failed_step = error, step
+
+    def is_wanted(self, step: int) -> bool:
+        """Whether operations of step number `step` are still done."""
+        return not self.closed and (self.error is None or step < self._failed_step)
 
     def close(self) -> None:
         """Nobody needs to wait any more."""
@@ -46,9 +53,9 @@ class Tickets:
             self.closed = True
             self._changed.notify_all()
 
-    def check(self) -> None:
-        """Raise what went wrong on a queue."""
-        if self.error is not None:
+    def check(self, values: StepValues | None = None) -> None:
+        """Raise what went wrong on a queue; with `values` only where operations with them are no longer done."""
+        if self.error is not None and (values is None or values.number >= self._failed_step):
             raise self.error
 
 
@@ -87,7 +94,7 @@ class _QueueThread:
         try:
             self._setup()
         except BaseException as error:
-            self._tickets.fail(error)
+            self._tickets.fail(error, 0)
         while (batch := self._batches.get()) is not None:
             for job in batch:
                 self._run_job(*job)
@@ -95,12 +102,12 @@ class _QueueThread:
     def _run_job(self, op: Op, values: StepValues, numbers: Numbers) -> None:
         for queue, number in numbers:
             self._tickets.wait(queue, number)
-        if self._tickets.error is None and not self._tickets.closed:
+        if self._tickets.is_wanted(values.number):
             try:
                 self._do(op, values)
             except BaseException as error:
                 error.add_note(f"in {op.name} on the {self._queue} queue")
-                self._tickets.fail(error)
+                self._tickets.fail(error, values.number)
         self._tickets.advance(self._queue)
 
 
@@ -143,7 +150,7 @@ class QueueInterpreter(ABC):
     def issue(self, op: Op, values: StepValues) -> None:
         """Do an operation of the computing queue after what it waits for; hand any other one to its queue."""
         if op.queue is Queue.COMPUTE:
-            self._wait(op)
+            self._wait(op, values)
             self.run(op, values)
             return
         self._queues[op.queue].add((op, values, self._numbers(op)))
@@ -157,15 +164,23 @@ class QueueInterpreter(ABC):
     def done(self, op: Op) -> None:  # noqa: B027
         """The turn `op` has computed. Nothing to do where a ticket says as much."""
 
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong on a queue, at first."""
+        return self._tickets.error
+
     def flush(self) -> None:
         """Let the queues see what was issued. Raises what went wrong on a queue."""
+        self._hand_over()
+        self._tickets.check()
+
+    def _hand_over(self) -> None:
         for queue in self._queues.values():
             queue.flush()
-        self._tickets.check()
 
     def drain(self) -> None:
         """Return when every queue is empty. Raises what went wrong on a queue."""
-        self.flush()
+        self._hand_over()
         for queue in self._queues:
             self._tickets.wait(queue, self._tickets.issued[queue])
         self._tickets.check()
@@ -180,12 +195,12 @@ class QueueInterpreter(ABC):
         """The tickets `op` waits for: of each operation the one issued last, in this step or the one before."""
         return tuple((queue, self._latest[key]) for queue, key in self._hosts[id(op)] if key in self._latest)
 
-    def _wait(self, op: Op) -> None:
+    def _wait(self, op: Op, values: StepValues | None = None) -> None:
         numbers = self._numbers(op)
         if numbers and any(self._tickets.done[queue] < number for queue, number in numbers):
-            self.flush()  # it may wait for what was issued a moment ago
+            self._hand_over()  # it may wait for what was issued a moment ago
             start = time.perf_counter()
             for queue, number in numbers:
                 self._tickets.wait(queue, number)
             self.waited_s += time.perf_counter() - start
-        self._tickets.check()
+        self._tickets.check(values)

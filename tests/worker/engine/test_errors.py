@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -173,6 +174,35 @@ def test_updates_that_a_failed_step_has_not_come_to_are_done(make, monkeypatch, 
             run(engine, range(2, 3), 1)
     assert_same(run(engine, range(2, 4), 1), run(plain, range(2, 4), 1))
     assert_same_state(engine, plain)
+
+
+@pytest.mark.parametrize("seen", ["flush", "wait"])
+def test_updates_of_the_step_before_are_done_though_a_queue_has_failed(make, monkeypatch, seen):
+    """The copy of a layer fails before the updates that the step before left have begun; `seen`: where that is met."""
+    engine, plain = make("llama", late_plan, slices=1)
+    run(engine, range(2), 1)
+    run(plain, range(2), 1)
+    failed = threading.Event()
+
+    def after_the_failure(owner, method):
+        original = getattr(owner, method)
+        patch.setattr(owner, method, lambda *rest: (failed.wait(10), original(*rest))[1])
+
+    with monkeypatch.context() as patch:
+        is_first = lambda self, item: item.startswith("w:model.layers.0") and not failed.set()  # noqa: E731
+        fail_at(patch, Device, "fetch", is_first)
+        after_the_failure(adamw_module, "update")
+        at_first = engine._interpreter.flush
+        calls = iter(range(100))
+        if seen == "flush":  # the first hands the operations over
+            patch.setattr(engine._interpreter, "flush", lambda: (next(calls) and failed.wait(10), at_first())[1])
+        else:
+            after_the_failure(engine._interpreter, "wait")
+        with pytest.raises(Injected):
+            run(engine, range(2, 3), 1)
+    assert engine.torn and failed.is_set()
+    before = dict(plain.model.named_parameters())
+    assert [n for n, p in engine.restore().named_parameters() if not torch.equal(p, before[n])] == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
