@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import sys
 import time
@@ -49,7 +50,14 @@ def main(arguments: list[str] | None = None) -> int:
         run = RunFolder(options.run_dir) if options.run_dir else None
         if run is not None:
             be_patient()
+            _log_to_the_job()
         return exit_code_of(lambda: _plan_and_say(options, run, answers), run)
+
+
+def _log_to_the_job() -> None:
+    """What the planner notes goes to stderr, and so to the job's log; of what libraries note only warnings."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("planner").setLevel(logging.INFO)
 
 
 def _plan_and_say(options: argparse.Namespace, run: RunFolder | None, answers: TextIO) -> Exit:

@@ -151,10 +151,14 @@ def _to_compare(job: Job) -> Job:
 def _run(run: RunFolder, until: int, device: str | None) -> None:
     command = [sys.executable, "-P", "-m", "worker.verify_resume", str(run.path), f"--until={until}"]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    code = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env={**os.environ, **hidden}, check=False
-    ).returncode  # fmt: skip
-    if code != Exit.STOPPED:
+    watched = sys.stderr.isatty()  # else its log is shown where it ends badly
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr if watched else subprocess.PIPE,
+        stderr=None if watched else subprocess.STDOUT, env={**os.environ, **hidden}, text=True, errors="replace",
+        check=False,
+    )  # fmt: skip
+    if (code := done.returncode) != Exit.STOPPED:
+        print(done.stdout or "", end="", file=sys.stderr)
         raise UserError(
             "The steps could not be done.", code="steps-not-done", numbers=(f"exit code {code}, and the reason above",),
             hint="what is above would end the job, too",

@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from offmated.jobs.longer import Length
-from offmated.jobs.states import LARGEST_ID
+from offmated.jobs.states import LARGEST_ID, MOST_PRIORITY
 from offmated.jobs.table import KEY_LENGTH, WINDOW_LENGTH
 from offmated.jobs.turns import Turn
 from planner.units import printable
 
-MOST_PRIORITY = 1000
 MOST_JOBS = 200
 
 

@@ -23,7 +23,7 @@ from offmated.cli.certify import certify, verify_resume
 from offmated.cli.clean import clean
 from offmated.cli.client import Client, other_version
 from offmated.cli.finished import export, sample
-from offmated.cli.follow import events, follow, is_over, log, rehearse
+from offmated.cli.follow import events, follow, hand_in, is_over, log, rehearse
 from offmated.cli.job_text import read_job
 from offmated.cli.launcher import runs, start_in_background
 from offmated.cli.output import ID, budget_options, console, json_option, print_json
@@ -92,8 +92,8 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: boo
     client = Client(paths)
     if client.remote is None:
         start_in_background(paths)
-    job = client.submit(text, str(folder), file.name)
     screen = console(stderr=as_json)
+    job = hand_in(client, screen, lambda key: client.submit(text, str(folder), file.name, key=key))
     screen.print(job_view.submitted(job))
     job = follow(client, job["id"], screen)
     print_json(job) if as_json else screen.print(job_view.ended(job))
@@ -116,8 +116,8 @@ def submit(
     code is the job's if it has ended."""
     text, folder = read_job(file, gpu_budget, cpu_budget)
     client = Client(Paths.from_environment())
-    job = client.submit(text, str(folder), file.name, queue.turn(turn))
-    screen = console(stderr=as_json)
+    screen, when = console(stderr=as_json), queue.turn(turn)
+    job = hand_in(client, screen, lambda key: client.submit(text, str(folder), file.name, when, key=key))
     if following or (following is None and screen.is_terminal and not as_json):
         job = rehearse(client, job, screen)
         print_json(job) if as_json else screen.print(job_view.rehearsed(job))
@@ -242,7 +242,8 @@ def rerun(job_id: int, epochs: float | None, max_steps: int | None, as_json: boo
         raise click.UsageError("say one of --epochs and --max-steps")
     if epochs is not None and not 0 < epochs < math.inf:
         raise click.UsageError(f"--epochs {epochs}: their number is above 0")
-    job = Client(Paths.from_environment()).rerun(job_id, queue.turn(turn), epochs=epochs, max_steps=max_steps)
+    client, when = Client(Paths.from_environment()), queue.turn(turn)
+    job = hand_in(client, console(stderr=as_json), lambda key: client.rerun(job_id, when, epochs, max_steps, key=key))
     print_json(job) if as_json else console().print(job_view.submitted(job))
 
 
@@ -309,8 +310,7 @@ def notify() -> None:
     """Send a message of trial where `notify` in config.toml says."""
     only_here("notify")
     message = json.dumps({"title": "offmate", "body": "This is where you will hear of your jobs."})
-    command = [sys.executable, "-P", "-m", "offmated.service.notify"]
-    done = subprocess.run(command, input=message, text=True)
+    done = subprocess.run([sys.executable, "-P", "-m", "offmated.service.notify"], input=message, text=True)
     if done.returncode == 0:
         click.echo("The message was taken.")
     sys.exit(done.returncode)

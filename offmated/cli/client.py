@@ -81,12 +81,15 @@ class Client:
                 raise
             return None
 
-    def submit(self, yaml_text: str, folder: str, name: str = "job.yaml", turn: Turn | None = None) -> Json:
+    def submit(
+        self, yaml_text: str, folder: str, name: str = "job.yaml", turn: Turn | None = None, *, key: str | None = None
+    ) -> Json:  # fmt: skip
         """Hand in a job; relative paths in it are below `folder`, errors call its file `name`. Returns the job as
-        `job()` does, with "notes"."""
+        `job()` does, with "notes". Handed in again under the same `key` it is the same job."""
         body = {"yaml": yaml_text, "folder": folder, "name": name, **(turn or {})}
         try:
-            answer: Json = self._send("POST", "/jobs", body, key=uuid.uuid4().hex, patience_s=SUBMIT_PATIENCE_S).json()
+            key = key or uuid.uuid4().hex
+            answer: Json = self._send("POST", "/jobs", body, key=key, patience_s=SUBMIT_PATIENCE_S).json()
         except UnicodeEncodeError:
             raise UserError(
                 "The name of the job's folder is no text.", numbers=(repr(folder),), code="bad-folder-name",
@@ -94,9 +97,13 @@ class Client:
             ) from None  # fmt: skip
         return answer
 
-    def rerun(self, job_id: int, turn: Turn, *, epochs: float | None = None, max_steps: int | None = None) -> Json:
-        """Hand a job in once more, as a new one, or to go on to so many epochs or steps; returns that."""
-        length, key = _given(epochs=epochs, max_steps=max_steps), uuid.uuid4().hex
+    def rerun(
+        self, job_id: int, turn: Turn, epochs: float | None = None, max_steps: int | None = None, *,
+        key: str | None = None,
+    ) -> Json:  # fmt: skip
+        """Hand a job in once more, as a new one, or to go on to so many epochs or steps; returns that. `key` as in
+        `submit`."""
+        length, key = _given(epochs=epochs, max_steps=max_steps), key or uuid.uuid4().hex
         # A path of its own: a daemon that knows of no length would begin the job from the start.
         url, body = f"/jobs/{job_id}/{'longer' if length else 'rerun'}", {**turn, **length}
         answer: Json = self._send("POST", url, body, key=key, patience_s=SUBMIT_PATIENCE_S).json()

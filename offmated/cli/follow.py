@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from planner.units import printable
 
 POLL_S = 0.5
 LINE_EVERY_S = 10.0
+SLOW_S = 1.0
 PLAN_PATIENCE_S = 20.0
 
 
@@ -60,6 +63,26 @@ def follow(
     except KeyboardInterrupt:
         screen.print(f"Job {job_id} goes on without you.  offmate logs -f {job_id} · offmate cancel {job_id}")
         raise
+
+
+def hand_in(client: Client, screen: Console, send: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """The job that `send` hands in under a key. On a terminal it is said what takes longer than a second. Ctrl-C takes
+    the job back, and says so before the KeyboardInterrupt goes on."""
+    key = uuid.uuid4().hex
+    slow = threading.Timer(SLOW_S, screen.print, ["looking at the job and its first records; Ctrl-C takes it back"])
+    slow.daemon = True
+    if screen.is_terminal:
+        slow.start()
+    try:
+        return send(key)
+    except KeyboardInterrupt:
+        slow.cancel()
+        screen.print("Taking the job back.  Ctrl-C again leaves it: offmate status")
+        job = send(key)  # the same one: the daemon may be at it, and only that has its number
+        screen.print(job_view.cancelled(client.cancel(job["id"])))
+        raise
+    finally:
+        slow.cancel()
 
 
 def rehearse(client: Client, job: dict[str, Any], screen: Console) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def submitted(job: Json) -> RenderableType:
     """After a submission: number, place, folder, notes, and the commands people want next."""
     number = job["id"]
     rows = [("run folder", job["run_dir"])]
+    rows += [("held", f"until offmate release {number}")] if job["hold"] else []
     rows += [("window", job["window"])] if job["window"] else []
     rows += [row for row in [_when(job)] if row[1]]
     rows += [("note", note) for note in job["notes"]]
@@ -52,6 +53,8 @@ def rehearsed(job: Json) -> RenderableType:
     number, name = job["id"], f"Job {job['id']}"
     if job["state"] in FINAL:
         return ended(job)
+    if job["hold"]:
+        return Text(f"{name} is queued and {job['reason']}")
     if job["kept"]:
         return Text(f"{name} is queued and starts by itself, not now: {job['reason']}.  offmate logs -f {number}")
     took = job["progress"]["step_s"]
@@ -73,6 +76,12 @@ def changed(job: Json) -> str:
     return f"Job {number} is {state}, place {job['place']}: {job['reason']}."
 
 
+def released(job: Json, window: str | None) -> str:
+    """After `release`, which takes the job's own `window` away, too."""
+    text = changed(job)
+    return f"{text} Its window {window} does not count any more." if window and not job["window"] else text
+
+
 def cancelled(job: Json) -> str:
     """After `cancel`."""
     over = job["state"] == JobState.CANCELLED
@@ -92,6 +101,8 @@ def ended(job: Json) -> RenderableType:
 def _again(job: Json) -> str:
     if job["error"] and job["error"]["exit_code"] == Exit.DOES_NOT_FIT:  # it would end the same way
         return f"offmate retry {job['id']} --gpu-budget SIZE tries it again with another budget."
+    if not job["attempts"]:  # there is nothing to try again
+        return f"offmate retry {job['id']} puts it into the queue again."
     return f"offmate retry {job['id']} tries it again, from its last checkpoint if there is one."
 
 

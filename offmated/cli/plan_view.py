@@ -96,7 +96,7 @@ def _time(plan: Plan) -> str:
 def _updates(plan: Plan) -> str:
     on_cpu = sum(len(stage.cpu_update) for stage in plan.stages)
     on_gpu = sum(len(stage.gpu_update) for stage in plan.stages)
-    text = f"{on_cpu} tensors on the CPU, {on_gpu} on the GPU"
+    text = f"{on_cpu} tensor{'' if on_cpu == 1 else 's'} on the CPU, {on_gpu} on the GPU"
     return text + (", after the norm of all gradients is known" if plan.clip else "")
 
 
@@ -112,4 +112,5 @@ def _transfers(plan: Plan) -> str:
 
 def _sorts(items: Iterator[str]) -> str:
     counts = Counter(item.partition(":")[0] for item in items)
-    return ", ".join(f"{counts[sort]} {name}" for sort, name in _SORTS.items() if counts[sort])
+    found = [(counts[sort], name) for sort, name in _SORTS.items() if counts[sort]]
+    return ", ".join(f"{count} {name.removesuffix('s') if count == 1 else name}" for count, name in found)

@@ -15,15 +15,32 @@ import click
 from offmated.cli import job_view
 from offmated.cli.client import Client, Turn
 from offmated.cli.output import ID, JobNumber, console, json_option, print_json
-from offmated.jobs.states import FINAL
+from offmated.jobs.states import FINAL, MOST_PRIORITY
 from offmated.paths import Paths
-from planner.errors import Exit
+from planner.errors import Exit, UserError
 from planner.units import printable
 
 P = ParamSpec("P")
 POLL_S = 0.5
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-PRIORITY = click.IntRange(-1000, 1000)
+
+
+class Priority(click.ParamType[int]):
+    """A whole number of jobs' order; anything else is told in one sentence."""
+
+    name = "number"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """`value`, if a job may have it."""
+        if not (re.fullmatch("[+-]?[0-9]{1,4}", value) and abs(int(value)) <= MOST_PRIORITY):
+            raise UserError(
+                f"--priority {printable(value)} is no priority.", code="bad-priority", exit_code=Exit.USAGE,
+                hint=f"a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}; 0 where not given",
+            )  # fmt: skip
+        return int(value)
+
+
+PRIORITY = Priority()
 
 
 class Moment(click.ParamType[float]):
@@ -36,9 +53,14 @@ class Moment(click.ParamType[float]):
         if isinstance(value, float):
             return value
         try:
-            return moment_of(value, datetime.now())
-        except ValueError:
-            self.fail(f'{printable(value)!r} is no time: write 23:00, "2026-12-24 18:00" or +2h30m', param, ctx)
+            found = moment_of(value, datetime.now())
+            datetime.fromtimestamp(found)  # no calendar goes further
+            return found
+        except (ValueError, OverflowError):
+            raise UserError(
+                f"--begin {printable(value)} is no time.", code="bad-time", exit_code=Exit.USAGE,
+                hint='write 23:00, "2026-12-24 18:00" or +2h30m',
+            ) from None  # fmt: skip
 
 
 def moment_of(text: str, now: datetime) -> float:
@@ -90,7 +112,10 @@ def hold(job_id: int, as_json: bool) -> None:
 @json_option
 def release(job_id: int, as_json: bool) -> None:
     """Let a job wait for nothing but its turn: no hold, no time, no window, no other job."""
-    _changed(Client(Paths.from_environment()).change(job_id, "release"), as_json)
+    client = Client(Paths.from_environment())
+    window = client.job(job_id)["window"]
+    job = client.change(job_id, "release")
+    print_json(job) if as_json else click.echo(job_view.released(job, window))
 
 
 @click.command()

@@ -19,6 +19,7 @@ from planner.errors import Exit, disk_full
 from planner.run.oom import KILLED_FOR_MEMORY
 
 LARGEST_ID = 2**31 - 1  # what `jobs.id` holds in every database
+MOST_PRIORITY = 1000
 DISK_FULL = "disk-full"
 CRASH_LIMIT = 3  # deaths of a job's process without a new checkpoint, after which it has failed
 

@@ -170,12 +170,23 @@ def read_text(path: Path, *, longest: int | None = MOST_CHARACTERS) -> str:
             text = file.read(-1 if longest is None else longest + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        near = _near(path) if isinstance(error, FileNotFoundError) else None
         raise UserError(
             f"Cannot read the job file {path}: {reason}.", code="missing-file", exit_code=Exit.USAGE,
-            hint="give the path of a YAML file; docs/jobs.md lists its keys",
+            hint=f"did you mean {near}?" if near else "give the path of a YAML file; docs/jobs.md lists its keys",
         ) from error  # fmt: skip
     _check_length(text, path.name, longest)
     return text
+
+
+def _near(path: Path) -> Path | None:
+    """A file with a similar name in the same folder."""
+    try:
+        names = [file.name for file in path.parent.iterdir() if file.is_file()]
+    except OSError:
+        return None
+    found = difflib.get_close_matches(path.name, names, n=1)
+    return path.with_name(found[0]) if found else None
 
 
 def _check_length(text: str, name: str, longest: int | None) -> None:

@@ -112,6 +112,7 @@ def rates(folder: Path) -> tuple[float, float]:
         file = DirectFile(Path(place) / "drive")
         try:
             file.reserve(_TIMES * _BYTES)
+            file.path.unlink()  # it goes with this process, whatever ends that
             written, write_s = _timed(lambda at: file.write(at, memory))
             file.flush()
             read, read_s = _timed(lambda at: file.read(at % written, memory))

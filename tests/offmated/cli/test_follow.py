@@ -14,6 +14,7 @@ import pytest
 
 from planner.run.folder import RunFolder
 from tests.support.daemons import PATIENCE_S, House, house, until
+from tests.support.texts import tiny_llama_folder, write_jsonl
 
 # Where the tests themselves run in a shell's background, Ctrl-C is ignored, and would be by their children.
 START = """
@@ -115,6 +116,23 @@ def test_submit_ends_as_a_job_that_fails_in_its_first_steps(home: House) -> None
     said, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (1, "")
     assert "exit code 1" in said
+
+
+def test_ctrl_c_while_a_job_is_looked_at_takes_it_back(home: House) -> None:
+    tiny_llama_folder(home.home / "chats-model")
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    write_jsonl(home.home / "chats.jsonl", [{"messages": talk}])
+    file = home.home / "chats.yaml"
+    file.write_text("model: ./chats-model\ndataset: chats.jsonl\nchat_template: chatml\nmax_steps: 100000\n")
+    process = offmate(home, "submit", str(file))
+    until(lambda: list(home.paths.runs.glob(".new-*")), "the daemon is at it")
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    number = home.client.page(limit=1)["jobs"][0]["id"]
+    assert (process.returncode, errors) == (130, "")
+    assert said.splitlines()[0] == "Taking the job back.  Ctrl-C again leaves it: offmate status"
+    assert said.splitlines()[1].startswith(f"Job {number} is "), said
+    home.wait_for(number, "cancelled")
 
 
 def test_ctrl_c_leaves_the_job_running_and_says_so(home: House) -> None:

@@ -72,6 +72,33 @@ def test_a_job_is_handed_in_once_more_and_its_model_does_not_go_where_the_first_
     assert offmate(home, "rerun", "99").exit_code == Exit.NO_SUCH_JOB
 
 
+def test_a_job_that_is_held_or_has_a_window_says_what_releases_it_and_what_that_takes(home: Served) -> None:
+    (home.folder / "job.yaml").write_text(JOB)
+    told = offmate(home, "submit", str(home.folder / "job.yaml"), "--hold", "--window", "23:00-07:00").stdout
+    number = told.split()[1]
+    assert f"held        until offmate release {number}" in told, told
+    said = offmate(home, "release", number).stdout
+    assert said.endswith(" Its window 23:00-07:00 does not count any more.\n")
+    offmate(home, "hold", number)
+    assert "window" not in offmate(home, "release", number).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--priority", "5000"], "--priority 5000 is no priority.\n"
+         "  hint: a whole number from -1000 to 1000; 0 where not given   [bad-priority]\n"),
+        (["--priority", "high"], "--priority high is no priority.\n"),
+        (["--begin", "soon"], "--begin soon is no time.\n"
+         '  hint: write 23:00, "2026-12-24 18:00" or +2h30m   [bad-time]\n'),
+        (["--begin", "+99999999999d"], "--begin +99999999999d is no time.\n"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_none_is_told_as_all_errors_are(home: Served, words: list[str], said: str) -> None:
+    done = offmate(home, "submit", "job.yaml", *words)
+    assert done.exit_code == Exit.USAGE and done.stderr.startswith(said)
+
+
 def test_a_job_goes_on_by_a_request_of_its_own_and_a_word_that_is_not_known_is_refused(home: Served) -> None:
     first = home.client.submit(f"{JOB}max_steps: 2\n", str(home.folder))["id"]
     for phase in (JobState.PLANNING, JobState.RUNNING):

@@ -38,7 +38,7 @@ DOCUMENT = {"plan": to_json(PLAN), "rows": 4, "length": 256, "measured": True, "
 JOB: dict[str, Any] = {
     "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
     "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"], "history": [],
-    "last_checkpoint_step": None, "label": None, "window": None, "priority": 0,
+    "last_checkpoint_step": None, "label": None, "window": None, "priority": 0, "attempts": 1, "hold": None,
     "expected": {"starts_at": None, "ends_at": None, "nights": 0},
     "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eval_loss": 2.4567, "eta_s": 80.0},
     "plan": {"step_s": 0.5},
@@ -66,8 +66,8 @@ def test_a_plan_is_told_in_eight_lines() -> None:
         "GPU memory   peak 90.0 MiB of 97.0 MiB, with full rows",
         "host memory  peak 1.0 GiB of 16.0 GiB",
         "blocks       0 keep · 1–2 recompute · 3 keep",
-        "updates      1 tensors on the CPU, 2 on the GPU",
-        "transfers    up 1 weights; down 1 gradients, 1 optimizer states",
+        "updates      1 tensor on the CPU, 2 on the GPU",
+        "transfers    up 1 weight; down 1 gradient, 1 optimizer state",
     ]
 
 
@@ -229,6 +229,8 @@ def test_an_ending_that_is_not_the_last_word_says_how_to_go_on() -> None:
     assert printed(job_view.ended(JOB | {"state": "cancelled"})) == ["Job 3 is cancelled.", hint]
     assert job_view.cancelled(JOB | {"state": "cancelled"}) == f"Job 3 is cancelled.  {hint}"
     assert job_view.cancelled(JOB) == f"Job 3 is being cancelled.  {hint}"
+    never_begun = JOB | {"state": "planning", "attempts": 0}
+    assert job_view.cancelled(never_begun).endswith("  offmate retry 3 puts it into the queue again.")
 
 
 def test_show_tells_an_error_as_it_was_raised() -> None:

@@ -211,6 +211,15 @@ def test_the_process_writes_the_plan_and_prints_it_without_its_chain(job: Job, d
     assert not (run / "error.json").exists()
 
 
+def test_what_the_planner_notes_of_a_job_goes_to_its_log_and_what_libraries_note_does_not() -> None:
+    code = (
+        "import logging; from planner.__main__ import _log_to_the_job; _log_to_the_job();"
+        "[logging.getLogger(name).info('of %s', name) for name in ('planner.commands.plan_job', 'httpx')]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [line.split(maxsplit=1)[1] for line in done.stderr.splitlines()] == ["of planner.commands.plan_job"]
+
+
 def test_a_job_that_does_not_fit_leaves_its_error_and_a_budget_that_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

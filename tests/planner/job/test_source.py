@@ -114,6 +114,17 @@ def test_a_file_longer_than_a_job_is_not_read_to_its_end(tmp_path: Path) -> None
     )
 
 
+def test_a_file_that_is_not_there_is_told_with_one_of_a_similar_name(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: m")
+    with pytest.raises(UserError) as near:
+        read_text(tmp_path / "jobb.yml")
+    assert near.value.hint == f"did you mean {tmp_path / 'job.yaml'}?"
+    for path in (tmp_path / "nothing-like-it", tmp_path / "gone" / "job.yaml", tmp_path):
+        with pytest.raises(UserError) as far:
+            read_text(path)
+        assert far.value.hint == "give the path of a YAML file; docs/jobs.md lists its keys"
+
+
 def test_the_first_mistakes_of_many_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         Job.parse("".join(f"key{i}: 1\n" for i in range(4000)), tmp_path)

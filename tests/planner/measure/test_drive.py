@@ -69,6 +69,19 @@ def test_drives_get_parts_by_their_rates_as_far_as_they_have_room(rooms: list[in
     assert drive.dealt(30 * GB, [(2e9, rooms[0]), (1e9, rooms[1])]) == bytes_of
 
 
+def test_what_a_drive_is_measured_with_is_nobodys_to_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[list[Path]] = []
+
+    def timed(move: object) -> tuple[int, float]:
+        there.append([path for path in tmp_path.rglob("*") if path.is_file()])
+        return 2**20, 0.01
+
+    monkeypatch.setattr(drive, "_timed", timed)
+    monkeypatch.setattr(drive, "_BYTES", 2**12)
+    drive.rates(tmp_path)
+    assert there == [[], []] and not list(tmp_path.iterdir())
+
+
 def test_several_drives_are_as_fast_as_their_parts_of_a_piece(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drive, "_rates_of", lambda folders: [(6e9, 3e9), (2e9, 2e9)])  # 2 and 1 GB/s, there and back
     found = with_rates(job, HARDWARE)
