@@ -31,7 +31,7 @@ from planner.measure.times import Times
 from planner.schedule.chain import Chain
 from planner.schedule.disk_use import DiskUse, disk_use
 from planner.schedule.plan import Plan
-from planner.search.from_disk import disk_bytes, with_disk
+from planner.search.from_disk import disk_bytes, may_be_read, with_disk
 from planner.search.make_plan import without_loss
 from planner.search.problem import Problem
 from planner.search.states_on_disk import check_disk_budget, disk_need_bytes, states_on_disk
@@ -269,16 +269,20 @@ class _Planning:
             gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
             slices=question.slices, clip=question.clip,
         )  # fmt: skip
+        asked = question.measured and question.weights_in_files and may_be_read(problem)
+        rate = asked and model_read_rate(self.job)
+        if rate:
+            problem = replace(problem, hardware=replace(problem.hardware, disk_read_bytes_per_s=rate))
         problem = with_disk(problem, weights_in_files=question.weights_in_files)
         chain, hardware = problem.chain, problem.hardware
         if states_on_disk(chain) and question.measured:
             hardware = with_rates(self.job, hardware)
         if size := disk_bytes(chain):
-            if question.measured and (rate := model_read_rate(self.job)):
-                hardware = replace(hardware, disk_read_bytes_per_s=rate)
+            hardware = replace(hardware, disk_read_bytes_per_s=rate or hardware.disk_read_bytes_per_s)
             log.info(
-                "disk: %s of frozen weights, which the host's budget has no room for, are read from the model's files"
-                " at %s/s", format_bytes(size), format_bytes_down(int(hardware.disk_read_bytes_per_s)),
+                "disk: %s of frozen weights are read from the model's files at %s/s: the host's budget has no room for"
+                " them, or is of more use for activations", format_bytes(size),
+                format_bytes_down(int(hardware.disk_read_bytes_per_s)),
             )  # fmt: skip
         plan = replace(problem, hardware=hardware).plan()
         solve_s = time.monotonic() - start

@@ -1,5 +1,6 @@
-"""Which frozen weights the host keeps no copy of, where its memory is too small for all: they are read from the model's
-own files in each pass, which costs nothing but time. Nothing is written, and nobody needs to ask for it.
+"""Which frozen weights the host keeps no copy of, where its memory is too small for all, or is of more use for
+activations: they are read from the model's own files in each pass, which costs nothing but time. Nothing is written,
+and nobody needs to ask for it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from dataclasses import replace
 from planner.candidate.candidate import movable
 from planner.schedule.chain import Chain
 from planner.search.problem import Problem
-from planner.search.states_on_disk import as_few_as_fit, every, with_states_on_disk
+from planner.search.states_on_disk import PARTS, as_few_as_fit, every, with_states_on_disk
 
+_WORTH = 0.02  # of a step: what gains less is in memory
 _LEAST_BYTES = 2**20  # what is smaller takes a disk nearly as long
 
 
@@ -21,12 +23,31 @@ def with_disk(problem: Problem, *, weights_in_files: bool) -> Problem:
 
 
 def with_weights_on_disk(problem: Problem) -> Problem:
-    """The problem as it is where a plan keeps its budgets, or where none does with all that may be on disk; else with
-    as many of the layers' frozen weights on disk as are needed, in 256ths, spread evenly over the layers."""
-    names = _may_be_on_disk(problem)
-    if not names or _fits_anyway(problem) or problem.fits():
+    """The problem as it is where a plan keeps its budgets and the solver hopes for no shorter step otherwise, or where
+    no plan does with all that may be on disk. Else with as many of the layers' frozen weights on disk as are needed, in
+    256ths, spread evenly over the layers; or with half or all of them, for what else then has room on the host."""
+    if not may_be_read(problem):
         return problem
-    return as_few_as_fit(problem, lambda parts: _on_disk(problem, every(names, parts)))
+    names = _may_be_on_disk(problem)
+    best = problem
+    if not problem.fits():
+        best = as_few_as_fit(problem, lambda parts: _on_disk(problem, every(names, parts)))
+        if best is problem:
+            return problem
+    best_s = best.hope_s()
+    for parts in (PARTS // 2, PARTS):
+        tried = _on_disk(problem, every(names, parts))
+        if tried.fits() and (hope_s := tried.hope_s()) < (1 - _WORTH) * best_s:
+            best, best_s = tried, hope_s
+    return best
+
+
+def may_be_read(problem: Problem) -> bool:
+    """Whether it might help that frozen weights are read: there are some, and the host has not memory for all that may
+    leave the device, activations with it."""
+    weights = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in problem.chain.tensors())
+    activations = sum(max(option.offloaded_bytes for option in block.options) for block in problem.chain.blocks)
+    return weights + problem.slices * activations > problem.cpu_budget_bytes and bool(_may_be_on_disk(problem))
 
 
 def disk_bytes(chain: Chain) -> int:
@@ -39,12 +60,6 @@ def _may_be_on_disk(problem: Problem) -> list[str]:
     through which they came."""
     layers = movable(problem.chain, problem.hardware)[1:-1]
     return [t.name for tensors in layers for t in tensors if not t.trainable and t.bytes >= _LEAST_BYTES]
-
-
-def _fits_anyway(problem: Problem) -> bool:
-    """The host has memory for everything that might leave the device but activations, which need not."""
-    total = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in problem.chain.tensors())
-    return total <= problem.cpu_budget_bytes
 
 
 def _on_disk(problem: Problem, names: list[str]) -> Problem:

@@ -82,6 +82,17 @@ def test_where_no_disk_would_help_the_problem_stays_as_it_was():
         assert with_weights_on_disk(asked) is asked
 
 
+def test_where_the_host_is_of_more_use_for_activations_weights_are_read_though_they_fit():
+    full = replace(problem(200 * 10**6), slices=4)
+    assert full.fits()
+    found = with_weights_on_disk(full)
+    assert disk_bytes(found.chain) > 0 and found.hope_s() < 0.98 * full.hope_s()
+    assert found.plan(2.0).step_s < 0.99 * full.plan(2.0).step_s
+    ample = replace(full, cpu_budget_bytes=10**9)
+    slow = replace(full, hardware=replace(MACHINE, disk_read_bytes_per_s=1e5))  # reading would take longer
+    assert all(with_weights_on_disk(asked) is asked for asked in (ample, slow))
+
+
 def candidate(on_disk: bool) -> tuple[Setting, Candidate]:
     a_chain = frozen_chain(4)
     if on_disk:
