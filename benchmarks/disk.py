@@ -4,7 +4,9 @@
 
 FOLDER is on the drive to be measured, with room for three times as much. In each round everybody has a turn on the same
 bytes of the same file, with blocks of 4 MiB and four under way; shares are medians of each round's own ratio. Processor
-seconds are this process's, threads included; those of transfers are given without sums and with them. Needs fio.
+seconds are this process's, threads included; those of transfers are given without sums and with them. At last a job is
+trained with all its states there, once with next to no weights (`host_memory.py`): what it takes of the host and has
+written by the kernel's count, beside the plan's. All figures with a bar are in a table at the end. Needs fio.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 
+from benchmarks.host_memory import measure
 from planner.cpu.adamw import Step, Target, cpu_kernel
 from planner.cpu.direct import BLOCK, DEPTH
 from planner.cpu.direct_file import DirectFile
@@ -159,20 +162,23 @@ class Pass:
         return timed(self.size, together).wall_s
 
 
-def cached_bytes() -> int:
-    """The page cache."""
-    lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Cached:"))
+def cached_bytes(files: Sequence[Path]) -> int:
+    """What the page cache has of files."""
+    told = subprocess.run(
+        ["fincore", "--bytes", "--noheadings", "--output", "RES", *map(str, files)], stdin=subprocess.DEVNULL,
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    return sum(map(int, told.split()))
 
 
-def transfers(folder: Path, size: int, rounds: int) -> dict[str, object]:
+def transfers(folder: Path, size: int, rounds: int) -> dict[str, dict[str, float]]:
     """Rates beside fio's."""
     path = folder / "transfers"
     file = DirectFile(path)
     file.reserve(size)
     file.close()
     ours(path, size, True, None)
-    found: dict[str, object] = {}
+    found: dict[str, dict[str, float]] = {}
     for write in (False, True):
         kinds = {
             "ours": lambda write=write: ours(path, size, write, None),
@@ -196,18 +202,17 @@ def transfers(folder: Path, size: int, rounds: int) -> dict[str, object]:
     return found
 
 
-def passes(folder: Path, size: int, rounds: int) -> dict[str, object]:
+def passes(folder: Path, size: int, rounds: int) -> dict[str, float]:
     """A pass against its parts, and commits."""
     of = Pass(folder, max(PIECE, size // 12 // PIECE * PIECE))
     checkpoints = Checkpoints(
         folder / "checkpoints", keep=1, origin=Origin(job={}, data="", total_steps=0, plan="")
     )  # fmt: skip
     checkpoints.save(0, [], 0, states=of.states)
-    ratios, commits, grown = [], [], []
+    ratios, commits, cached = [], [], []
     for number in range(1, rounds + 1):
-        before = cached_bytes()
         whole = of.run()
-        grown.append(cached_bytes() - before)
+        cached.append(cached_bytes(of.states.files()))
         commits.append(
             timed(of.size, lambda number=number: checkpoints.save(number, [], 0, states=of.states)).wall_s
         )
@@ -217,11 +222,36 @@ def passes(folder: Path, size: int, rounds: int) -> dict[str, object]:
     of.states.delete()
     names = ("pass s", "read s", "update s", "write s", "of the longest", "of max(read + write, update)")
     return {
-        "states": f"{of.size / 1e9:.2f} GB",
+        "states GB": of.size / 1e9,
         **{name: statistics.median(row[k] for row in ratios) for k, name in enumerate(names)},
         "commit s/GB": statistics.median(commits) / (of.size / 1e9),
-        "page cache grown MB": statistics.median(grown) / 1e6,
+        "page cache MB": max(cached) / 1e6,
     }
+
+
+def whole_runs(folder: Path, width: int) -> dict[str, float]:
+    """A job with all states on disk, what it takes above one with next to no weights; on the CPU its device's bytes are
+    in the same memory."""
+    tiny, big = (measure(folder / str(each), width=each, layers=8, drive=folder) for each in (64, width))
+    taken = big.peak_bytes - tiny.peak_bytes - big.device_bytes + tiny.device_bytes
+    return {
+        "parameters": big.parameters,
+        "host, of the plan's": taken / (big.planned_host_bytes - tiny.planned_host_bytes),
+        "written, of the plan's": big.written_bytes / big.planned_written_bytes,
+    }
+
+
+def bars(found: dict[str, dict[str, float]]) -> Iterator[tuple[str, float, float, bool]]:
+    """What is asked, what was measured, the bar, and whether more is better."""
+    for word in ("read", "write"):
+        yield f"{word}, of fio's rate", found[f"{word}, ours, summed"]["of fio's"], 0.95, True
+        yield f"{word}, processor s/GB, without sums", found[f"{word}, ours"]["processor s/GB"], 0.02, False
+    of = found["pass"]
+    yield "a pass, of max(read + write, update)", of["of max(read + write, update)"], 1.1, False
+    yield "commit of 10 GB, s", 10 * of["commit s/GB"], 1.0, False
+    yield "page cache of the states, MB", of["page cache MB"], 100.0, False
+    yield "host's peak, of the plan's", found["run"]["host, of the plan's"], 1.02, False
+    yield "written, of the plan's", found["run"]["written, of the plan's"], 1.02, False
 
 
 def main() -> None:
@@ -230,15 +260,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gb", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--width", type=int, default=1280, help="of the model that is trained")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as made:
         folder, size = Path(made), int(given.gb * 1e9)
         found = {**transfers(folder, size, given.rounds), "pass": passes(folder, size, given.rounds)}
+        found["run"] = whole_runs(folder, given.width)
     for name, row in found.items():
-        assert isinstance(row, dict)
-        words = (f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
-        print(f"{name:20}", ", ".join(words))
+        print(f"{name:20}", ", ".join(f"{key} {value:.3f}" for key, value in row.items()))
+    print("\n| | measured | bar | |\n|---|---|---|---|")
+    for what, value, bar, more in bars(found):
+        met = "met" if (value >= bar if more else value <= bar) else "**not met**"
+        print(f"| {what} | {value:.3f} | at {'least' if more else 'most'} {bar:g} | {met} |")
     if given.json:
         given.json.write_text(json.dumps({"load": os.getloadavg(), **found}, indent=1) + "\n", "utf-8")
 

@@ -172,10 +172,12 @@ class PowerCut(Exception):
 
 class Drive:
     """A drive with a memory of its own, which forgets when the power goes: some of what it had not been told to flush
-    is there then, some is not, some in part. `record` is what was published last."""
+    is there then, some is not, some in part; or several drives, whose power goes together, and whose parts of a piece
+    are moved by a thread each. `record` is what was published last."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw, self.life, self.step = draw, 0, 0
+        self._lock = threading.RLock()
         self._kept: dict[Path, bytearray] = {}
         self._seen: dict[Path, bytearray] = {}
         self._unflushed: dict[Path, list[tuple[int, bytes]]] = {}
@@ -194,14 +196,15 @@ class Drive:
 
     def tick(self) -> None:
         """One operation more. Raises PowerCut."""
-        if self.life == 0:
-            raise PowerCut
-        self.life -= 1
-        if self.life == 0:
-            for path, writes in self._unflushed.items():
-                for offset, content in writes:
-                    self._lose(path, offset, content, self.draw.random())
-            raise PowerCut
+        with self._lock:
+            if self.life == 0:
+                raise PowerCut
+            self.life -= 1
+            if self.life == 0:
+                for path, writes in self._unflushed.items():
+                    for offset, content in writes:
+                        self._lose(path, offset, content, self.draw.random())
+                raise PowerCut
 
     def _lose(self, path: Path, offset: int, content: bytes, fate: float) -> None:
         for at in range(0, len(content), _SECTOR):
@@ -226,8 +229,9 @@ class Drive:
         return bytes(self._seen[path][offset : offset + size])
 
     def write(self, path: Path, offset: int, content: bytes) -> None:
-        self._unflushed.setdefault(path, []).append((offset, content))
-        self.tick()
+        with self._lock:
+            self._unflushed.setdefault(path, []).append((offset, content))
+            self.tick()
         self._seen[path][offset : offset + len(content)] = content
 
     def flush(self, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,10 @@ class ReleasedEarly(StatesOnDisk):
         return record
 
 
-def trained(folder: Path, drive: Drive, kind: type[StatesOnDisk], every: int) -> str:
+def trained(folders: Sequence[Path], drive: Drive, kind: type[StatesOnDisk], every: int) -> str:
     """Until the power is cut, or to the end: the digest of the states."""
     found = None if drive.record is None else from_json(StatesRecord, to_json(drive.record))
-    states = kind([folder], stored(), piece_elements=PIECE, homes=2, found=found, open_file=drive.open)
+    states = kind(folders, stored(), piece_elements=PIECE, homes=2, found=found, open_file=drive.open)
     training = Training(states, drive.step if found is not None else 0)
     late: list[tuple[StatesRecord, int]] = []
     for step in steps_of(training, every, STEPS):
@@ -74,10 +75,11 @@ def campaign(folder: Path, kind: type[StatesOnDisk], rounds: int, seed: int) -> 
     draw, cuts = random.Random(seed), 0
     for number in range(rounds):
         drive, every = Drive(draw), draw.choice((1, 2, 3))
+        folders = [folder / f"{number}-{k}" for k in range(draw.choice((1, 2)))]
         while True:
-            drive.switch_on(draw.randrange(5, 60))
+            drive.switch_on(draw.randrange(5, 60 * len(folders)))  # enough, now and then, for a checkpoint
             try:
-                if trained(folder / str(number), drive, kind, every) != want():
+                if trained(folders, drive, kind, every) != want():
                     return cuts, "other bits"
                 break
             except PowerCut:
