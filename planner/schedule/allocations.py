@@ -57,6 +57,11 @@ def _events(text: str) -> tuple[tuple[str, str, str], ...]:
     return tuple((word[0], *word[1:].partition(":")[::2]) for word in text.split())
 
 
+def _names(text: str) -> list[str]:
+    """Between commas: none where nothing is there, as of the gradients that come to a frozen embedding."""
+    return text.split(",") if text else []
+
+
 @dataclass(slots=True)
 class _Call:
     """What a block on a slice hands to its backward."""
@@ -177,9 +182,9 @@ class _Host:
                 case "@":
                     given, _, made = what.partition(">")
                     if direction is Direction.FORWARD:
-                        self._forward(block, k, given.split(","), made.split(","))
+                        self._forward(block, k, _names(given), _names(made))
                     else:
-                        self._backward(op, given.split(","), made.split(","))
+                        self._backward(op, _names(given), _names(made))
                 case "!":
                     self._sum(op, int(what), frame[of])
                 case "?":
@@ -202,9 +207,9 @@ class _Host:
                 case "-":
                     self._release(names.pop(what))
                 case "=":
-                    self._hand_over(what.split(","), made, names, frame)
+                    self._hand_over(_names(what), made, names, frame)
                 case "^":
-                    saved = [name for name in what.split(",") if name]
+                    saved = _names(what)
         saved = [*saved, *([f"a{its.sent}"] if its.sent is not None else [])]
         there = [self._hold(names[name]) for name in saved]
         for name, number in names.items():  # what the code made is the frame's or the call's now
@@ -246,7 +251,7 @@ class _Host:
                 case "?":
                     self._sum(op, int(what), None, int(of))
                 case "=":
-                    self._hand_over(what.split(","), made, names, frame)
+                    self._hand_over(_names(what), made, names, frame)
         for number in (*names.values(), *call.kept):
             self._release(number)
 

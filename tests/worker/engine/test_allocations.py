@@ -47,8 +47,13 @@ def arranged_chain(name, dtype):
 
 
 def model_of(name, dtype):
-    """In bf16 without dropout, whose noise on the CPU takes memory that it does not take on CUDA."""
-    return make_model(name, dtype, dropout=0.1 if dtype == torch.float32 else 0.0)
+    """In bf16 without dropout, whose noise on the CPU takes memory that it does not take on CUDA. "frozen": a Llama of
+    which the norms and the last layer are trained."""
+    model = make_model(name.replace("frozen", "llama"), dtype, dropout=0.1 if dtype == torch.float32 else 0.0)
+    if name == "frozen":
+        for parameter_name, parameter in model.named_parameters():
+            parameter.requires_grad_("norm" in parameter_name or "layers.2" in parameter_name)
+    return model
 
 
 def tokens_of(batches):
@@ -120,6 +125,8 @@ CASES = [
     ("gpt2", mixed_plan, {"slices": 1}),
     ("gpt2", mixed_plan, {"slices": 3}),
     ("qwen2", streaming_plan, {"slices": 2}),
+    ("frozen", resident_plan, {"slices": 2}),
+    ("frozen", resident_plan, {"slices": 2, "clip": 0.5, "option": "recompute"}),
     ("bloom", resident_plan, {"slices": 2, "option": "offload-input"}),
 ]
 
