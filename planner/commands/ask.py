@@ -26,6 +26,7 @@ from planner.reports.receipt import Asked, Receipt
 from planner.schedule.plan import Plan
 from planner.search.make_plan import GAP, round_up
 from planner.search.problem import Problem
+from planner.search.states_on_disk import with_all_on_disk
 from planner.whatif.batch_size import WANTED, BatchSplit, best_first, hopeful
 from planner.whatif.ways_to_fit import problem_of, ways_to_fit
 from planner.whatif.what_helps import Variations, carried_over
@@ -189,7 +190,8 @@ def _asked(job: Job) -> Asked:
 
 
 def _too_large(job: Job, problem: Problem, least: int | None, others: Variations, clock: _Clock) -> Receipt:
-    cpu_bytes = others.least_cpu_bytes(problem)  # meanwhile
+    stored = with_all_on_disk(problem) if problem.hardware.disk_bytes else problem  # with more RAM that may fit
+    cpu_bytes = others.least_cpu_bytes(stored)  # meanwhile
     ways = list(ways_to_fit(job, problem, _DEVICE, clock.last_trace, runs=False))
     least_cpu = cpu_bytes.get()
     found = no_fit(

@@ -120,7 +120,7 @@ class Problem:
             return replace(self, cpu_budget_bytes=size).fits()
 
         tensors = list(self.chain.tensors())
-        standing = sum(t.bytes + t.state_bytes for t in tensors)
+        standing = sum(t.bytes + (0 if t.states_on_disk else t.state_bytes) for t in tensors)
         offloaded = sum(max(o.offloaded_bytes for o in b.options) for b in self.chain.blocks)
         low = max(0, standing - self.gpu_budget_bytes)  # all of it is somewhere
         high = standing + sum(t.gradient_bytes for t in tensors)

@@ -49,8 +49,10 @@ def decided_anew(problem: Problem) -> Problem:
 
 
 def with_all_on_disk(problem: Problem) -> Problem:
-    """The problem with all states on disk that may be there, whether a disk is given or not."""
-    return _on_disk(problem, _may_be_on_disk(problem))
+    """The problem with all states on disk that may be there: what has room on the disk that is given, where one is."""
+    names = _may_be_on_disk(problem)
+    everything = _on_disk(problem, names)
+    return _on_disk(problem, _with_room(everything, names)) if problem.hardware.disk_bytes else everything
 
 
 def every(names: Sequence[str], parts: int) -> list[str]:

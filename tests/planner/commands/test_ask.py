@@ -22,7 +22,7 @@ from planner.commands.ask import PATIENCE_S, ask
 from planner.errors import UserError
 from planner.job.lora import DEFAULTS
 from planner.job.schema import Job
-from planner.machine.presets import preset
+from planner.machine.presets import preset, with_drives
 from planner.measure.hf_model import beyond_positions
 from planner.reports.make_receipt import LAUNCHING
 from planner.reports.receipt import Receipt
@@ -93,6 +93,16 @@ def test_llama_8b_does_not_fit_a_3060_with_64_gib_and_why(llama_8b: Path) -> Non
     assert any(text.startswith("LoRA (method: lora): at least ") for text in found.fits_with)
     assert not any("max_length" in text for text in found.fits_with), "shorter rows are no help to a full host"
     assert {share.name: share.bytes for share in found.disk}["a checkpoint being written"] == 12 * found.parameters
+
+
+@pytest.mark.usefixtures("time_enough")
+def test_with_a_drive_as_much_ram_is_named_as_is_needed_beside_it(llama_8b: Path) -> None:
+    job = job_of(llama_8b)
+    hardware = with_drives(preset("rtx3060", bf16=True, cpu_memory_bytes=16 * GIB), "pcie4")
+    found = ask(job, hardware, started_s=time.monotonic())
+    assert found.status == "infeasible" and found.least_cpu_budget_bytes is not None
+    assert found.cpu_budget_bytes < found.least_cpu_budget_bytes <= 2.5 * found.parameters  # working copies and a ring
+    assert "24 GiB of RAM" in found.fits_with
 
 
 def test_llama_8b_on_a_3060_with_192_gib_computes_most_of_the_time(llama_8b: Path) -> None:
