@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,9 +27,12 @@ from worker.engine.actions import Actions
 from worker.engine.block_calls import ModelBlock
 from worker.engine.lockstep import Lockstep
 from worker.engine.weights import Weights
+from worker.runtime.arena import is_out_of_memory
 from worker.runtime.interpreter import Cursor
 from worker.runtime.machine import Machine, RandomState
 from worker.runtime.step_values import StepValues
+
+log = logging.getLogger(__name__)
 
 RunPass = Callable[[Callable[[int], None], list[RandomState]], None]
 _MOST_SLICES = 8  # more would hardly save anything: weights travel once for all of them
@@ -68,6 +73,7 @@ class Forward:
         self.room_bytes = plan.gpu_budget_bytes or sys.maxsize  # less where the machine's cap leaves less
         self._measured: dict[tuple[object, ...], ForwardBytes] = {}
         self._lockstep: Lockstep | None = None
+        self._at_most = _MOST_SLICES
         self._speaking = False
 
     @property
@@ -84,7 +90,8 @@ class Forward:
             return block.module.forward(*args, **kwargs)
 
     def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
-        """The loss of each batch. Several run in lockstep, so that weights travel once for all of them.
+        """The loss of each batch. Several run in lockstep, so that weights travel once for all of them; fewer where the
+        device had no room between its tensors for so many.
 
         Raises UserError "evaluation-does-not-fit".
         """
@@ -97,10 +104,18 @@ class Forward:
         machine.reset_peak()
         try:
             with eval_mode(self._model), machine.computing():
-                for size, firsts in _groups(len(staged), slices):
-                    with self._passes(self._program(measured, size)) as run_pass:
-                        for first in firsts:
-                            run_pass(_body(self._model, staged, first, machine.device, losses), [before] * size)
+                while len(losses) < len(staged):
+                    try:
+                        for size, firsts in _groups(len(staged), slices):
+                            with self._passes(self._program(measured, size)) as run_pass:
+                                for first in firsts:
+                                    run_pass(_body(self._model, staged, first, machine.device, losses), [before] * size)
+                    except RuntimeError as error:
+                        if slices == 1 or not is_out_of_memory(error):
+                            raise
+                        losses.clear()
+                        slices = self._at_most = slices // 2
+                        log.info("evaluation: no room for so many batches at a time, now %d", slices)
         finally:
             machine.set_random_state(before)
         return Evaluation(losses=tuple(losses[k] for k in range(len(batches))), peak_bytes=machine.peak_bytes())
@@ -188,7 +203,7 @@ class Forward:
         """How many batches run in lockstep; one where nothing travels."""
         if not any(op.kind is OpKind.FETCH for op in self._program(measured, 1).ops):
             return 1
-        for slices in range(min(count, _MOST_SLICES), 1, -1):
+        for slices in range(min(count, self._at_most), 1, -1):
             with contextlib.suppress(TooLarge):
                 forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self.room_bytes)
                 return slices
@@ -234,6 +249,10 @@ class Forward:
             self._machine.forget_threads()
             yield run_pass
             interpreter.drain()
+        except RuntimeError as error:
+            for one in (error, error.__cause__):  # whose frames hold what would be in the way of what comes back
+                traceback.clear_frames(None if one is None else one.__traceback__)
+            raise
         finally:
             self._lockstep = None
             lockstep.close()

@@ -11,8 +11,9 @@ import torch
 from planner.errors import UserError
 from tests.support.engine_plans import adamw, chain_of, make_plan, resident_plan
 from tests.support.engines import CPU, assert_same, assert_same_state, data, own_threads, run
-from tests.support.tiny_models import make_model
+from tests.support.tiny_models import batch_of, make_model
 from worker.engine import adamw as adamw_module
+from worker.engine import forward_only
 from worker.engine.block_calls import Call
 from worker.engine.device_items import Device
 from worker.engine.engine import Engine
@@ -303,3 +304,22 @@ def test_an_interrupt_while_the_slices_are_started_ends_them_all(make, monkeypat
         run(engine, range(1), 3)
     assert_same(run(engine, range(2), 3), run(plain, range(2), 3))
     assert_same_state(engine, plain)
+
+
+def test_an_evaluation_without_room_for_several_batches_goes_on_with_fewer(make, monkeypatch):
+    engine, _ = make("llama")
+    batches = [batch_of(k) for k in range(5)]
+    wanted = [float(loss) for loss in engine.evaluate(batches).losses]
+    tried, loss = [], forward_only._loss
+
+    def full(model, batch, device):
+        size = engine._forward_only._lockstep._slices
+        tried.append(size)
+        if size > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss(model, batch, device)
+
+    monkeypatch.setattr(forward_only, "_loss", full)
+    for _ in range(2):
+        assert [float(loss) for loss in engine.evaluate(batches).losses] == wanted
+    assert tried == [5, 2, *[1] * 10]
