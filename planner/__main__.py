@@ -41,7 +41,7 @@ _STARTED_S = time.monotonic()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; the process's exit code."""
+    """Run `arguments`, or the process's own; its exit code."""
     options = _parser().parse_args(arguments)
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
@@ -50,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
         run = RunFolder(options.run_dir) if options.run_dir else None
         if run is not None:
             be_patient()
-            _log_to_the_job()
+            if arguments is None:  # else loggers are the caller's
+                _log_to_the_job()
         return exit_code_of(lambda: _plan_and_say(options, run, answers), run)
 
 
