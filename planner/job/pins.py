@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from planner.hub import unreachable
 from planner.job.data_entry import DataEntry
@@ -20,13 +20,13 @@ Kind = Literal["model", "dataset"]
 
 def pinned(job: Job) -> Job:
     """The job with a commit where it has a branch, a tag or nothing, of its model, its tokenizer where that is of
-    another repository, and its datasets on the hub: as the hub says, or where that does not answer, the last
-    download's. What neither knows stays as it is. A repository's revision is asked for once."""
+    another repository or revision, and its datasets on the hub: as the hub says, or where that does not answer, the
+    last download's. What neither knows stays as it is. A repository's revision is asked for once."""
     hub = _Hub()
     found = {"model_revision": job.model_revision, "tokenizer_revision": job.tokenizer_revision}
     if not is_local(job.model):
         found["model_revision"] = hub.commit(job.model, "model", job.model_revision)
-    if job.tokenizer != job.model and not is_local(job.tokenizer):
+    if not is_local(job.tokenizer) and (job.tokenizer != job.model or job.tokenizer_revision):
         found["tokenizer_revision"] = hub.commit(job.tokenizer, "model", job.tokenizer_revision)
     entries = tuple(_pinned(entry, hub) for entry in job.dataset)
     held_out = None if job.eval_dataset is None else tuple(_pinned(entry, hub) for entry in job.eval_dataset)
@@ -75,15 +75,12 @@ class _Hub:
 
     def _answer(self, name: str, kind: Kind, revision: str | None) -> str | None:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError
 
         if self._silent:
             return None
-        # Errors of the library that the client speaks HTTP with, of the system, and of names and answers that are none.
-        known: tuple[type[Exception], ...] = (*cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__), ValueError)
         try:
             return HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=ANSWER_S).sha
-        except known as error:  # loading meets it again, has patience with it and says it
+        except Exception as error:  # whatever a client of HTTP raises: loading meets it again, and says it
             self._silent = unreachable(error)
             return None
 

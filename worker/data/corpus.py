@@ -37,6 +37,7 @@ from worker.data.sources import Source, open_source
 log = logging.getLogger(__name__)
 
 _KEYS = ("dataset", "tokenizer", "chat_template", "max_samples", "packing", "train_on")
+_WHERE_GIVEN = ("special_tokens", "model_revision", "tokenizer_revision")
 _MIXED = ("mix_strategy", "interleave_probs", "seed")  # of which the tokens depend where entries are mixed
 _UNTIL: dict[str, Any] = {
     "interleave_under": "first_exhausted", "interleave_over": "all_exhausted",
@@ -67,7 +68,7 @@ def load_corpus(
     what `frozen` says it was (`planner.job.frozen`; None: nobody knows).
     """
     values, mixed = job.model_dump(mode="json"), job.mix_strategy != "concat"
-    more = (*(["special_tokens"] if job.special_tokens else []), *(_MIXED if mixed else []))
+    more = (*(key for key in _WHERE_GIVEN if values[key]), *(_MIXED if mixed else []))
     keys = {key: value for key, value in values.items() if key in (*_KEYS, *more)}
     if (corpus := _open(folder, keys)) is not None:
         log.info("data: %d tokens as tokenized at the first start (%s)", len(corpus.tokens), folder)

@@ -78,6 +78,9 @@ def test_a_tokenizer_of_another_repository_has_a_commit_of_its_own(tmp_path: Pat
         tiny_llama_folder(folder, chat_template=f"of {commit}")
     downloaded(cache, "models--owner--words", "main", OLD)
     assert load_tokenizer(found).chat_template == f"of {NEW}"
+    downloaded(cache, "models--owner--tiny", "dev", OLD)
+    of_its_own = job_of_the_hub(tmp_path).model_copy(update={"tokenizer_revision": "dev"})
+    assert pinned(of_its_own).tokenizer_revision == OLD
     assert load_tokenizer(job).chat_template == f"of {OLD}"
 
 
@@ -178,6 +181,8 @@ def test_what_is_no_answer_of_a_hub_counts_as_none(
         its_hub(monkeypatch, url)
         assert pinned(job_of_the_hub(tmp_path)).model_revision == OLD
     its_hub(monkeypatch, "http://127.0.0.1:1")
+    assert pinned(job_of_the_hub(tmp_path)).model_revision == OLD
+    its_hub(monkeypatch, "http://[1")
     assert pinned(job_of_the_hub(tmp_path)).model_revision == OLD
     wrong = job_of_the_hub(tmp_path).model_copy(update={"model": "a--b/../c"})
     assert pinned(wrong).model_revision is None

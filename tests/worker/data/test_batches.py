@@ -11,7 +11,6 @@ import torch
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from planner.errors import UserError
-from planner.job.frozen import freeze
 from planner.measure.hf_model import sample_batch
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import make_model
@@ -249,26 +248,6 @@ def test_the_sample_shows_what_is_learned(tmp_path: Path) -> None:
     assert data.sample() == "2+2=⟦four<eos>⟧"
 
 
-def test_tokens_of_the_first_start_are_used_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    job = make_job(tiny_llama_folder(tmp_path / "m"), write_jsonl(tmp_path / "d.jsonl", sentences(6)), max_length=64)
-    first = Batches(job, byte_tokenizer(), tmp_path / "data")
-    write_jsonl(tmp_path / "d.jsonl", [{"text": "something else"}])
-    second = Batches(job, byte_tokenizer(), tmp_path / "data")
-    assert rows(first, 0) == rows(second, 0)
-    assert first.fingerprint == second.fingerprint
-    assert "as tokenized at the first start" in caplog.text
-
-
-def test_damaged_tokens_are_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    job = make_job(tiny_llama_folder(tmp_path / "m"), write_jsonl(tmp_path / "d.jsonl", sentences(6)), max_length=64)
-    first = rows(Batches(job, byte_tokenizer(), tmp_path / "data"), 0)
-    file = tmp_path / "data/tokens.npy"
-    file.write_bytes(file.read_bytes()[:-3] + b"\xff\xff\xff")
-    assert rows(Batches(job, byte_tokenizer(), tmp_path / "data"), 0) == first
-    assert "is damaged; tokenizing again" in caplog.text
-
-
 def test_other_data_have_another_fingerprint(tmp_path: Path) -> None:
     one, other = (batches(tmp_path, sentences(count), max_length=64) for count in (5, 6))
     assert one.fingerprint != other.fingerprint
@@ -329,29 +308,3 @@ def test_a_dataset_to_evaluate_on_leaves_the_training_data_as_it_was(tmp_path: P
 def test_a_val_size_that_takes_all_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)leaves nothing to train on.*6 rows, 6 of them.*val-size-too-large"):
         batches(tmp_path, sentences(6), val_size=6)
-
-
-def test_damaged_tokens_are_made_again_from_the_same_data_or_not_at_all(tmp_path: Path) -> None:
-    folder = tiny_llama_folder(tmp_path / "model")
-    data = write_jsonl(tmp_path / "data.jsonl", sentences(4))
-    other = write_jsonl(tmp_path / "other.jsonl", sentences(2))
-    job = make_job(folder, data, eval_dataset=str(other), max_length=64, per_device_train_batch_size=2)
-    before, kept = freeze(job), tmp_path / "run" / "data"
-
-    def made() -> str:
-        return Batches(job, byte_tokenizer(), kept, before).fingerprint
-
-    fingerprint = made()
-    (kept / "tokens.npy").write_bytes(b"torn")
-    assert made() == fingerprint
-    write_jsonl(data, sentences(5))
-    assert made() == fingerprint, "the tokens are there: nobody reads the files"
-    (kept / "trained.npy").unlink()
-    with pytest.raises(UserError) as refused:
-        made()
-    assert refused.value.code == "data-changed" and refused.value.numbers[0].startswith(f"{data}: ")
-    write_jsonl(data, sentences(4))
-    assert made() == fingerprint
-    data.unlink()
-    (kept.with_name("eval-data") / "ends.npy").unlink()
-    assert made() == fingerprint, "only what is damaged is read again"

@@ -1,0 +1,48 @@
+"""Settings of the command line above a job file: whose they are, and how they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import LlamaConfig
+
+from offmated.cli.job_text import with_settings
+from offmated.cli.planner_process import job_of, question
+from planner.errors import UserError
+
+
+def test_settings_stand_above_the_file_by_any_of_a_keys_names(tmp_path: Path) -> None:
+    text = "model: m\nlora_target:\n- q_proj\n- v_proj\nadapter: lora # why\n"
+    settings = ["lora_target_modules=[o_proj, up_proj]", "method=full", "max_length=512"]
+    assert yaml.safe_load(with_settings(text, settings)) == {
+        "model": "m", "lora_target_modules": ["o_proj", "up_proj"], "method": "full", "max_length": 512,
+    }  # fmt: skip
+
+
+def test_settings_keep_every_character_in_one_line() -> None:
+    text = with_settings("model: m # 🦙\n", ['run_name="naïve 東 🦙: #1 [\\L\\x7f]"', "learning_rate=1e-7"])
+    name = "naïve 東 🦙: #1 [\u2028\x7f]"
+    assert yaml.safe_load(text) == {"model": "m", "run_name": name, "learning_rate": 1e-7}
+    assert len(text.splitlines()) == 3
+
+
+def test_a_mistake_in_a_setting_is_blamed_on_the_setting_and_one_in_the_file_on_its_line(tmp_path: Path) -> None:
+    LlamaConfig(num_hidden_layers=2).save_pretrained(tmp_path / "small")
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}')
+    (tmp_path / "small" / "tokenizer.json").write_text("{}")
+    file = tmp_path / "job.yaml"
+    file.write_text("model: small\ndataset: data.jsonl\nmax_length: 8\n")
+    for ask in (question, job_of):
+        with pytest.raises(UserError) as found:
+            ask(file, {"settings": ("max_length=long", "lerning_rate=1")})
+        assert found.value.what == "--set has 2 mistakes."
+        assert found.value.numbers[0] == "--set lerning_rate: unknown key; did you mean learning_rate?"
+        assert found.value.numbers[1].startswith('--set max_length: it is "long"; it must be a whole number')
+        assert found.value.hint.startswith("correct --set ")
+    file.write_text(file.read_text() + "seed: -1\n")
+    with pytest.raises(UserError) as found:
+        job_of(file, {"settings": ("max_length=1",)})
+    assert found.value.what == "job.yaml with --set has 2 mistakes."
+    assert [text.partition(": it is")[0] for text in found.value.numbers] == ["--set max_length", "line 4: seed"]
