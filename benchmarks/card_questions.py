@@ -141,7 +141,7 @@ def bits(folder: Path, about: str) -> Json:
     on_cpu = {name for stage in its.stages for name in stage.cpu_update}
     model = work.model()
     training = PlainTraining(
-        model, optimizer=adamw(model), max_grad_norm=1.0, device=torch.device(work.device), on_cpu=on_cpu
+        model, optimizer=[adamw(model)], max_grad_norm=1.0, device=torch.device(work.device), on_cpu=on_cpu
     )
     losses = list[str]()
     for number in range(STEPS):
