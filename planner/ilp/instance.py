@@ -56,7 +56,9 @@ class Instance:
     weights: list[float]  # of trainable tensors that may leave
     frozen: list[float]  # of others that may leave
     on_disk: list[float]  # which part of these the host reads from disk
-    ring: float  # host memory through which that goes, and the states that are on disk; and what Muon multiplies in
+    ring: float  # host memory through which that goes, and the states that are on disk
+    products: float  # likewise, what Muon multiplies in where the CPU updates any matrix
+    apart: list[float]  # of the weights, what AdamW updates
     stored: Stored | None  # of the trainable tensors that may leave, whose states are on disk
     states: list[float]  # of these trainable tensors, and of those that only their states may leave
     gradients: list[float]
@@ -132,7 +134,9 @@ def make_instance(setting: Setting) -> Instance:
         weights=[w / unit_bytes for w in weights],
         frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
         on_disk=[_on_disk(tensors) for tensors in free],
-        ring=(ring_bytes(chain) + state_ring_bytes(chain) + products_bytes(chain)) / unit_bytes,
+        ring=(ring_bytes(chain) + state_ring_bytes(chain)) / unit_bytes,
+        products=products_bytes(chain, names) / unit_bytes,
+        apart=[sum(t.bytes for t in tensors if not t.side) / unit_bytes for tensors in trainable],
         stored=stored_of(
             chain, trainable, rounds, unit_bytes, anywhere=setting.states_anywhere, room_bytes=hardware.disk_bytes
         ),

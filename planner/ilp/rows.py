@@ -201,13 +201,18 @@ def _gradients_left(v: Columns, s: int, u: int) -> Term:
 
 def host_memory_fits(v: Columns) -> None:
     """(4.18): the host keeps a copy of all that ever leaves, states and gradients of what it updates, but for states on
-    disk, and offloaded activations."""
+    disk, and offloaded activations; and where it updates any matrix by Muon, what the largest is multiplied in."""
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):
         used += [(1 + p.host_gradient_ratio) * t["X"][i], v.states_on_host(i), -host_spares(v, i)]
         used += [(1 - p.on_disk[i]) * v.frozen_moved[i]]
         used += [t["N"][i], t["D"][i], t["K"][i], t["Y"][i], v.choice(i, "offloaded")]
+    if p.products:
+        any_matrix = v.rows.variable("AnyMatrix", binary=True)
+        for i, (weights, apart) in enumerate(zip(p.weights, p.apart, strict=True)):
+            v.rows.at_most(f"eq4_18_matrices_b{i}", t["X"][i], apart + (weights - apart) * any_matrix)
+        used.append(p.products * any_matrix)
     v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget - p.ring)
 
 

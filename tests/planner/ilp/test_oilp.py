@@ -16,6 +16,7 @@ from planner.ilp.instance import make_instance
 from planner.ilp.program import Solution, solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor
+from planner.schedule.memory import products_bytes
 from tests.support.chains import with_masters
 from tests.support.stage_barriers import stage_barriers
 
@@ -71,6 +72,20 @@ def solve(
     budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, **freedom)
     instance = make_instance(Setting(chain=a_chain, hardware=machine, budgets=budgets, slices=slices, clip=clip))
     return solve_oilp(instance, time_limit_s=20, gap=0, more=stage_barriers if barrier else None)
+
+
+def test_what_muon_multiplies_in_is_on_the_host_where_a_matrix_is_updated_there_and_only_then():
+    def muons(t: Tensor) -> Tensor:
+        return replace(t, state_bytes=100, side=5, cpu_update_s=1.0)
+
+    blocks = chain(trainable=True).blocks
+    matrices = Chain(blocks=tuple(replace(b, tensors=tuple(map(muons, b.tensors))) for b in blocks))
+    products, weights = products_bytes(matrices), 2 * 300  # with gradients and momenta
+    found = {host: solve(matrices, cpu=host, barrier=False) for host in (0, products, products + weights)}
+    assert [sum(found[host].totals.of["X"]) for host in found] == pytest.approx([0, 0, 200])
+    assert [found[host].step_s for host in found] == pytest.approx([9, 9, 7])
+    little = solve(matrices, cpu=products + weights - 3, barrier=False)
+    assert sum(little.totals.of["X"]) == pytest.approx(199)
 
 
 @pytest.mark.parametrize(("packs", "rounds", "beside"), [(False, 1, 0), (True, 1, 0), (False, 2, 1), (True, 2, 0)])

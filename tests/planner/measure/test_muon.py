@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -126,6 +127,12 @@ def test_the_host_has_room_for_the_products_of_one_matrix_where_it_updates_any(j
     assert cpu_parts(plan, chain).products_bytes == products_bytes(chain, updated) <= products_bytes(chain) == largest
     assert products_bytes(chain, ()) == 0
     assert not plan.ahead() & {t.name for t in chain.tensors() if t.side}
+
+
+def test_a_host_without_room_for_products_leaves_matrices_to_the_device_and_the_bound_is_one(job):
+    problem = problem_of(job.model_copy(update={"max_grad_norm": None}), MACHINE, CPU)
+    little = replace(problem, cpu_budget_bytes=products_bytes(problem.chain) - 1)
+    assert 0 < little.bound_s() <= (1 + 1e-6) * little.hope_s() < math.inf
 
 
 def test_a_question_about_such_a_job_is_another_one(job, tmp_path):
