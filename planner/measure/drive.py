@@ -61,22 +61,30 @@ def with_rates(job: Job, hardware: Hardware) -> Hardware:
 
 def shares(folders: Sequence[Path], need_bytes: int) -> list[int]:
     """Bytes for the drive of each folder, of so many: all are to take as long for reading and writing theirs, but none
-    gets more than it has room for. Raises OSError."""
-    if len(folders) == 1:
-        return [1]
-    speeds = list(map(_speed, _rates_of(folders)))
-    return dealt(need_bytes, list(zip(speeds, _rooms(folders), strict=True)))
+    gets more than it has room for, and one without room to measure it in gets none. Raises OSError."""
+    rooms = _rooms(folders)
+    used = usable(rooms)
+    if len(used) == 1:
+        return [int(k in used) for k in range(len(folders))]
+    speeds = map(_speed, _rates_of([folders[k] for k in used]))
+    found = dict(zip(used, dealt(need_bytes, list(zip(speeds, (rooms[k] for k in used), strict=True))), strict=True))
+    return [found.get(k, 0) for k in range(len(folders))] if any(found.values()) else [1] * len(folders)
+
+
+def usable(rooms: Sequence[int]) -> list[int]:
+    """The numbers of the drives that get a part, of those with so much room; all where none has enough of it."""
+    return [k for k, room in enumerate(rooms) if room >= _TIMES * _BYTES] or list(range(len(rooms)))
 
 
 def dealt(need_bytes: int, drives: Sequence[tuple[float, int]]) -> list[int]:
     """`need_bytes` over drives of (speed, room): in proportion to their speeds, where there is room."""
-    found, open_ = [1] * len(drives), dict(enumerate(drives))
+    found, open_ = [0] * len(drives), {k: drive for k, drive in enumerate(drives) if drive[1]}
     while open_:
         speed_sum = sum(speed for speed, _ in open_.values())
         wanted = {k: int(need_bytes * speed / speed_sum) for k, (speed, _) in open_.items()}
         full = [k for k, size in wanted.items() if size > open_[k][1]]
         for k in full or list(open_):
-            found[k] = max(1, min(wanted[k], open_.pop(k)[1]))
+            found[k] = min(wanted[k], open_.pop(k)[1])
             need_bytes -= found[k] if full else 0
     return found
 

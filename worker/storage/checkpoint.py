@@ -18,7 +18,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -118,11 +118,13 @@ class Checkpoint:
         """(parameter, {"master", "exp_avg", "exp_avg_sq"}) or, of trained weights, (parameter, {"weight"}); mapped from
         disk one at a time. `taken_over`: only what is in the checkpoint itself, for an engine that has taken over the
         states that it names. Raises UserError "states-torn", "disk-failed"."""
-        named = {} if taken_over or self.states is None else dict(self.states.read())
-        for name, parts in read_shards(self.path / file for file in self.files):
-            yield name, {**parts, **next(named.pop(name, iter([{}])))}
-        for name, states in named.items():
-            yield name, dict(next(states))
+        nothing: Mapping[str, Iterator[Mapping[str, Tensor]]] = {}
+        with contextlib.nullcontext(nothing) if taken_over or self.states is None else self.states.read() as states:
+            named = dict(states)
+            for name, parts in read_shards(self.path / file for file in self.files):
+                yield name, {**parts, **next(named.pop(name, iter([{}])))}
+            for name, of_it in named.items():
+                yield name, dict(next(of_it))
 
 
 class Checkpoints:

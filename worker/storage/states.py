@@ -55,8 +55,8 @@ class StatesOnDisk:
     ) -> None:  # fmt: skip
         """`found`: what the newest checkpoint names. Its files are taken over where they are laid out as wanted; else
         new ones are made beside. `shares`: asked then, which part of every piece each of these gets, to one another;
-        None: equal ones. Raises UserError "disk-is-memory", "disk-not-direct", "disk-too-small", "disk-failed",
-        "states-torn"."""
+        None: equal ones. A folder without a part has no file. Raises UserError "disk-is-memory", "disk-not-direct",
+        "disk-too-small", "disk-failed", "states-torn"."""
         self.homes, self.read_bytes, self.written_bytes = homes, 0, 0
         self._tensors, self._piece_elements = tuple(tensors), piece_elements
         self.pieces = all_pieces(tensors, piece_elements)
@@ -73,14 +73,14 @@ class StatesOnDisk:
             self._paths = [Path(file) for file in found.files]
             self._current = found.current()
             self._kept, self._sums = list(self._current), found.sums()
-            self._shares = found.shares
+            self._shares, self._places = found.shares, found.parts()
         else:
             self._shares = tuple(shares()) if shares is not None else (1,) * len(folders)
+            self._places = parts_of_pieces(self.pieces, self._shares, homes)
             name = f"states-{secrets.token_hex(4)}"
             self._paths = [folder / f"{name}-{k}.bin" for k, folder in enumerate(folders)]  # a folder may come twice
         _tidy(folders, [*self._paths, *map(Path, found.files if found is not None else ())])
-        self._places = parts_of_pieces(self.pieces, self._shares, homes)
-        self._files: list[File] = []
+        self._files: dict[int, File] = {}
         self._striped = Striped(self._files, len(self._paths))
         try:
             self._open(open_file)
@@ -92,17 +92,19 @@ class StatesOnDisk:
         sizes = file_sizes(self._places, len(self._paths), self.homes)
         if self.resumed:
             for path, size in zip(self._paths, sizes, strict=True):
-                if not path.is_file() or path.stat().st_size < size:
+                if size and (not path.is_file() or path.stat().st_size < size):
                     raise torn(f"{path} is missing or too short; it has {format_bytes(size)} where it is whole")
         else:
             _check_space(self._paths, sizes)
-        for path, size in zip(self._paths, sizes, strict=True):
+        for k, (path, size) in enumerate(zip(self._paths, sizes, strict=True)):
+            if not size:  # a full drive, or one that is slow enough
+                continue
             try:
-                self._files.append(open_file(path))
+                self._files[k] = open_file(path)
                 if not self.resumed:
-                    self._files[-1].reserve(size)
+                    self._files[k].reserve(size)
                     page = torch.zeros(2 * PAGE, dtype=torch.uint8)
-                    self._files[-1].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some open, and refuse then
+                    self._files[k].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some open, and refuse then
             except OSError as error:
                 raise _refused(path, size, error) from error
         for folder in {path.parent for path in self._paths}:
@@ -179,7 +181,7 @@ class StatesOnDisk:
         written. Raises UserError "disk-failed"."""
         if self._failed is not None:
             raise self._failed
-        for number, file in enumerate(self._files):
+        for number, file in self._files.items():
             try:
                 file.flush()
             except OSError as error:  # what the drive lost it does not tell a second time
@@ -204,7 +206,7 @@ class StatesOnDisk:
     def close(self) -> None:
         """Let go of the files, which stay."""
         self._striped.close()
-        for file in self._files:
+        for file in self._files.values():
             file.close()
         self._files.clear()
 

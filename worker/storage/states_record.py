@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 from planner.cpu.direct_file import DirectFile
 from planner.errors import UserError, first_line
 from planner.schedule.state_pieces import Piece, StoredTensor
-from worker.storage.striped import Striped, parts_of_pieces
+from worker.storage.striped import File, Part, Striped, file_sizes, parts_in_turn, parts_of_pieces
 
 _DTYPES = {4: torch.float32, 2: torch.int16}
 
@@ -21,7 +22,8 @@ _DTYPES = {4: torch.float32, 2: torch.int16}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesRecord:
     """The files by their full names, how they are laid out, the home of each piece, a digit each, and its sum, 16.
-    `shares`: of every piece the parts of the files, to one another."""
+    `shares`: of every piece the parts of the files, to one another; not as many as files are where it was written
+    before there were shares, and pieces are dealt whole. A file that no part is in is not there."""
 
     files: tuple[str, ...]
     shares: tuple[int, ...] = (1,)
@@ -56,26 +58,41 @@ class StatesRecord:
         """Whether the files are in these folders, and the pieces where they would be."""
         there = [str(Path(file).parent) for file in self.files]
         same = (self.tensors, self.piece_elements, self.homes) == (tuple(tensors), piece_elements, homes)
-        same = same and len(self.shares) == len(self.files)
         return same and there == list(map(str, folders))
 
-    def read(self) -> Mapping[str, Iterator[Mapping[str, Tensor]]]:
-        """Tensor -> its states by part, fp32, whole, from an iterator that reads them when asked for its one value.
-        Raises UserError "states-torn", "disk-failed" then."""
-        return {tensor.name: self._tensor(tensor) for tensor in self.tensors}
-
-    def _tensor(self, tensor: StoredTensor) -> Iterator[Mapping[str, Tensor]]:
+    def parts(self) -> list[tuple[Part, ...]]:
+        """Of each piece where its parts are."""
         pieces = all_pieces(self.tensors, self.piece_elements)
-        where, homes, sums = parts_of_pieces(pieces, self.shares, self.homes), self.current(), self.sums()
+        if len(self.shares) != len(self.files):
+            return parts_in_turn(pieces, len(self.files), self.homes)
+        return parts_of_pieces(pieces, self.shares, self.homes)
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Mapping[str, Iterator[Mapping[str, Tensor]]]]:
+        """Tensor -> its states by part, fp32, whole, from an iterator that reads them when asked for its one value,
+        while this is open. Raises UserError "states-torn", "disk-failed", as do they."""
+        where = self.parts()
+        used = [k for k, size in enumerate(file_sizes(where, len(self.files), self.homes)) if size]
+        for missing in (self.files[k] for k in used if not Path(self.files[k]).is_file()):
+            raise torn(f"{missing} is missing")
+        with contextlib.ExitStack() as opened:
+            files: dict[int, File] = {}
+            for k in used:
+                try:
+                    files[k] = opened.enter_context(contextlib.closing(DirectFile(Path(self.files[k]))))
+                except OSError as error:
+                    raise _not_read(self.files[k], error) from error
+            striped = opened.enter_context(contextlib.closing(Striped(files, len(used))))
+            yield {tensor.name: self._tensor(tensor, where, striped) for tensor in self.tensors}
+
+    def _tensor(
+        self, tensor: StoredTensor, where: Sequence[Sequence[Part]], files: Striped
+    ) -> Iterator[Mapping[str, Tensor]]:  # fmt: skip
+        pieces = all_pieces(self.tensors, self.piece_elements)
+        homes, sums = self.current(), self.sums()
         own = [k for k, piece in enumerate(pieces) if piece.name == tensor.name]
         memory = torch.frombuffer(mmap.mmap(-1, max(pieces[k].bytes for k in own)), dtype=torch.uint8)
         whole = {part: torch.empty(tensor.shape) for part in tensor.parts}
-        for missing in (path for path in self.files if not Path(path).is_file()):
-            raise torn(f"{missing} is missing")
-        try:
-            files = Striped([DirectFile(Path(path)) for path in self.files], len(self.files))
-        except OSError as error:
-            raise _not_read(self.files[0], error) from error
         for k in own:
             piece = pieces[k]
             found = files.move(
@@ -86,7 +103,6 @@ class StatesRecord:
                 raise torn(f"piece {piece.number} of {piece.name} in {', '.join(self.files)}")
             for part, values in zip(tensor.parts, parts_of(piece, memory), strict=True):
                 whole[part].view(-1)[piece.first : piece.first + piece.elements].copy_(values)
-        files.close()
         yield whole
 
 

@@ -4,7 +4,7 @@ the one that is read or written, for as long as each other."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
@@ -56,6 +56,16 @@ def parts_of_pieces(pieces: Sequence[Piece], shares: Sequence[int], homes: int) 
     return found
 
 
+def parts_in_turn(pieces: Sequence[Piece], files: int, homes: int) -> list[tuple[Part, ...]]:
+    """Of each piece one part, the whole: dealt to the files in turn, as checkpoints have it that tell no shares."""
+    ends = [0] * files
+    found: list[tuple[Part, ...]] = []
+    for k, piece in enumerate(pieces):
+        found.append((Part(k % files, ends[k % files], 0, piece.bytes),))
+        ends[k % files] += homes * piece.bytes
+    return found
+
+
 def file_sizes(parts: Sequence[Sequence[Part]], files: int, homes: int) -> list[int]:
     """Bytes of each file."""
     sizes = [0] * files
@@ -65,9 +75,9 @@ def file_sizes(parts: Sequence[Sequence[Part]], files: int, homes: int) -> list[
 
 
 class Striped:
-    """Files that will be `count`, moved in parts at the same time."""
+    """Files by their numbers, that will be `count` at most, moved in parts at the same time."""
 
-    def __init__(self, files: Sequence[File], count: int) -> None:
+    def __init__(self, files: Mapping[int, File], count: int) -> None:
         self._files = files
         self._pool = ThreadPoolExecutor(2 * count, "offmate-drives") if count > 1 else None
 

@@ -62,11 +62,24 @@ def test_a_drive_that_is_only_asked_about_is_not_this_machines(job: Job) -> None
         ([100 * GB, 100 * GB], [20 * GB, 10 * GB]),
         ([100 * GB, 5 * GB], [25 * GB, 5 * GB]),  # the rest goes where there is room
         ([12 * GB, 100 * GB], [12 * GB, 18 * GB]),
+        ([100 * GB, 0], [30 * GB, 0]),
         ([5 * GB, 5 * GB], [5 * GB, 5 * GB]),  # too little: what keeps the states says so
     ],
 )
 def test_drives_get_parts_by_their_rates_as_far_as_they_have_room(rooms: list[int], bytes_of: list[int]) -> None:
     assert drive.dealt(30 * GB, [(2e9, rooms[0]), (1e9, rooms[1])]) == bytes_of
+
+
+def test_a_drive_too_full_to_be_measured_has_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[Path]] = []
+    monkeypatch.setattr(drive, "_rates_of", lambda folders: asked.append(folders) or [(6e9, 3e9)] * len(folders))
+    folders = [Path("/a"), Path("/b"), Path("/c")]
+    monkeypatch.setattr(drive, "_rooms", lambda _: [100 * GB, 10**6, 100 * GB])
+    assert drive.shares(folders, 30 * GB) == [15 * GB, 0, 15 * GB] and asked == [[Path("/a"), Path("/c")]]
+    monkeypatch.setattr(drive, "_rooms", lambda _: [0, 100 * GB, 10**6])
+    assert drive.shares(folders, 30 * GB) == [0, 1, 0]
+    monkeypatch.setattr(drive, "_rooms", lambda _: [0, 0, 0])
+    assert drive.shares(folders, 30 * GB) == [1, 1, 1]  # what keeps the states says so
 
 
 def test_what_a_drive_is_measured_with_is_nobodys_to_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

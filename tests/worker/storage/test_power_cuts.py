@@ -29,7 +29,7 @@ class NeverFlushed(StatesOnDisk):
     """Publishes what may be nowhere yet."""
 
     def flush(self) -> StatesRecord:
-        files, self._files = self._files, []
+        files, self._files = self._files, {}
         record = super().flush()
         self._files = files
         return record
@@ -39,7 +39,7 @@ class FlushedLate(NeverFlushed):
     """Flushes when it has been published."""
 
     def published(self) -> None:
-        for file in self._files:
+        for file in self._files.values():
             file.flush()
         super().published()
 

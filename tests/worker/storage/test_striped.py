@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from planner.codec import from_json, to_json
 from planner.cpu.direct_file import DirectFile, Sum
 from planner.errors import UserError
 from planner.schedule.state_pieces import PAGE, Piece
 from tests.support.stored_states import PIECE, Training, digest, slot, steps_of, stored
 from tests.worker.storage.test_states import checkpoints, save, want
 from worker.storage.states import StatesOnDisk
+from worker.storage.states_record import StatesRecord
 from worker.storage.striped import Part, Striped, file_sizes, parts_of_pieces
 
 SHARES = (5, 1, 2)
@@ -84,6 +86,49 @@ def test_a_part_that_is_not_what_the_checkpoint_names_is_found_on_any_drive(tmp_
     assert raised.value.code == "states-torn" and str(path) in str(raised.value)
 
 
+def test_what_was_written_before_there_were_shares_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    one = Training(StatesOnDisk([tmp_path / "one"], stored(), piece_elements=PIECE, homes=2), 0)
+    for _ in steps_of(one, 2, 2):
+        record = one.states.flush()
+        one.states.published()
+    (content,) = (path.read_bytes() for path in one.states.files())
+    old, at = [b"", b"", b""], 0
+    for k, piece in enumerate(one.states.pieces):  # one drive after the other has a piece, in both homes
+        old[k % 3] += content[at : at + 2 * piece.bytes]
+        at += 2 * piece.bytes
+    paths = [tmp_path / str(k) / "states-old.bin" for k in range(3)]
+    for path, its in zip(paths, old, strict=True):
+        path.parent.mkdir()
+        path.write_bytes(its)
+    values = {**to_json(record), "files": [str(path) for path in paths]}  # type: ignore[dict-item]
+    del values["shares"]
+    for _ in range(2):  # and again, as it is named by the next checkpoint
+        found = from_json(StatesRecord, values)
+        with found.read() as named:
+            assert digest({name: dict(next(parts)) for name, parts in named.items()}) == want(one.step)
+        states = opened(tmp_path, found=found)
+        assert states.resumed and states.files() == paths
+        one = Training(states, one.step)
+        one.run_step()
+        assert digest(one.all_states()) == want(one.step)
+        values = to_json(states.flush())
+        states.close()
+
+
+def test_a_drive_without_room_has_no_part_and_no_file(tmp_path: Path) -> None:
+    training = Training(opened(tmp_path, shares=lambda: (5, 0, 2)), 0)
+    for _ in steps_of(training, 1, 2):
+        save(training, tmp_path)
+    assert [path.exists() for path in training.states.files()] == [True, False, True]
+    training.states.close()
+    last = checkpoints(tmp_path).latest()
+    assert last is not None
+    assert digest({name: dict(parts) for name, parts in last.tensors()}) == want(2)
+    states = opened(tmp_path, found=last.states)
+    assert states.resumed and digest(Training(states, 2).all_states()) == want(2)
+    states.delete()
+
+
 class Meeting:
     """A file whose transfers wait until the others' have begun."""
 
@@ -108,7 +153,7 @@ class Meeting:
 def test_all_drives_move_their_parts_at_the_same_time(write: bool) -> None:
     barrier = threading.Barrier(3)
     files = [Meeting(barrier) for _ in range(3)]
-    striped = Striped(files, 3)
+    striped = Striped(dict(enumerate(files)), 3)
     [parts] = parts_of_pieces([piece(8)], SHARES, homes=1)
     striped.move(parts, 0, slot(8 * PAGE), write=write, floats=None, failed=lambda _, error: error)
     assert all(file.moved for file in files)
@@ -118,7 +163,7 @@ def test_all_drives_move_their_parts_at_the_same_time(write: bool) -> None:
 def test_a_drive_that_fails_is_named_after_the_others_are_done() -> None:
     barrier = threading.Barrier(2)
     files = [Meeting(barrier, OSError(5, "broken")), Meeting(barrier)]
-    striped = Striped(files, 2)
+    striped = Striped(dict(enumerate(files)), 2)
     [parts] = parts_of_pieces([piece(8)], (1, 1), homes=1)
     with pytest.raises(RuntimeError, match="drive 0"):
         striped.move(
@@ -134,7 +179,7 @@ def test_on_one_drive_the_sum_is_that_of_the_file(tmp_path: Path) -> None:
     file = DirectFile(tmp_path / "file")
     file.reserve(8 * PAGE)
     [parts] = parts_of_pieces([piece(8)], (1,), homes=1)
-    striped = Striped([file], 1)
+    striped = Striped({0: file}, 1)
     found = striped.move(parts, 0, memory, write=True, floats=0, failed=lambda _, error: error)
     assert found == file.write(0, memory, floats=0)
     striped.close()
