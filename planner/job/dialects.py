@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.job.source import SWITCHED_OFF
+from planner.job.values import MUON
 from planner.keys.llama_factory import LLAMA_FACTORY as LLAMA_FACTORY_KEYS
 from planner.keys.trl import TRL as TRL_KEYS
 from planner.muon import ORIGINAL
@@ -87,7 +88,7 @@ class Dialect:
             absent["bnb_4bit_use_double_quant"] = False
         if self.tool == AXOLOTL and _are_completions(values.get("dataset")):
             absent["long_rows"] = "split"
-        if self.tool == AXOLOTL and values.get("optim") == "muon":
+        if self.tool == AXOLOTL and values.get("optim") == MUON:
             absent["muon_adjust_lr_fn"] = ORIGINAL
         if self.chooses_best(file):
             absent["load_best_model_at_end"] = True
@@ -95,12 +96,23 @@ class Dialect:
             absent.pop("per_device_train_batch_size", None)
         filled = {key: value for key, value in absent.items() if values.get(key) is None}
         values |= filled
+        apart = _muons_apart(self.tool, values, filled)
         if not filled:
-            return None
+            return apart or None
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}"
-        muon = "; its Muon is torch.optim.Muon here, whose steps of wide matrices are larger"
-        return told + muon if "muon_adjust_lr_fn" in filled else told
+        return f"{told}; {apart}" if apart else told
+
+
+def _muons_apart(tool: str, values: Mapping[str, Any], filled: Collection[str]) -> str:
+    """What the tool's Muon does otherwise than the job's: nothing, or words."""
+    ours = "its Muon is torch.optim.Muon here"
+    if "muon_adjust_lr_fn" in filled:
+        return f"{ours}, whose steps of wide matrices are larger"
+    decay = values.get("weight_decay")
+    if tool == LLAMA_FACTORY and values.get("optim") == MUON and isinstance(decay, (int, float)) and decay > 0:
+        return f"{ours} and torch.optim.AdamW, and weight_decay leaves biases and norms alone, which it decays there"
+    return ""
 
 
 def _makes_adapters(values: Mapping[str, Any]) -> bool:

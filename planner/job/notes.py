@@ -30,6 +30,8 @@ def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ..
         if values["method"] == "full" and values["max_grad_norm"] is not None:
             slow = "what the GPU has no room for waits for the norm on the CPU, which is slow at it"
             notes.append(f"optim: muon with max_grad_norm: {slow}; max_grad_norm: 0 leaves it to the GPU.")
+    elif "muon_adjust_lr_fn" in given:
+        notes.append("muon_adjust_lr_fn is not used: it is of optim: muon.")
     if values["max_steps"] is not None and "num_train_epochs" in given:
         notes.append(f"max_steps ({values['max_steps']}) decides the length; num_train_epochs is not used.")
     return tuple(notes)

@@ -10,12 +10,14 @@ import yaml
 
 from planner.job.local_data import is_local
 from planner.job.schema import Job
+from planner.job.values import MUON
 from worker.training.metrics import Event
 
 _SAID = (
-    "model_revision", "method", "lora_r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "load_in_4bit",
-    "load_in_8bit", "max_length", "packing", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay",
-    "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha", "bf16", "exact", "seed",
+    "model_revision", "tokenizer_revision", "method", "lora_r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora",
+    "load_in_4bit", "load_in_8bit", "max_length", "packing", "optim", "muon_adjust_lr_fn", "learning_rate",
+    "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "label_smoothing_factor",
+    "neftune_noise_alpha", "bf16", "exact", "seed",
 )  # fmt: skip
 
 
@@ -32,7 +34,8 @@ def model_card(job: Job, events: Sequence[Event], step: int) -> str:
     head |= {"pipeline_tag": "text-generation", "tags": ["offmate", *(["lora"] if job.method == "lora" else [])]}
     rows = job.slice_rows * job.gradient_accumulation_steps
     values = job.model_dump(mode="json")
-    lines = [f"| {key} | {values[key]} |" for key in _SAID if values[key] not in (None, False)]
+    idle = () if job.optim == MUON else ("muon_adjust_lr_fn",)
+    lines = [f"| {key} | {values[key]} |" for key in _SAID if values[key] not in (None, False) and key not in idle]
     found = {(event["event"], event["step"]): event for event in events}
     loss = found.get(("step", step), {}).get("loss")
     held_out = found.get(("eval", step), {}).get("eval_loss")

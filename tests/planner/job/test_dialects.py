@@ -180,8 +180,22 @@ def test_muon_has_the_rates_of_the_tool_whose_file_it_is(folder: Path) -> None:
     assert any("its Muon is torch.optim.Muon here" in note for note in told)
     assert any(note.startswith("optim: muon trains matrices, AdamW the rest") for note in notes)
     assert any("max_grad_norm: 0 leaves it to the GPU" in note for note in notes)
+    decaying = {
+        text: any("leaves biases and norms alone" in note for note in Job.parse_with_notes(text, folder)[1])
+        for text in (
+            LLAMA_FACTORY + "use_muon: true\nweight_decay: 0.1\n", LLAMA_FACTORY + "use_muon: true\n",
+            LLAMA_FACTORY + "weight_decay: 0.1\n", OURS + "optim: muon\nweight_decay: 0.1\n",
+        )
+    }  # fmt: skip
+    assert list(decaying.values()) == [True, False, False, False]
     without, _ = Job.parse_with_notes(LLAMA_FACTORY + "use_muon: false\n", folder)
     assert without.optim == "adamw_torch_fused"
+
+
+def test_muons_rates_without_muon_are_told_to_be_without_use(folder: Path) -> None:
+    rates = OURS + "muon_adjust_lr_fn: original\n"
+    notes = [Job.parse_with_notes(rates + more, folder)[1] for more in ("", "optim: muon\n")]
+    assert [any(note.startswith("muon_adjust_lr_fn is not used") for note in each) for each in notes] == [True, False]
 
 
 @pytest.mark.parametrize("text", [OURS + "optim: muon\n", LLAMA_FACTORY + "use_muon: true\n"])
