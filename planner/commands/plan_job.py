@@ -22,7 +22,7 @@ from planner.machine.hardware import Hardware
 from planner.machine.memory import check_budgets
 from planner.measure.analysis import Analysis, analyse, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
-from planner.measure.drive import with_own_drive, with_rates
+from planner.measure.drive import expected_shares, with_own_drive, with_rates
 from planner.measure.files_of_weights import model_read_rate, weights_are_in_files
 from planner.measure.hf_model import beyond_positions, working_dtype
 from planner.measure.machine_rates import measure_hardware
@@ -108,12 +108,15 @@ def plan_job(
 def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
     """What of the optimizer states is on disk, and what that does to the drives. Raises UserError where the job's
     disk_budget has no room for it."""
-    use = disk_use(plan, chain, job.disk_paths or (), job.disk_rated_writes, steps=job.max_steps)
+    need = disk_need_bytes(plan, chain, homes=job.state_homes)
+    use = disk_use(
+        plan, chain, job.disk_paths or (), job.disk_rated_writes, steps=job.max_steps,
+        parts=lambda: expected_shares(list(map(Path, job.disk_paths or ())), need),
+    )  # fmt: skip
     if use is None:
         return None
     for folder in job.disk_paths or ():
         check_place(Path(folder))
-    need = disk_need_bytes(plan, chain, homes=job.state_homes)
     check_disk_budget(need, job.disk_budget, homes=job.state_homes)
     log.info(
         "disk: optimizer states, which the host's budget has no room for, take %s of %s; %s",

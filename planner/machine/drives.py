@@ -15,6 +15,9 @@ from pathlib import Path
 from planner.errors import UserError
 
 RATED_SIZES = 600
+MEASURED_BYTES = 2**30
+"""Of the file by which a drive is measured."""
+_FULL = 0.98
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MOUNTS = Path("/proc/self/mountinfo")
 BLOCKS = Path("/sys/class/block")
@@ -71,18 +74,39 @@ def check_place(folder: Path, *, table: Path = Path("/etc/fstab")) -> None:
             )  # fmt: skip
 
 
-def free_bytes(folders: Sequence[Path]) -> int:
-    """What is free on the drives of these folders altogether, where each gets an equal part of it. Raises OSError."""
-    places = [next(path for path in (folder, *folder.parents) if path.exists()) for folder in folders]
-    here = [place.stat().st_dev for place in places]
-    return len(here) * min(shutil.disk_usage(p).free // here.count(d) for p, d in zip(places, here, strict=True))
+def rooms(folders: Sequence[Path]) -> list[int]:
+    """What each folder may take of what is free on its drive, in bytes; where several are on one, each has its part of
+    that. Raises OSError."""
+    here = devices(folders)
+    free = (int(_FULL * shutil.disk_usage(_there(folder)).free) for folder in folders)
+    return [size // here.count(drive) for size, drive in zip(free, here, strict=True)]
 
 
-def rated_bytes(folders: Sequence[Path]) -> int:
-    """What may be written to the drives of these folders altogether, where each gets an equal part of it."""
-    drives = [drive_of(folder) for folder in folders]
-    here = [drive.device or drive.mount for drive in drives]
-    return len(drives) * min(d.rated_bytes // here.count(d.device or d.mount) for d in drives)
+def devices(folders: Sequence[Path]) -> list[int]:
+    """The number of each folder's file system, by which those on one are known. Raises OSError."""
+    return [_there(folder).stat().st_dev for folder in folders]
+
+
+def _there(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def usable(rooms: Sequence[int]) -> list[int]:
+    """The numbers of the drives that get a part of the states, of those with so much room: one needs enough to be
+    measured in; all where none has that."""
+    return [k for k, room in enumerate(rooms) if room >= MEASURED_BYTES] or list(range(len(rooms)))
+
+
+def rated_bytes(folders: Sequence[Path], parts: Sequence[float] | None = None) -> int:
+    """What may be written to the drives of these folders altogether until the first is worn. `parts`: which part of
+    that each folder gets, to one another; None: equal ones. Raises OSError."""
+    parts = [1.0] * len(folders) if parts is None else parts
+    takes: dict[str, float] = {}
+    rated: dict[str, int] = {}
+    for drive, part in zip(map(drive_of, folders), parts, strict=True):
+        name = drive.device or drive.mount
+        takes[name], rated[name] = takes.get(name, 0) + part, drive.rated_bytes
+    return min(int(rated[name] * sum(parts) / part) for name, part in takes.items() if part)
 
 
 def _mounted(folder: Path, mounts: Path) -> tuple[str, str, str]:

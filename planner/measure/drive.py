@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,15 +13,16 @@ from pathlib import Path
 import torch
 
 from planner.cpu.direct_file import DirectFile
+from planner.errors import UserError
 from planner.job.schema import Job
-from planner.machine.drives import free_bytes
+from planner.machine.drives import MEASURED_BYTES, check_place, devices, rooms, usable
 from planner.machine.hardware import Hardware
 from planner.schedule.disk_use import most_written_bytes
 
 _ANY = 2**62
-_BYTES, _TIMES = 64 * 2**20, 16
+_TIMES = 16
+_BYTES = MEASURED_BYTES // _TIMES
 _PATIENCE_S = 1.0
-_FULL = 0.98
 
 
 def with_drive(job: Job, hardware: Hardware) -> Hardware:
@@ -35,9 +36,13 @@ def with_own_drive(job: Job, hardware: Hardware) -> Hardware:
     the job's steps, where it says how many these are."""
     if not job.disk_paths:
         return hardware
-    written = most_written_bytes(job.disk_paths, job.disk_rated_writes, steps=job.max_steps)
+    folders = list(map(Path, job.disk_paths))
+    written = most_written_bytes(
+        job.disk_paths, job.disk_rated_writes, steps=job.max_steps, parts=lambda: expected_shares(folders)
+    )  # fmt: skip
     try:
-        free = free_bytes([Path(path) for path in job.disk_paths])
+        room = rooms(folders)
+        free = sum(room[k] for k in usable(room))
     except OSError:  # what keeps the states says why
         free = _ANY
     return _at_most(min(free // job.state_homes, _ANY if written is None else written), with_drive(job, hardware))
@@ -50,8 +55,9 @@ def _at_most(room: int, hardware: Hardware) -> Hardware:
 def with_rates(job: Job, hardware: Hardware) -> Hardware:
     """The machine with the rates of the job's drives, measured with a file that goes again: of all of them together,
     each having its share of every piece. As it is where they cannot be measured; what keeps the states says why."""
+    folders = list(map(Path, job.disk_paths or ()))
     try:
-        found = _rates_of(list(map(Path, job.disk_paths or ())))
+        found = _rates_of([folders[k] for k in usable(rooms(folders))])
     except OSError:
         return hardware
     parts = [speed / sum(map(_speed, found)) for speed in map(_speed, found)]
@@ -62,18 +68,27 @@ def with_rates(job: Job, hardware: Hardware) -> Hardware:
 def shares(folders: Sequence[Path], need_bytes: int) -> list[int]:
     """Bytes for the drive of each folder, of so many: all are to take as long for reading and writing theirs, but none
     gets more than it has room for, and one without room to measure it in gets none. Raises OSError."""
-    rooms = _rooms(folders)
-    used = usable(rooms)
+    room = rooms(folders)
+    used = usable(room)
     if len(used) == 1:
         return [int(k in used) for k in range(len(folders))]
-    speeds = map(_speed, _rates_of([folders[k] for k in used]))
-    found = dict(zip(used, dealt(need_bytes, list(zip(speeds, (rooms[k] for k in used), strict=True))), strict=True))
+    if len(set(devices(folders))) == 1:
+        speeds = [1.0] * len(used)
+    else:
+        speeds = list(map(_speed, _rates_of([folders[k] for k in used])))
+    found = dict(zip(used, dealt(need_bytes, list(zip(speeds, (room[k] for k in used), strict=True))), strict=True))
     return [found.get(k, 0) for k in range(len(folders))] if any(found.values()) else [1] * len(folders)
 
 
-def usable(rooms: Sequence[int]) -> list[int]:
-    """The numbers of the drives that get a part, of those with so much room; all where none has enough of it."""
-    return [k for k, room in enumerate(rooms) if room >= _TIMES * _BYTES] or list(range(len(rooms)))
+def expected_shares(folders: Sequence[Path], need_bytes: int = 0) -> list[int]:
+    """As `shares`, of `need_bytes`, or of so few that all drives have room; as much as each other where they cannot be
+    measured."""
+    try:
+        for folder in folders:
+            check_place(folder)
+        return shares(folders, need_bytes or MEASURED_BYTES)
+    except (OSError, UserError):  # what keeps the states says why
+        return [1] * len(folders)
 
 
 def dealt(need_bytes: int, drives: Sequence[tuple[float, int]]) -> list[int]:
@@ -100,16 +115,15 @@ def _rates_of(folders: Sequence[Path]) -> list[tuple[float, float]]:
     for folder in folders:
         folder.mkdir(exist_ok=True)
         if folder.stat().st_dev not in alone:
-            alone[folder.stat().st_dev] = rates(folder)
+            alone[folder.stat().st_dev] = _rates_once(folder)
     here = [folder.stat().st_dev for folder in folders]
     return [(alone[d][0] / here.count(d), alone[d][1] / here.count(d)) for d in here]
 
 
-def _rooms(folders: Sequence[Path]) -> list[int]:
-    here = [folder.stat().st_dev for folder in folders]
-    return [
-        int(_FULL * shutil.disk_usage(f).free) // here.count(d) for f, d in zip(folders, here, strict=True)
-    ]  # fmt: skip
+@functools.cache
+def _rates_once(folder: Path) -> tuple[float, float]:
+    """A process that asks several times writes that file once."""
+    return rates(folder)
 
 
 def rates(folder: Path) -> tuple[float, float]:

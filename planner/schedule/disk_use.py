@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,8 @@ MOST_WORN = 0.1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
     """Optimizer states on disk. `written_bytes`: in each step; as much is read. `rated_bytes`: what may be written to
-    the drives altogether, 0: not known; `stated`: somebody said so, else it is taken from their sizes; `accepted`:
-    somebody said that it does not matter. `steps`: of the whole run, None: not known yet."""
+    the drives altogether until the first is worn, 0: not known; `stated`: somebody said so, else it is taken from their
+    sizes; `accepted`: somebody said that it does not matter. `steps`: of the whole run, None: not known yet."""
 
     written_bytes: int
     rated_bytes: int = 0
@@ -66,30 +66,35 @@ class DiskUse:
 
 
 def disk_use(
-    plan: Plan, chain: Chain, folders: Sequence[str], said: int | str | None, *, steps: int | None
-) -> DiskUse | None:
+    plan: Plan, chain: Chain, folders: Sequence[str], said: int | str | None, *, steps: int | None,
+    parts: Callable[[], Sequence[float]] | None = None,
+) -> DiskUse | None:  # fmt: skip
     """Of a run on this machine, of so many `steps`, with states in `folders`; None where none are on disk. `said`: the
-    job's `disk_rated_writes`."""
+    job's `disk_rated_writes`. `parts`: asked where nobody said it, which part of the states each of `folders` has, to
+    one another; None: equal ones."""
     written = chain.stored_bytes(plan.cpu_updated())
     if not written:
         return None
     stated = isinstance(said, int)
-    rated = said if isinstance(said, int) else _rated(folders)
+    rated = said if isinstance(said, int) else _rated(folders, parts)
     return DiskUse(written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, steps=steps)
 
 
-def most_written_bytes(folders: Sequence[str], said: int | str | None, *, steps: int | None) -> int | None:
+def most_written_bytes(
+    folders: Sequence[str], said: int | str | None, *, steps: int | None,
+    parts: Callable[[], Sequence[float]] | None = None,
+) -> int | None:  # fmt: skip
     """What each of so many steps may write, so that nobody has to be asked for the run; None where that is no matter,
     or is not known. Other arguments are those of `disk_use`."""
     if not steps or said == ACCEPT:
         return None
-    rated = said if isinstance(said, int) else _rated(folders)
+    rated = said if isinstance(said, int) else _rated(folders, parts)
     return int(MOST_WORN * rated) // steps if rated else None
 
 
-def _rated(folders: Sequence[str]) -> int:
+def _rated(folders: Sequence[str], parts: Callable[[], Sequence[float]] | None) -> int:
     try:
-        return rated_bytes([Path(folder) for folder in folders])
+        return rated_bytes([Path(folder) for folder in folders], None if parts is None else parts())
     except OSError:
         return 0
 

@@ -49,7 +49,7 @@ from worker.training.model import check_reach, load_model, load_tokenizer, tell_
 from worker.training.rehearsal import Rehearsal
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
-from worker.training.stored import forget_stores, open_store
+from worker.training.stored import forget_stores, open_store, parts_of_drives
 from worker.training.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,10 @@ class _Run:
         )  # fmt: skip
         _tell_checkpoints(self.job, self.state_bytes, free_bytes)
         kept = room_kept(self.folder.path, weights_room(weight_bytes))
-        use = disk_use(self.plan, self.chain, self.job.disk_paths or (), self.job.disk_rated_writes, steps=total)
+        use = disk_use(
+            self.plan, self.chain, self.job.disk_paths or (), self.job.disk_rated_writes, steps=total,
+            parts=lambda: parts_of_drives(self.job, self.plan, self.chain, self.model, last),
+        )  # fmt: skip
         if use is not None:
             log.info("disk: %s", "; ".join(use.lines()))
             if last is None:

@@ -6,13 +6,13 @@ import contextlib
 import logging
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import nn
 
 from planner.job.schema import Job
-from planner.measure.drive import shares
+from planner.measure.drive import expected_shares
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.schedule.chain import Chain
@@ -55,13 +55,22 @@ def open_store(
     )  # fmt: skip
 
 
+def parts_of_drives(
+    job: Job, plan: Plan, chain: Chain, model: nn.Module, last: Checkpoint | None
+) -> Sequence[float]:  # fmt: skip
+    """Which part of the states each of the job's drives has, or will have, to one another."""
+    folders = [Path(disk) for disk in job.disk_paths or ()]
+    if last is not None and last.states is not None and len(last.states.files) == len(folders):
+        found = last.states.shares
+        return found if len(found) == len(folders) else [1] * len(folders)
+    tensors = stored_tensors(plan, chain, model)
+    return expected_shares(folders, stored_bytes(all_pieces(tensors, chain.piece_elements), job.state_homes))
+
+
 def _by_rate(job: Job, need_bytes: int) -> list[int]:
     """What each of the job's drives gets; as much as each other where they cannot be measured."""
     folders = [Path(disk) for disk in job.disk_paths or ()]
-    try:
-        found = shares(folders, need_bytes)
-    except OSError:  # the store says why
-        return [1] * len(folders)
+    found = expected_shares(folders, need_bytes)
     if len(found) > 1:
         parts = ", ".join(f"{size / sum(found):.0%} {folder}" for size, folder in zip(found, folders, strict=True))
         log.info("disk: optimizer states by the drives' rates: %s", parts)
@@ -79,7 +88,10 @@ def passing_store(job: Job, plan: Plan, chain: Chain, model: nn.Module) -> Itera
     clear_passing(job)
     name = passing_token()
     folders = [Path(disk) / f"{_OURS}{name}" for disk in job.disk_paths or ()]
-    states = StatesOnDisk(folders, tensors, piece_elements=chain.piece_elements, homes=1)
+    need = stored_bytes(all_pieces(tensors, chain.piece_elements), 1)
+    states = StatesOnDisk(
+        folders, tensors, piece_elements=chain.piece_elements, homes=1, shares=lambda: _by_rate(job, need)
+    )  # fmt: skip
     try:
         yield states
     finally:

@@ -32,13 +32,13 @@ def test_without_a_folder_nothing_may_be_on_disk(job: Job) -> None:
 @pytest.mark.parametrize(
     ("keys", "room"),
     [
-        ({}, 100 * GB),  # what is free, two folders on one disk
+        ({}, 98 * GB),  # what is free but for a little, two folders on one disk
         ({"disk_budget": 30 * GB}, 30 * GB),
-        ({"disk_budget": 300 * GB}, 100 * GB),
+        ({"disk_budget": 300 * GB}, 98 * GB),
         ({"disk_budget": 30 * GB, "save_total_limit": 1}, 15 * GB),  # two homes of each
         ({"disk_rated_writes": 2000 * GB, "max_steps": 10}, 20 * GB),  # a tenth of it in ten steps
-        ({"disk_rated_writes": 2000 * GB, "max_steps": None}, 100 * GB),
-        ({"disk_rated_writes": "accept", "max_steps": 10**6}, 100 * GB),
+        ({"disk_rated_writes": 2000 * GB, "max_steps": None}, 98 * GB),
+        ({"disk_rated_writes": "accept", "max_steps": 10**6}, 98 * GB),
     ],
 )
 def test_states_may_take_what_is_free_what_the_job_gives_and_what_the_drive_may_take_in_its_steps(
@@ -48,6 +48,19 @@ def test_states_may_take_what_is_free_what_the_job_gives_and_what_the_drive_may_
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     asked = job.model_copy(update={"max_steps": 1, **keys})
     assert with_own_drive(asked, HARDWARE).disk_bytes == room
+
+
+def test_where_one_drive_has_too_little_room_the_others_have_more(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert job.disk_paths is not None
+    free = dict(zip(job.disk_paths, (100 * GB, 10 * GB), strict=True))
+    for path in free:
+        Path(path).mkdir()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=4000 * GB, free=free[str(path)]))
+    monkeypatch.setattr("planner.machine.drives.devices", lambda folders: list(range(len(folders))))
+    asked = job.model_copy(update={"disk_rated_writes": "accept", "save_total_limit": 2})
+    assert with_own_drive(asked, HARDWARE).disk_bytes == 98 * GB + 98 * GB // 10
+    for path in free:
+        Path(path).rmdir()
 
 
 def test_a_drive_that_is_only_asked_about_is_not_this_machines(job: Job) -> None:
@@ -73,12 +86,13 @@ def test_drives_get_parts_by_their_rates_as_far_as_they_have_room(rooms: list[in
 def test_a_drive_too_full_to_be_measured_has_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[Path]] = []
     monkeypatch.setattr(drive, "_rates_of", lambda folders: asked.append(folders) or [(6e9, 3e9)] * len(folders))
+    monkeypatch.setattr(drive, "devices", lambda folders: list(range(len(folders))))
     folders = [Path("/a"), Path("/b"), Path("/c")]
-    monkeypatch.setattr(drive, "_rooms", lambda _: [100 * GB, 10**6, 100 * GB])
+    monkeypatch.setattr(drive, "rooms", lambda _: [100 * GB, 10**6, 100 * GB])
     assert drive.shares(folders, 30 * GB) == [15 * GB, 0, 15 * GB] and asked == [[Path("/a"), Path("/c")]]
-    monkeypatch.setattr(drive, "_rooms", lambda _: [0, 100 * GB, 10**6])
+    monkeypatch.setattr(drive, "rooms", lambda _: [0, 100 * GB, 10**6])
     assert drive.shares(folders, 30 * GB) == [0, 1, 0]
-    monkeypatch.setattr(drive, "_rooms", lambda _: [0, 0, 0])
+    monkeypatch.setattr(drive, "rooms", lambda _: [0, 0, 0])
     assert drive.shares(folders, 30 * GB) == [1, 1, 1]  # what keeps the states says so
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_a_step_writes_the_states_of_what_the_cpu_updates_and_whose_are_on_disk(
 
 def test_a_receipt_goes_by_what_the_job_says_of_the_drive_before_its_size():
     setting, made = streaming()
-    plan, chain = evaluate(setting, made).plan, setting.chain
+    plan, chain = replace(evaluate(setting, made).plan, step_s=1.0), setting.chain
     hardware = replace(HARDWARE, disk_bytes=2 * TB, disk_rated_bytes=1200 * TB)
     asked = Asked(model="m", dtype="bf16", length=1, rows=1, slices=1, clip=False)
 
@@ -69,11 +70,32 @@ def test_where_nobody_says_it_a_drive_takes_600_times_its_size_and_folders_share
     assert here == drive_of(tmp_path) and here.file_system
     assert rated_bytes([tmp_path]) == 600 * here.bytes
     assert rated_bytes([tmp_path / "a", tmp_path / "b"]) == pytest.approx(600 * here.bytes, rel=1e-9)
-    monkeypatch.setattr(module, "rated_bytes", lambda folders: 2 * TB)
+    monkeypatch.setattr(module, "rated_bytes", lambda folders, parts: 2 * TB)
     setting, made = streaming()
     use = disk_use(evaluate(setting, made).plan, setting.chain, ["/drive"], None, steps=None)
     assert use is not None and use.rated_bytes == 2 * TB and not use.stated
     assert "600 times its size" in list(use.lines())[-1]
+
+
+def test_drives_are_worn_as_soon_as_the_first_of_them_is(monkeypatch):
+    sizes = {"/fast": 1, "/large": 4, "/large/too": 4}
+    named = {"/fast": "a", "/large": "b", "/large/too": "b"}
+
+    def drive(folder):
+        at, size = named[str(folder)], sizes[str(folder)] * TB
+        return Drive(source=at, mount=at, file_system="ext4", device=at, model="", bytes=size)
+
+    monkeypatch.setattr("planner.machine.drives.drive_of", drive)
+    two, three = list(map(Path, ("/fast", "/large"))), list(map(Path, sizes))
+    assert rated_bytes(two) == 1200 * TB
+    assert rated_bytes(two, (3, 1)) == 800 * TB  # three quarters on the small one
+    assert rated_bytes(two, (0, 1)) == 2400 * TB
+    assert rated_bytes(three, (1, 2, 2)) == 3000 * TB
+    setting, made = streaming()
+    plan, chain = evaluate(setting, made).plan, setting.chain
+    use = disk_use(plan, chain, ["/fast", "/large"], None, steps=None, parts=lambda: (3, 1))
+    assert use is not None and use.rated_bytes == 800 * TB
+    assert module.most_written_bytes(["/fast", "/large"], None, steps=100, parts=lambda: (3, 1)) == TB * 8 // 10
 
 
 def test_the_drive_of_a_folder_is_found_below_partitions_and_mappings(tmp_path):
