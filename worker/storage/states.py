@@ -107,7 +107,7 @@ class StatesOnDisk:
                     self._files[k].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some open, and refuse then
             except OSError as error:
                 raise _refused(path, size, error) from error
-        for folder in {path.parent for path in self._paths}:
+        for folder in {self._paths[k].parent for k in self._files}:
             sync(folder)
             sync(folder.parent)
 
@@ -241,6 +241,8 @@ def _prepared(folder: Path) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         kind = _IN_MEMORY.get(_file_system(folder))
     except OSError as error:
+        if is_disk_full(error):  # it is missed where it is to have a part
+            return folder.resolve()
         raise UserError(
             "A folder for optimizer states cannot be used.", code="disk-failed", numbers=(first_line(error),),
             hint="see to the disk, and to the rights of the folder",
@@ -272,10 +274,13 @@ def _tidy(folders: Sequence[Path], needed: Sequence[Path]) -> None:
 def _check_space(paths: Sequence[Path], sizes: Sequence[int]) -> None:
     """Several folders may be on one disk."""
     needed: dict[int, int] = {}
-    for path, size in zip(paths, sizes, strict=True):
+    used = {path: size for path, size in zip(paths, sizes, strict=True) if size}
+    for path, size in used.items():
+        if not path.parent.is_dir():
+            raise _too_small(path.parent, size, 0)
         disk = path.parent.stat().st_dev
         needed[disk] = needed.get(disk, 0) + size
-    for path in paths:
+    for path in used:
         size, free = needed[path.parent.stat().st_dev], shutil.disk_usage(path.parent).free
         if free < size:
             raise _too_small(path.parent, size, free)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -127,6 +129,26 @@ def test_a_drive_without_room_has_no_part_and_no_file(tmp_path: Path) -> None:
     states = opened(tmp_path, found=last.states)
     assert states.resumed and digest(Training(states, 2).all_states()) == want(2)
     states.delete()
+
+
+def test_a_drive_too_full_for_a_folder_is_left_out_and_missed_where_it_has_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = Path.mkdir
+
+    def full(path: Path, *given: int, **keys: int) -> None:
+        if path == tmp_path / "1":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        mkdir(path, *given, **keys)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    training = Training(opened(tmp_path, shares=lambda: (5, 0, 2)), 0)
+    training.run_step()
+    assert digest(training.all_states()) == want(1)
+    training.states.delete()
+    with pytest.raises(UserError) as raised:
+        opened(tmp_path)
+    assert raised.value.code == "disk-too-small" and str(tmp_path / "1") in str(raised.value)
 
 
 class Meeting:
