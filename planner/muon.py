@@ -7,12 +7,15 @@ equation 4). `planner.cpu.muon` does it.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 STEPS = 5
 """Of the iteration."""
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 EPS = 1e-7
 MOMENTUM = 0.95
-MATCH_RMS, ORIGINAL = "match_rms_adamw", "original"
+Adjust = Literal["match_rms_adamw", "original"]
+MATCH_RMS, ORIGINAL = get_args(Adjust)
 """What the learning rate is multiplied by: 0.2 √(longer side), or √(rows / columns) where that is more than 1."""
 TRAFFIC_BYTES = 90
 """About what an update reads and writes of each element: in fp32 gradient, momentum and weight, in bf16 the products'

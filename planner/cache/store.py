@@ -87,7 +87,7 @@ def without_times(chain: Chain) -> Chain:
 
 
 def _timeless(tensor: Tensor) -> Tensor:
-    return replace(tensor, gpu_update_s=0.0, cpu_update_s=0.0) if tensor.side else tensor
+    return replace(tensor, gpu_update_s=0.0, cpu_update_s=0.0) if tensor.is_matrix else tensor
 
 
 def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int, slices: int) -> str:

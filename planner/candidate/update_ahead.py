@@ -52,7 +52,7 @@ def _earliest(chain: Chain, block: int, schedule: TensorSchedule) -> int | None:
     where states are on disk: nothing there is kept as it was. Nor is Muon ever ahead: a replay would do its products
     once more."""
     tensor = schedule.tensor
-    if schedule.side is not Side.CPU or schedule.send is None or tensor.states_on_disk or tensor.side:
+    if schedule.side is not Side.CPU or schedule.send is None or tensor.states_on_disk or tensor.is_matrix:
         return None
     backward = backward_stage(chain, block)
     return 1 + max([schedule.send, *(absence.evict for absence in schedule.weight if absence.evict >= backward)])

@@ -136,7 +136,7 @@ def make_instance(setting: Setting) -> Instance:
         on_disk=[_on_disk(tensors) for tensors in free],
         ring=(ring_bytes(chain) + state_ring_bytes(chain)) / unit_bytes,
         products=products_bytes(chain, names) / unit_bytes,
-        apart=[sum(t.bytes for t in tensors if not t.side) / unit_bytes for tensors in trainable],
+        apart=[sum(t.bytes for t in tensors if not t.is_matrix) / unit_bytes for tensors in trainable],
         stored=stored_of(
             chain, trainable, rounds, unit_bytes, anywhere=setting.states_anywhere, room_bytes=hardware.disk_bytes
         ),

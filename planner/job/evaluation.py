@@ -36,7 +36,7 @@ def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Sour
         mistakes.append(source.mistake(names["val_size"], "bad-value", text))
     if given and given.isdisjoint(EVALUATED):
         first, *others = [key for key in _TIMES if key in given]
-        which = f"{', '.join(names[key] for key in (first, *others))}" if others else "this key"
+        which = ", ".join(names[key] for key in (first, *others)) if others else "this key"
         text = f"there is nothing to evaluate on; give val_size, eval_dataset or sample_prompts, or leave {which} out"
         mistakes.append(source.mistake(names[first], "bad-value", text))
     return mistakes

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from planner import muon
 from planner.job.source import SWITCHED_OFF
 from planner.units import parse_bytes
 
@@ -93,9 +94,7 @@ Name = Annotated[Text | None, Field(description="text without control characters
 Count = Annotated[int, Field(ge=1, le=MOST, description="a whole number from 1 to 10^9")]
 NotNegative = Annotated[float, Field(ge=0, description="a number, 0 or more")]
 Positive = Annotated[float, Field(gt=0, description="a number above 0")]
-Adjust = Annotated[
-    Literal["match_rms_adamw", "original"], Field(description="match_rms_adamw or original")
-]
+Adjust = Annotated[muon.Adjust, Field(description=f"{muon.MATCH_RMS} or {muon.ORIGINAL}")]
 Beta = Annotated[float, Field(ge=0, lt=1, description="a number from 0 up to, not including, 1")]
 Size = Annotated[
     Annotated[int, Field(ge=1, lt=2**63)] | None,

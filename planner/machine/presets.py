@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from planner.errors import Exit, UserError
 from planner.machine.drives import RATED_SIZES
 from planner.machine.hardware import Hardware
+from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.units import parse_bytes
 
 _GIB = 2**30
@@ -41,7 +42,6 @@ HOST_SHARE = 0.75
 CPU_UPDATE_SHARE = 0.6
 """Of the host's memory bandwidth, what updates reach while copies run beside."""
 LINK_SHARE = 0.8
-_UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes weight and moments
 _LAUNCH_S = 0.75e-3  # a block's forward launches about 150 operations, 5 µs each
 _COPY_LATENCY_S = 20e-6
 _CONTEXT_BYTES = 400 * _MIB  # CUDA's own, with the libraries' workspaces
@@ -134,8 +134,8 @@ def preset(name: str, *, bf16: bool, cpu_memory_bytes: int | None = None, link: 
         cpu_bytes=usable_cpu_bytes(host),
         h2d_bytes_per_s=rate,
         d2h_bytes_per_s=rate,
-        gpu_update_parameters_per_s=MEMORY_SHARE * card.memory_bytes_per_s / _UPDATE_BYTES,
-        cpu_update_parameters_per_s=CPU_UPDATE_SHARE * card.host_bytes_per_s / _UPDATE_BYTES,
+        gpu_update_parameters_per_s=MEMORY_SHARE * card.memory_bytes_per_s / UPDATE_TRAFFIC_BYTES,
+        cpu_update_parameters_per_s=CPU_UPDATE_SHARE * card.host_bytes_per_s / UPDATE_TRAFFIC_BYTES,
         cpu_memory_bytes_per_s=HOST_SHARE * card.host_bytes_per_s,
         launch_s=_LAUNCH_S,
         min_transfer_bytes=int(_COPY_LATENCY_S * rate),

@@ -1,5 +1,5 @@
-"""Host memory traffic of an optimizer update on the CPU, and how often one is done twice."""
+"""Memory traffic of an optimizer update, and how often one is done twice."""
 
-UPDATE_TRAFFIC_BYTES = 28  # host memory traffic of a CPU update, per parameter: master and moments, gradient, copy
+UPDATE_TRAFFIC_BYTES = 28  # of AdamW, per parameter: master and moments there and back, gradient, copy
 AHEAD_TRAFFIC_BYTES = 40  # of one ahead of the norm, which writes master and moments to other memory than it reads
 CLIPPED_SHARE = 0.5  # of steps, as long as nothing is known: where the norm clips, and such an update is done twice

@@ -13,13 +13,13 @@ import torch
 from planner.machine.hardware import Hardware
 from planner.machine.memory import Card, driver_card
 from planner.machine.presets import is_preset, preset, usable_gpu_bytes
+from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.machine_rates import cpu_bytes, machine_name
 
 _FLOPS_PER_S = 8e12  # fp32, of a small card; a bf16 product runs at twice that at least
 _MEMORY_BYTES_PER_S = 300e9
 _LINK_BYTES_PER_S = 12e9
 _HOST_BYTES_PER_S = 20e9
-_UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes weight and moments
 _WORKSPACE_BYTES, _WORKSPACE_BYTES_SM90 = 8320 * 2**10, 32 * 2**20
 _LIGHT_WORKSPACE_BYTES = 2**20  # cuBLASLt's; it is never larger than cuBLAS's
 
@@ -57,8 +57,8 @@ def estimate_card(card: Card, dtype: torch.dtype) -> Hardware:
     else:
         known = Hardware(
             name=card.name, gpu_bytes=0, cpu_bytes=0, h2d_bytes_per_s=_LINK_BYTES_PER_S,
-            d2h_bytes_per_s=_LINK_BYTES_PER_S, gpu_update_parameters_per_s=_MEMORY_BYTES_PER_S / _UPDATE_BYTES,
-            cpu_update_parameters_per_s=_HOST_BYTES_PER_S / 2 / _UPDATE_BYTES,
+            d2h_bytes_per_s=_LINK_BYTES_PER_S, gpu_update_parameters_per_s=_MEMORY_BYTES_PER_S / UPDATE_TRAFFIC_BYTES,
+            cpu_update_parameters_per_s=_HOST_BYTES_PER_S / 2 / UPDATE_TRAFFIC_BYTES,
             cpu_memory_bytes_per_s=_HOST_BYTES_PER_S, launch_s=0.75e-3,
             min_transfer_bytes=int(20e-6 * _LINK_BYTES_PER_S), flops_per_s=_FLOPS_PER_S * (2 if bf16 else 1),
         )  # fmt: skip

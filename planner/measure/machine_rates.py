@@ -21,6 +21,7 @@ from planner.cpu.rounded import both_numbers
 from planner.eight_bits import CHUNK, moment_bytes
 from planner.machine.hardware import Hardware
 from planner.machine.memory import ram_bytes
+from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.times import Stopwatch, device_name
 
 _MIB = 2**20
@@ -28,7 +29,6 @@ _COPY_BYTES = 64 * _MIB
 _UPDATED = 4 * _MIB  # parameters of the update that is timed
 _BLOCK_OPERATIONS = 150  # what a block's forward launches, about
 _REPEATS = 5
-_UPDATE_BYTES = 28  # AdamW reads master, gradient and moments, writes master, moments and, in bf16, the working copy
 _COPY_TRAFFIC = 2  # a copy in host memory reads each byte and writes it
 
 
@@ -76,8 +76,8 @@ def estimate_hardware(device: torch.device, dtype: torch.dtype = torch.float32) 
         cpu_bytes=cpu_bytes(device),
         h2d_bytes_per_s=copies,
         d2h_bytes_per_s=copies,
-        gpu_update_parameters_per_s=device_memory / _UPDATE_BYTES,
-        cpu_update_parameters_per_s=memory / 2 / _UPDATE_BYTES,
+        gpu_update_parameters_per_s=device_memory / UPDATE_TRAFFIC_BYTES,
+        cpu_update_parameters_per_s=memory / 2 / UPDATE_TRAFFIC_BYTES,
         cpu_memory_bytes_per_s=memory,
         launch_s=_BLOCK_OPERATIONS * 5e-6 if device.type == "cuda" else 0.0,
         min_transfer_bytes=int(20e-6 * copies),

@@ -9,11 +9,11 @@ import torch
 
 from planner.cpu.muon import Matrix, update
 from planner.machine.hardware import Hardware
+from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.times import MatrixTimes, Stopwatch
 from planner.muon import CALLS, MOMENTUM, TRAFFIC_BYTES, flops
 from planner.schedule.chain import Tensor
 
-_UPDATE_BYTES = 28  # of AdamW, as which the rates of updates are known
 _CALL_S = 5e-6
 _CPU_FLOPS_PER_S = 4e11
 """Of products in bf16 on a usual desktop's processor. A core with AVX-512 was seen to do 90 to 370 GFLOP/s; those
@@ -24,19 +24,19 @@ _REPEATS = 3
 
 def shapes_of(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
     """(shorter side, elements) of what Muon updates, each once."""
-    return tuple(sorted({(t.side, t.elements) for t in tensors if t.side}))
+    return tuple(sorted({(t.shorter_side, t.elements) for t in tensors if t.is_matrix}))
 
 
 def estimate_updates(shapes: Sequence[tuple[int, int]], hardware: Hardware) -> tuple[MatrixTimes, ...]:
     """By arithmetic and memory traffic. `shapes`: (shorter side, elements) of each matrix."""
 
     def seconds(side: int, elements: int, parameters_per_s: float, flops_per_s: float) -> float:
-        moving = TRAFFIC_BYTES * elements / (_UPDATE_BYTES * parameters_per_s)
+        moving = TRAFFIC_BYTES * elements / (UPDATE_TRAFFIC_BYTES * parameters_per_s)
         return max(CALLS * _CALL_S, moving + (flops(side, elements) / flops_per_s if flops_per_s else 0.0))
 
     return tuple(
         MatrixTimes(
-            side=side, elements=elements,
+            shorter_side=side, elements=elements,
             gpu_s=seconds(side, elements, hardware.gpu_update_parameters_per_s, hardware.flops_per_s),
             cpu_s=seconds(side, elements, hardware.cpu_update_parameters_per_s, _CPU_FLOPS_PER_S),
         )
@@ -50,12 +50,12 @@ def measure_updates(
     """On the device and on the CPU. What does not fit the device is estimated."""
     found = []
     for times in estimate_updates(shapes, hardware):
-        cpu_s = _seconds(times.side, times.elements, torch.device("cpu"))
+        cpu_s = _seconds(times.shorter_side, times.elements, torch.device("cpu"))
         try:
-            gpu_s = _seconds(times.side, times.elements, device) if device.type == "cuda" else cpu_s
+            gpu_s = _seconds(times.shorter_side, times.elements, device) if device.type == "cuda" else cpu_s
         except torch.OutOfMemoryError:
             gpu_s = times.gpu_s
-        found.append(MatrixTimes(side=times.side, elements=times.elements, gpu_s=gpu_s, cpu_s=cpu_s))
+        found.append(MatrixTimes(shorter_side=times.shorter_side, elements=times.elements, gpu_s=gpu_s, cpu_s=cpu_s))
     return tuple(found)
 
 

@@ -52,7 +52,7 @@ def describe(
         state_bytes=(moments + master) * trained,
         trainable=trained,
         rounded=trained and name in rounded,
-        side=side,
+        shorter_side=side,
         row_bytes=p.shape[-1] * size if tied and trained else 0,
     )
 

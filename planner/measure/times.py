@@ -16,13 +16,13 @@ from planner.graph import BlockCode, Sink
 from planner.graph.sample import random_data
 from planner.graph.work import Work
 from planner.machine.hardware import Hardware
+from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.schedule.chain import Tensor as ChainTensor
 
 log = logging.getLogger(__name__)
 
 _REPEATS = 5
 _LONG_S = 4.0  # no more repeats once a kind has taken that long
-_UPDATE_BYTES = 28  # AdamW in fp32 reads weight, gradient and moments, writes weight and moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ class OptionTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixTimes:
-    """Seconds of Muon's update of a matrix of so many `elements` whose shorter side is `side`, on the device and on the
+    """Seconds of Muon's update of a matrix of so many `elements` with this `shorter_side`, on the device and on the
     CPU."""
 
-    side: int
+    shorter_side: int
     elements: int
     gpu_s: float
     cpu_s: float
@@ -75,10 +75,10 @@ class Times:
 
     def of_update(self, tensor: ChainTensor) -> ChainTensor:
         """The tensor with the times of its update; those of AdamW are the machine's. Raises KeyError."""
-        if not tensor.side:
+        if not tensor.is_matrix:
             return tensor
         for times in self.matrices:
-            if (times.side, times.elements) == (tensor.side, tensor.elements):
+            if (times.shorter_side, times.elements) == (tensor.shorter_side, tensor.elements):
                 return replace(tensor, gpu_update_s=times.gpu_s, cpu_update_s=times.cpu_s)
         raise KeyError(f"no times of an update of {tensor.name}")
 
@@ -102,7 +102,7 @@ def estimate_pairs(pairs: Pairs, head: str, hardware: Hardware) -> Times:
 
 def _seconds(work: Iterable[Work], hardware: Hardware) -> float:
     # What an update on the device reaches is its memory's rate: updates do nothing but move bytes.
-    bytes_per_s = _UPDATE_BYTES * hardware.gpu_update_parameters_per_s
+    bytes_per_s = UPDATE_TRAFFIC_BYTES * hardware.gpu_update_parameters_per_s
     flops_per_s = hardware.flops_per_s
     return sum(max(w.bytes / bytes_per_s, w.flops / flops_per_s if flops_per_s else 0.0) for w in work)
 

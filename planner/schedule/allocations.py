@@ -149,7 +149,7 @@ class _Host:
         """Narrow gradients are copied to fp32, as many at once as the largest one takes; then come, one by one, tensors
         whose moments are in 8 bits, and Muon's."""
         tensors = [self.tensors[name] for name in op.names]
-        sizes = [scratch_bytes(tensor) for tensor in tensors if not (tensor.rounded or tensor.side)]
+        sizes = [scratch_bytes(tensor) for tensor in tensors if not (tensor.rounded or tensor.is_matrix)]
         batch: list[int] = []
         for size in sizes:
             if batch and size + sum(self.sizes[n] for n in batch) > max(sizes):
@@ -157,7 +157,7 @@ class _Host:
             if size:
                 batch.append(self._new(size))
         self._release_all(batch)
-        for tensor in (tensor for tensor in tensors if tensor.rounded or tensor.side):
+        for tensor in (tensor for tensor in tensors if tensor.rounded or tensor.is_matrix):
             self._release(self._new(scratch_bytes(tensor)))
         for name in op.names:  # the frame's gradients go with their update
             if name not in self.users:

@@ -21,7 +21,7 @@ class Tensor:
     (`planner.schedule.peak_moments.Rows`). `on_disk`, of a frozen one: the host keeps no copy of it;
     where it travels it is read from the model's files each time. `states_on_disk`, of a trained one: where the CPU
     updates it, the host keeps no optimizer states of it; they are read for the update, and written after it.
-    `rounded`: its moments are in 8 bits (`planner.eight_bits`). `side`: the shorter side of a matrix that Muon updates
+    `rounded`: its moments are in 8 bits (`planner.eight_bits`). `shorter_side`: of a matrix that Muon updates
     (`planner.muon`), whose only moment is its momentum; 0: AdamW updates it. `gpu_update_s`, `cpu_update_s`: how long
     such an update takes on the device and on the CPU; 0: as long as one of AdamW.
     """
@@ -36,7 +36,7 @@ class Tensor:
     on_disk: bool = False
     states_on_disk: bool = False
     rounded: bool = False
-    side: int = 0
+    shorter_side: int = 0
     gpu_update_s: float = 0.0
     cpu_update_s: float = 0.0
 
@@ -48,7 +48,7 @@ class Tensor:
             raise ValueError(f"tensor {self.name} has no optimizer states that could be on disk")
         if self.rounded and (self.states_on_disk or self.state_bytes != sum(self.state_sizes)):
             raise ValueError(f"tensor {self.name} cannot have {self.state_bytes} bytes of states in 8 bits, or on disk")
-        if self.side and (self.states_on_disk or self.rounded or self.state_bytes != sum(self.state_sizes)):
+        if self.is_matrix and (self.states_on_disk or self.rounded or self.state_bytes != sum(self.state_sizes)):
             raise ValueError(f"tensor {self.name} cannot have {self.state_bytes} bytes of Muon's states, or on disk")
 
     def item_bytes(self, kind: str) -> int:
@@ -56,21 +56,26 @@ class Tensor:
         return {"w": self.bytes, "g": self.gradient_bytes, "s": self.state_bytes}[kind]
 
     @property
+    def is_matrix(self) -> bool:
+        """Muon updates it."""
+        return self.shorter_side > 0
+
+    @property
     def storable(self) -> bool:
         """Its states may be on disk, where the CPU updates it."""
-        return self.trainable and self.state_bytes >= LEAST_BYTES and not (self.rounded or self.side)
+        return self.trainable and self.state_bytes >= LEAST_BYTES and not (self.rounded or self.is_matrix)
 
     @property
     def has_master(self) -> bool:
         """The optimizer keeps an fp32 original beside the moments; the working copy is its rounding."""
-        if self.rounded or self.side:
+        if self.rounded or self.is_matrix:
             return self.bytes < 4 * self.elements
         return self.trainable and self.state_bytes == 12 * self.elements
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
         """Of its states: two moments, or a momentum, and, where there is one, the master."""
-        if self.side:
+        if self.is_matrix:
             return (4 * self.elements,) * (1 + self.has_master)
         if self.rounded:
             return (*[moment_bytes(self.elements)] * 2, *[4 * self.elements] * self.has_master)
@@ -85,7 +90,7 @@ class Tensor:
     def shared_bytes(self) -> int:
         """The master's upper half: a bf16 working copy is its rounding, and gives it back (`planner.cpu.packed`)."""
         halves = self.bytes == self.gradient_bytes == 2 * self.elements
-        return self.bytes if self.has_master and halves and not (self.rounded or self.side) else 0
+        return self.bytes if self.has_master and halves and not (self.rounded or self.is_matrix) else 0
 
     @property
     def master_bytes(self) -> int:
@@ -258,7 +263,7 @@ class Chain(_Derived):
     @property
     def matrix_elements(self) -> int:
         """Parameters that Muon updates."""
-        return sum(t.elements for t in (*self.tensors(), *self.frame_tensors) if t.side)
+        return sum(t.elements for t in (*self.tensors(), *self.frame_tensors) if t.is_matrix)
 
     def state_pieces(self, tensor: Tensor) -> tuple[Piece, ...]:
         """Of a tensor whose states are on disk: the moments, and the master where it has one."""

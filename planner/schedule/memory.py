@@ -315,7 +315,7 @@ def state_ring_bytes(chain: Chain) -> int:
 
 def products_bytes(chain: Chain, updated: Collection[str] | None = None) -> int:
     """Of Muon's updates on the CPU, which come one after another: of matrices called so, or of any."""
-    named = (t for t in chain.tensors() if t.side and (updated is None or t.name in updated))
+    named = (t for t in chain.tensors() if t.is_matrix and (updated is None or t.name in updated))
     return max(map(scratch_bytes, named), default=0)
 
 

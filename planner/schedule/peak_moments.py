@@ -49,8 +49,8 @@ def scratch_bytes(tensor: Tensor) -> int:
     if tensor.rounded:
         return eight_bits.scratch_bytes(tensor.elements)
     narrow = tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements
-    if tensor.side:
-        return muon.scratch_bytes(tensor.side, tensor.elements, narrow=narrow)
+    if tensor.is_matrix:
+        return muon.scratch_bytes(tensor.shorter_side, tensor.elements, narrow=narrow)
     return 4 * tensor.elements * narrow
 
 

@@ -18,7 +18,7 @@ def update_work(chain: Chain, hardware: Hardware) -> tuple[dict[str, float], dic
     """Likewise, the work of an update on the device and on the CPU: how many parameters AdamW would update in its time
     there. Those that it updates are themselves."""
     parameters: dict[str, float] = dict(parameters_of(chain))
-    others = [t for t in (*chain.tensors(), *chain.frame_tensors) if t.side]
+    others = [t for t in (*chain.tensors(), *chain.frame_tensors) if t.is_matrix]
     on_device = {t.name: gpu_work(t, chain, hardware) for t in others}
     return parameters | on_device, parameters | {t.name: cpu_work(t, chain, hardware) for t in others}
 

@@ -35,7 +35,7 @@ def chain_of(
         for kind, pairs in analysis.pairs.items()
         for option in pairs
     )
-    updates = tuple(MatrixTimes(side=s, elements=n, gpu_s=1.0, cpu_s=1.0) for s, n in analysis.matrices)
+    updates = tuple(MatrixTimes(shorter_side=s, elements=n, gpu_s=1.0, cpu_s=1.0) for s, n in analysis.matrices)
     return analysis.chain(Times(options=times, device="none", measured=False, matrices=updates))
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.cpu.rounded import rounded
-from worker.runtime.step_values import AdamW, Group, Muon
+from worker.runtime.step_values import AdamW, Group, Muon, matrices_of
 from worker.storage.shards import Item
 
 
@@ -42,7 +42,7 @@ class PlainTraining:
             name: nn.Parameter(p.detach().to("cpu" if name in on_cpu else device, torch.float32))
             for name, p in self._weights.items()
         }
-        self._matrices = {name for name in self._masters for g in optimizer if isinstance(g, Muon) and g.has(name)}
+        self._matrices = matrices_of(optimizer, self._masters)
         self._optimizers = [self._optimizer(group) for group in optimizer if any(map(group.has, self._masters))]
 
     def _optimizer(self, group: Group) -> torch.optim.Optimizer:

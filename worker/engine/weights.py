@@ -61,7 +61,7 @@ class Weights:
         self._slot_bytes = slot_bytes(chain)
         self._packed = packed(chain, program.ops)
         every = (*chain.tensors(), *chain.frame_tensors)
-        self.matrices = frozenset(t.name for t in every if t.side)
+        self.matrices = frozenset(t.name for t in every if t.is_matrix)
         self._moments = dict.fromkeys(self.matrices, Moments.MOMENTUM)
         self._moments |= {t.name: Moments.ROUNDED for t in every if t.rounded}
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))

@@ -52,7 +52,7 @@ def groups_of(optimizer: Group | Sequence[Group], chain: Chain | None = None) ->
     groups = (optimizer,) if isinstance(optimizer, Group) else tuple(optimizer)
     tensors = (*chain.tensors(), *chain.frame_tensors) if chain is not None else ()
     matrices = matrices_of(groups, [t.name for t in tensors if t.trainable])
-    if wrong := matrices ^ {t.name for t in tensors if t.side}:
+    if wrong := matrices ^ {t.name for t in tensors if t.is_matrix}:
         raise ValueError(f"the optimizer's matrices are not the chain's: {sorted(wrong)[:3]}")
     return groups
 

@@ -76,7 +76,7 @@ def solve(
 
 def test_what_muon_multiplies_in_is_on_the_host_where_a_matrix_is_updated_there_and_only_then():
     def muons(t: Tensor) -> Tensor:
-        return replace(t, state_bytes=100, side=5, cpu_update_s=1.0)
+        return replace(t, state_bytes=100, shorter_side=5, cpu_update_s=1.0)
 
     blocks = chain(trainable=True).blocks
     matrices = Chain(blocks=tuple(replace(b, tensors=tuple(map(muons, b.tensors))) for b in blocks))

@@ -12,6 +12,7 @@ from planner.cache.store import without_times
 from planner.codec import from_json, to_json
 from planner.job.schema import Job
 from planner.machine.presets import preset
+from planner.measure import matrices
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.matrices import estimate_updates, measure_updates
 from planner.measure.times import Times
@@ -52,17 +53,17 @@ def chain(times_and_chain):
 
 def test_matrices_of_layers_have_a_momentum_and_nothing_else_has(chain):
     tensors = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
-    assert {name for name, t in tensors.items() if t.side} == {name for name in tensors if "proj" in name}
+    assert {name for name, t in tensors.items() if t.is_matrix} == {name for name in tensors if "proj" in name}
     up = tensors["model.layers.0.mlp.up_proj.weight"]
-    assert (up.side, up.has_master, up.state_sizes, up.storable) == (64, True, (4 * up.elements,) * 2, False)
+    assert (up.shorter_side, up.has_master, up.state_sizes, up.storable) == (64, True, (4 * up.elements,) * 2, False)
     assert (up.shared_bytes, up.host_gradient_bytes(1), up.host_gradient_bytes(2)) == (0, 0, up.gradient_bytes)
     assert tensors["model.norm.weight"].state_bytes == 12 * tensors["model.norm.weight"].elements
-    assert chain.matrix_elements == sum(t.elements for t in tensors.values() if t.side)
+    assert chain.matrix_elements == sum(t.elements for t in tensors.values() if t.is_matrix)
     assert chain.saved_bytes == 12 * sum(t.elements for t in tensors.values()) - 4 * chain.matrix_elements
 
 
 def test_sizes_that_are_not_theirs_are_no_tensor_and_disks_have_none():
-    sizes = {"name": "w", "elements": 512, "bytes": 1024, "gradient_bytes": 1024, "side": 16}
+    sizes = {"name": "w", "elements": 512, "bytes": 1024, "gradient_bytes": 1024, "shorter_side": 16}
     assert Tensor(**sizes, state_bytes=4096).has_master
     with pytest.raises(ValueError, match="cannot have 6144 bytes"):
         Tensor(**sizes, state_bytes=6144)
@@ -73,7 +74,7 @@ def test_sizes_that_are_not_theirs_are_no_tensor_and_disks_have_none():
 def test_times_are_those_of_each_shape_and_no_part_of_what_is_asked(times_and_chain):
     times, chain = times_and_chain
     assert from_json(Times, to_json(times)) == times and from_json(Chain, to_json(chain)) == chain
-    assert all(bool(t.side) == (t.gpu_update_s > 0) == (t.cpu_update_s > 0) for t in chain.tensors())
+    assert all(t.is_matrix == (t.gpu_update_s > 0) == (t.cpu_update_s > 0) for t in chain.tensors())
     other = replace(times, matrices=tuple(replace(m, gpu_s=2 * m.gpu_s) for m in times.matrices))
     (block, *_), (slower, *_) = (
         [replace(b, tensors=tuple(map(t.of_update, b.tensors))) for b in chain.blocks[1:]] for t in (times, other)
@@ -92,11 +93,11 @@ def test_an_estimate_is_of_arithmetic_and_a_measurement_of_the_very_update():
     assert flops(*shapes[1]) / MACHINE.flops_per_s < large.gpu_s < 2 * flops(*shapes[1]) / MACHINE.flops_per_s
     assert large.cpu_s > 20 * large.gpu_s
     (measured,) = measure_updates(shapes[:1], CPU, MACHINE)
-    assert 0 < measured.gpu_s == measured.cpu_s and (measured.side, measured.elements) == shapes[0]
+    assert 0 < measured.gpu_s == measured.cpu_s and (measured.shorter_side, measured.elements) == shapes[0]
 
 
 def test_a_matrix_that_takes_long_is_measured_by_a_smaller_one(monkeypatch):
-    monkeypatch.setitem(__import__("planner.measure.matrices").measure.matrices._MOST_FLOPS, "cpu", 1e6)
+    monkeypatch.setitem(matrices._MOST_FLOPS, "cpu", 1e6)
     seen = []
     monkeypatch.setattr("planner.measure.matrices.update", lambda matrix, **_: seen.append(matrix.gradient.shape))
     measure_updates(((64, 64 * 128),), CPU, MACHINE)
@@ -110,7 +111,7 @@ def test_updates_take_their_own_time_wherever_they_are(job, chain):
     seen = 0
     for op, seconds in zip(program.ops, durations_s(program, chain, MACHINE), strict=True):
         own = [tensors[name] for name in op.names] if op.kind in (OpKind.UPDATE, OpKind.CPU_UPDATE) else []
-        if own and all(t.side for t in own):
+        if own and all(t.is_matrix for t in own):
             on_cpu = op.kind is OpKind.CPU_UPDATE
             assert seconds == pytest.approx(sum(t.cpu_update_s if on_cpu else t.gpu_update_s for t in own))
             seen += 1
@@ -122,11 +123,11 @@ def test_the_host_has_room_for_the_products_of_one_matrix_where_it_updates_any(j
     pressed = replace(problem, gpu_budget_bytes=int(1.02 * problem.least_bytes()))
     plan = pressed.plan(5)
     updated = plan.cpu_updated()
-    assert updated & {t.name for t in chain.tensors() if t.side}
-    largest = max(scratch_bytes(t) for t in chain.tensors() if t.side)
+    assert updated & {t.name for t in chain.tensors() if t.is_matrix}
+    largest = max(scratch_bytes(t) for t in chain.tensors() if t.is_matrix)
     assert cpu_parts(plan, chain).products_bytes == products_bytes(chain, updated) <= products_bytes(chain) == largest
     assert products_bytes(chain, ()) == 0
-    assert not plan.ahead() & {t.name for t in chain.tensors() if t.side}
+    assert not plan.ahead() & {t.name for t in chain.tensors() if t.is_matrix}
 
 
 def test_a_host_without_room_for_products_leaves_matrices_to_the_device_and_the_bound_is_one(job):

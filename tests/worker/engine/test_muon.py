@@ -121,7 +121,7 @@ def test_states_take_on_the_host_what_the_plan_says(make, shape):
     planned = cpu_parts(engine.plan, engine.chain)
     kept = planned.total_bytes - planned.products_bytes
     assert planned.products_bytes and kept <= sum(slabs.values()) <= kept + mmap.PAGESIZE * len(slabs)
-    matrices = [t for t in engine.chain.tensors() if t.side]
+    matrices = [t for t in engine.chain.tensors() if t.is_matrix]
     master = 4 * (SHAPES[shape][0] is BF16)
     assert matrices and all(t.state_bytes == (4 + master) * t.elements for t in matrices)
 
