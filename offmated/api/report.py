@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offmated.api.views import job_view
@@ -19,11 +19,14 @@ _NEXT = 5
 
 
 def report(store: Store, since: float) -> Json:
-    """{"since", "title", "lines"}: the jobs that are over since then, in the order in which they ended, those that
-    work, and what comes next."""
-    over = [job_view(job) for job in listing.ended_since(store, since, MOST)]
+    """{"since", "title", "lines"}: the jobs that are over since then, the last `MOST` of them in the order in which
+    they ended, those that work, and what comes next."""
+    counts = listing.count_by_state(store, ended_since=since)
+    over = [job_view(job) for job in listing.ended_since(store, since, MOST, newest=True)]
     queue = listing.queue(store, limit=_NEXT + 2)
-    lines = [_over(job) for job in over]
+    before = sum(counts.values()) - len(over)
+    lines = [f"{before} that ended before these: offmate status --all"] if before > 0 else []
+    lines += [_over(job) for job in over]
     waiting = 0
     for job in map(job_view, queue.jobs):
         if job["state"] in TAKEN_FROM:
@@ -33,7 +36,7 @@ def report(store: Store, since: float) -> Json:
             lines.append(f"next: {_named(job)}{_until(job) or ': ' + job['reason']}")
     more = queue.total - len(queue.jobs)
     lines += [f"and {more} more"] if more > 0 else []
-    return {"since": since, "title": _title(over, queue.total), "lines": lines}
+    return {"since": since, "title": _title(counts, queue.total), "lines": lines}
 
 
 def outcome(job: Json) -> str:
@@ -41,9 +44,9 @@ def outcome(job: Json) -> str:
     return f"job {job['id']} ({job['name']}) " + ("is done" if job["state"] == JobState.DONE else "has failed")
 
 
-def _title(over: list[Json], waiting: int) -> str:
-    counts = {state: sum(job["state"] == state for job in over) for state in ("done", "failed", "cancelled")}
-    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no job has ended"
+def _title(counts: Mapping[JobState, int], waiting: int) -> str:
+    states = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+    said = ", ".join(f"{counts[state]} {state}" for state in states if state in counts) or "no job has ended"
     return f"{said}; " + (f"{waiting} in the queue" if waiting else "the queue is empty")
 
 

@@ -72,7 +72,10 @@ def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any
     chain."""
     if "chain" in given:
         return _planner("solve", *_words(given))
-    with resolved(question(file, given)) as path:
+    job = question(file, given)
+    if "drive" in given and "save_total_limit" not in job.model_fields_set:
+        job = job.model_copy(update={"save_total_limit": 1})  # as a job has it that is to use a drive
+    with resolved(job) as path:
         url = database()
         known = [f"--database={url}"] if url else []
         return _planner("ask", "--job", str(path), *known, *_words(given, _JOB | _SHORT))

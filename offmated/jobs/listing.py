@@ -111,19 +111,22 @@ def working(store: Store) -> tuple[Listed, ...]:
 
 
 def ended_since(
-    store: Store, since: float, limit: int = FORESEEN, *, states: Iterable[JobState] = FINAL
+    store: Store, since: float, limit: int = FORESEEN, *, states: Iterable[JobState] = FINAL, newest: bool = False
 ) -> tuple[Listed, ...]:
-    """The first jobs that are over, in one of these states, since after this moment, in the order in which they
-    ended."""
+    """The first jobs, or the `newest`, that are over, in one of these states, since after this moment, in the order in
+    which they ended."""
     ended = select(JobRow).where(JobRow.state.in_(tuple(states)), JobRow.ended_at > since)
+    order = JobRow.ended_at.desc() if newest else JobRow.ended_at
     with store.looking() as session:
-        return _listed(session, session.scalars(ended.order_by(JobRow.ended_at).limit(limit)).all())
+        rows = session.scalars(ended.order_by(order).limit(limit)).all()
+        return _listed(session, rows[::-1] if newest else rows)
 
 
-def count_by_state(store: Store) -> dict[JobState, int]:
-    """How many jobs there are in each state; states without any are left out."""
+def count_by_state(store: Store, *, ended_since: float | None = None) -> dict[JobState, int]:
+    """How many jobs there are in each state, or of those that are over since then; states without any are left out."""
+    wanted = true() if ended_since is None else and_(JobRow.state.in_(tuple(FINAL)), JobRow.ended_at > ended_since)
     with store.looking() as session:
-        counts = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state))
+        counts = session.execute(select(JobRow.state, func.count()).where(wanted).group_by(JobRow.state))
         return {state: int(number) for state, number in counts}
 
 

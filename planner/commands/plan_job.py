@@ -114,6 +114,8 @@ def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
         parts=lambda: expected_shares(list(map(Path, job.disk_paths or ())), need),
     )  # fmt: skip
     if use is None:
+        if job.disk_paths:
+            log.info("disk: nothing goes to %s, as all has room in host memory", ", ".join(job.disk_paths))
         return None
     for folder in job.disk_paths or ():
         check_place(Path(folder))

@@ -313,3 +313,11 @@ def test_a_models_own_code_does_not_run_though_somebody_says_yes(shell: Shell) -
         assert "Traceback" not in done.stderr
         assert done.stdout == ""
     assert not (shell.folder / "it-ran").exists()
+
+
+def test_with_a_drive_one_checkpoint_is_kept_as_with_disk_paths(shell: Shell) -> None:
+    SMALL.save_pretrained("small")
+    drive, three = ["--drive", "pcie4"], ["--set", "save_total_limit=3"]
+    for words, kept in (([], 2), (drive, 1), ([*drive, *three], 3)):
+        found = shell.json("plan", "--model", "small", "--hardware", "rtx3060", *words)
+        assert f"checkpoints kept: {kept}" in [share["name"] for share in found["disk"]]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from offmated.api.report import report
+from offmated.api.report import MOST, report
 from offmated.config import Config
 from offmated.jobs import listing, queue
 from offmated.jobs.forecast import MOST_NIGHTS, Expected
@@ -263,6 +263,16 @@ def test_the_report_tells_what_ran_step_times_against_the_plan_and_what_is_next(
     assert found["lines"][0].startswith("1 a: done; loss 2.500; 3 steps of 500.0 ms, planned 400.0 ms; ")
     assert found["lines"][1:] == ["2 b: failed: It went wrong.", "next: 3 c: held: offmate release 3"]
     assert report(home.store, time.time() + 1)["title"] == "no job has ended; 1 in the queue"
+
+
+def test_the_report_counts_all_that_ended_and_lists_the_last_of_them(home: Home) -> None:
+    since = time.time() - 1
+    for number in range(MOST + 2):
+        home.end(home.add(f"j{number}"), *([1] if number == MOST + 1 else []))
+    found = report(home.store, since)
+    assert found["title"] == f"{MOST + 1} done, 1 failed; the queue is empty"
+    assert found["lines"][0] == "2 that ended before these: offmate status --all"
+    assert [line.split()[1] for line in found["lines"][1:]] == [f"j{number}:" for number in range(2, MOST + 2)]
 
 
 def test_the_report_tells_what_takes_more_nights_than_anybody_plans(
