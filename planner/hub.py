@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 PATIENCE_S = 3600.0
 """For how long a job asks again, beside the half minute in which the hub's own library does."""
+WAITED_FOR = "cannot be had from the hub now"
+"""What the log says then of what is waited for."""
 _FIRST_S, _LONGEST_S = 5.0, 60.0
 _NETWORK = {("httpx", "TransportError"), ("httpx2", "TransportError"), ("requests", "RequestException")}
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
@@ -38,7 +40,7 @@ def patiently(load: Callable[[], T], what: str, *, sleep: Callable[[float], None
         except Exception as error:
             if waited_s >= _Patience.seconds or not unreachable(error):
                 raise
-            log.warning("%s cannot be had from the hub now; trying again in %.0f s", what, pause_s)
+            log.warning("%s %s; trying again in %.0f s", what, WAITED_FOR, pause_s)
         sleep(pause_s)
         waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, _LONGEST_S)
 

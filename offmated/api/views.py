@@ -14,6 +14,7 @@ from offmated.jobs.room import missing_bytes
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
+from planner.hub import WAITED_FOR
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.step_times import StepTimes
@@ -102,7 +103,7 @@ def _reason(job: Listed) -> str:
     if _is_left_alone(row):
         return "its process has ended; it goes on once the database has taken that"
     if row.state in TAKEN_FROM:
-        return _STOPS[row.stop_reason] if row.stop_reason is not None else _again(row)
+        return _STOPS[row.stop_reason] if row.stop_reason is not None else _waited_for(row) or _again(row)
     worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
     return "; ".join(filter(None, (_kept(job) or f"goes to the {worker} next", _again(row))))
 
@@ -113,6 +114,15 @@ _STOPS = {
     StopReason.WINDOW: "saves a checkpoint before its window's end",
     StopReason.YIELD: "saves a checkpoint to leave the GPU to another program",
 }  # fmt: skip
+
+
+def _waited_for(row: JobRow) -> str:
+    """What a job at work waits for that the hub does not give, by its log."""
+    for line in RunFolder(Path(row.run_dir)).tail_of_log(1):
+        before, waits, _ = line.partition(WAITED_FOR)
+        if waits:
+            return before[before.find("the ") :] + waits
+    return ""
 
 
 def _kept(job: Listed) -> str:
