@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
-from planner.keys.meaning import SAVES
 
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "freeze", "oft", "llama-adapter")
 ADAMW = ("adamw_hf", "adamw_torch_npu_fused", "paged_adamw_32bit", "paged_adamw", "adamw_apex_fused", "adamw")
@@ -89,7 +88,7 @@ def done_otherwise(key: str, name: str, value: object, tool: str | None) -> str 
     if name == "attn_implementation" and key != "eager_attention":
         return "attention is PyTorch's sdpa, which takes its flash kernel where there is one"
     if name == "save_steps" and isinstance(value, float) and value < 1:
-        return SAVES
+        return "a share of the steps is not taken here, but a number of steps, 500 by itself, beside save_minutes"
     if name == "optim" and value == _ADAMW_4BIT:
         return "AdamW's moments are in fp32 here, or with adamw_8bit in 8 bits"
     if key == "special_tokens" and isinstance(value, dict) and value.get("pad_token"):

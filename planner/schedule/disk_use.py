@@ -61,7 +61,8 @@ class DiskUse:
             written = _decimal(self.steps * self.written_bytes)
             share = f"{self.share:.2%}" if self.share >= 1e-4 else "less than 0.01%"
             yield f"the run's {self.steps} steps write {written}, {share} of the drive's rated life"
-        how = "as stated" if self.stated else f"{RATED_SIZES} times its size; disk_rated_writes: 1200TB says it better"
+        guessed = f"{RATED_SIZES} times its size; a data sheet's figure goes into disk_rated_writes"
+        how = "as stated" if self.stated else guessed
         yield f"the drive is worn after {self.steps_of_life} steps: {_decimal(self.rated_bytes)} rated, {how}"
 
 
