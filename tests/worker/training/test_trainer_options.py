@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,14 +61,9 @@ def plain_losses(job: Job, run: RunFolder) -> tuple[list[float], list[torch.Tens
     config = load_model(job).config
     torch.manual_seed(job.seed)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
-    settings = optimizer_of(job, model)
-    names = {f"inner.{name}" for name in settings.decay_names}
-    plain = PlainEngine(
-        AsTrainer(model, job), max_grad_norm=job.max_grad_norm,
-        optimizer=SimpleNamespace(
-            betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay, decay_names=names
-        ),
-    )  # fmt: skip
+    (settings,) = optimizer_of(job, model)
+    named = replace(settings, decay_names=frozenset(f"inner.{name}" for name in settings.decay_names))
+    plain = PlainEngine(AsTrainer(model, job), max_grad_norm=job.max_grad_norm, optimizer=named)
     batches = Batches(job, load_tokenizer(job), run.path / "data")
     losses = []
     for step in range(STEPS):
