@@ -10,10 +10,9 @@ import torch
 
 from planner.schedule.memory import cpu_parts
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan, rounded_of
-from tests.support.engines import CPU, assert_same, run
-from tests.support.plain_engine import PlainEngine
+from tests.support.engines import assert_same, run
+from tests.support.optimizer_engines import makers
 from tests.support.tiny_models import make_model
-from worker.engine.engine import Engine
 from worker.engine.state_parts import expanded
 from worker.storage.shards import read_shards, write_shards
 
@@ -39,24 +38,7 @@ def chain_for(name, dtype):
 
 @pytest.fixture
 def make():
-    engines = []
-
-    def build(shape, name="llama", **settings):
-        dtype, plan_of, keys = SHAPES[shape]
-        model, chain, clip = make_model(name, dtype), chain_for(name, dtype), 0.5 if keys.get("clip") else None
-        plan = plan_of(chain, **keys)
-        engine = Engine(
-            model, plan=plan, chain=chain, device=CPU, optimizer=adamw(model), max_grad_norm=clip, **settings
-        )
-        engine.plan, engine.chain = plan, chain
-        engine._rounds.codes = CODES
-        engines.append(engine)
-        plain = make_model(name, dtype)
-        return engine, PlainEngine(plain, optimizer=adamw(plain), max_grad_norm=clip, rounded=rounded_of(plain))
-
-    yield build
-    for engine in engines:
-        engine.close()
+    yield from makers(SHAPES, adamw, chain_for, CODES, lambda plain: {"rounded": rounded_of(plain)})
 
 
 def count_of(engine):
