@@ -15,7 +15,22 @@ from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, sho
 from planner.job.trackers import reports
 from planner.job.values import check_value, done_otherwise, merged, translated
 from planner.keys import ANY, TABLES, other_names
-from planner.keys.meaning import DECIDES, KERNELS, LEARNED, PICTURES, QUANTIZED, REPORTS, REWARDS, Meaning
+from planner.keys.meaning import (
+    DECIDES,
+    DIFFUSION,
+    DISTILLED,
+    ELSEWHERE,
+    EVALUATES,
+    KERNELS,
+    LEARNED,
+    ONE_DEVICE,
+    OTHER_FORM,
+    PICTURES,
+    QUANTIZED,
+    REPORTS,
+    REWARDS,
+    Meaning,
+)
 from planner.machine.memory import computes_bf16
 
 _MORE = {"tokenizer": ("tokenizer_name_or_path",), "num_train_epochs": ("epochs",)}
@@ -41,12 +56,16 @@ REPORTING = ("wandb_", "mlflow_", "comet_", "swanlab_", "trackio_")
 _BEGINNINGS = dict.fromkeys(REPORTING, REPORTS) | {
     "liger_": KERNELS, "unsloth_": KERNELS, "flash_attn_": KERNELS, "fsdp_": DECIDES, "ddp_": DECIDES,
 }  # fmt: skip
-_PLUGINS = ("liger", "cut_cross_entropy", "spectrum")  # of axolotl: those that change no number that is learned
+_PLUGINS = {
+    "liger": KERNELS, "cut_cross_entropy": KERNELS, "kernels": KERNELS, "expert_parallel": ONE_DEVICE,
+    "swanlab": REPORTS, "lm_eval": EVALUATES,
+}  # fmt: skip
+"""axolotl's that change no number that is learned -> why they say nothing."""
 _EIGHT = "load_in_8bit"
 _METHODS = (*ALIASES["method"], "method")
 _PER_EPOCH = "evals_per_epoch"
 _CHOOSING = ("load_best_model_at_end", "early_stopping_patience", "early_stopping_steps")
-_ALONE = (REWARDS, PICTURES)
+_ALONE = (REWARDS, PICTURES, DISTILLED, DIFFUSION, ELSEWHERE, OTHER_FORM)
 """What a file is about altogether: where that is not there, nothing else needs to be said of it."""
 
 
@@ -60,6 +79,7 @@ class _Reading:
         self.mistakes: list[Mistake] = []
         self.alone: list[Mistake] = []
         self.unused: dict[str, list[str]] = {}
+        self.unknown: list[str] = []
         self._quantized = False
 
     def meaning(self, key: str) -> Meaning | None:
@@ -79,7 +99,10 @@ class _Reading:
     def read(self, key: str, value: object) -> None:
         """Sort one key in."""
         meaning = self.meaning(key)
-        if meaning is None:
+        if meaning is None and value is None and self.dialect.tool is not None:
+            self.unused.setdefault("nobody knows it, and it asks for nothing", []).append(key)
+        elif meaning is None:
+            self.unknown.append(key)
             # To look for a key that was meant takes a millisecond, and only the first mistakes are told.
             known = {*self.names, *ANY} if len(self.mistakes) < MOST_MISTAKES else ()
             self.mistakes.append(self.source.unknown(key, known, SHORT.get(key)))
@@ -124,6 +147,9 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
     mistakes, dialect = reading.mistakes, reading.dialect
     defaults = dialect.fill(values, source.values)
     _settle_evaluations(reading, values, given)
+    if not {"model", "dataset"} & reading.found.keys() and len(reading.unknown) > len(source.values) / 2:
+        text = f"it and {len(reading.unknown) - 1} more keys are unknown, and there is neither model nor dataset"
+        reading.alone = [source.mistake(reading.unknown[0], "unknown-key", f"{text}: this is no job")]
     if reading.alone:
         raise to_user_error(reading.alone[:1], source.name)
     if not mistakes:
@@ -200,12 +226,12 @@ def _settle_reports(reading: _Reading, keys: list[str], values: dict[str, Any], 
 
 def _plugins(reading: _Reading, key: str, value: object) -> None:
     """axolotl's; those that would change what is learned are refused."""
-    names = [str(plugin) for plugin in value] if isinstance(value, list) else []
-    other = next((name for name in names if not any(known in name.lower() for known in _PLUGINS)), None)
-    if other is not None:
-        reading.refuse(key, f"{other} is not there; leave it out")
-    elif value not in SWITCHED_OFF:
-        reading.unused.setdefault(KERNELS, []).append(key)
+    for plugin in value if isinstance(value, list) else ():
+        why = next((why for known, why in _PLUGINS.items() if known in str(plugin).lower()), None)
+        if why is None:
+            reading.refuse(key, f"{plugin} is not there; leave it out")
+        elif key not in reading.unused.setdefault(why, []):
+            reading.unused[why].append(key)
 
 
 def _stage(reading: _Reading, key: str, value: object) -> None:

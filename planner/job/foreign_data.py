@@ -43,7 +43,7 @@ def settle_data(
 def _named(value: object, source: Source, folder: Path) -> object:
     """LLaMA-Factory's names, explained by its dataset_info.json."""
     given = source.values.get("dataset_dir") or "data"
-    place = resolve(given, folder) if given != "ONLINE" else ""
+    place = _place(given, folder) if given != "ONLINE" else ""
     find, pretraining = data_finder(folder), source.values.get("stage") == "pt"
     found = read_names(value, place, pretraining=pretraining, find=find) if place else None
     if found is not None:
@@ -54,6 +54,13 @@ def _named(value: object, source: Source, folder: Path) -> object:
             if isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) and not looks_local(name, folder):
                 raise FileNotFoundError(f"{name} is not in {place}/dataset_info.json; give its file or its hub id")
     return names
+
+
+def _place(given: object, folder: Path) -> str:
+    """The `dataset_dir`: beside the file, else above it, as the tool's own files lie in folders of their own and are
+    run from the one above."""
+    places = [resolve(given, start) for start in (folder, *folder.parents)]
+    return next((place for place in places if (Path(place) / "dataset_info.json").is_file()), places[0])
 
 
 def _trls_dataset(values: dict[str, Any], source: Source, tool: str | None, folder: Path) -> list[Mistake]:

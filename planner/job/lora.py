@@ -35,7 +35,7 @@ def check_lora(
         given += [key for key in (ADAPTER, MODULES) if values.get(key) not in SWITCHED_OFF]
         for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES):
             values.pop(key, None)
-        return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given]
+        return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given[:1]]
     mistakes = [] if decided else _as_the_adapter(values, names, source)
     targets = values.get("lora_target_modules")
     values["lora_target_modules"] = _targets(targets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
+from planner.job.templates import FAMILIES
 
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "freeze", "oft", "llama-adapter")
 ADAMW = ("adamw_hf", "adamw_torch_npu_fused", "paged_adamw_32bit", "paged_adamw", "adamw_apex_fused", "adamw")
@@ -24,6 +25,7 @@ _SWITCHES = (
     "float32", "pure_bf16", "eager_attention", "neat_packing", "use_muon",
 )  # fmt: skip
 _FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "fp8", "flash_attn")
+_TEMPLATES = ("chat_template", "template")
 _STRATEGIES = ("bfd", "wrapped")
 _LONG = {"truncate": "cut", "raise": "refuse"}
 
@@ -80,7 +82,9 @@ def translated(key: str, value: object) -> object:
         return {"eos_token": value} if value else None
     if key == "special_tokens" and isinstance(value, dict):  # what is padded is never learned
         return {name: token for name, token in value.items() if name != "pad_token" and token} or None
-    return None if key == "chat_template" and value == "tokenizer_default" else value
+    if key in _TEMPLATES and isinstance(value, str) and value in ("tokenizer_default", *FAMILIES):
+        return None
+    return value
 
 
 def done_otherwise(key: str, name: str, value: object, tool: str | None) -> str | None:
@@ -91,6 +95,8 @@ def done_otherwise(key: str, name: str, value: object, tool: str | None) -> str 
         return "a share of the steps is not taken here, but a number of steps, 500 by itself, beside save_minutes"
     if name == "optim" and value == _ADAMW_4BIT:
         return "AdamW's moments are in fp32 here, or with adamw_8bit in 8 bits"
+    if key in _TEMPLATES and isinstance(value, str) and value in FAMILIES:
+        return "the tokenizer's own template is taken, as it came with the model; offmate preview shows what it writes"
     if key == "special_tokens" and isinstance(value, dict) and value.get("pad_token"):
         return "padding is never learned, and keeps its token"
     if key in ("dtype", "torch_dtype", "bfloat16", "pure_bf16") and value:

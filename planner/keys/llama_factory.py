@@ -14,6 +14,7 @@ from planner.keys.meaning import (
     ONE_DEVICE,
     OPTIMIZER,
     ORDER,
+    OTHER_FORM,
     OTHER_LORA,
     OWN_CODE,
     QUANTIZED,
@@ -58,7 +59,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         LOGS: """
             plot_loss include_effective_tokens_per_second print_param_status enable_torch_profiler profiler_output_dir
             profiler_wait_steps profiler_warmup_steps profiler_active_steps profiler_repeat profiler_record_shapes
-            profiler_profile_memory profiler_with_stack
+            profiler_profile_memory profiler_with_stack profile_modules
         """,
         REPORTS: """
             use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
@@ -72,7 +73,10 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
             overwrite_cache preprocessing_batch_size preprocessing_num_workers tokenized_path
             use_fast_tokenizer ignore_pad_token_for_loss cache_dir data_shared_file_system
         """,
-        EVALUATES: "eval_on_each_dataset eval_num_beams compute_accuracy task_dir task save_dir lang n_shot",
+        EVALUATES: """
+            eval_on_each_dataset eval_num_beams compute_accuracy task_dir task save_dir lang n_shot batch_size
+            download_mode
+        """,
         GENERATES: """
             do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty length_penalty
             default_system skip_special_tokens infer_backend infer_dtype use_kv_cache vllm_maxlen vllm_gpu_util
@@ -87,7 +91,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         """,
         ONE_DEVICE: """
             ray_run_name ray_storage_path ray_storage_filesystem ray_num_workers resources_per_worker placement_strategy
-            ray_init_kwargs
+            ray_init_kwargs master_addr master_port
         """,
         "there are no pictures, sounds or videos": """
             media_dir image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels
@@ -103,7 +107,11 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     planner="""
         low_cpu_mem_usage use_unsloth use_unsloth_gc disable_gradient_checkpointing use_reentrant_gc offload_folder
         use_kt use_hyper_parallel hyper_parallel_args
-        kt_optimize_rule cpu_infer chunk_size mode use_mca
+        kt_optimize_rule cpu_infer chunk_size mode use_mca kt_weight_path kt_expert_checkpoint_path
+        tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size
+        expert_model_parallel_size expert_tensor_parallel_size context_parallel_size sequence_parallel
+        use_distributed_optimizer overlap_grad_reduce overlap_param_gather bias_activation_fusion apply_rope_fusion
+        moe_grouped_gemm moe_token_dispatcher_type moe_permute_fusion recompute_granularity
     """,
     not_there={
         LEARNED: "mask_history enable_thinking preserve_thinking",
@@ -117,7 +125,8 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "random weights (give a folder with a config and none)": "train_from_scratch",
         QUANTIZED: "quantization_method",
         "fp8 training": "fp8",
-        OTHER_LORA: "loraplus_lr_ratio pissa_init create_new_adapter",
+        OTHER_LORA: "loraplus_lr_ratio pissa_init create_new_adapter kt_use_lora_experts",
+        OTHER_FORM: "train_dataset model_class dist_config",
         SOME_WEIGHTS: "use_llama_pro freeze_language_model",
         OPTIMIZER: "use_galore use_apollo use_badam use_adam_mini",
         LOSS: "use_dft_loss use_asft_loss use_eaft_loss",
@@ -147,6 +156,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
             badam_mode badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode
             badam_verbose
         """,
+        "kt_use_lora_experts": "kt_lora_expert_num kt_lora_expert_intermediate_size",
         "use_asft_loss": "asft_alpha",
         "use_eaft_loss": "eaft_alpha",
     },

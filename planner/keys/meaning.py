@@ -57,6 +57,10 @@ LEARNED = "another choice of what is learned"
 ORDER = "another order of the data"
 CHANGED_MODEL = "a changed model (change its config.json)"
 FP16 = "fp16 training (bf16: true is)"
+DISTILLED = "distillation"
+DIFFUSION = "training a diffusion model"
+ELSEWHERE = "training on another service"
+OTHER_FORM = "the form of LLaMA-Factory's v1"
 
 
 def table(

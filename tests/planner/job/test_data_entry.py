@@ -170,6 +170,12 @@ def test_llama_factorys_names_are_those_of_its_dataset_info(data: Path) -> None:
     ]  # fmt: skip
 
 
+def test_llama_factorys_data_may_lie_above_the_file(data: Path) -> None:
+    (below := data / "examples" / "train_lora").mkdir(parents=True)
+    text = LLAMA_FACTORY.replace("tiny", str(data / "tiny")) + "dataset: plain\n"
+    assert Job.parse(text, below).data[0].path == str(data / "data" / "plain.json")
+
+
 def test_llama_factorys_renamed_columns_and_openais_form(data: Path) -> None:
     renamed, opened = Job.parse(LLAMA_FACTORY + "dataset: [renamed, open]\n", data).data
     found = renamed.mapped({"q": "a", "more": "b", "a": "c", "s": "d"})

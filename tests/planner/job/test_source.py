@@ -127,10 +127,17 @@ def test_a_file_that_is_not_there_is_told_with_one_of_a_similar_name(tmp_path: P
 
 def test_the_first_mistakes_of_many_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        Job.parse("".join(f"key{i}: 1\n" for i in range(4000)), tmp_path)
+        Job.parse("model: there/is/none\n" + "".join(f"key{i}: 1\n" for i in range(4000)), tmp_path)
     assert caught.value.what == "job.yaml has 4002 mistakes."
     assert len(caught.value.numbers) == MOST_MISTAKES + 1
     assert caught.value.numbers[-1] == f"and {4002 - MOST_MISTAKES:,} more"
+
+
+def test_a_file_that_is_no_job_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        Job.parse("compute_environment: LOCAL_MACHINE\nmixed_precision: bf16\nnum_machines: 1\n", tmp_path)
+    (line,) = caught.value.numbers
+    assert "compute_environment: it and 2 more keys are unknown, and there is neither model nor dataset" in line
 
 
 def test_wrong_values_are_shown_in_part(tmp_path: Path) -> None:
