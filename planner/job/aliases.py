@@ -255,6 +255,16 @@ def _bnb_config(reading: _Reading, key: str, value: object) -> None:
         reading.unused.setdefault("a base in 4 bits is so here, too", []).append(key)
 
 
+def _unpacked(reading: _Reading, key: str, value: object) -> None:
+    """axolotl's way to say that a model published in mxfp4 is unpacked, as it is here by itself."""
+    more = reading.source.values.get("model_quantization_config_kwargs")
+    if value == "Mxfp4Config" and isinstance(more, dict) and more == {"dequantize": True}:
+        why = "a model that was saved in mxfp4 is unpacked as it is read"
+        reading.unused.setdefault(why, []).append(key)
+    elif value not in SWITCHED_OFF:
+        reading.refuse(key, "loading the model in another way is not there yet; leave this key out")
+
+
 def _metric(reading: _Reading, key: str, value: object) -> None:
     """What a best model is the best by."""
     file = reading.source.values
@@ -282,7 +292,7 @@ def _resume(reading: _Reading, key: str, value: object) -> None:
 
 _SPECIAL: dict[str, Callable[[_Reading, str, object], None]] = {
     "bnb_config_kwargs": _bnb_config, "enable_thinking": _thinking,
-    "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
+    "model_quantization_config": _unpacked, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
     "metric_for_best_model": _metric, "greater_is_better": _metric,
     **dict.fromkeys(("dataset_dir", _PER_EPOCH, *_PARTS), lambda *_: None),
 }  # fmt: skip

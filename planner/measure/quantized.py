@@ -28,6 +28,8 @@ _SAVED = (
     "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage", "load_in_8bit",
     "llm_int8_skip_modules",
 )  # fmt: skip
+_UNPACKED = "mxfp4"
+"""What gpt-oss is published in: experts are unpacked as they are read, and the model is as any other in its dtype."""
 
 
 @torch.library.custom_op("offmate::unpack_int8", mutates_args=())
@@ -165,9 +167,10 @@ class Quantization:
     def of(cls, job: Job, config: PreTrainedConfig) -> Quantization | None:
         """As the job says, or as the model with this config was saved by bitsandbytes; None: it is not. Raises
         UserError for what is not there, and where bitsandbytes is missing."""
-        found = getattr(config, "quantization_config", None) or {}
-        its = found if isinstance(found, dict) else cast(Any, found).to_dict()
+        its = _saved(config)
         by = its.get("quant_method") or ("bitsandbytes" if its.get("load_in_4bit") or its.get("load_in_8bit") else None)
+        if by == _UNPACKED and not (job.load_in_4bit or job.load_in_8bit):
+            return None
         if by is not None and (by != "bitsandbytes" or job.method != "lora" or job.use_dora):
             raise UserError(
                 f"{job.model} was saved quantized, and cannot be trained like this.", code="base-quantized",
@@ -209,6 +212,33 @@ class Quantization:
         quantizer: Any = Bnb8BitHfQuantizer if in_8_bits else Bnb4BitHfQuantizer
         quantizer(self.config, pre_quantized=self.saved).preprocess_model(model=model, device_map=None)
         setattr(model, "is_loaded_in_8bit" if in_8_bits else "is_loaded_in_4bit", True)  # which peft asks
+
+
+def loading_options(job: Job, config: PreTrainedConfig) -> dict[str, Any]:
+    """What `from_pretrained` needs to be told of how the model's weights are packed, are to be, or are no more. Raises
+    UserError, as `Quantization.of`."""
+    if (quantized := Quantization.of(job, config)) is not None:
+        return quantized.options
+    if _saved(config).get("quant_method") != _UNPACKED:
+        return {}
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    return {"quantization_config": cast(Any, Mxfp4Config)(dequantize=True)}
+
+
+def name_as_unpacked(model: nn.Module) -> None:
+    """Have a model whose weights were unpacked as they were read saved under the names that it has: transformers 5
+    would give them those of the packed ones, under which nothing is found again."""
+    for conversion in getattr(model, "_weight_conversions", None) or ():
+        if any(name.endswith("_blocks") for name in conversion.source_patterns):
+            vars(model).pop("_weight_conversions")
+            return
+
+
+def _saved(config: PreTrainedConfig) -> dict[str, Any]:
+    """How the weights of the model with this config were saved quantized; empty: they were not."""
+    found = getattr(config, "quantization_config", None) or {}
+    return found if isinstance(found, dict) else cast(Any, found).to_dict()
 
 
 def _config(**values: Any) -> BitsAndBytesConfig:

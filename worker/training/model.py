@@ -26,7 +26,7 @@ from planner.measure.hf_model import (
     working_dtype,
 )  # fmt: skip
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
-from planner.measure.quantized import Quantization, parameters_of
+from planner.measure.quantized import loading_options, name_as_unpacked, parameters_of
 from planner.measure.trainer_options import set_trainer_options
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
     else:
         check_weights(job)
         attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
-        quantized = Quantization.of(job, config)
-        options = quantized.options if quantized is not None else {}
+        options = loading_options(job, config)
         try:
             loaded: Any = patiently(
                 lambda: AutoModelForCausalLM.from_pretrained(
@@ -72,6 +71,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
                 hint="check that the folder or the download is complete",
             ) from error  # fmt: skip
         model, info = loaded
+        name_as_unpacked(model)
         if missing := sorted(info["missing_keys"]):
             log.warning(
                 "model: %d weights are not in %s and start random: %s", len(missing), job.model, ", ".join(missing[:5])
