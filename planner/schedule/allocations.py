@@ -210,15 +210,19 @@ class _Host:
                     self._hand_over(_names(what), made, names, frame)
                 case "^":
                     saved = _names(what)
-        saved = [*saved, *([f"a{its.sent}"] if its.sent is not None else [])]
         there = [self._hold(names[name]) for name in saved]
+        sent = [self._hold(names[f"a{its.sent}"])] if its.sent is not None else []
+        saved = [*saved, *([f"a{its.sent}"] if sent else [])]
         for name, number in names.items():  # what the code made is the frame's or the call's now
             if name[0] != "a":
                 self._release(number)
         kept = [self._hold(names[f"a{j}"]) for j in its.kept if f"a{j}" in names]
-        self.calls[block, k] = _Call(its, saved, there, [self.sizes[number] for number in there], kept)
-        if self.chain.blocks[block].option(its.option).offloaded_bytes:
-            self.items[f"a:{block}.{k}"] = there
+        option = self.chain.blocks[block].option(its.option)
+        if option.offloaded_bytes and not option.saved_bytes:  # what is saved travels, too
+            there, sent = [], [*there, *sent]
+        self.calls[block, k] = _Call(its, saved, there, [self.sizes[number] for number in sent], kept)
+        if option.offloaded_bytes:
+            self.items[f"a:{block}.{k}"] = sent
 
     def _hand_over(
         self, results: Sequence[str], made: Sequence[str], names: dict[str, int], frame: dict[str, int]
@@ -230,7 +234,7 @@ class _Host:
     def _backward(self, op: Op, given: Sequence[str], made: Sequence[str]) -> None:
         _, block, k = op.turn
         frame, call = self.frames[k], self.calls.pop((block, k))
-        there = self.items.pop(f"a:{block}.{k}", call.saved)
+        there = [*call.saved, *self.items.pop(f"a:{block}.{k}", ())]
         names = dict(zip(call.names, there, strict=True))
         owned: dict[str, int] = {}
         for j, name in enumerate(given):

@@ -138,7 +138,7 @@ class Call(BlockCall):
         if self._item:
             # Attention on CUDA leaves the seed of its dropout on the host, which stays with the call. What the trace
             # says of such a tensor's device need not be true.
-            self._moved = [t.device.type == self._device_type for t in self._saved]
+            self._moved = [self.block.recipe.offloads and t.device.type == self._device_type for t in self._saved]
             self._items[self._item] = [t for t, moved in zip(self._saved, self._moved, strict=True) if moved]
             self._saved = [t for t, moved in zip(self._saved, self._moved, strict=True) if not moved]
             if self._input is not None:

@@ -59,3 +59,23 @@ def test_what_they_take_is_at_most_what_was_predicted_and_little_less() -> None:
         found = engine.step(batches, seeds=[0, 1], learning_rate=1e-3, num_items_in_batch=40)
         assert 0.95 * predicted <= found.peak_bytes <= predicted
         engine.close()
+
+
+def test_of_each_option_that_travels_the_host_gets_what_is_planned() -> None:
+    """Where the input alone travels, a set that is saved stays on the device."""
+    names = [option.name for option in chain_of(family_model("llama"), masked_batch()).blocks[1].options]
+    names = [name for name in names if name.startswith("offload")]
+    assert {"offload-input-1", "offload-input-2"} <= set(names)
+    for first in range(0, len(names), 3):
+        model = family_model("llama")
+        chain = chain_of(model, masked_batch())
+        plan = with_options(resident_plan(chain, slices=2, clip=False), names, first)
+        settings = {"optimizer": adamw(model), "max_grad_norm": None}
+        engine = Engine(model, plan=plan, chain=chain, device=torch.device("cpu"), **settings)
+        engine.step([masked_batch(k) for k in range(2)], seeds=[0, 1], learning_rate=1e-3, num_items_in_batch=40)
+        engine.drain()
+        for index, (block, option) in enumerate(zip(chain.blocks, plan.options, strict=True)):
+            for k in range(2) if (planned := block.option(option).offloaded_bytes) else ():
+                sent = sum(t.nbytes for t in engine._weights.host.items[f"a:{index}.{k}"])
+                assert sent == planned, (option, sent, planned)
+        engine.close()
