@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _look(folder: RunFolder) -> Exit:
-    from worker.training.model import load_tokenizer
+    from planner.measure.tokenizer import load_tokenizer
 
     job = Job.from_resolved(folder.resolved)
     tokenizer = load_tokenizer(job)

@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _prepare(folder: RunFolder) -> Exit:
+    from planner.measure.tokenizer import load_tokenizer
     from worker.data.batches import Batches
-    from worker.training.model import load_tokenizer
 
     job = Job.from_resolved(folder.resolved)
     if not job.is_split and job.train_batch_size is not None:

@@ -45,8 +45,8 @@ def _preview(file: Path, rows: int, color: bool) -> Exit:
         job = job.with_slices(job.train_batch_size)  # which does not change what a step trains on
     from transformers.utils import logging as transformers_logging
 
+    from planner.measure.tokenizer import load_tokenizer
     from worker.data.batches import Batches
-    from worker.training.model import load_tokenizer
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     batches = Batches(job, load_tokenizer(job))

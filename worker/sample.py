@@ -68,10 +68,11 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     from transformers.utils import logging as transformers_logging
 
     from planner.measure.peft_lora import load_adapter
+    from planner.measure.tokenizer import load_tokenizer
     from worker.engine.engine import Engine
     from worker.runtime.arena import is_out_of_memory, take_over
     from worker.training.learning_rate import optimizer_of
-    from worker.training.model import load_model, load_tokenizer
+    from worker.training.model import load_model
     from worker.training.run import read_plan
     from worker.training.samples import Samples
     from worker.training.stored import passing_store
@@ -82,7 +83,7 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     if cuda:
         take_over()
     its = {"adapter_name_or_path": None} if lora else {"model": str(output), "model_revision": None}
-    beside = {"tokenizer": str(output), "tokenizer_revision": None, "special_tokens": None}
+    beside = {"tokenizer": str(output), "tokenizer_revision": None}
     job = job.model_copy(update={**its, **beside, "sample_tokens": tokens})
     tokenizer = load_tokenizer(job)
     chat = tokenizer.chat_template is not None and not as_text

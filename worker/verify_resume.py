@@ -117,8 +117,8 @@ def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argpars
     from planner.cache.store import Cache
     from planner.commands.plan_job import plan_job
     from planner.measure.target import device_of
+    from planner.measure.tokenizer import load_tokenizer
     from worker.data.batches import Batches
-    from worker.training.model import load_tokenizer
     from worker.training.stored import clear_passing, passing_token
 
     cache = Cache(options.database) if options.database else None

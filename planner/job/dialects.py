@@ -90,6 +90,8 @@ class Dialect:
             absent["long_rows"] = "split"
         if self.tool == AXOLOTL and values.get("optim") == MUON:
             absent["muon_adjust_lr_fn"] = ORIGINAL
+        if self.tool == AXOLOTL and (added := _new_tokens(values)):
+            values["add_tokens"] = added
         if self.chooses_best(file):
             absent["load_best_model_at_end"] = True
         if values.get("train_batch_size") is not None:
@@ -102,6 +104,16 @@ class Dialect:
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}"
         return f"{told}; {apart}" if apart else told
+
+
+def _new_tokens(values: Mapping[str, Any]) -> list[object]:
+    """What axolotl adds to the tokenizer where it is not there: its special tokens, too. None of wrong values, which
+    are told."""
+    given, special = values.get("add_tokens") or [], values.get("special_tokens") or {}
+    if not isinstance(given, list) or not isinstance(special, dict):
+        return []
+    tokens = [*given, *(one for value in special.values() for one in (value if isinstance(value, list) else [value]))]
+    return [token for place, token in enumerate(tokens) if token not in tokens[:place]]
 
 
 def _muons_apart(tool: str, values: Mapping[str, Any], filled: Collection[str]) -> str:

@@ -146,6 +146,9 @@ SpecialTokens = Annotated[
 Modules = Annotated[
     tuple[Text, ...] | None, BeforeValidator(_modules), Field(description="a list of modules' names, or null")
 ]
+Tokens = Annotated[
+    tuple[_Token, ...] | None, BeforeValidator(_modules), Field(description="a list of tokens, or null")
+]
 Shares = Annotated[
     tuple[Annotated[float, Field(ge=0, le=1)], ...] | None,
     BeforeValidator(_shares),

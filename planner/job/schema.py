@@ -47,6 +47,7 @@ from planner.job.fields import (
     StepLimit,
     Switch,
     Text,
+    Tokens,
     ValSize,
     Written,
 )
@@ -55,26 +56,13 @@ from planner.job.lora import check_lora, check_weights, of_the_adapter
 from planner.job.mixture import check_mixture
 from planner.job.notes import notes_of
 from planner.job.paths import resolve_paths
+from planner.job.planned import NOT_PLANNED
 from planner.job.precision import settle_precision
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Source, read_text, read_yaml, to_user_error
 from planner.job.values import ADAMW_8BIT, MUON, check_optimizer
 from planner.job.window import check_window
 from planner.job.wrong_values import mistakes_of, told_keys
-
-NOT_PLANNED = frozenset({
-    "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "long_rows", "learning_rate",
-    "mix_strategy", "interleave_probs",
-    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "num_train_epochs", "max_steps", "seed",
-    "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
-    "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
-    "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "schedule",
-    "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
-    "mlflow_experiment_name", "mlflow_tracking_uri",
-    "group_by_length", "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
-    "special_tokens", "tokenizer_revision", "muon_adjust_lr_fn",
-})  # fmt: skip
-"""Keys that no estimate of a plan depends on."""
 
 
 class Job(BaseModel):
@@ -96,6 +84,7 @@ class Job(BaseModel):
     ]
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
     special_tokens: SpecialTokens = None
+    add_tokens: Tokens = None
     mix_strategy: Annotated[
         Literal["concat", "interleave_under", "interleave_over", "interleave_once"],
         Field(description="concat, interleave_under, interleave_over or interleave_once"),

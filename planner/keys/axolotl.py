@@ -56,6 +56,7 @@ AXOLOTL: Table = table(
         "run_name": "wandb_name",
         "report_to": "use_wandb use_mlflow use_trackio use_tensorboard",
         "tokenizer": "tokenizer_config",
+        "add_tokens": "tokens",
         "dataset": "datasets",
         "eval_dataset": "test_datasets",
         "chat_template": "chat_template_jinja",
@@ -203,7 +204,7 @@ AXOLOTL: Table = table(
             jagged_restart_steps
         """,
         LOSS: "use_eaft",
-        TOKENS: "tokens added_tokens_overrides fix_untrained_tokens",
+        TOKENS: "added_tokens_overrides fix_untrained_tokens",
         ORDER: "curriculum_sampling sample_packing_sequentially",
         "a part of the data": "dataset_shard_num dataset_shard_idx min_sample_len",
         "leaving out rows that are there twice": "dataset_exact_deduplication",

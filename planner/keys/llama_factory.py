@@ -36,7 +36,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     same="""
         dataset eval_dataset val_size packing max_samples lora_alpha
         lora_dropout use_rslora use_dora stage dataset_dir adapter_name_or_path model_revision mix_strategy
-        interleave_probs
+        interleave_probs add_tokens
     """,
     honoured={
         "model": "model_name_or_path",
@@ -53,6 +53,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "lora_modules_to_save": "additional_target",
         "early_stopping_patience": "early_stopping_steps",
         "bnb_4bit_use_double_quant": "double_quantization",
+        "add_tokens": "add_special_tokens new_special_tokens",
         "optim": "use_muon",
     },
     unused={
@@ -84,6 +85,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
             sglang_config sglang_lora_backend generation_max_length generation_num_beams kt_maxlen kt_use_cuda_graph
             kt_mode kt_force_think
         """,
+        "the embedding has a row for each token, or more": "resize_vocab",
         UPLOADS: "hf_hub_token ms_hub_token om_hub_token export_hub_model_id",
         "the model is written as it was trained": """
             export_dir export_size export_device export_quantization_bit export_quantization_dataset
@@ -119,7 +121,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "tools in another form than the template's": "tool_format",
         "going on from adapters that are there": "adapter_folder",
         "a tokenizer that splits special tokens": "split_special_tokens",
-        TOKENS: "resize_vocab add_tokens add_special_tokens new_special_tokens new_special_tokens_config",
+        TOKENS: "new_special_tokens_config",
         CHANGED_MODEL: "rope_scaling mixture_of_depths moe_aux_loss_coef",
         "shifted sparse attention": "shift_attn",
         "random weights (give a folder with a config and none)": "train_from_scratch",

@@ -11,17 +11,19 @@ from torch import nn
 from planner.cpu.direct import read_rate, room
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
-from planner.measure.hf_model import model_config, revision_of, working_dtype
+from planner.measure.hf_model import model_config, working_dtype
+from planner.measure.hf_names import revision_of
 
 _MEMORY_BYTES = 64 * 2**20
 
 
 def weights_are_in_files(job: Job, model: nn.Module) -> bool:
     """Whether the files of the job's model have its weights bit by bit: published in the dtype that they are used in,
-    and neither put together when they are loaded, as those of experts are, nor quantized."""
+    and neither put together when they are loaded, as those of experts are, nor quantized, nor given rows for tokens
+    that the job adds."""
     dtype = working_dtype(job)
     still = [p for p in model.parameters() if not p.requires_grad]
-    if has_no_weights(job.model) or any(p.dim() > 2 or p.dtype != dtype for p in still):
+    if has_no_weights(job.model) or job.add_tokens or any(p.dim() > 2 or p.dtype != dtype for p in still):
         return False
     return getattr(model_config(job), "dtype", None) == dtype
 

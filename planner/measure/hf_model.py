@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
-from transformers import __version__ as version
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_given, patiently
 from planner.job.schema import Job
+from planner.measure.hf_names import own_code, own_code_refused, revision_of
 from planner.measure.peft_lora import with_adapters
 from planner.measure.quantized import Quantization
+from planner.measure.tokenizer import with_rows_for_tokens
 from planner.measure.trainer_options import set_trainer_options
 
 _HINT = "give a folder with config.json, or the id of a causal language model on huggingface.co"
@@ -45,31 +46,6 @@ def model_config(job: Job) -> PreTrainedConfig:
         raise _unusable(job, first_line(error)) from error
     config.use_cache = False
     return cast(PreTrainedConfig, config)
-
-
-def revision_of(job: Job) -> str:
-    """The branch, tag or commit of the model's repository on the hub that is used."""
-    return job.model_revision or "main"
-
-
-def tokenizer_revision(job: Job) -> str:
-    """Likewise of the tokenizer's; in the model's repository it is the model's where the job names none."""
-    return job.tokenizer_revision or (revision_of(job) if job.tokenizer == job.model else "main")
-
-
-def own_code(found: object) -> dict[str, str]:
-    """What the value `auto_map` of a config names: which file's class stands for which of transformers'."""
-    entries = found if isinstance(found, dict) else {"AutoTokenizer": found} if found else {}
-    return {str(name): ", ".join(map(str, c)) if isinstance(c, list) else str(c) for name, c in entries.items()}
-
-
-def own_code_refused(what: str, name: str, code: dict[str, str]) -> UserError:
-    """The error for a `what`, a model or a tokenizer, that only code of its own could read."""
-    return UserError(
-        f"{name} is a {what} with code of its own, which offmate never runs.", code=f"{what}-has-own-code",
-        exit_code=Exit.USAGE, numbers=tuple(f"auto_map: {key}: {place}" for key, place in code.items()),
-        hint=f"use a {what} that transformers {version} knows without such code",
-    )  # fmt: skip
 
 
 def _needed_code(job: Job) -> dict[str, str]:
@@ -110,6 +86,7 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
         model = build_model(job, config)
         if (quantized := Quantization.of(job, config)) is not None:
             quantized.apply(model)
+        with_rows_for_tokens(model, job)
         if job.method == "lora":
             model = with_adapters(model, job)
     set_trainer_options(model, job)

@@ -14,11 +14,11 @@ from planner.job.data_check import check_data, is_rendered
 from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
 from planner.measure.hf_model import model_config
+from planner.measure.tokenizer import load_tokenizer
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
 from worker.data.sources import first_of_hub
 from worker.first_records import MOST, look, main
-from worker.training.model import load_tokenizer
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 UNLEARNED = [TALK[0], TALK[1] | {"train": False}]

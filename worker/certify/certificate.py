@@ -12,6 +12,7 @@ from planner.commands.plan_job import Answer, plan_job
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
 from planner.measure.hf_model import working_dtype
+from planner.measure.tokenizer import load_tokenizer
 from planner.reports.certificate import Certificate
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program
@@ -20,7 +21,6 @@ from planner.search.problem import Problem
 from worker.certify.comparison import Comparison
 from worker.certify.layers_that_fit import Room, plain_bytes
 from worker.data.batches import Batches
-from worker.training.model import load_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from planner.errors import Exit, UserError
 from planner.hub import not_given
 from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
-from planner.measure.hf_model import model_config, revision_of, skeleton_model
+from planner.measure.hf_model import model_config, skeleton_model
+from planner.measure.hf_names import revision_of
 
 _HULL = "base_model.model."  # how names in peft's model begin
 _WEIGHTS, _BESIDE = "*.safetensors", (".json", ".jinja", ".txt", ".model")
@@ -137,6 +138,8 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
     whole: dict[str, Any] = {}
     base = adapted.get_base_model()
     tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
+    if (added := job.add_tokens) and base.get_input_embeddings().num_embeddings != _rows(config):
+        raise _not_mergeable(f"it has fewer rows than tokens, of which the job added some: {', '.join(added)}")
     ends = (base.get_input_embeddings(), base.get_output_embeddings()) if tied else ()
     for name, module in modules:
         if isinstance(module, ModulesToSaveWrapper):
@@ -156,6 +159,11 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
     prefix = str(getattr(base, "base_model_prefix", ""))
     layers = {f"{n.removeprefix(_HULL)}.weight": layer for n, layer in modules if isinstance(layer, LoraLayer)}
     return {**layers, **whole}, prefix
+
+
+def _rows(config: Any) -> int:
+    """Rows of the embedding of the model as published."""
+    return int(config.get_text_config().vocab_size)
 
 
 def _stored(name: str, prefix: str, keys: Container[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""The job's model with its weights, in host memory, and its tokenizer."""
+"""The job's model with its weights, in host memory."""
 
 from __future__ import annotations
 
@@ -8,25 +8,18 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_given, patiently
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.job.weights import check_weights
-from planner.measure.hf_model import (
-    build_model,
-    model_config,
-    own_code,
-    own_code_refused,
-    revision_of,
-    tokenizer_revision,
-    working_dtype,
-)  # fmt: skip
+from planner.measure.hf_model import build_model, model_config, working_dtype
+from planner.measure.hf_names import own_code, revision_of
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
 from planner.measure.quantized import loading_options, name_as_unpacked, parameters_of
+from planner.measure.tokenizer import with_rows_for_tokens
 from planner.measure.trainer_options import set_trainer_options
 
 log = logging.getLogger(__name__)
@@ -82,6 +75,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         files = sorted({place.partition(".")[0] for place in code.values()})
         log.warning("model: its own code (%s) is not run; %s is transformers'", ", ".join(files), type(model).__name__)
     cast(Any, model).config.use_cache = False
+    with_rows_for_tokens(model, job)
     parameters, name = parameters_of(model), type(model).__name__
     if job.method == "lora":
         model = with_adapters(model, job)
@@ -104,54 +98,6 @@ def _keep_layers(config: PreTrainedConfig, layers: int) -> None:
     config.num_hidden_layers = layers
 
 
-def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
-    """The job's tokenizer, with the job's chat template where it gives one. Raises UserError."""
-    try:
-        tokenizer: PreTrainedTokenizerBase = patiently(
-            lambda: AutoTokenizer.from_pretrained(
-                job.tokenizer, revision=tokenizer_revision(job), trust_remote_code=False,
-            ),
-            f"the tokenizer {job.tokenizer}",
-        )
-    except Exception as error:  # its files are anybody's: what is made of them may raise anything
-        if is_disk_full(error):
-            raise disk_full(error, f"the tokenizer {job.tokenizer}") from error
-        if (refused := not_given(f"the tokenizer {job.tokenizer}", error)) is not None:
-            raise refused from error
-        if isinstance(error, ValueError) and (code := _own_code_of(job)):
-            raise own_code_refused("tokenizer", job.tokenizer, code) from None
-        raise UserError(
-            f"{job.tokenizer} cannot be used as a tokenizer.", code="tokenizer-not-usable", exit_code=Exit.USAGE,
-            numbers=(first_line(error),),
-            hint="give tokenizer, a folder with tokenizer.json or a Hugging Face id",
-        ) from error  # fmt: skip
-    if job.chat_template is not None:
-        tokenizer.chat_template = job.chat_template
-    _set_special_tokens(tokenizer, job)
-    return tokenizer
-
-
-def _set_special_tokens(tokenizer: PreTrainedTokenizerBase, job: Job) -> None:
-    """Let tokens that are there be the job's `special_tokens`. Raises UserError for others."""
-    given = dict(job.special_tokens or {})
-    if not given:
-        return
-    wanted = [token for value in given.values() for token in ([value] if isinstance(value, str) else value)]
-    there = tokenizer.get_vocab()
-    if missing := [token for token in wanted if token not in there]:
-        raise UserError(
-            f"The tokenizer {job.tokenizer} has no token {missing[0]}.", code="token-not-there", exit_code=Exit.USAGE,
-            numbers=(f"of special_tokens {', '.join(missing)} not among its {len(there)}",),
-            hint="add them in the tokenizer's and the model's folder (adding tokens is not there yet)",
-        )  # fmt: skip
-    special = {
-        name: AddedToken(value, normalized=False, special=True) if isinstance(value, str)
-        else [AddedToken(token, normalized=False, special=True) for token in value]
-        for name, value in given.items()
-    }  # fmt: skip
-    tokenizer.add_special_tokens(cast(Any, special))
-
-
 def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     """Have the configs of the model name the job's `special_tokens`, as transformers' Trainer does: what is saved then
     ends its answers there."""
@@ -160,13 +106,6 @@ def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokeniz
 
         base = cast(Any, model).get_base_model() if hasattr(model, "get_base_model") else model
         align_special_tokens(base, tokenizer)  # type: ignore[no-untyped-call]
-
-
-def _own_code_of(job: Job) -> dict[str, str]:
-    try:
-        return own_code(get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("auto_map"))
-    except (OSError, ValueError):
-        return {}
 
 
 def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str) -> None:

@@ -22,6 +22,7 @@ from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.hf_model import working_dtype
 from planner.measure.quantized import other_on_cuda
+from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from planner.run.step_times import step_times
 from planner.schedule.chain import Chain
@@ -45,7 +46,7 @@ from worker.training.forecast import Forecast
 from worker.training.learning_rate import optimizer_of
 from worker.training.loop import Training, Trains
 from worker.training.metrics import Metrics, read_metrics, steps_trained
-from worker.training.model import check_reach, load_model, load_tokenizer, tell_special_tokens
+from worker.training.model import check_reach, load_model, tell_special_tokens
 from worker.training.rehearsal import Rehearsal
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest

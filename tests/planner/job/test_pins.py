@@ -16,9 +16,9 @@ from planner.__main__ import pin
 from planner.job.data_entry import DataEntry
 from planner.job.pins import pinned, told
 from planner.job.schema import Job
+from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from tests.support.texts import make_job, tiny_llama_folder, write_jsonl
-from worker.training.model import load_tokenizer
 
 OLD, NEW, ASKED = "a" * 40, "b" * 40, "c" * 40
 

@@ -12,8 +12,9 @@ import pytest
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.hf_model import skeleton_model
+from planner.measure.tokenizer import load_tokenizer
 from tests.support.texts import tiny_llama_folder
-from worker.training.model import load_model, load_tokenizer
+from worker.training.model import load_model
 
 OWN = {"AutoConfig": "own_code.Own", "AutoModelForCausalLM": "own_code.Own", "AutoModel": "own_code.Own"}
 

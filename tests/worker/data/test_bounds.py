@@ -11,10 +11,10 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from planner.errors import Exit, UserError
+from planner.measure.tokenizer import load_tokenizer
 from tests.support.texts import CHATML, byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.data import bounds
 from worker.data.chat import ChatTemplate
-from worker.training.model import load_tokenizer
 from worker.training.samples import Samples
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -10,13 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from planner.errors import UserError
+from planner.measure.tokenizer import load_tokenizer
 from tests.support.model_folders import write_model
 from tests.support.short_runs import equal, tiny_job
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import config_of
 from worker.data.batches import Batches
 from worker.storage.model_folder import Output
-from worker.training.model import check_reach, load_model, load_tokenizer, tell_special_tokens
+from worker.training.model import check_reach, load_model, tell_special_tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

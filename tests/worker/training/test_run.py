@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from planner.codec import from_json
 from planner.errors import UserError
 from planner.job.schema import Job
+from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from planner.schedule.compile import compile_program
 from planner.schedule.measured import TIMELINE, Measured
@@ -22,7 +23,7 @@ from worker.data.seeds import micro_batch_seed
 from worker.runtime.step_values import AdamW
 from worker.training.learning_rate import decay_names, learning_rate
 from worker.training.metrics import read_metrics
-from worker.training.model import load_model, load_tokenizer
+from worker.training.model import load_model
 from worker.training.run import _tell_checkpoints, read_plan, run_job
 from worker.training.stop import StopRequest
 

@@ -20,6 +20,7 @@ from planner.errors import Exit
 from planner.job.schema import Job
 from planner.measure.hf_model import sample_batch
 from planner.measure.machine_rates import estimate_hardware
+from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from tests.support.engine_plans import chain_of, mixed_plan
 from tests.support.plain_engine import PlainEngine
@@ -29,7 +30,7 @@ from worker.data.seeds import micro_batch_seed
 from worker.runtime.step_values import AdamW
 from worker.training.learning_rate import decay_names, learning_rate
 from worker.training.metrics import Event, read_metrics
-from worker.training.model import load_model, load_tokenizer
+from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
 

@@ -18,6 +18,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
+from planner.measure.tokenizer import load_tokenizer
 from planner.measure.trainer_options import set_trainer_options
 from planner.run.folder import RunFolder
 from tests.support.plain_engine import PlainEngine
@@ -27,7 +28,7 @@ from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.training.learning_rate import learning_rate, optimizer_of
 from worker.training.metrics import read_metrics
-from worker.training.model import load_model, load_tokenizer
+from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
 

@@ -1,0 +1,17 @@
+"""Which keys of a job say nothing about its plan."""
+
+from __future__ import annotations
+
+NOT_PLANNED = frozenset({
+    "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "long_rows", "learning_rate",
+    "mix_strategy", "interleave_probs",
+    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "num_train_epochs", "max_steps", "seed",
+    "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
+    "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
+    "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "schedule",
+    "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
+    "mlflow_experiment_name", "mlflow_tracking_uri",
+    "group_by_length", "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
+    "special_tokens", "add_tokens", "tokenizer_revision", "muon_adjust_lr_fn",
+})  # fmt: skip
+"""Keys that no estimate of a plan depends on."""

@@ -1,0 +1,33 @@
+"""Which versions of a job's model and tokenizer are used, and what their own code would be, which never runs."""
+
+from __future__ import annotations
+
+from transformers import __version__ as version
+
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+
+
+def revision_of(job: Job) -> str:
+    """The branch, tag or commit of the model's repository on the hub that is used."""
+    return job.model_revision or "main"
+
+
+def tokenizer_revision(job: Job) -> str:
+    """Likewise of the tokenizer's; in the model's repository it is the model's where the job names none."""
+    return job.tokenizer_revision or (revision_of(job) if job.tokenizer == job.model else "main")
+
+
+def own_code(found: object) -> dict[str, str]:
+    """What the value `auto_map` of a config names: which file's class stands for which of transformers'."""
+    entries = found if isinstance(found, dict) else {"AutoTokenizer": found} if found else {}
+    return {str(name): ", ".join(map(str, c)) if isinstance(c, list) else str(c) for name, c in entries.items()}
+
+
+def own_code_refused(what: str, name: str, code: dict[str, str]) -> UserError:
+    """The error for a `what`, a model or a tokenizer, that only code of its own could read."""
+    return UserError(
+        f"{name} is a {what} with code of its own, which offmate never runs.", code=f"{what}-has-own-code",
+        exit_code=Exit.USAGE, numbers=tuple(f"auto_map: {key}: {place}" for key, place in code.items()),
+        hint=f"use a {what} that transformers {version} knows without such code",
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""The tokenizer of a job, with what the job adds to it, and the model's rows for that."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
+from planner.hub import not_given, patiently
+from planner.job.schema import Job
+from planner.measure.hf_names import own_code, own_code_refused, tokenizer_revision
+
+
+def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
+    """The job's tokenizer, with the job's chat template where it gives one. Raises UserError."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = patiently(
+            lambda: AutoTokenizer.from_pretrained(
+                job.tokenizer, revision=tokenizer_revision(job), trust_remote_code=False,
+            ),
+            f"the tokenizer {job.tokenizer}",
+        )
+    except Exception as error:  # its files are anybody's: what is made of them may raise anything
+        if is_disk_full(error):
+            raise disk_full(error, f"the tokenizer {job.tokenizer}") from error
+        if (refused := not_given(f"the tokenizer {job.tokenizer}", error)) is not None:
+            raise refused from error
+        if isinstance(error, ValueError) and (code := _own_code_of(job)):
+            raise own_code_refused("tokenizer", job.tokenizer, code) from None
+        raise UserError(
+            f"{job.tokenizer} cannot be used as a tokenizer.", code="tokenizer-not-usable", exit_code=Exit.USAGE,
+            numbers=(first_line(error),),
+            hint="give tokenizer, a folder with tokenizer.json or a Hugging Face id",
+        ) from error  # fmt: skip
+    if job.chat_template is not None:
+        tokenizer.chat_template = job.chat_template
+    tokenizer.add_tokens([_added(token) for token in job.add_tokens or ()])
+    _set_special_tokens(tokenizer, job)
+    return tokenizer
+
+
+def _set_special_tokens(tokenizer: PreTrainedTokenizerBase, job: Job) -> None:
+    """Let tokens that are there be the job's `special_tokens`. Raises UserError for others."""
+    given = dict(job.special_tokens or {})
+    if not given:
+        return
+    wanted = [token for value in given.values() for token in ([value] if isinstance(value, str) else value)]
+    there = tokenizer.get_vocab()
+    if missing := [token for token in wanted if token not in there]:
+        raise UserError(
+            f"The tokenizer {job.tokenizer} has no token {missing[0]}.", code="token-not-there", exit_code=Exit.USAGE,
+            numbers=(f"of special_tokens {', '.join(missing)} not among its {len(there)}",),
+            hint=f"to add them, give add_tokens: [{', '.join(missing)}] too",
+        )  # fmt: skip
+    special = {
+        name: _added(value, special=True) if isinstance(value, str)
+        else [_added(token, special=True) for token in value]
+        for name, value in given.items()
+    }  # fmt: skip
+    tokenizer.add_special_tokens(cast(Any, special))
+
+
+def _added(token: str, *, special: bool = False) -> AddedToken:
+    return AddedToken(token, normalized=False, special=special)
+
+
+def with_rows_for_tokens(model: nn.Module, job: Job) -> None:
+    """Give the embedding and the head of `model` a row for each token where the job adds some and there are too few:
+    `resize_token_embeddings` under the job's seed, whose new rows are drawn around the mean of those that are there.
+    On meta they are only made. Raises UserError where adapters alone are trained, and what is added would never be
+    learned."""
+    if not job.add_tokens:
+        return
+    tokenizer, its = load_tokenizer(job), cast(Any, model)
+    embedding = its.get_input_embeddings()
+    new = embedding.num_embeddings < len(tokenizer)
+    if job.method == "lora" and (new or _are_new(job)):
+        _check_learned(model, job)
+    if new:
+        torch.manual_seed(job.seed)
+        its.resize_token_embeddings(len(tokenizer), mean_resizing=not embedding.weight.is_meta)
+
+
+def _are_new(job: Job) -> bool:
+    """Whether the tokenizer lacks one of them before they are added."""
+    there = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None})).get_vocab()
+    return any(token not in there for token in job.add_tokens or ())
+
+
+def _check_learned(model: nn.Module, job: Job) -> None:
+    its, whole = cast(Any, model), job.lora_modules_to_save or ()
+    ends = [its.get_input_embeddings(), its.get_output_embeddings()]
+    names = [next(name for name, module in model.named_modules() if module is end) for end in ends if end is not None]
+    if left := [name for name in names if not any(f".{name}".endswith(f".{wanted}") for wanted in whole)]:
+        raise UserError(
+            "Tokens are added, and LoRA alone would never learn them.", code="tokens-not-learned", exit_code=Exit.USAGE,
+            numbers=(f"add_tokens: {', '.join(job.add_tokens or ())}; frozen: {', '.join(left)}",),
+            hint=f"lora_modules_to_save: [{', '.join(name.rpartition('.')[2] for name in names)}]",
+        )  # fmt: skip
+
+
+def _own_code_of(job: Job) -> dict[str, str]:
+    try:
+        return own_code(get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("auto_map"))
+    except (OSError, ValueError):
+        return {}
