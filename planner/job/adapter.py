@@ -15,6 +15,9 @@ _PEFTS: dict[str, object] = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 _KEYS = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
     "use_rslora": "use_rslora", "use_dora": "use_dora", "modules_to_save": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters", "exclude_modules": "exclude_modules",
+    "layers_to_transform": "layers_to_transform", "layers_pattern": "layers_pattern", "rank_pattern": "rank_pattern",
+    "alpha_pattern": "alpha_pattern",
 }  # fmt: skip
 """peft's key -> the job's."""
 _SAYS_NOTHING = frozenset({
@@ -69,11 +72,16 @@ def adapter_keys(path: str) -> dict[str, Any]:
         if not known and value not in (*SWITCHED_OFF, {}):
             raise ValueError(f"the adapter has {key}: {shown(value)}, which is not there yet")
     values = {ours: found.get(theirs, _PEFTS.get(theirs)) for theirs, ours in _KEYS.items()}
-    targets = values["lora_target_modules"]
-    if not targets:
+    targets, parameters = values["lora_target_modules"], values["lora_target_parameters"]
+    if not targets and not parameters:
         raise ValueError(f"{path}/{CONFIG} has no target_modules")
-    values["lora_target_modules"] = tuple(sorted(targets)) if isinstance(targets, list) else targets
+    values["lora_target_modules"] = targets if isinstance(targets, str) else tuple(sorted(targets or ()))
+    for key in ("lora_target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"):
+        value = values[key]
+        value = [value] if isinstance(value, int) or (isinstance(value, str) and key == "layers_pattern") else value
+        values[key] = (tuple(sorted(value)) if isinstance(value, list) else value) or None
     modules = values["lora_modules_to_save"]
     values["lora_modules_to_save"] = tuple(modules) if modules else None
+    values["rank_pattern"], values["alpha_pattern"] = values["rank_pattern"] or None, values["alpha_pattern"] or None
     values["use_rslora"], values["use_dora"] = bool(values["use_rslora"]), bool(values["use_dora"])
     return values

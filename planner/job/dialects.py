@@ -82,6 +82,10 @@ class Dialect:
                     values["packing"] = "wrapped"
         if _makes_adapters(absent | values):
             absent |= LORA_DEFAULTS[self.tool]
+            if self.tool == AXOLOTL and values.get("lora_target_parameters") not in SWITCHED_OFF:
+                absent["lora_target_modules"] = []  # there, parameters alone may be targets
+            if self.tool == TRL and values.get("lora_target_parameters") not in SWITCHED_OFF:
+                absent["lora_dropout"] = 0.0  # the default that it has for layers is refused by peft
             if self.tool == LLAMA_FACTORY:
                 absent["lora_alpha"] = 2 * _whole(values.get("lora_r", absent["lora_r"]))
         if self.tool == TRL and values.get("method") == "lora" and values.get("load_in_4bit") is True:

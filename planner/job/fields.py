@@ -36,7 +36,7 @@ def _prompts(value: object) -> object:
     return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
 
 
-def _nothing(value: object) -> object:
+def nothing(value: object) -> object:
     """What people write to switch a thing off."""
     return None if value in SWITCHED_OFF else value
 
@@ -44,7 +44,7 @@ def _nothing(value: object) -> object:
 def _tokens(value: object) -> object:
     """A list in a mapping as a tuple; ValueError where one is for several tokens and the other is not."""
     if not isinstance(value, dict):
-        return _nothing(value)
+        return nothing(value)
     for name, tokens in value.items():
         if isinstance(tokens, list) != (name == "additional_special_tokens"):
             raise ValueError(name)
@@ -55,7 +55,12 @@ def _modules(value: object) -> object:
     """A list of names; also LLaMA-Factory's "a,b"."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
-    return tuple(value) if isinstance(value, list) and value else _nothing(value)
+    return listed(value)
+
+
+def listed(value: object) -> object:
+    """A list as a tuple."""
+    return tuple(value) if isinstance(value, list) and value else nothing(value)
 
 
 def _shares(value: object) -> object:
@@ -65,7 +70,7 @@ def _shares(value: object) -> object:
             value = [float(part) for part in value.split(",")]
         except ValueError:
             return value
-    return tuple(value) if isinstance(value, list) and value else _nothing(value)
+    return listed(value)
 
 
 def _off(value: object) -> object:
@@ -120,7 +125,7 @@ Clip = Annotated[
     Field(description="a number above 0, or 0 or null for no clipping"),
 ]
 Minutes = Annotated[
-    Positive | None, BeforeValidator(_nothing), Field(description="a number above 0, or 0 or null for never")
+    Positive | None, BeforeValidator(nothing), Field(description="a number above 0, or 0 or null for never")
 ]
 Compile = Annotated[Literal["auto", "off"], BeforeValidator(_off), Field(description="auto or off")]
 ReportTo = Annotated[
@@ -130,7 +135,7 @@ ReportTo = Annotated[
 ]
 ValSize = Annotated[
     Annotated[int | float, Field(gt=0, le=MOST)] | None,
-    BeforeValidator(_nothing),
+    BeforeValidator(nothing),
     Field(description="a share of the rows below 1, a whole number of rows, or 0 for none"),
 ]
 _Token = Annotated[str, Field(min_length=1)]
@@ -155,17 +160,17 @@ Shares = Annotated[
     Field(description="a list of numbers from 0 to 1, or null"),
 ]
 Noise = Annotated[
-    Positive | None, BeforeValidator(_nothing), Field(description="a number above 0, or 0 or null for no noise")
+    Positive | None, BeforeValidator(nothing), Field(description="a number above 0, or 0 or null for no noise")
 ]
 Patience = Annotated[
-    Count | None, BeforeValidator(_nothing), Field(description="a whole number of evaluations from 1 to 10^9, or null")
+    Count | None, BeforeValidator(nothing), Field(description="a whole number of evaluations from 1 to 10^9, or null")
 ]
 EvalStrategy = Annotated[
-    Literal["steps", "epoch"] | None, BeforeValidator(_nothing), Field(description="no, steps or epoch")
+    Literal["steps", "epoch"] | None, BeforeValidator(nothing), Field(description="no, steps or epoch")
 ]
 EvalSteps = Annotated[
     Annotated[int | float, Field(gt=0, le=MOST)] | None,
-    BeforeValidator(_nothing),
+    BeforeValidator(nothing),
     Field(description="a whole number of steps, a share of all steps below 1, or null"),
 ]
 Prompts = Annotated[

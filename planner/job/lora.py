@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,12 @@ DEFAULTS: dict[str, object] = {
 """TRL's."""
 KINDS = ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit")
 """Other kinds of LoRA, and of its base."""
-ADAPTER, MODULES = "adapter_name_or_path", "lora_modules_to_save"
+ADAPTER, MODULES, PARAMETERS = "adapter_name_or_path", "lora_modules_to_save", "lora_target_parameters"
+WHERE = ("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern")
+"""Which layers have an adapter, and how large it is there."""
+BEGIN = "init_lora_weights"
+_SETS = ("lora_target_modules", PARAMETERS, MODULES, *WHERE[:3])
+"""Keys whose lists say the same in any order."""
 _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
 
 
@@ -32,13 +37,17 @@ def check_lora(
     if values.get("method") != "lora":
         given = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
         given += [key for key in KINDS if values.get(key) is True]
-        given += [key for key in (ADAPTER, MODULES) if values.get(key) not in SWITCHED_OFF]
-        for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES):
+        given += [key for key in (ADAPTER, MODULES, PARAMETERS) if values.get(key) not in SWITCHED_OFF]
+        given += [key for key in WHERE if values.get(key) not in (None, "", [], {})]
+        given += [BEGIN] if values.get(BEGIN, True) is not True else []
+        for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES, PARAMETERS, *WHERE, BEGIN):
             values.pop(key, None)
         return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given[:1]]
     mistakes = [] if decided else _as_the_adapter(values, names, source)
     targets = values.get("lora_target_modules")
     values["lora_target_modules"] = _targets(targets)
+    if values.get(PARAMETERS) and names.get("lora_dropout", "lora_dropout") not in source.values:
+        values["lora_dropout"] = 0.0  # the only one that there is
     for key, default in DEFAULTS.items():
         if values.get(key) is None:
             values[key] = default
@@ -51,10 +60,44 @@ def check_lora(
         mistakes.append(source.mistake(names["use_dora"], "not-there", text))
     if isinstance(values["lora_target_modules"], str) and (wrong := _broken(values["lora_target_modules"])):
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", wrong))
-    if values["lora_target_modules"] == ():
+    mistakes += list(_apart(values, names, source))
+    if values["lora_target_modules"] == () and not values.get(PARAMETERS):
         text = f"it is {shown(targets)}; it must be {ALL_LINEAR}, or a list of modules' names"
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", text))
     return mistakes
+
+
+def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) -> Iterator[Mistake]:
+    """What peft does not do together."""
+
+    def bad(key: str, text: str, code: str = "bad-value") -> Mistake:
+        return source.mistake(names.get(key, key), code, text)
+
+    rank, begin = values["lora_r"], values.get(BEGIN)
+    if values.get(PARAMETERS):
+        what = f"adapters on parameters ({names.get(PARAMETERS, PARAMETERS)})"
+        if values["lora_dropout"] not in SWITCHED_OFF:
+            yield bad("lora_dropout", f"it is {shown(values['lora_dropout'])}; {what} have none: give lora_dropout: 0")
+        if values.get("use_dora") is True:
+            yield bad("use_dora", f"DoRA is for layers, and {what} are given too; leave one of them out")
+        if begin == "orthogonal":
+            yield bad(BEGIN, f"it is orthogonal, which is for layers, and {what} are given too; leave one of them out")
+    if values.get("layers_to_transform") not in (None, "", []) and isinstance(values["lora_target_modules"], str):
+        text = "lora_target_modules is to be a list of modules' names with it (a pattern can name layers itself)"
+        yield bad("layers_to_transform", text)
+    if values.get("layers_pattern") not in SWITCHED_OFF and values.get("layers_to_transform") in (None, "", []):
+        yield bad("layers_pattern", "it says where layers_to_transform counts; give that too")
+    if begin == "orthogonal" and isinstance(rank, int) and rank % 2:
+        yield bad(BEGIN, f"it is orthogonal, which needs an even lora_r, and that is {rank}")
+    if begin == "orthogonal" and any(values.get(key) is True for key in ("load_in_4bit", "load_in_8bit")):
+        yield bad(BEGIN, "orthogonal on a base in 4 or 8 bits is not there; leave one of them out", "not-there")
+    exclude = values.get("exclude_modules")
+    if isinstance(exclude, str) and (wrong := _broken(exclude)):
+        yield bad("exclude_modules", wrong)
+    for key in WHERE[3:]:
+        patterns = values.get(key)
+        if isinstance(patterns, dict) and (wrong := next(filter(None, map(_broken, map(str, patterns))), None)):
+            yield bad(key, wrong)
 
 
 def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
@@ -78,9 +121,9 @@ def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Sourc
 
 def _same(key: str, given: object, found: object) -> bool:
     """Whether the file says what the adapter has. All linear layers are those that the adapter was made for."""
-    if key not in ("lora_target_modules", MODULES):
+    if key not in _SETS:
         return given == found
-    given = _targets(given)
+    given = (given,) if isinstance(given, int) and key == "layers_to_transform" else _targets(given)
     if given in (ALL_LINEAR, False):
         return True
     found = () if found is None else found

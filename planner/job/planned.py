@@ -12,6 +12,6 @@ NOT_PLANNED = frozenset({
     "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
     "mlflow_experiment_name", "mlflow_tracking_uri",
     "group_by_length", "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
-    "special_tokens", "add_tokens", "tokenizer_revision", "muon_adjust_lr_fn",
+    "special_tokens", "add_tokens", "tokenizer_revision", "muon_adjust_lr_fn", "init_lora_weights",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""

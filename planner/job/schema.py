@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from planner.job.adapter_keys import AdapterKeys
 from planner.job.aliases import ALIASES, canonical
 from planner.job.batch import AUTO, DEFAULT_ROWS, check_batch
 from planner.job.data_entry import DataEntry, as_entry
@@ -32,7 +33,6 @@ from planner.job.fields import (
     EvalSteps,
     EvalStrategy,
     Minutes,
-    Modules,
     Name,
     Noise,
     NotNegative,
@@ -65,15 +65,13 @@ from planner.job.window import check_window
 from planner.job.wrong_values import mistakes_of, told_keys
 
 
-class Job(BaseModel):
+class Job(AdapterKeys):
     """One fine-tuning job, canonical names, defaults filled, paths absolute, sizes in bytes. A value.
 
     `model`, `tokenizer` and the entries of `dataset` are absolute paths or Hugging Face ids. `chat_template` is the
     template's text. `warmup_steps` below 1 is a share of all steps. `max_grad_norm` None means no clipping. `schedule`
     is the text of a `planner.job.window.Window`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     model: Annotated[Text, Field(description="a path or Hugging Face id")]
     model_revision: Text | None = None
@@ -131,21 +129,6 @@ class Job(BaseModel):
     ] = 2
     output_dir: Annotated[Text | None, Field(description="a path, or null for the run folder")] = None
     seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more, below 2^63")] = 42
-    method: Annotated[Literal["full", "lora"], Field(description="full or lora")] = "full"
-    lora_r: Annotated[Count | None, Field(description="a whole number from 1 to 10^9")] = None
-    lora_alpha: Annotated[Positive | None, Field(description="a number above 0")] = None
-    lora_dropout: Annotated[Beta | None, Field(description="a number from 0 up to, not including, 1")] = None
-    lora_target_modules: Annotated[
-        tuple[Text, ...] | Text | None, Field(description="all-linear, a list of modules' names, or a pattern of names")
-    ] = None
-    lora_modules_to_save: Modules = None
-    adapter_name_or_path: Annotated[Text | None, Field(description="a folder with an adapter, or null")] = None
-    use_rslora: Switch = False
-    use_dora: Switch = False
-    load_in_4bit: Switch = False
-    load_in_8bit: Switch = False
-    bnb_4bit_quant_type: Annotated[Literal["nf4", "fp4"], Field(description="nf4 or fp4")] = "nf4"
-    bnb_4bit_use_double_quant: Switch = True
     bf16: Annotated[bool, Field(description="true, false or auto")] = False  # auto: settled where keys are read
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
     exact: Switch = True
@@ -172,9 +155,9 @@ class Job(BaseModel):
     train_on: Annotated[Literal["completions", "pairs", "all"], Field(description="completions, pairs or all")] = (
         "completions"
     )
-    long_rows: Annotated[
-        Literal["cut", "drop", "split", "refuse"], Field(description="cut, drop, split or refuse")
-    ] = "cut"
+    long_rows: Annotated[Literal["cut", "drop", "split", "refuse"], Field(description="cut, drop, split or refuse")] = (
+        "cut"
+    )
     eval_dataset: Annotated[
         Annotated[tuple[Text | DataEntry, ...], Field(min_length=1)] | None,
         Field(description="a path or Hugging Face id, a list of them, or null"),
@@ -235,8 +218,11 @@ class Job(BaseModel):
         values = {key: value for key, value in values.items() if value is not None or key in _NULLABLE}
         if folder is not None and values.get("disk_paths") and "save_total_limit" not in values:
             values["save_total_limit"] = 1
-            notes = (*notes, "save_total_limit is 1, as there are disk_paths: a checkpoint names the states there, else"
-                     " it would copy them; the drive keeps them twice. save_total_limit: 2 has copies instead.")
+            notes = (
+                *notes,
+                "save_total_limit is 1, as there are disk_paths: a checkpoint names the states there, else"
+                " it would copy them; the drive keeps them twice. save_total_limit: 2 has copies instead.",
+            )
         if folder is not None and Dialect.of(source.values).tool is None:
             notes = (*notes, *settle_precision(values, source, named_machine=only_planned))
         if only_planned:
@@ -277,7 +263,9 @@ class Job(BaseModel):
 
     def resolved_yaml(self) -> str:
         """The job as YAML with canonical names and every default; `from_resolved` gives back an equal job."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        values = self.model_dump(mode="json")
+        ordered = {key: values[key] for key in sorted(values, key=AdapterKeys.model_fields.__contains__)}
+        return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True)
 
     @property
     def data(self) -> tuple[DataEntry, ...]:

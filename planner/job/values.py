@@ -54,6 +54,8 @@ def translated(key: str, value: object) -> object:
         return True if value in (4, 8) else None
     if key == "lora_target_linear":
         return True if value is True else None
+    if key == "peft_init_lora_weights":
+        return value or None  # where it is false, axolotl gives peft nothing
     if key == "use_muon":
         return MUON if value is True else None
     if key == "eager_attention":

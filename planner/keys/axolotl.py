@@ -43,7 +43,8 @@ AXOLOTL: Table = table(
         output_dir gradient_accumulation_steps learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
         max_grad_norm
         max_steps warmup_steps seed bf16 gradient_checkpointing eval_steps eval_strategy save_steps save_total_limit
-        chat_template lora_r lora_alpha lora_dropout lora_target_modules attn_implementation special_tokens plugins
+        chat_template lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters
+        attn_implementation special_tokens plugins
         load_in_4bit load_in_8bit group_by_length load_best_model_at_end early_stopping_patience
         label_smoothing_factor neftune_noise_alpha lora_modules_to_save
         wandb_project wandb_entity wandb_mode mlflow_tracking_uri mlflow_experiment_name trackio_project_name
@@ -76,6 +77,11 @@ AXOLOTL: Table = table(
         "val_size": "val_set_size",
         "eval_strategy": "evaluation_strategy",
         "long_rows": "excess_length_strategy",
+        "layers_to_transform": "peft_layers_to_transform",
+        "layers_pattern": "peft_layers_pattern",
+        "init_lora_weights": "peft_init_lora_weights",
+        "rank_pattern": "lora_rank_pattern",
+        "alpha_pattern": "lora_alpha_pattern",
         "use_rslora": "peft_use_rslora",
         "use_dora": "peft_use_dora",
         "neftune_noise_alpha": "noisy_embedding_alpha",
@@ -192,9 +198,7 @@ AXOLOTL: Table = table(
         REWARDS: "rl reward_model process_reward_model ebft nemo_gym_enabled",
         PICTURES: "image_size freeze_mm_modules processor_type role_boundaries",
         OTHER_LORA: """
-            peft_layers_to_transform peft_layers_pattern peft_layer_replication
-            peft_init_lora_weights peft_trainable_token_indices peft_ensure_weight_tying peft lora_target_parameters
-            loraplus_lr_ratio lora_rank_pattern lora_alpha_pattern mora
+            peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying peft loraplus_lr_ratio mora
         """,
         SOME_WEIGHTS: "relora relora_steps lisa_n_layers unfrozen_parameters spectrum_top_fraction",
         OPTIMIZER: "optim_args optim_target_modules torchdistx_path dion_lr adam_beta3 adam_epsilon2 grokfast_alpha",
@@ -258,7 +262,6 @@ AXOLOTL: Table = table(
         "load_best_model_at_end": "metric_for_best_model greater_is_better",
     },
     fine={
-        "peft_init_lora_weights": (True,),
         "dsv4_fp8_nonexpert_mode": ("none",), "nonexpert_quantization": ("none", "bf16"),
         "rope_scaling": ("none",), "train_on_eos": ("turn",), "roles_to_train": (["assistant"], ["gpt"]),
     },

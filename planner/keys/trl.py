@@ -21,7 +21,7 @@ from planner.keys.transformers import TRANSFORMERS
 TRL: Table = TRANSFORMERS | table(
     same="""
         use_rslora use_dora attn_implementation lora_r
-        lora_alpha lora_dropout lora_target_modules lora_modules_to_save
+        lora_alpha lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save
         max_length packing model_revision load_in_4bit load_in_8bit bnb_4bit_quant_type
     """,
     honoured={
@@ -53,7 +53,7 @@ TRL: Table = TRANSFORMERS | table(
         CHANGED_MODEL: "router_aux_loss_coef",
         "cutting long rows at their beginning": "truncation_mode",
         LOSS: "loss_type",
-        OTHER_LORA: "lora_target_parameters lora_task_type",
+        OTHER_LORA: "lora_task_type",
         TOKENS: "add_special_tokens",
         REWARDS: "beta num_generations reward_funcs reward_model_path",
     },

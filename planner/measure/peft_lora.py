@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from torch import nn
 from planner.errors import Exit, UserError, first_line
 from planner.job.adapter import WEIGHTS, adapter_keys
 from planner.job.schema import Job
+from planner.measure.peft_parameters import keep_modules
 from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
 
 
@@ -30,13 +32,14 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
             hint="pip install 'offmate[lora]'", exit_code=Exit.USAGE,
         ) from error  # fmt: skip
     assert job.lora_r is not None and job.lora_alpha is not None and job.lora_dropout is not None
-    targets = job.lora_target_modules
     config = LoraConfig(
         r=job.lora_r, lora_alpha=cast(int, job.lora_alpha), lora_dropout=job.lora_dropout,
-        target_modules=list(targets) if isinstance(targets, tuple) else targets, task_type="CAUSAL_LM",
-        base_model_name_or_path=job.model, revision=job.model_revision,
-        use_rslora=job.use_rslora, use_dora=job.use_dora,
-        modules_to_save=list(job.lora_modules_to_save) if job.lora_modules_to_save else None,
+        target_modules=_listed(job.lora_target_modules), target_parameters=_listed(job.lora_target_parameters),
+        exclude_modules=_listed(job.exclude_modules), layers_to_transform=_listed(job.layers_to_transform),
+        layers_pattern=_listed(job.layers_pattern), rank_pattern=dict(job.rank_pattern or {}),
+        alpha_pattern=cast(dict[str, int], dict(job.alpha_pattern or {})), init_lora_weights=job.init_lora_weights,
+        modules_to_save=_listed(job.lora_modules_to_save), use_rslora=job.use_rslora, use_dora=job.use_dora,
+        task_type="CAUSAL_LM", base_model_name_or_path=job.model, revision=job.model_revision,
     )  # fmt: skip
     if quantized := is_quantized(model):
         compute_in(model, computes_in(job))
@@ -44,12 +47,17 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
     try:
         with warnings.catch_warnings():  # peft asks transformers by a name that transformers is about to drop
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            # It adds patterns of its own, for experts of some models; what of the job's matches nothing is told below.
+            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
             adapted = cast(nn.Module, get_peft_model(cast(Any, model), config))
     except ValueError as error:
+        no_dropout = "lora_dropout" in str(error)
+        hint = "lora_dropout: 0 (experts' adapters have none)" if no_dropout else "lora_target_modules: all-linear"
         raise UserError(
             "The LoRA adapters cannot be added to this model.", code="lora-targets", numbers=(first_line(error),),
-            hint="lora_target_modules: all-linear", exit_code=Exit.USAGE,
+            hint=hint, exit_code=Exit.USAGE,
         ) from error  # fmt: skip
+    _check_matches(adapted, job)
     names = [name for name, _ in adapted.named_modules()]
     for wanted in job.lora_modules_to_save or ():
         if not any(name.endswith(f"{wanted}.modules_to_save") for name in names):
@@ -58,9 +66,42 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
                 hint="lora_modules_to_save: [embed_tokens, lm_head], or what these are called in this model",
                 exit_code=Exit.USAGE,
             )  # fmt: skip
+    keep_modules(adapted)
     if quantized:
         pack(adapted, computes_in(job))
     return adapted
+
+
+def _listed(value: Any) -> Any:
+    """As peft's config has it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _check_matches(adapted: nn.Module, job: Job) -> None:
+    """Raise UserError for a parameter's name or a pattern of the job that nothing in the model has, which peft leaves
+    out with a warning or none."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = {n: module for n, module in adapted.named_modules() if isinstance(module, LoraLayer)}
+    parameters = {
+        f"{plain_name(name)}.{m.parameter_name}" for name, m in layers.items() if hasattr(m, "parameter_name")
+    }
+    places = {plain_name(name) for name in layers} | parameters
+    asked = [("lora_target_parameters", name, parameters, re.escape(name)) for name in job.lora_target_parameters or ()]
+    for key in ("rank_pattern", "alpha_pattern"):
+        asked += [(key, pattern, places, pattern) for pattern in getattr(job, key) or ()]
+    for key, name, there, pattern in asked:
+        if not any(re.fullmatch(rf"(.*\.)?({pattern})", place) for place in there):
+            raise UserError(
+                f"Nothing in this model that gets an adapter is a {name}.", code="lora-targets",
+                exit_code=Exit.USAGE, numbers=(f"{key}: {name}",),
+                hint=f"adapters are at {', '.join(sorted({place.rpartition('.')[2] for place in places}))}",
+            )  # fmt: skip
+
+
+def plain_name(name: str) -> str:
+    """What a module inside of peft's model is called outside of it: layers on parameters are around one another."""
+    return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 
 def check_adapter(job: Job) -> None:

@@ -74,17 +74,27 @@ def steps_of(job: Job, count: int) -> Iterator[tuple[list[dict[str, Tensor]], li
         yield step, seeds, torch.tensor(batches.num_items(step))
 
 
+def config_of_peft(job: Job) -> LoraConfig:
+    """The job's adapters as one would ask peft for them."""
+
+    def plain(value: object) -> object:
+        return list(value) if isinstance(value, tuple) else value
+
+    return LoraConfig(
+        r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, task_type="CAUSAL_LM",
+        target_modules=plain(job.lora_target_modules), target_parameters=plain(job.lora_target_parameters),
+        exclude_modules=plain(job.exclude_modules), layers_to_transform=plain(job.layers_to_transform),
+        layers_pattern=plain(job.layers_pattern), rank_pattern=job.rank_pattern or {},
+        alpha_pattern=job.alpha_pattern or {}, init_lora_weights=job.init_lora_weights,
+        use_rslora=job.use_rslora, use_dora=job.use_dora, modules_to_save=plain(job.lora_modules_to_save),
+    )  # fmt: skip
+
+
 def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
     """What one would write with peft: losses and the trained parameters."""
     base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16 if job.bf16 else torch.float32)
     torch.manual_seed(job.seed)
-    targets = job.lora_target_modules if isinstance(job.lora_target_modules, str) else list(job.lora_target_modules)
-    config = LoraConfig(
-        r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, target_modules=targets,
-        task_type="CAUSAL_LM", use_rslora=job.use_rslora, use_dora=job.use_dora,
-        modules_to_save=list(job.lora_modules_to_save) if job.lora_modules_to_save else None,
-    )  # fmt: skip
-    model = get_peft_model(base, config).train()
+    model = get_peft_model(base, config_of_peft(job)).train()
     assert decay_names(model) == {name for name, p in model.named_parameters() if p.requires_grad}
     return plain_steps(model, job, count)
 

@@ -25,6 +25,17 @@ def config_of(
             return T.BloomConfig(
                 hidden_size=width, n_layer=layers, n_head=4, hidden_dropout=dropout, attention_dropout=dropout, **common
             )
+        case "mixtral":  # with its experts as parameters, which a trace can follow
+            return T.MixtralConfig(
+                hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=4,
+                num_key_value_heads=2, num_local_experts=4, attention_dropout=dropout,
+                experts_implementation="batched_mm", **common,
+            )  # fmt: skip
+        case "gpt_oss":
+            return T.GptOssConfig(
+                hidden_size=width, intermediate_size=width, num_hidden_layers=layers, num_attention_heads=4,
+                num_key_value_heads=2, head_dim=width // 4, num_local_experts=4, num_experts_per_tok=2, **common,
+            )  # fmt: skip
         case "llama" | "qwen2":
             cls = {"llama": T.LlamaConfig, "qwen2": T.Qwen2Config}[name]
             return cls(

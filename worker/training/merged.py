@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from planner.disk import check_space, sync_tree
@@ -26,6 +27,7 @@ from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 from planner.measure.hf_model import model_config, skeleton_model
 from planner.measure.hf_names import revision_of
+from planner.measure.peft_lora import plain_name
 
 _HULL = "base_model.model."  # how names in peft's model begin
 _WEIGHTS, _BESIDE = "*.safetensors", (".json", ".jinja", ".txt", ".model")
@@ -48,12 +50,13 @@ def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> 
         for key in _keys(file):
             if (other := keys.setdefault(key, file.name)) != file.name:
                 raise _not_mergeable(f"{key} is in {other} and in {file.name} of {base}")
-    parts, prefix = _parts(job, adapters)
+    parts, model = _parts(job, adapters)
     named: dict[str, Any] = {}
     for name, part in parts.items():
-        if (stored := _stored(name, prefix, keys)) is None:
+        found = _stored(name, part, model, keys)
+        if not found:
             raise _not_mergeable(f"{base} has no {name} in its {len(files)} files of weights")
-        named[stored] = part
+        named |= found
     draft = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -120,9 +123,9 @@ def _not_mergeable(number: str) -> UserError:
     )  # fmt: skip
 
 
-def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
+def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], Any]:
     """Name of each weight that is another in the merged model -> peft's layer, its base on meta, or of modules trained
-    as a whole the weight itself; and the prefix that files may lack."""
+    as a whole the weight itself; and the base."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import ModulesToSaveWrapper
 
@@ -156,9 +159,8 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], str]:
     saved = {name: key if key in weights else key.removesuffix(".weight") for name, key in saved.items()}
     adapted.load_state_dict({name: weights.pop(key) for name, key in saved.items()}, strict=False, assign=True)
     assert not weights, f"there is no place for {min(weights)}"
-    prefix = str(getattr(base, "base_model_prefix", ""))
-    layers = {f"{n.removeprefix(_HULL)}.weight": layer for n, layer in modules if isinstance(layer, LoraLayer)}
-    return {**layers, **whole}, prefix
+    layers = {f"{plain_name(n)}.{_weight_of(layer)}": layer for n, layer in modules if isinstance(layer, LoraLayer)}
+    return {**layers, **whole}, base
 
 
 def _rows(config: Any) -> int:
@@ -166,9 +168,49 @@ def _rows(config: Any) -> int:
     return int(config.get_text_config().vocab_size)
 
 
-def _stored(name: str, prefix: str, keys: Container[str]) -> str | None:
-    """The key of a weight in the files."""
-    return next((key for key in (name, name.removeprefix(f"{prefix}.")) if key in keys), None)
+def _weight_of(layer: Any) -> str:
+    """What the weight is called that a layer of peft is for."""
+    return str(getattr(layer, "parameter_name", "weight"))
+
+
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """A weight that is in several parts in the files, such as each expert's own. `keys`: those of the parts."""
+
+    name: str
+    layer: Any
+    model: Any
+    keys: tuple[str, ...] = ()
+
+    def parts(self, weight: Tensor) -> dict[str, Tensor]:
+        """Of something that is as the weight: key -> part, as transformers saves the model."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return dict(revert_weight_conversion(self.model, {self.name: weight}))
+
+    def deltas(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Key -> what is added to it, in the dtype that the files have."""
+        its, name = self.layer.get_base_layer(), self.layer.parameter_name
+        before = getattr(its, name)
+        setattr(its, name, nn.Parameter(torch.empty(1, dtype=dtype).expand(before.shape), requires_grad=False))
+        delta = self.layer.get_delta_weight("default")
+        setattr(its, name, before)
+        return self.parts(delta)
+
+
+def _stored(name: str, part: Any, model: Any, keys: Container[str]) -> dict[str, Any]:
+    """The keys of a weight in the files, and what they are written from; none where it is not there."""
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    direct = next((key for key in (name, name.removeprefix(f"{prefix}.")) if key in keys), None)
+    if direct is not None:
+        return {direct: part}
+    if not hasattr(part, "parameter_name"):
+        return {}
+    split = _Split(name, part, model)
+    found = tuple(split.parts(getattr(part.get_base_layer(), part.parameter_name).data))
+    if not all(key in keys for key in found):
+        return {}
+    return dict.fromkeys(found, replace(split, keys=found))
 
 
 def _keys(file: Path) -> list[str]:
@@ -184,18 +226,29 @@ def _write(source: Path, target: Path, layers: Mapping[str, Any]) -> None:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
     with safe_open(source, "pt") as content, target.open("r+b") as file:
-        for key in content.keys():  # noqa: SIM118, it is no mapping
-            if (layer := layers.get(key)) is None:
-                continue
-            tensor = content.get_tensor(key)
-            if isinstance(layer, torch.Tensor):
-                merged = layer.to(tensor.dtype)
-            else:
-                its = layer.get_base_layer()
-                its.weight = nn.Parameter(tensor.clone(), requires_grad=False)
-                layer.merge()
-                merged = its.weight.data
-                its.weight = nn.Parameter(merged.to("meta"), requires_grad=False)
-            assert (merged.shape, merged.dtype) == (tensor.shape, tensor.dtype), key
-            file.seek(8 + length + entries[key]["data_offsets"][0])
-            file.write(merged.contiguous().view(-1).view(torch.uint8).numpy().data)
+        there = {key: layers[key] for key in content.keys() if key in layers}  # noqa: SIM118, it is no mapping
+        for layer in dict.fromkeys(there.values()):  # all parts of a weight at once
+            deltas: dict[torch.dtype, dict[str, Tensor]] = {}
+            for key in (key for key, its in there.items() if its is layer):
+                tensor = content.get_tensor(key)
+                if isinstance(layer, _Split):
+                    if tensor.dtype not in deltas:
+                        deltas[tensor.dtype] = layer.deltas(tensor.dtype)
+                    merged = tensor + deltas[tensor.dtype][key]
+                else:
+                    merged = _merged(layer, tensor)
+                assert (merged.shape, merged.dtype) == (tensor.shape, tensor.dtype), key
+                file.seek(8 + length + entries[key]["data_offsets"][0])
+                file.write(merged.contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def _merged(layer: Any, tensor: Tensor) -> Tensor:
+    """What becomes of a weight in one piece."""
+    if isinstance(layer, Tensor):
+        return layer.to(tensor.dtype)
+    its, name = layer.get_base_layer(), _weight_of(layer)
+    setattr(its, name, nn.Parameter(tensor.clone(), requires_grad=False))
+    layer.merge()
+    merged: Tensor = getattr(its, name).data
+    setattr(its, name, nn.Parameter(merged.to("meta"), requires_grad=False))
+    return merged

@@ -20,7 +20,9 @@ VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosi
           "use_rslora": "false", "use_dora": "false", "early_stopping_patience": "null",
           "neftune_noise_alpha": "5", "adapter_name_or_path": "null", "lora_modules_to_save": "null",
           "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": "false", "run_name": "one",
-          "trackio_project_name": "mine", "add_tokens": "['<a>']"}  # fmt: skip
+          "trackio_project_name": "mine", "layers_to_transform": "null", "layers_pattern": "null",
+          "rank_pattern": "null", "alpha_pattern": "{}", "init_lora_weights": "true",
+          "add_tokens": "['<a>']"}  # fmt: skip
 
 
 SPELLED_OTHERWISE = {

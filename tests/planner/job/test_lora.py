@@ -57,11 +57,46 @@ def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: 
         ("lora_target_modules: []", "it is []; it must be all-linear, or a list of modules' names"),
         ("lora_target_modules: '(q'", 'it is "(q", and that is no pattern'),
         ("lora_target_modules: 3", "it is 3; it must be all-linear, a list of modules' names, or"),
+        ("init_lora_weights: pissa", "it must be true, false, gaussian or orthogonal"),
+        ("init_lora_weights: orthogonal\nlora_r: 3", "it is orthogonal, which needs an even lora_r, and that is 3"),
+        ("init_lora_weights: orthogonal\nload_in_4bit: true", "orthogonal on a base in 4 or 8 bits is not there"),
+        ("layers_to_transform: [0, 1]", "lora_target_modules is to be a list of modules' names with it"),
+        ("layers_to_transform: [-1]\nlora_target: q", "it must be the number of a layer, from 0"),
+        ("layers_pattern: h", "it says where layers_to_transform counts; give that too"),
+        ("rank_pattern: {q_proj: 0}", "it must be a mapping of modules' names, or patterns, to whole numbers"),
+        ("rank_pattern: {'q(': 2}", 'it is "q(", and that is no pattern'),
+        ("exclude_modules: 'q('", 'it is "q(", and that is no pattern'),
+        (
+            "lora_target_parameters: [e]\nlora_dropout: 0.1",
+            "it is 0.1; adapters on parameters (lora_target_parameters) have none: give lora_dropout: 0",
+        ),
+        ("lora_target_parameters: [e]\nuse_dora: true", "DoRA is for layers"),
+        ("lora_target_parameters: [e]\ninit_lora_weights: orthogonal", "it is orthogonal, which is for layers"),
         ("lora_target_modules: [1]", "it must be all-linear, a list of modules' names, or"),
     ],
 )
 def test_a_wrong_key_of_lora_is_refused(line: str, words: str, lora_folder: Path) -> None:
     assert words in str(refusal(LORA + line, lora_folder))
+
+
+def test_which_layers_have_adapters_is_read_as_people_write_it(lora_folder: Path) -> None:
+    job = Job.parse(LORA + "lora_target_parameters: experts.down_proj\nlayers_to_transform:\n", lora_folder)
+    assert (job.lora_target_parameters, job.lora_dropout, job.lora_target_modules) == (
+        ("experts.down_proj",), 0.0, "all-linear",
+    )  # fmt: skip
+    data = "datasets: [{path: text.jsonl, type: completion}]\n"
+    axolotl = f"base_model: trained\n{data}adapter: lora\nlora_r: 8\nlora_alpha: 16\n"
+    job = Job.parse(axolotl + "lora_target_parameters: [experts.down_proj]\n", lora_folder)
+    assert (job.lora_target_parameters, job.lora_target_modules) == (("experts.down_proj",), ())
+    text = "lora_target_modules: [q]\npeft_layers_to_transform: 0\npeft_layers_pattern: h\npeft_init_lora_weights: "
+    job = Job.parse(axolotl + text + "gaussian\n", lora_folder)
+    assert (job.layers_to_transform, job.layers_pattern, job.init_lora_weights) == ((0,), ("h",), "gaussian")
+    assert Job.parse(axolotl + text + "false\n", lora_folder).init_lora_weights is True, "axolotl gives peft nothing"
+    trl = "model_name_or_path: trained\ndataset_name: text.jsonl\nuse_peft: true\nlora_target_parameters: [down_proj]\n"
+    assert Job.parse(trl, lora_folder).lora_dropout == 0
+    for line in ("layers_to_transform: 0", "init_lora_weights: false", "lora_target_parameters: [e]"):
+        wrong = refusal(f"model: trained\ndataset: text.jsonl\n{line}", lora_folder)
+        assert "it is for method: lora; give that too" in str(wrong)
 
 
 def adapter(folder: Path, **config: object) -> Path:
@@ -118,7 +153,9 @@ def test_what_an_adapters_config_leaves_out_is_as_in_peft(lora_folder: Path) -> 
         ({}, "lora_r: 8", "lora_r: it is 8; the adapter has 4"),
         ({}, "use_dora: true", "use_dora: it is true; the adapter has false"),
         ({"peft_type": "IA3"}, "", 'the adapter is "IA3"; LORA is there'),
-        ({"rank_pattern": {"q_proj": 2}}, "", "the adapter has rank_pattern"),
+        ({"layer_replication": [[0, 2]]}, "", "the adapter has layer_replication"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern: {q_proj: 3}", 'the adapter has {"q_proj": 2}'),
+        ({}, "layers_to_transform: 0", "layers_to_transform: it is 0; the adapter has null"),
         ({}, "lora_target_modules: [v_proj]", 'lora_target_modules: it is ["v_proj"]; the adapter has ["q_proj"]'),
         ({}, "lora_target_modules: '.*q_proj'", 'it is ".*q_proj"; the adapter has ["q_proj"]'),
         ({"target_modules": ".*q_proj"}, "lora_target: q_proj", 'it is "q_proj"; the adapter has ".*q_proj"'),

@@ -19,6 +19,7 @@ from planner.job.frozen import freeze
 from planner.job.schema import Job
 from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.machine_rates import estimate_hardware
+from planner.measure.peft_lora import plain_name
 from planner.run.folder import RunFolder
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import gpu_peak_bytes
@@ -32,6 +33,8 @@ from worker.training.metrics import read_metrics
 from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
+
+EXPERTS = {"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "lora_dropout": 0.0}
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +52,32 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama", {"use_rslora": True, "lora_target_modules": r".*layers\.[01]\..*(q|v)_proj"}),
         ("llama", {"use_dora": True, "lora_dropout": 0.0, "lora_modules_to_save": ["embed_tokens", "lm_head"]}),
         ("llama", {"optim": "muon", "lora_modules_to_save": ["lm_head"]}),
+        ("mixtral", {**EXPERTS, "lora_target_modules": ["q_proj"], "max_length": 16}),
+        ("gpt_oss", {**EXPERTS, "lora_target_modules": [], "bf16": True, "max_length": 16}),
+        (
+            "llama",
+            {
+                "lora_target_modules": ["q_proj", "down_proj", "v_proj"],
+                "layers_to_transform": [0, 2],
+                "init_lora_weights": "gaussian",
+                "layers_pattern": ["layers"],
+                "rank_pattern": {"down_proj": 8},
+                "alpha_pattern": {r"layers\.2\..*q_proj": 3.0},
+            },
+        ),
+        ("llama", {"exclude_modules": "|".join((".*mlp.*", ".*o_proj")), "init_lora_weights": "orthogonal"}),
     ],
     ids=[
-        "llama", "llama-bf16-2-slices", "gpt2-2-slices", "llama-rslora-by-pattern", "llama-dora-whole-modules",
+        "llama",
+        "llama-bf16-2-slices",
+        "gpt2-2-slices",
+        "llama-rslora-by-pattern",
+        "llama-dora-whole-modules",
         "llama-muon",
+        "mixtral-experts",
+        "gpt-oss-experts-alone-bf16",
+        "llama-some-layers-and-ranks",
+        "llama-but-for-some-orthogonal",
     ],
 )
 def test_lora_under_a_plan_equals_plain_peft_in_every_bit(tmp_path: Path, name: str, keys: dict[str, object]) -> None:
@@ -71,12 +96,10 @@ def test_lora_under_a_plan_equals_plain_peft_in_every_bit(tmp_path: Path, name: 
     assert state.keys() == trained.keys() and all(torch.equal(t, trained[n]) for n, t in state.items())
     assert 0.9 * plan.gpu_peak_bytes <= max(peaks) <= plan.gpu_peak_bytes
     frozen = dict(AutoModelForCausalLM.from_pretrained(job.model, dtype=model.dtype).named_parameters())
-    restored = dict(engine.restore().named_parameters())
-    for original, parameter in frozen.items():
-        wrapped = f"base_model.model.{original}"
-        module, _, local = wrapped.rpartition(".")
-        names = (wrapped, f"{module}.base_layer.{local}", f"{module}.original_module.{local}")
-        assert torch.equal(next(restored[name] for name in names if name in restored), parameter), original
+    own = [(name, p) for name, p in engine.restore().named_parameters() if name not in trained]
+    restored = {plain_name(name).replace(".original_module", ""): parameter for name, parameter in own}
+    assert restored.keys() == frozen.keys()
+    assert all(torch.equal(restored[name], parameter) for name, parameter in frozen.items())
 
 
 def test_frozen_weights_travel_one_way_and_have_no_gradients_and_no_states(tmp_path: Path) -> None:
@@ -255,6 +278,35 @@ def test_a_job_goes_on_from_an_adapter_as_peft_does(tmp_path: Path) -> None:
     assert why_not(job)[0] == "adapter-not-usable"
     file.unlink()
     assert why_not(job)[0] == "adapter-not-readable"
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "made"),
+    [
+        ("mixtral", {"lora_dropout": 0.0}, {"rank_pattern": {r".*\.gate_up_proj": 8}}),
+        ("gpt_oss", {**EXPERTS, "lora_target_modules": []}, {"lora_target_modules": ()}),
+        (
+            "llama",
+            {"lora_target_modules": ["q_proj", "up_proj"], "layers_to_transform": 2, "rank_pattern": {"q_proj": 2}},
+            {"layers_to_transform": (2,), "rank_pattern": {"q_proj": 2}},
+        ),
+    ],
+)  # fmt: skip
+def test_adapters_of_experts_and_of_some_layers_are_written_as_peft_does_and_gone_on_from(
+    tmp_path: Path, name: str, keys: dict[str, object], made: dict[str, object]
+) -> None:
+    job = lora_job(tmp_path, name, **keys)
+    model = load_model(job)
+    trained = {n: torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
+    state = ((name, {"master": tensor}) for name, tensor in trained.items())
+    write_model(tmp_path / "first", Output(model), model, byte_tokenizer(), state, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
+    plain = dict(PeftModel.from_pretrained(base, tmp_path / "first").named_parameters())
+    job = lora_job(tmp_path, name, adapter_name_or_path=str(tmp_path / "first"), lora_r=4, lora_dropout=None)
+    assert {key: getattr(job, key) for key in made} == made
+    found = {name: p for name, p in load_model(job).named_parameters() if p.requires_grad}
+    assert found.keys() == trained.keys()
+    assert all(torch.equal(p, trained[name]) and torch.equal(p, plain[name]) for name, p in found.items())
 
 
 def test_a_run_begins_with_the_adapter_it_was_submitted_with_and_goes_on_without_it(tmp_path: Path) -> None:

@@ -7,28 +7,24 @@ from typing import Any, cast
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from tests.support.lora_jobs import lora_job
+from tests.support.lora_jobs import config_of_peft, lora_job
 from worker.export import main
 from worker.storage.model_folder import Output
 from worker.training.card import model_card
 from worker.training.merged import _files, write_merged
 from worker.training.model import load_model
 
+EXPERTS = {"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "lora_dropout": 0.0}
+
 
 def adapters_of(job: Job, folder: Path) -> Path:
     """Adapters as training leaves them: nothing in them is zero."""
-    targets = job.lora_target_modules
-    config = LoraConfig(
-        r=job.lora_r, lora_alpha=job.lora_alpha, task_type="CAUSAL_LM", use_rslora=job.use_rslora,
-        target_modules=targets if isinstance(targets, str) else list(targets), use_dora=job.use_dora,
-        modules_to_save=list(job.lora_modules_to_save) if job.lora_modules_to_save else None,
-    )  # fmt: skip
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(job.model), config)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(job.model), config_of_peft(job))
     torch.manual_seed(3)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -46,8 +42,32 @@ def adapters_of(job: Job, folder: Path) -> Path:
         ("llama", {"load_in_4bit": True}, torch.float32),
         ("llama", {"lora_modules_to_save": ["embed_tokens", "lm_head"]}, torch.bfloat16),
         ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"], "lora_modules_to_save": ["ln_f"]}, torch.float32),
+        ("mixtral", {**EXPERTS, "lora_target_modules": ["q_proj"]}, torch.bfloat16),
+        ("mixtral", {"lora_dropout": 0.0}, torch.float32),
+        ("gpt_oss", {**EXPERTS, "lora_target_modules": []}, torch.float32),
+        (
+            "llama",
+            {
+                "lora_target_modules": ["q_proj", "v_proj"],
+                "layers_to_transform": [1],
+                "rank_pattern": {"v_proj": 8},
+                "alpha_pattern": {"q_proj": 3},
+                "init_lora_weights": "orthogonal",
+            },
+            torch.float32,
+        ),
     ],
-    ids=["sharded-bf16-rslora", "dora", "trained-on-4-bits", "whole-modules", "gpt2"],
+    ids=[
+        "sharded-bf16-rslora",
+        "dora",
+        "trained-on-4-bits",
+        "whole-modules",
+        "gpt2",
+        "experts-each-in-the-files",
+        "experts-named-by-peft",
+        "experts-in-one-piece",
+        "some-layers",
+    ],
 )
 def test_a_merged_model_is_what_peft_merges_in_every_bit(
     tmp_path: Path, name: str, keys: dict[str, Any], dtype: torch.dtype

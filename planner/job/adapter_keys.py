@@ -1,0 +1,67 @@
+"""The keys of a job that say what is trained of the model, and how: as a whole, or by adapters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from planner.job.fields import MOST, Beta, Count, Modules, Positive, Switch, Text, listed, nothing
+
+
+def _numbers(value: object) -> object:
+    """A number, or a list of them."""
+    return (value,) if isinstance(value, int) and not isinstance(value, bool) else listed(value)
+
+
+_Layers = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=MOST)], ...] | None,
+    BeforeValidator(_numbers),
+    Field(description="the number of a layer, from 0, a list of them, or null for all"),
+]
+_ModulesOrPattern = Annotated[
+    tuple[Text, ...] | Text | None,
+    BeforeValidator(listed),
+    Field(description="a list of modules' names, a pattern of names, or null"),
+]
+_Ranks = Annotated[
+    dict[Text, Count] | None,
+    BeforeValidator(nothing),
+    Field(description="a mapping of modules' names, or patterns, to whole numbers from 1 to 10^9, or null"),
+]
+_Alphas = Annotated[
+    dict[Text, Positive] | None,
+    BeforeValidator(nothing),
+    Field(description="a mapping of modules' names, or patterns, to numbers above 0, or null"),
+]
+
+
+class AdapterKeys(BaseModel):
+    """Part of `planner.job.schema.Job`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    method: Annotated[Literal["full", "lora"], Field(description="full or lora")] = "full"
+    lora_r: Annotated[Count | None, Field(description="a whole number from 1 to 10^9")] = None
+    lora_alpha: Annotated[Positive | None, Field(description="a number above 0")] = None
+    lora_dropout: Annotated[Beta | None, Field(description="a number from 0 up to, not including, 1")] = None
+    lora_target_modules: Annotated[
+        tuple[Text, ...] | Text | None, Field(description="all-linear, a list of modules' names, or a pattern of names")
+    ] = None
+    lora_target_parameters: Annotated[Modules, Field(description="a list of parameters' names, or null")] = None
+    exclude_modules: _ModulesOrPattern = None
+    layers_to_transform: _Layers = None
+    layers_pattern: Modules = None
+    rank_pattern: _Ranks = None
+    alpha_pattern: _Alphas = None
+    init_lora_weights: Annotated[
+        bool | Literal["gaussian", "orthogonal"], Field(description="true, false, gaussian or orthogonal")
+    ] = True
+    lora_modules_to_save: Modules = None
+    adapter_name_or_path: Annotated[Text | None, Field(description="a folder with an adapter, or null")] = None
+    use_rslora: Switch = False
+    use_dora: Switch = False
+    load_in_4bit: Switch = False
+    load_in_8bit: Switch = False
+    bnb_4bit_quant_type: Annotated[Literal["nf4", "fp4"], Field(description="nf4 or fp4")] = "nf4"
+    bnb_4bit_use_double_quant: Switch = True
