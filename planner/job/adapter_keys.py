@@ -1,4 +1,4 @@
-"""The keys of a job that say what is trained of the model, and how: as a whole, or by adapters."""
+"""The keys of a job that say what is trained of the model, by what, and at which rate."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ _Alphas = Annotated[
 ]
 
 
+_Rate = Annotated[Positive | None, BeforeValidator(nothing), Field(description="a number above 0, or null")]
+
+
 class AdapterKeys(BaseModel):
     """Part of `planner.job.schema.Job`."""
 
@@ -59,9 +62,13 @@ class AdapterKeys(BaseModel):
     ] = True
     lora_modules_to_save: Modules = None
     adapter_name_or_path: Annotated[Text | None, Field(description="a folder with an adapter, or null")] = None
+    loraplus_lr_ratio: _Rate = None
+    loraplus_lr_embedding: Positive = 1e-6
     use_rslora: Switch = False
     use_dora: Switch = False
     load_in_4bit: Switch = False
     load_in_8bit: Switch = False
     bnb_4bit_quant_type: Annotated[Literal["nf4", "fp4"], Field(description="nf4 or fp4")] = "nf4"
     bnb_4bit_use_double_quant: Switch = True
+    embedding_lr: _Rate = None
+    embedding_lr_scale: _Rate = None

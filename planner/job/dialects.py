@@ -102,7 +102,8 @@ class Dialect:
             absent.pop("per_device_train_batch_size", None)
         filled = {key: value for key, value in absent.items() if values.get(key) is None}
         values |= filled
-        apart = _muons_apart(self.tool, values, filled)
+        others = (_muons_apart(self.tool, values, filled), _decay_of_loraplus(self.tool, values))
+        apart = "; ".join(filter(None, others))
         if not filled:
             return apart or None
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
@@ -129,6 +130,14 @@ def _muons_apart(tool: str, values: Mapping[str, Any], filled: Collection[str]) 
     if tool == LLAMA_FACTORY and values.get("optim") == MUON and isinstance(decay, (int, float)) and decay > 0:
         return f"{ours} and torch.optim.AdamW, and weight_decay leaves biases and norms alone, which it decays there"
     return ""
+
+
+def _decay_of_loraplus(tool: str, values: dict[str, Any]) -> str:
+    """axolotl gives peft's LoRA+ no weight decay: there is none then, and that is told."""
+    if tool != AXOLOTL or values.get("loraplus_lr_ratio") in SWITCHED_OFF or values.get("weight_decay") in SWITCHED_OFF:
+        return ""
+    values["weight_decay"] = 0.0
+    return "weight_decay is 0, as its LoRA+ has none"
 
 
 def _makes_adapters(values: Mapping[str, Any]) -> bool:

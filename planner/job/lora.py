@@ -22,7 +22,7 @@ KINDS = ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit")
 ADAPTER, MODULES, PARAMETERS = "adapter_name_or_path", "lora_modules_to_save", "lora_target_parameters"
 WHERE = ("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern")
 """Which layers have an adapter, and how large it is there."""
-BEGIN = "init_lora_weights"
+BEGIN, PLUS = "init_lora_weights", "loraplus_lr_ratio"
 _SETS = ("lora_target_modules", PARAMETERS, MODULES, *WHERE[:3])
 """Keys whose lists say the same in any order."""
 _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
@@ -37,10 +37,10 @@ def check_lora(
     if values.get("method") != "lora":
         given = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
         given += [key for key in KINDS if values.get(key) is True]
-        given += [key for key in (ADAPTER, MODULES, PARAMETERS) if values.get(key) not in SWITCHED_OFF]
+        given += [key for key in (ADAPTER, MODULES, PARAMETERS, PLUS) if values.get(key) not in SWITCHED_OFF]
         given += [key for key in WHERE if values.get(key) not in (None, "", [], {})]
         given += [BEGIN] if values.get(BEGIN, True) is not True else []
-        for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES, PARAMETERS, *WHERE, BEGIN):
+        for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES, PARAMETERS, *WHERE, BEGIN, PLUS):
             values.pop(key, None)
         return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given[:1]]
     mistakes = [] if decided else _as_the_adapter(values, names, source)

@@ -13,5 +13,6 @@ NOT_PLANNED = frozenset({
     "mlflow_experiment_name", "mlflow_tracking_uri",
     "group_by_length", "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
     "special_tokens", "add_tokens", "tokenizer_revision", "muon_adjust_lr_fn", "init_lora_weights",
+    "loraplus_lr_ratio", "loraplus_lr_embedding", "embedding_lr", "embedding_lr_scale",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on."""

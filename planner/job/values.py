@@ -18,6 +18,8 @@ IN_MEMORY = {ADAMW_8BIT: "states in 8 bits", MUON: "Muon's states"}
 """Optimizers whose states are on no disk -> which these are."""
 _ADAMW_8BIT = ("adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit")
 _ADAMW_4BIT = "adamw_torch_4bit"
+RATES = ("loraplus_lr_ratio", "embedding_lr", "embedding_lr_scale")
+"""Keys by which some weights have another learning rate."""
 _TRAIN_ON = {True: "all", False: "completions"}
 _DTYPES: dict[object, bool | None] = {"bfloat16": True, "bf16": True, "float32": None, "fp32": None, "auto": None}
 _SWITCHES = (
@@ -137,7 +139,14 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """The mistake of states on a disk that are in 8 bits, or Muon's."""
+    """The mistakes of states on a disk that are in 8 bits, or Muon's, and of rates that exclude one another."""
+    apart = [key for key in RATES if values.get(key) not in SWITCHED_OFF]
+    if apart and values.get("optim") == MUON:
+        text = f"optim is {MUON}, which has one rate; leave one of the two out"
+        return [source.mistake(names[apart[0]], "not-there", text)]
+    if len(apart) > 1:
+        text = f"{names[apart[1]]} is given too, and both say at which rate the embedding is trained; keep one"
+        return [source.mistake(names[apart[0]], "bad-value", text)]
     states = IN_MEMORY.get(str(values.get("optim")))
     if states is None or not values.get("disk_paths"):
         return []

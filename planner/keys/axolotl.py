@@ -46,7 +46,8 @@ AXOLOTL: Table = table(
         chat_template lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters
         attn_implementation special_tokens plugins
         load_in_4bit load_in_8bit group_by_length load_best_model_at_end early_stopping_patience
-        label_smoothing_factor neftune_noise_alpha lora_modules_to_save
+        label_smoothing_factor neftune_noise_alpha lora_modules_to_save loraplus_lr_ratio loraplus_lr_embedding
+        embedding_lr embedding_lr_scale
         wandb_project wandb_entity wandb_mode mlflow_tracking_uri mlflow_experiment_name trackio_project_name
         trackio_space_id
     """,
@@ -198,11 +199,11 @@ AXOLOTL: Table = table(
         REWARDS: "rl reward_model process_reward_model ebft nemo_gym_enabled",
         PICTURES: "image_size freeze_mm_modules processor_type role_boundaries",
         OTHER_LORA: """
-            peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying peft loraplus_lr_ratio mora
+            peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying peft mora
         """,
         SOME_WEIGHTS: "relora relora_steps lisa_n_layers unfrozen_parameters spectrum_top_fraction",
         OPTIMIZER: "optim_args optim_target_modules torchdistx_path dion_lr adam_beta3 adam_epsilon2 grokfast_alpha",
-        ITS_RATE: "embedding_lr embedding_lr_scale lr_groups",
+        ITS_RATE: "lr_groups",
         SHAPE: """
             cosine_constant_lr_ratio lr_quadratic_warmup lr_div_factor
             jagged_restart_steps
@@ -248,7 +249,6 @@ AXOLOTL: Table = table(
         """,
         "reward_model": "center_rewards_coefficient",
         "image_size": "image_resize_algorithm",
-        "loraplus_lr_ratio": "loraplus_lr_embedding",
         "relora": """
             relora_prune_ratio relora_prune_method relora_cpu_offload relora_warmup_steps relora_anneal_steps
         """,

@@ -36,7 +36,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     same="""
         dataset eval_dataset val_size packing max_samples lora_alpha
         lora_dropout use_rslora use_dora stage dataset_dir adapter_name_or_path model_revision mix_strategy
-        interleave_probs add_tokens
+        interleave_probs loraplus_lr_ratio loraplus_lr_embedding add_tokens
     """,
     honoured={
         "model": "model_name_or_path",
@@ -127,7 +127,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "random weights (give a folder with a config and none)": "train_from_scratch",
         QUANTIZED: "quantization_method",
         "fp8 training": "fp8",
-        OTHER_LORA: "loraplus_lr_ratio pissa_init create_new_adapter kt_use_lora_experts",
+        OTHER_LORA: "pissa_init create_new_adapter kt_use_lora_experts",
         OTHER_FORM: "train_dataset model_class dist_config",
         SOME_WEIGHTS: "use_llama_pro freeze_language_model",
         OPTIMIZER: "use_galore use_apollo use_badam use_adam_mini",
@@ -138,7 +138,6 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "quantization_bit": "quantization_device_map",
         "fp8": "fp8_backend fp8_enable_fsdp_float8_all_gather",
         "add_special_tokens": "init_special_tokens",
-        "loraplus_lr_ratio": "loraplus_lr_embedding",
         "pissa_init": "pissa_iter pissa_convert",
         "finetuning_type: freeze": "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules",
         "finetuning_type: oft": "module_dropout oft_rank oft_block_size oft_target",

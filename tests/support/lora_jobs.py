@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.optimizers import create_loraplus_optimizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -95,7 +96,8 @@ def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
     base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16 if job.bf16 else torch.float32)
     torch.manual_seed(job.seed)
     model = get_peft_model(base, config_of_peft(job)).train()
-    assert decay_names(model) == {name for name, p in model.named_parameters() if p.requires_grad}
+    named = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert job.loraplus_lr_ratio or decay_names(model) == named
     return plain_steps(model, job, count)
 
 
@@ -103,12 +105,26 @@ def plain_steps(model: nn.Module, job: Job, count: int) -> tuple[list[Tensor], d
     """Steps of the job as one would write them: losses and the trained parameters."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     settings = {"lr": job.learning_rate, "weight_decay": job.weight_decay}
+    if job.loraplus_lr_ratio:
+        del settings["weight_decay"]
+        settings |= {"loraplus_lr_ratio": job.loraplus_lr_ratio, "loraplus_lr_embedding": job.loraplus_lr_embedding}
+        plus = create_loraplus_optimizer(
+            model, torch.optim.AdamW, **settings, loraplus_weight_decay=job.weight_decay, fused=True
+        )
+        return steps_with([plus], model, job, count)
     matrices = [name for name in trained if job.optim == "muon" and "embed" not in name and "lm_head" not in name]
     others = [p for name, p in trained.items() if name not in matrices]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, **settings, fused=True)] if others else []
     if matrices:
         own = [trained[name] for name in matrices]
         optimizers.append(torch.optim.Muon(own, **settings, adjust_lr_fn=job.muon_adjust_lr_fn))
+    return steps_with(optimizers, model, job, count)
+
+
+def steps_with(
+    optimizers: list[torch.optim.Optimizer], model: nn.Module, job: Job, count: int
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Likewise under these optimizers."""
     losses = []
     for batches, seeds, items in steps_of(job, count):
         for batch, seed in zip(batches, seeds, strict=True):
@@ -120,4 +136,4 @@ def plain_steps(model: nn.Module, job: Job, count: int) -> tuple[list[Tensor], d
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    return losses, {name: p.detach() for name, p in trained.items()}
+    return losses, {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}

@@ -29,7 +29,7 @@ from worker.engine.engine import Engine
 from worker.engine.state_parts import expanded
 from worker.storage.checkpoint import non_finite
 from worker.storage.shards import Item, read_shards, write_shards
-from worker.training.learning_rate import learning_rate, optimizer_of
+from worker.training.learning_rate import learning_rates, optimizer_of
 from worker.training.model import check_reach, load_model
 from worker.training.stored import passing_store
 
@@ -51,7 +51,7 @@ class _Result(Protocol):
         """Before clipping."""
 
 
-Step = Callable[[list[dict[str, Tensor]], list[int], float, Tensor], _Result]
+Step = Callable[[list[dict[str, Tensor]], list[int], float | Sequence[float], Tensor], _Result]
 """A step from its batches, seeds, learning rate and number of trained tokens."""
 
 Numbers = list[tuple[str, str, Tensor]]
@@ -139,7 +139,7 @@ class Comparison:
         for number in range(self.steps):
             batches = self.batches.step(number)
             seeds = [micro_batch_seed(self.job.seed, number, k) for k in range(len(batches))]
-            rate = learning_rate(self.job, number, self.batches.total_steps)
+            rate = learning_rates(self.job, number, self.batches.total_steps)
             result = step(batches, seeds, rate, torch.tensor(self.batches.num_items(batches)))
             place = _place(number)
             numbers += [("losses", f"{place}, slice {k}", loss.cpu()) for k, loss in enumerate(result.losses)]

@@ -43,7 +43,10 @@ class PlainTraining:
             for name, p in self._weights.items()
         }
         self._matrices = matrices_of(optimizer, self._masters)
-        self._optimizers = [self._optimizer(group) for group in optimizer if any(map(group.has, self._masters))]
+        self._optimizers = [
+            (number, self._optimizer(group)) for number, group in enumerate(optimizer)
+            if any(map(group.has, self._masters))
+        ]  # fmt: skip
 
     def _optimizer(self, group: Group) -> torch.optim.Optimizer:
         own = {name: master for name, master in self._masters.items() if group.has(name)}
@@ -57,9 +60,11 @@ class PlainTraining:
         return torch.optim.AdamW(groups, betas=group.betas, eps=group.eps, fused=True)
 
     def step(
-        self, batches: Sequence[Mapping[str, Tensor]], *, seeds: Sequence[int], learning_rate: float, items: Tensor
-    ) -> PlainResult:
-        """One optimizer step; `items` is the number of tokens that the losses of all slices are divided by."""
+        self, batches: Sequence[Mapping[str, Tensor]], *, seeds: Sequence[int],
+        learning_rate: float | Sequence[float], items: Tensor,
+    ) -> PlainResult:  # fmt: skip
+        """One optimizer step; `items` is the number of tokens that the losses of all slices are divided by,
+        `learning_rate` that of all, or of each group."""
         losses = []
         for batch, seed in zip(batches, seeds, strict=True):
             torch.manual_seed(seed)
@@ -68,9 +73,9 @@ class PlainTraining:
             loss.backward()
             losses.append(loss.detach())
         norm = self._clip()
-        for optimizer in self._optimizers:
+        for number, optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = learning_rate[number] if isinstance(learning_rate, Sequence) else learning_rate
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
@@ -106,4 +111,4 @@ class PlainTraining:
             yield name, {"master": master.detach().cpu(), **moments}
 
     def _state_of(self, master: nn.Parameter) -> dict[str, Tensor]:
-        return next((optimizer.state[master] for optimizer in self._optimizers if master in optimizer.state), {})
+        return next((optimizer.state[master] for _, optimizer in self._optimizers if master in optimizer.state), {})

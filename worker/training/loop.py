@@ -22,7 +22,7 @@ from worker.storage.shards import Written
 from worker.storage.states import StatesOnDisk
 from worker.training.best import Best
 from worker.training.evaluation import Evaluates, Evaluations
-from worker.training.learning_rate import learning_rate
+from worker.training.learning_rate import learning_rate, learning_rates
 from worker.training.metrics import Metrics
 from worker.training.stop import StopRequest
 from worker.training.timeline import Timeline
@@ -61,7 +61,7 @@ class Trains(Evaluates, Protocol):
         batches: Sequence[Mapping[str, Tensor]],
         *,
         seeds: Sequence[int],
-        learning_rate: float,
+        learning_rate: float | Sequence[float],
         **model_kwargs: Any,
     ) -> StepResult:
         """One optimizer step."""
@@ -200,7 +200,7 @@ class Training:
         result = self.engine.step(
             batches,
             seeds=[micro_batch_seed(self.job.seed, step, k) for k in range(len(batches))],
-            learning_rate=rate,
+            learning_rate=learning_rates(self.job, step, total),
             # A tensor, as transformers' Trainer gives it: as a number it would be a constant of the traced blocks,
             # which would be traced anew whenever it changes.
             num_items_in_batch=torch.tensor(self.batches.num_items(batches)),

@@ -169,6 +169,17 @@ def test_values_that_are_done_otherwise_are_said(folder: Path) -> None:
     assert any("attn_implementation: flash_attention_2 (attention is PyTorch's sdpa" in line for line in notes)
 
 
+def test_loraplus_of_axolotl_decays_nothing(folder: Path) -> None:
+    (folder / "model" / "model.safetensors").touch()
+    plus = "loraplus_lr_ratio: 16\nweight_decay: 0.1\n"
+    text = AXOLOTL + "adapter: lora\nlora_r: 4\nlora_alpha: 8\nlora_target_linear: true\n" + plus
+    job, notes = Job.parse_with_notes(text, folder)
+    assert (job.loraplus_lr_ratio, job.weight_decay) == (16.0, 0.0)
+    assert any("weight_decay is 0, as its LoRA+ has none" in note for note in notes)
+    job = Job.parse(LLAMA_FACTORY + "finetuning_type: lora\n" + plus, folder)
+    assert (job.loraplus_lr_ratio, job.weight_decay) == (16.0, 0.1)
+
+
 def test_muon_has_the_rates_of_the_tool_whose_file_it_is(folder: Path) -> None:
     (ours, notes), (axolotls, told) = (
         Job.parse_with_notes(text + "muon\n", folder) for text in (OURS + "optim: ", AXOLOTL + "optimizer: ")

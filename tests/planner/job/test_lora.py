@@ -57,6 +57,9 @@ def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: 
         ("lora_target_modules: []", "it is []; it must be all-linear, or a list of modules' names"),
         ("lora_target_modules: '(q'", 'it is "(q", and that is no pattern'),
         ("lora_target_modules: 3", "it is 3; it must be all-linear, a list of modules' names, or"),
+        ("loraplus_lr_ratio: 16\noptim: muon", "optim is muon, which has one rate; leave one of the two out"),
+        ("loraplus_lr_ratio: 16\nembedding_lr: 1e-4", "embedding_lr is given too, and both say at which rate the"),
+        ("embedding_lr_scale: -1", "it must be a number above 0, or null"),
         ("init_lora_weights: pissa", "it must be true, false, gaussian or orthogonal"),
         ("init_lora_weights: orthogonal\nlora_r: 3", "it is orthogonal, which needs an even lora_r, and that is 3"),
         ("init_lora_weights: orthogonal\nload_in_4bit: true", "orthogonal on a base in 4 or 8 bits is not there"),
@@ -94,7 +97,8 @@ def test_which_layers_have_adapters_is_read_as_people_write_it(lora_folder: Path
     assert Job.parse(axolotl + text + "false\n", lora_folder).init_lora_weights is True, "axolotl gives peft nothing"
     trl = "model_name_or_path: trained\ndataset_name: text.jsonl\nuse_peft: true\nlora_target_parameters: [down_proj]\n"
     assert Job.parse(trl, lora_folder).lora_dropout == 0
-    for line in ("layers_to_transform: 0", "init_lora_weights: false", "lora_target_parameters: [e]"):
+    lines = ("loraplus_lr_ratio: 16", "layers_to_transform: 0", "init_lora_weights: false", "lora_target_parameters: e")
+    for line in lines:
         wrong = refusal(f"model: trained\ndataset: text.jsonl\n{line}", lora_folder)
         assert "it is for method: lora; give that too" in str(wrong)
 

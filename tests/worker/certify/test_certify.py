@@ -69,7 +69,9 @@ def compare(
     return {f.what: f for f in findings}, {d.parameter: d.greatest for d in differences}
 
 
-@pytest.mark.parametrize("keys", [{}, {"bf16": True, "max_grad_norm": None}, {"optim": "muon"}], ids=str)
+@pytest.mark.parametrize(
+    "keys", [{}, {"bf16": True, "max_grad_norm": None}, {"optim": "muon"}, {"embedding_lr": 1e-3}], ids=str
+)
 def test_a_job_under_a_plan_that_mixes_everything_equals_plain_pytorch_in_every_bit(tmp_path: Path, keys) -> None:
     findings, differences = compare(tiny_job(tmp_path, **keys), tmp_path)
     counts = {what: (f.equal, f.count) for what, f in findings.items()}

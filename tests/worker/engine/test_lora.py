@@ -29,6 +29,7 @@ from tests.support.model_folders import write_model
 from tests.support.texts import byte_tokenizer
 from worker.sample import answers
 from worker.storage.model_folder import Output
+from worker.training.learning_rate import learning_rates
 from worker.training.metrics import read_metrics
 from worker.training.model import load_model
 from worker.training.run import run_job
@@ -52,6 +53,13 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama", {"use_rslora": True, "lora_target_modules": r".*layers\.[01]\..*(q|v)_proj"}),
         ("llama", {"use_dora": True, "lora_dropout": 0.0, "lora_modules_to_save": ["embed_tokens", "lm_head"]}),
         ("llama", {"optim": "muon", "lora_modules_to_save": ["lm_head"]}),
+        (
+            "llama",
+            {
+                "loraplus_lr_ratio": 16.0, "loraplus_lr_embedding": 1e-3, "lora_modules_to_save": ["norm"],
+                "lora_target_modules": ["q_proj", "up_proj", "embed_tokens"],
+            },
+        ),
         ("mixtral", {**EXPERTS, "lora_target_modules": ["q_proj"], "max_length": 16}),
         ("gpt_oss", {**EXPERTS, "lora_target_modules": [], "bf16": True, "max_length": 16}),
         (
@@ -74,6 +82,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "llama-rslora-by-pattern",
         "llama-dora-whole-modules",
         "llama-muon",
+        "llama-loraplus",
         "mixtral-experts",
         "gpt-oss-experts-alone-bf16",
         "llama-some-layers-and-ranks",
@@ -88,7 +97,7 @@ def test_lora_under_a_plan_equals_plain_peft_in_every_bit(tmp_path: Path, name: 
     engine, model = engine_of(job, plan, chain)
     found, peaks = [], []
     for batches, seeds, items in steps_of(job, 3):
-        result = engine.step(batches, seeds=seeds, learning_rate=job.learning_rate, num_items_in_batch=items)
+        result = engine.step(batches, seeds=seeds, learning_rate=learning_rates(job, 0, 6), num_items_in_batch=items)
         found += result.losses
         peaks.append(result.peak_bytes)
     state = {name: parts["master"].clone() for name, parts in engine.state()}
@@ -178,7 +187,7 @@ def run_of(job: Job, folder: Path) -> RunFolder:
 
 
 def test_a_run_of_lora_that_was_stopped_and_resumed_equals_plain_peft_in_every_bit(tmp_path: Path) -> None:
-    job = lora_job(tmp_path, max_steps=4, output_dir=str(tmp_path / "out"))
+    job = lora_job(tmp_path, max_steps=4, output_dir=str(tmp_path / "out"), loraplus_lr_ratio=4.0)
     run = run_of(job, tmp_path / "run")
     assert not run_job(run, _After(run, 2))
     saved = sum(file.stat().st_size for file in (run.checkpoints / "step-2").glob("*.safetensors"))

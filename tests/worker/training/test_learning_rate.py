@@ -13,7 +13,7 @@ from planner.job.schedules import SCHEDULES
 from planner.job.schema import Job
 from tests.support.texts import make_job, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import make_model
-from worker.training.learning_rate import decay_names, learning_rate, warmup_steps
+from worker.training.learning_rate import decay_names, learning_rate, learning_rates, optimizer_of, warmup_steps
 
 
 def job(tmp_path: Path, **keys: object) -> Job:
@@ -58,3 +58,26 @@ def test_the_parameters_that_decay_are_those_of_transformers(name: str) -> None:
     theirs = set(Trainer.get_decay_parameter_names(None, model))
     assert decay_names(model) == {n for n, _ in model.named_parameters() if n in theirs}
     assert not any("bias" in name or "norm" in name for name in decay_names(model))
+
+
+@pytest.mark.parametrize("keys", [{"embedding_lr": 1e-3}, {"embedding_lr_scale": 0.1}], ids=["rate", "scale"])
+def test_embedding_and_head_have_the_rate_of_axolotls_group_and_do_not_decay(
+    tmp_path: Path, keys: dict[str, float]
+) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", ["text"])
+    folder = tiny_llama_folder(tmp_path / "model")
+    schedule = {"learning_rate": 3e-4, "lr_scheduler_type": "cosine", "warmup_steps": 2}
+    job = make_job(folder, data, weight_decay=0.1, **schedule, **keys)
+    model = make_model("llama")
+    layers, apart = optimizer_of(job, model)
+    assert apart.names == {"model.embed_tokens.weight", "lm_head.weight"} and apart.decay_names == frozenset()
+    assert layers.names is not None and layers.names | apart.names == {name for name, _ in model.named_parameters()}
+    assert layers.decay_names & layers.names == decay_names(model) - apart.names
+    embedding_lr = job.embedding_lr or 3e-4 * 0.1
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in (3e-4, embedding_lr)]
+    optimizer = torch.optim.AdamW(groups)
+    scheduler = get_scheduler("cosine", optimizer, 2, 9)
+    for step in range(9):
+        assert list(learning_rates(job, step, 9)) == [group["lr"] for group in optimizer.param_groups]
+        optimizer.step()
+        scheduler.step()
