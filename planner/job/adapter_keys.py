@@ -68,6 +68,7 @@ class AdapterKeys(BaseModel):
     use_dora: Switch = False
     load_in_4bit: Switch = False
     load_in_8bit: Switch = False
+    quantize_moe_experts: Switch = False
     bnb_4bit_quant_type: Annotated[Literal["nf4", "fp4"], Field(description="nf4 or fp4")] = "nf4"
     bnb_4bit_use_double_quant: Switch = True
     embedding_lr: _Rate = None

@@ -17,7 +17,7 @@ DEFAULTS: dict[str, object] = {
     "lora_r": 16, "lora_alpha": 32.0, "lora_dropout": 0.05, "lora_target_modules": ALL_LINEAR,
 }  # fmt: skip
 """TRL's."""
-KINDS = ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit")
+KINDS = ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit", "quantize_moe_experts")
 """Other kinds of LoRA, and of its base."""
 ADAPTER, MODULES, PARAMETERS = "adapter_name_or_path", "lora_modules_to_save", "lora_target_parameters"
 WHERE = ("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern")
@@ -58,6 +58,9 @@ def check_lora(
     elif quantized and values.get("use_dora") is True:
         text = "DoRA on a base in 4 or 8 bits is not there yet; leave one of them out"
         mistakes.append(source.mistake(names["use_dora"], "not-there", text))
+    if values.get("quantize_moe_experts") is True and values.get("load_in_4bit") is not True:
+        text = "experts are quantized to 4 bits, beside a base that is: give load_in_4bit: true, or leave it out"
+        mistakes.append(source.mistake(names["quantize_moe_experts"], "bad-value", text))
     if isinstance(values["lora_target_modules"], str) and (wrong := _broken(values["lora_target_modules"])):
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", wrong))
     mistakes += list(_apart(values, names, source))

@@ -45,7 +45,7 @@ AXOLOTL: Table = table(
         max_steps warmup_steps seed bf16 gradient_checkpointing eval_steps eval_strategy save_steps save_total_limit
         chat_template lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters
         attn_implementation special_tokens plugins
-        load_in_4bit load_in_8bit group_by_length load_best_model_at_end early_stopping_patience
+        load_in_4bit load_in_8bit quantize_moe_experts group_by_length load_best_model_at_end early_stopping_patience
         label_smoothing_factor neftune_noise_alpha lora_modules_to_save loraplus_lr_ratio loraplus_lr_embedding
         embedding_lr embedding_lr_scale
         wandb_project wandb_entity wandb_mode mlflow_tracking_uri mlflow_experiment_name trackio_project_name
@@ -185,7 +185,7 @@ AXOLOTL: Table = table(
         """,
         "a tokenizer of mistral-common": "tokenizer_use_mistral_common",
         QUANTIZED: """
-            gptq quantize_moe_experts qat quantization nonexpert_quantization gemma4_fp8_nonexpert gemma4_nf4_nonexpert
+            gptq qat quantization nonexpert_quantization gemma4_fp8_nonexpert gemma4_nf4_nonexpert
             dsv4_fp8_nonexpert_mode dsv4_bf16_all nvfp4_merge_aware use_onebitllms
         """,
         "sparse training": "llmcompressor",

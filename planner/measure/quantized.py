@@ -1,9 +1,8 @@
 """A frozen base in 4 or 8 bits, by bitsandbytes: linear layers whose weights wait and travel packed.
 
-All that a weight is unpacked from is one tensor of bytes, so it is one item of a plan: [numbers | scales]. With double
-quantization scales are bytes themselves: [numbers | scales of the scales | their offset | scales]. The operations that
-unpack it are in the block's graph, so that a plan counts the bytes on the way and the unpacked weight beside them,
-which lives for one product; backward unpacks again (`planner.graph.block_code`).
+All that a weight is unpacked from is one tensor of bytes (`planner.measure.packed_bytes`), so it is one item of a plan.
+The operations that unpack it are in the block's graph, so that a plan counts the bytes on the way and the unpacked
+weight beside them, which lives for one product; backward unpacks again (`planner.graph.block_code`).
 """
 
 from __future__ import annotations
@@ -20,10 +19,17 @@ from transformers import BitsAndBytesConfig, PreTrainedConfig
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.schema import Job
+from planner.measure.packed_bytes import (
+    GROUP,
+    GROUPS,
+    packed_bytes,
+    parts_of_4bit,
+    places_of_parts,
+    sizes_of_4bit,
+    unpacked_4bit,
+)
 
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it warns of kernels it does without
-_GROUP, _GROUPS = 64, 256  # numbers under one scale, scales under one scale: what bitsandbytes makes
-_ALIGNED = 16
 _SAVED = (
     "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage", "load_in_8bit",
     "llm_int8_skip_modules",
@@ -56,23 +62,16 @@ class Packed(nn.Module):
         super().__init__()
         its = cast(Any, layer)
         self.in_features, self.out_features = its.in_features, its.out_features
-        self._parts: list[tuple[int, int]] = []
-        end = 0
-        for size in sizes:
-            start = -(-end // _ALIGNED) * _ALIGNED
-            end = start + size
-            self._parts.append((start, end))
-        packed = torch.zeros(end, dtype=torch.uint8, device=its.weight.device)
-        if not packed.is_meta:
-            for (start, end), part in zip(self._parts, self._quantized(its.weight), strict=True):
-                packed[start:end] = part.contiguous().view(torch.uint8).reshape(-1)
+        self._places = places_of_parts(sizes)
+        device = its.weight.device
+        packed = packed_bytes(sizes, self._quantized(its.weight) if device.type != "meta" else None, device)
         self.packed = nn.Parameter(packed, requires_grad=False)
         self.packed.holds = its.in_features * its.out_features  # type: ignore[attr-defined]
         self.bias = its.bias
 
     def parts(self) -> list[Tensor]:
         """Views of `packed`, in order."""
-        return [self.packed[start:end] for start, end in self._parts]
+        return [self.packed[start:end] for start, end in self._places]
 
     @staticmethod
     def _quantized(weight: Any) -> list[Tensor]:
@@ -120,32 +119,18 @@ class Packed4bit(Packed):
         self.kind: str = its.weight.quant_type
         self.nested: bool = its.weight.compress_statistics
         self.dtype = dtype
-        count = its.in_features * its.out_features
-        scales = -(-count // _GROUP)
-        groups = -(-scales // _GROUPS)
-        super().__init__(layer, [count // 2, *([4 * groups, 4, scales] if self.nested else [4 * scales])])
+        super().__init__(layer, sizes_of_4bit(its.in_features * its.out_features, nested=self.nested))
         if self.nested:
             self.register_buffer("code", code, persistent=False)
 
     @staticmethod
     def _quantized(weight: Any) -> list[Tensor]:
-        state = weight.quant_state
-        return [weight.data, *([state.state2.absmax, state.offset.reshape(1)] if state.nested else []), state.absmax]
+        return parts_of_4bit(weight.data, weight.quant_state)
 
     def unpacked(self) -> Tensor:
         """The weight [out_features, in_features]."""
-        operations: Any = torch.ops.bitsandbytes
-        numbers, *others = self.parts()
-        if self.nested:
-            of_scales, offset, scales = others
-            scales = operations.dequantize_blockwise.default(
-                scales, of_scales.view(torch.float32), self.code, _GROUPS, torch.float32
-            ) + offset.view(torch.float32)  # fmt: skip
-        else:
-            scales = others[0].view(torch.float32)
-        shape = (self.out_features, self.in_features)
-        weight = operations.dequantize_4bit.default(numbers.view(-1, 1), scales, _GROUP, self.kind, shape, self.dtype)
-        return cast(Tensor, weight)
+        code = cast(Tensor, self.code) if self.nested else None
+        return unpacked_4bit(self.parts(), code, self.kind, (self.out_features, self.in_features), self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """As `nn.Linear`."""
@@ -266,7 +251,9 @@ def is_quantized(model: nn.Module) -> bool:
 
 def parameters_of(model: nn.Module) -> int:
     """How many parameters a model has, where some are quantized."""
-    return sum(p.nbytes * 2 if hasattr(p, "quant_state") else p.numel() for p in model.parameters())
+    return sum(
+        p.nbytes * 2 if hasattr(p, "quant_state") else getattr(p, "holds", p.numel()) for p in model.parameters()
+    )
 
 
 def pack(model: nn.Module, dtype: torch.dtype) -> None:
@@ -310,6 +297,6 @@ def other_on_cuda(model: nn.Module) -> str | None:
 
 
 def _is_usual(state: Any, code: Tensor) -> bool:
-    if state.blocksize != _GROUP or state.absmax.dtype != (torch.uint8 if state.nested else torch.float32):
+    if state.blocksize != GROUP or state.absmax.dtype != (torch.uint8 if state.nested else torch.float32):
         return False
-    return not state.nested or (state.state2.blocksize == _GROUPS and torch.equal(state.state2.code, code))
+    return not state.nested or (state.state2.blocksize == GROUPS and torch.equal(state.state2.code, code))

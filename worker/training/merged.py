@@ -29,6 +29,7 @@ from planner.measure.hf_model import model_config, skeleton_model
 from planner.measure.hf_names import revision_of
 from planner.measure.peft_lora import plain_name
 
+_PACKED = ("load_in_4bit", "load_in_8bit", "quantize_moe_experts")
 _HULL = "base_model.model."  # how names in peft's model begin
 _WEIGHTS, _BESIDE = "*.safetensors", (".json", ".jinja", ".txt", ".model")
 # Mistral's own form beside that of transformers, the base once more: a server that finds it would take that.
@@ -135,7 +136,7 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], Any]:
             f"{job.model} was saved quantized: nothing can be merged into it.", code="base-quantized",
             exit_code=Exit.USAGE, hint="merge into the model as it was published",
         )  # fmt: skip
-    adapted: Any = skeleton_model(job.model_copy(update={"load_in_4bit": False, "load_in_8bit": False}))
+    adapted: Any = skeleton_model(job.model_copy(update=dict.fromkeys(_PACKED, False)))
     weights = load_file(adapters / "adapter_model.safetensors")
     modules = list(cast(nn.Module, adapted).named_modules())
     whole: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from planner.job.schema import Job
 from planner.job.weights import check_weights
 from planner.measure.hf_model import build_model, model_config, working_dtype
 from planner.measure.hf_names import own_code, revision_of
+from planner.measure.packed_experts import experts_packed_as_read, unpack_where_read
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
 from planner.measure.quantized import loading_options, name_as_unpacked, parameters_of
 from planner.measure.tokenizer import with_rows_for_tokens
@@ -45,14 +47,16 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         check_weights(job)
         attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
         options = loading_options(job, config)
+        packing = experts_packed_as_read(job) if job.quantize_moe_experts else contextlib.nullcontext()
         try:
-            loaded: Any = patiently(
-                lambda: AutoModelForCausalLM.from_pretrained(
-                    job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
-                    output_loading_info=True, trust_remote_code=False, revision=revision_of(job), **options,
-                ),
-                f"the model {job.model}",
-            )  # fmt: skip
+            with packing:
+                loaded: Any = patiently(
+                    lambda: AutoModelForCausalLM.from_pretrained(
+                        job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
+                        output_loading_info=True, trust_remote_code=False, revision=revision_of(job), **options,
+                    ),
+                    f"the model {job.model}",
+                )  # fmt: skip
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             if is_disk_full(error):
                 raise disk_full(error, f"the weights of {job.model}") from error
@@ -75,6 +79,8 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         files = sorted({place.partition(".")[0] for place in code.values()})
         log.warning("model: its own code (%s) is not run; %s is transformers'", ", ".join(files), type(model).__name__)
     cast(Any, model).config.use_cache = False
+    if job.quantize_moe_experts and not unpack_where_read(model, job):
+        log.info("model: quantize_moe_experts finds no experts that are one weight")
     with_rows_for_tokens(model, job)
     parameters, name = parameters_of(model), type(model).__name__
     if job.method == "lora":

@@ -1,0 +1,107 @@
+"""Experts of a frozen base in 4 bits: their weights [experts, rows, columns] wait and travel packed, as those of linear
+layers do (`planner.measure.quantized`), and are unpacked whole where the experts are computed.
+
+bitsandbytes quantizes no parameter outside of linear layers by itself; what it has for others,
+`bitsandbytes.nn.parametrize.replace_parameter_4bit`, is done here with the same numbers, as each weight is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.utils import parametrize
+
+from planner.job.schema import Job
+from planner.measure.packed_bytes import packed_bytes, parts_of_4bit, places_of_parts, sizes_of_4bit, unpacked_4bit
+from planner.measure.quantized import computes_in
+
+
+class Unpacking(nn.Module):
+    """What a packed weight of experts is where it is read: its numbers, in the shape and dtype they had."""
+
+    def __init__(self, shape: Sequence[int], job: Job, code: Tensor) -> None:
+        """`shape` of the weight; `code`: the numbers that the bytes of doubly quantized scales stand for."""
+        super().__init__()
+        self.shape, self.kind, self.dtype = tuple(shape), job.bnb_4bit_quant_type, computes_in(job)
+        self.nested = job.bnb_4bit_use_double_quant
+        self.places = places_of_parts(sizes_of_4bit(_count(shape), nested=self.nested))
+        if self.nested:
+            self.register_buffer("code", code, persistent=False)
+
+    def forward(self, packed: Tensor) -> Tensor:
+        """`packed`: the bytes."""
+        parts = [packed[start:end] for start, end in self.places]
+        code = cast(Tensor, self.code) if self.nested else None
+        return unpacked_4bit(parts, code, self.kind, self.shape, self.dtype)
+
+
+def holds_experts(module: nn.Module, parameter: Tensor | None) -> bool:
+    """Whether `parameter` is the weights of a layer's experts."""
+    return parameter is not None and parameter.dim() == 3 and "expert" in type(module).__name__.lower()
+
+
+@contextlib.contextmanager
+def experts_packed_as_read(job: Job) -> Iterator[None]:
+    """Inside, weights of experts that modules are given become bytes at once, so that of all of them only one is in
+    memory unpacked. `unpack_where_read` makes them usable."""
+
+    def pack(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta or not holds_experts(module, parameter):
+            return None
+        return _packed(parameter, job)
+
+    handle = register_module_parameter_registration_hook(cast(Callable[..., None], pack))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def unpack_where_read(model: nn.Module, job: Job) -> int:
+    """Have the experts of `model` read their weights from bytes: those that `experts_packed_as_read` has made, or on
+    meta in place of the weights. Returns how many weights these are."""
+    from bitsandbytes.functional import create_dynamic_map
+
+    code: Tensor | None = None
+    found = 0
+    for module in list(model.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if not hasattr(parameter, "of_shape") and not (parameter.is_meta and holds_experts(module, parameter)):
+                continue
+            if code is None:
+                code = cast(Any, create_dynamic_map)().to("cpu" if parameter.is_meta else parameter.device)
+            packed: Any = parameter if hasattr(parameter, "of_shape") else _packed(parameter, job)
+            setattr(module, name, packed)
+            parametrize.register_parametrization(module, name, Unpacking(packed.of_shape, job, code), unsafe=True)
+            # torch makes a parameter of its own of what was there
+            bare = cast(Any, module.parametrizations)[name]
+            bare.original = packed
+            found += 1
+    return found
+
+
+def _packed(weight: nn.Parameter, job: Job) -> nn.Parameter:
+    """The bytes of a weight, which says how many elements it `holds`, and is `of_shape`."""
+    nested = job.bnb_4bit_use_double_quant
+    sizes = sizes_of_4bit(weight.numel(), nested=nested)
+    parts: list[Tensor] | None = None
+    if not weight.is_meta:
+        from bitsandbytes.functional import quantize_4bit
+
+        numbers, state = cast(Any, quantize_4bit)(
+            weight.data, compress_statistics=nested, quant_type=job.bnb_4bit_quant_type
+        )
+        parts = parts_of_4bit(numbers, state)
+    found: Any = nn.Parameter(packed_bytes(sizes, parts, weight.device), requires_grad=False)
+    found.holds, found.of_shape = weight.numel(), tuple(weight.shape)
+    found._is_hf_initialized = True  # else transformers would draw it anew
+    return cast(nn.Parameter, found)
+
+
+def _count(shape: Sequence[int]) -> int:
+    return int(torch.Size(shape).numel())
