@@ -16,7 +16,6 @@ from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_given, patiently
 from planner.job.schema import Job
 from planner.measure.hf_names import own_code, own_code_refused, revision_of
-from planner.measure.packed_experts import unpack_where_read
 from planner.measure.peft_lora import with_adapters
 from planner.measure.quantized import Quantization
 from planner.measure.tokenizer import with_rows_for_tokens
@@ -87,8 +86,6 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
         model = build_model(job, config)
         if (quantized := Quantization.of(job, config)) is not None:
             quantized.apply(model)
-        if job.quantize_moe_experts:
-            unpack_where_read(model, job)
         with_rows_for_tokens(model, job)
         if job.method == "lora":
             model = with_adapters(model, job)

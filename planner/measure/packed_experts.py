@@ -30,6 +30,7 @@ class Unpacking(nn.Module):
         self.shape, self.kind, self.dtype = tuple(shape), job.bnb_4bit_quant_type, computes_in(job)
         self.nested = job.bnb_4bit_use_double_quant
         self.places = places_of_parts(sizes_of_4bit(_count(shape), nested=self.nested))
+        self._then: Callable[[Tensor], Tensor] | None = None
         if self.nested:
             self.register_buffer("code", code, persistent=False)
 
@@ -37,7 +38,29 @@ class Unpacking(nn.Module):
         """`packed`: the bytes."""
         parts = [packed[start:end] for start, end in self.places]
         code = cast(Tensor, self.code) if self.nested else None
-        return unpacked_4bit(parts, code, self.kind, self.shape, self.dtype)
+        weight = unpacked_4bit(parts, code, self.kind, self.shape, self.dtype)
+        if self._then is None:
+            return weight
+        then = self._then
+        with self.followed_by(None):  # it may read the weight itself, for its shape
+            return then(weight)
+
+    @contextlib.contextmanager
+    def followed_by(self, then: Callable[[Tensor], Tensor] | None) -> Iterator[None]:
+        """Inside, the unpacked weight goes through `then` where it is read, as through an adapter on it."""
+        before, self._then = self._then, then
+        try:
+            yield
+        finally:
+            self._then = before
+
+    @classmethod
+    def of(cls, module: nn.Module, name: str) -> Unpacking | None:
+        """That of the parameter `name` of `module`; None where it is not packed."""
+        if not parametrize.is_parametrized(module, name):
+            return None
+        found = cast(Any, module.parametrizations)[name][0]
+        return found if isinstance(found, cls) else None
 
 
 def holds_experts(module: nn.Module, parameter: Tensor | None) -> bool:
@@ -60,6 +83,26 @@ def experts_packed_as_read(job: Job) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextlib.contextmanager
+def experts_shown(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Inside, packed weights of experts look as they did, without memory and numbers: peft, which makes adapters on
+    them, asks for their shapes."""
+    packed = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if hasattr(parameter, "of_shape")
+    ]
+    for module, name, parameter in packed:
+        shown = torch.zeros((), dtype=dtype).expand(cast(Any, parameter).of_shape)
+        module._parameters[name] = nn.Parameter(shown, requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, name, parameter in packed:
+            module._parameters[name] = parameter
 
 
 def unpack_where_read(model: nn.Module, job: Job) -> int:

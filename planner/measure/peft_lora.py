@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from pathlib import Path
@@ -15,8 +16,11 @@ from torch import nn
 from planner.errors import Exit, UserError, first_line
 from planner.job.adapter import WEIGHTS, adapter_keys
 from planner.job.schema import Job
+from planner.measure.packed_experts import experts_shown, unpack_where_read
 from planner.measure.peft_parameters import keep_modules
 from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
+
+log = logging.getLogger(__name__)
 
 
 def with_adapters(model: nn.Module, job: Job) -> nn.Module:
@@ -45,7 +49,8 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
         compute_in(model, computes_in(job))
     torch.manual_seed(job.seed)
     try:
-        with warnings.catch_warnings():  # peft asks transformers by a name that transformers is about to drop
+        with experts_shown(model, computes_in(job)), warnings.catch_warnings():
+            # peft asks transformers by a name that transformers is about to drop
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             # It adds patterns of its own, for experts of some models; what of the job's matches nothing is told below.
             warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
@@ -69,6 +74,8 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
     keep_modules(adapted)
     if quantized:
         pack(adapted, computes_in(job))
+    if job.quantize_moe_experts and not unpack_where_read(adapted, job):
+        log.info("model: quantize_moe_experts finds no experts that are weights of their own")
     return adapted
 
 

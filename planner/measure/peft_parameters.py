@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from planner.measure.packed_experts import Unpacking
+
 
 def keep_modules(adapted: nn.Module) -> None:
     """Let layers of peft on parameters compute as ever, and leave the modules that they are around as they are.
@@ -24,7 +26,11 @@ def keep_modules(adapted: nn.Module) -> None:
 
 def _forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """`ParamWrapper.forward` of an adapter that is on and not merged: what is inside runs with the adapted weight."""
-    inside, name = self.get_base_layer()._parameters, self.parameter_name
+    name = self.parameter_name
+    if (packed := Unpacking.of(self.get_base_layer(), name)) is not None:
+        with packed.followed_by(lambda weight: _adapted(self, weight)):
+            return self.base_layer(x, *args, **kwargs)
+    inside = self.get_base_layer()._parameters
     weight = inside[name]
     inside[name] = _adapted(self, weight)
     try:

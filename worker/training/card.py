@@ -14,16 +14,10 @@ from planner.job.values import MUON
 from worker.training.metrics import Event
 
 _SAID = (
-<<<<<<< HEAD
     "model_revision", "tokenizer_revision", "method", "lora_r", "lora_alpha", "lora_dropout", "lora_target_parameters",
     "layers_to_transform", "use_rslora", "use_dora",
-    "load_in_4bit", "load_in_8bit", "max_length", "packing", "optim", "muon_adjust_lr_fn", "learning_rate",
-    "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "label_smoothing_factor",
-=======
-    "model_revision", "tokenizer_revision", "method", "lora_r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora",
     "load_in_4bit", "load_in_8bit", "quantize_moe_experts", "max_length", "packing", "optim", "muon_adjust_lr_fn",
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "label_smoothing_factor",
->>>>>>> c6fbe7e (quantize_moe_experts: the experts of a base in 4 bits wait in 4 bits, too)
     "neftune_noise_alpha", "bf16", "exact", "seed",
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from planner.job.schema import Job
 from planner.job.weights import check_weights
 from planner.measure.hf_model import build_model, model_config, working_dtype
 from planner.measure.hf_names import own_code, revision_of
-from planner.measure.packed_experts import experts_packed_as_read, unpack_where_read
+from planner.measure.packed_experts import experts_packed_as_read
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
 from planner.measure.quantized import loading_options, name_as_unpacked, parameters_of
 from planner.measure.tokenizer import with_rows_for_tokens
@@ -79,8 +79,6 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         files = sorted({place.partition(".")[0] for place in code.values()})
         log.warning("model: its own code (%s) is not run; %s is transformers'", ", ".join(files), type(model).__name__)
     cast(Any, model).config.use_cache = False
-    if job.quantize_moe_experts and not unpack_where_read(model, job):
-        log.info("model: quantize_moe_experts finds no experts that are one weight")
     with_rows_for_tokens(model, job)
     parameters, name = parameters_of(model), type(model).__name__
     if job.method == "lora":

@@ -136,7 +136,8 @@ def test_evaluations_per_epoch_that_cannot_be_are_refused(lines: str, words: str
 
 
 def test_a_quantized_base_is_one_line_whatever_stands_beside_it(folder: Path) -> None:
-    keys = "adapter: qlora\nload_in_4bit: true\nquantize_moe_experts: true\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
+    keys = "adapter: qlora\nload_in_4bit: true\nquantize_moe_experts: true\nlora_r: 8\nlora_alpha: 16\n"
+    keys += "lora_target_linear: true\n"
     with pytest.raises(UserError, match="a base quantized in another way than load_in_4bit and") as refused:
         Job.parse(AXOLOTL + "gptq: true\n" + keys, folder)
     assert len(refused.value.numbers) == 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from bitsandbytes.nn.parametrize import replace_parameter_4bit
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3MoeConfig
@@ -49,6 +50,11 @@ def plain(job: Job) -> Any:
     base = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype, quantization_config=settings)
     for layer in base.model.layers:
         for name in ("gate_up_proj", "down_proj"):
+            if job.lora_target_parameters:  # peft sees no others: the same numbers, unpacked
+                weight = getattr(layer.mlp.experts, name)
+                packed, state = quantize_4bit(weight.data, compress_statistics=True, quant_type="nf4")
+                weight.data = dequantize_4bit(packed, state)
+                continue
             replace_parameter_4bit(
                 layer.mlp.experts, name, compress_statistics=job.bnb_4bit_use_double_quant,
                 quant_type=job.bnb_4bit_quant_type,
@@ -56,14 +62,18 @@ def plain(job: Job) -> Any:
     torch.manual_seed(job.seed)
     config = LoraConfig(
         r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, target_modules=list(TARGETS),
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM", target_parameters=list(job.lora_target_parameters or ()) or None,
     )  # fmt: skip
     return get_peft_model(base, config).train()
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, {"bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False, "bf16": False}],
-    ids=["nf4", "fp4-plain-scales-fp32"],
+    "keys",
+    [
+        {}, {"bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False, "bf16": False},
+        {"lora_target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], "lora_dropout": 0.0},
+    ],
+    ids=["nf4", "fp4-plain-scales-fp32", "adapters-on-experts"],
 )  # fmt: skip
 def test_under_a_plan_they_equal_peft_with_bitsandbytes_in_every_bit(tmp_path: Path, keys: dict[str, Any]) -> None:
     job = job_of(tmp_path, **keys)
