@@ -19,6 +19,11 @@ _Layers = Annotated[
     BeforeValidator(_numbers),
     Field(description="the number of a layer, from 0, a list of them, or null for all"),
 ]
+_Patterns = Annotated[
+    tuple[Text, ...] | None,
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) and value else listed(value)),
+    Field(description="a list of patterns of parameters' names, or null"),
+]
 _ModulesOrPattern = Annotated[
     tuple[Text, ...] | Text | None,
     BeforeValidator(listed),
@@ -45,6 +50,12 @@ class AdapterKeys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     method: Annotated[Literal["full", "lora"], Field(description="full or lora")] = "full"
+    trainable: _Patterns = None
+    trainable_layers: Annotated[
+        Annotated[int, Field(ge=-MOST, le=MOST)] | None,
+        BeforeValidator(nothing),
+        Field(description="a whole number of layers, below 0 for the first ones, or null"),
+    ] = None
     lora_r: Annotated[Count | None, Field(description="a whole number from 1 to 10^9")] = None
     lora_alpha: Annotated[Positive | None, Field(description="a number above 0")] = None
     lora_dropout: Annotated[Beta | None, Field(description="a number from 0 up to, not including, 1")] = None

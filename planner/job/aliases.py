@@ -290,9 +290,16 @@ def _resume(reading: _Reading, key: str, value: object) -> None:
         reading.refuse(key, f"it is {shown(value)}; a job starts at its model; leave this key out")
 
 
+def _frozen(reading: _Reading, key: str, value: object) -> None:
+    """LLaMA-Factory's, read by `planner.job.trainable`."""
+    if reading.source.values.get("finetuning_type") != "freeze" and value not in SWITCHED_OFF:
+        reading.unused.setdefault("it says nothing without finetuning_type: freeze", []).append(key)
+
+
 _SPECIAL: dict[str, Callable[[_Reading, str, object], None]] = {
     "bnb_config_kwargs": _bnb_config, "enable_thinking": _thinking,
     "model_quantization_config": _unpacked, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
+    **dict.fromkeys(("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"), _frozen),
     "metric_for_best_model": _metric, "greater_is_better": _metric,
     **dict.fromkeys(("dataset_dir", _PER_EPOCH, *_PARTS), lambda *_: None),
 }  # fmt: skip

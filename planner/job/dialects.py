@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.job.source import SWITCHED_OFF
+from planner.job.trainable import of_llama_factory
 from planner.job.values import MUON
 from planner.keys.llama_factory import LLAMA_FACTORY as LLAMA_FACTORY_KEYS
 from planner.keys.trl import TRL as TRL_KEYS
@@ -76,6 +77,8 @@ class Dialect:
         if self.tool == LLAMA_FACTORY:
             if file.get("finetuning_type") is None:
                 absent["method"] = "lora"
+            if file.get("finetuning_type") == "freeze":
+                values |= of_llama_factory(file)
             if file.get("stage") == "pt":
                 absent |= {"packing": "wrapped"}
                 if values.get("packing") is True:  # the tool has one way of packing texts

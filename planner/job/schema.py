@@ -60,6 +60,7 @@ from planner.job.planned import NOT_PLANNED
 from planner.job.precision import settle_precision
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Source, read_text, read_yaml, to_user_error
+from planner.job.trainable import check_trainable
 from planner.job.values import ADAMW_8BIT, MUON, check_optimizer
 from planner.job.window import check_window
 from planner.job.wrong_values import mistakes_of, told_keys
@@ -236,6 +237,7 @@ class Job(AdapterKeys):
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source) + check_optimizer(values, names, source)
         mistakes += check_lora(values, names, source, decided=folder is None)
+        mistakes += check_trainable(values, names, source)
         if folder is not None:
             notes = (*notes, *of_the_adapter(values, source, _name_in(source, "lora_target_modules")))
         mistakes += [] if only_planned else check_schedule(values, names, source)

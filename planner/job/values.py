@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 from planner.job.templates import FAMILIES
+from planner.job.trainable import of_axolotl, with_rows
 
-METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "freeze", "oft", "llama-adapter")
+METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
 ADAMW = ("adamw_hf", "adamw_torch_npu_fused", "paged_adamw_32bit", "paged_adamw", "adamw_apex_fused", "adamw")
 """Other names of what `adamw_torch` is."""
 ADAMW_8BIT = "adamw_8bit"
@@ -52,6 +53,10 @@ def translated(key: str, value: object) -> object:
         return False if value else None
     if value == "qlora":
         return "lora"
+    if key == "finetuning_type" and value == "freeze":
+        return "full"
+    if key == "unfrozen_parameters":
+        return of_axolotl(value)
     if key == "quantization_bit":
         return True if value in (4, 8) else None
     if key == "lora_target_linear":
@@ -164,6 +169,9 @@ def check_value(key: str, name: str, value: object, source: Source) -> list[Mist
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
     if name == "method" and value in METHODS_NOT_THERE:
         return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning and LoRA")]
+    if key == "unfrozen_parameters" and (rows := with_rows(value)):
+        text = f"it has {shown(rows)}, and training some rows of a weight is not there yet; name the weight"
+        return [source.mistake(key, "not-there", text)]
     if key in ("dtype", "torch_dtype") and value not in SWITCHED_OFF and str(value) not in _DTYPES:
         text = f"it is {shown(value)}; bf16: true computes in bf16 with fp32 masters, without it all is fp32"
         return [source.mistake(key, "not-there", text)]

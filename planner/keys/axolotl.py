@@ -83,6 +83,7 @@ AXOLOTL: Table = table(
         "init_lora_weights": "peft_init_lora_weights",
         "rank_pattern": "lora_rank_pattern",
         "alpha_pattern": "lora_alpha_pattern",
+        "trainable": "unfrozen_parameters",
         "use_rslora": "peft_use_rslora",
         "use_dora": "peft_use_dora",
         "neftune_noise_alpha": "noisy_embedding_alpha",
@@ -201,7 +202,7 @@ AXOLOTL: Table = table(
         OTHER_LORA: """
             peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying peft mora
         """,
-        SOME_WEIGHTS: "relora relora_steps lisa_n_layers unfrozen_parameters spectrum_top_fraction",
+        SOME_WEIGHTS: "relora relora_steps lisa_n_layers spectrum_top_fraction",
         OPTIMIZER: "optim_args optim_target_modules torchdistx_path dion_lr adam_beta3 adam_epsilon2 grokfast_alpha",
         ITS_RATE: "lr_groups",
         SHAPE: """

@@ -19,6 +19,7 @@ from planner.measure.hf_names import own_code, own_code_refused, revision_of
 from planner.measure.peft_lora import with_adapters
 from planner.measure.quantized import Quantization
 from planner.measure.tokenizer import with_rows_for_tokens
+from planner.measure.trainable import freeze_others
 from planner.measure.trainer_options import set_trainer_options
 
 _HINT = "give a folder with config.json, or the id of a causal language model on huggingface.co"
@@ -89,6 +90,7 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
         with_rows_for_tokens(model, job)
         if job.method == "lora":
             model = with_adapters(model, job)
+    freeze_others(model, job)
     set_trainer_options(model, job)
     return model.train()
 

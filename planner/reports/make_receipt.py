@@ -125,7 +125,7 @@ def disk_shares(chain: Chain, asked: Asked, stored: int = 0) -> tuple[Share, ...
     bytes of optimizer states, which a single checkpoint names: then they are there twice."""
     named = asked.keep == 1
     checkpoint = chain.saved_bytes - stored * named
-    model = sum(t.bytes for t in _tensors(chain) if t.trainable)  # of LoRA only the adapters are written
+    model = sum(t.bytes for t in _tensors(chain) if t.trainable or asked.whole)
     kept = asked.keep or 1
     each = "each checkpoint, all are kept" if asked.keep is None else f"checkpoints kept: {kept}"
     return _shares(

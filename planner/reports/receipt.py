@@ -12,7 +12,7 @@ from planner.schedule.plan import Stage
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What was asked about: `rows` × `length` tokens a slice, `slices` of them a step. `keep`: checkpoints that are
-    kept, None for all."""
+    kept, None for all. `whole`: the model is written, not adapters alone."""
 
     model: str
     dtype: str
@@ -21,6 +21,7 @@ class Asked:
     slices: int
     clip: bool
     keep: int | None = 2
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

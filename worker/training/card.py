@@ -14,7 +14,8 @@ from planner.job.values import MUON
 from worker.training.metrics import Event
 
 _SAID = (
-    "model_revision", "tokenizer_revision", "method", "lora_r", "lora_alpha", "lora_dropout", "lora_target_parameters",
+    "model_revision", "tokenizer_revision", "method", "trainable",
+    "trainable_layers", "lora_r", "lora_alpha", "lora_dropout", "lora_target_parameters",
     "layers_to_transform", "use_rslora", "use_dora",
     "load_in_4bit", "load_in_8bit", "quantize_moe_experts", "max_length", "packing", "optim", "muon_adjust_lr_fn",
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "label_smoothing_factor",

@@ -22,6 +22,7 @@ from planner.measure.packed_experts import experts_packed_as_read
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
 from planner.measure.quantized import loading_options, name_as_unpacked, parameters_of
 from planner.measure.tokenizer import with_rows_for_tokens
+from planner.measure.trainable import freeze_others
 from planner.measure.trainer_options import set_trainer_options
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
     of loading. For weights published in bf16 that is the same; others start one rounding away, and it is said.
     """
     config = model_config(job)
+    every = None if layers is None else int(config.get_text_config().num_hidden_layers)
     if layers is not None:
         _keep_layers(config, layers)
     published = getattr(config, "dtype", None)
@@ -87,6 +89,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
             check_adapter(job)
             load_adapter(model, job.adapter_name_or_path, layers=layers)
             log.info("model: its adapter starts as that in %s", job.adapter_name_or_path)
+    freeze_others(model, job, layers=every)
     set_trainer_options(model, job)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     log.info("model: %s, %d parameters, %s; %d are trained", name, parameters, working_dtype(job), trained)

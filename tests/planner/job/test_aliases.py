@@ -22,7 +22,8 @@ VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosi
           "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": "false", "run_name": "one",
           "trackio_project_name": "mine", "layers_to_transform": "null", "layers_pattern": "null",
           "rank_pattern": "null", "alpha_pattern": "{}", "init_lora_weights": "true",
-          "add_tokens": "['<a>']"}  # fmt: skip
+          "add_tokens": "['<a>']",
+          "trainable": "[lm_head]"}  # fmt: skip
 
 
 SPELLED_OTHERWISE = {
