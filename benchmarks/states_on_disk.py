@@ -1,4 +1,4 @@
-"""Full fine-tuning with optimizer states on NVMe drives: planned steps, and what they write.
+"""Full fine-tuning with optimizer states, and activations, on NVMe drives: planned steps, and what they write.
 
     python -m benchmarks.states_on_disk [CARD …]    Llama-3.1-8B at home
     python -m benchmarks.states_on_disk lohan       a model of 13 B on 1 to 12 drives, beside LoHan's measurements
@@ -20,8 +20,8 @@ from planner.machine.hardware import Hardware
 from planner.machine.presets import CARDS, MEMORY_SHARE, preset
 from planner.schedule.compile import compile_program
 from planner.schedule.simulate import written_bytes
+from planner.search.from_disk import with_disk
 from planner.search.problem import Problem
-from planner.search.states_on_disk import with_states_on_disk
 
 SHAPE = Shape(
     name="Llama-3.1-8B", layers=32, width=4096, key_width=1024, inner=14336, vocabulary=128256, heads=32, outputs=128256
@@ -76,7 +76,7 @@ def beside_lohan() -> None:
     for drives, seen_s in LOHAN_S.items():
         cells = [f"{drives}", f"{seen_s} s"]
         for ram_gib in (64, 128):
-            asked = with_states_on_disk(lohan_problem(drives, ram_gib))
+            asked = with_disk(lohan_problem(drives, ram_gib), weights_in_files=False)
             plan = asked.plan()
             written = written_bytes(compile_program(plan, asked.chain))
             cells += [f"{plan.step_s:.1f} s", f"{plan.bound_s:.1f} s", f"{written / 1e9:.0f} GB"]
@@ -91,7 +91,7 @@ def main(cards: list[str]) -> None:
         for ram_gib in RAM_GIB:
             for slices in SLICES:
                 began = time.monotonic()
-                asked = with_states_on_disk(problem(card, ram_gib, slices))
+                asked = with_disk(problem(card, ram_gib, slices), weights_in_files=False)
                 try:
                     plan = asked.plan()
                 except UserError as error:

@@ -91,13 +91,14 @@ def _folders(run: RunFolder) -> tuple[Path, ...]:
 
 
 def _states(run: RunFolder) -> list[Path]:
-    """Files of optimizer states in the folders that the job gave for them."""
+    """Files of optimizer states in the folders that the job gave for them, and of activations, which only a process
+    leaves that is killed as it makes one."""
     try:
         given = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
     except (OSError, ValueError, UserError):
         return []
     disks = given.get("disk_paths") or []
-    return [file for disk in disks if isinstance(disk, str) for file in run.states_on(disk).glob("states-*.bin")]
+    return [file for disk in disks if isinstance(disk, str) for file in run.states_on(disk).glob("*.bin")]
 
 
 def _remove(store: Store, row: JobRow, folders: Sequence[Path]) -> None:

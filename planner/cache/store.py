@@ -52,7 +52,7 @@ class CachedPlan:
 class Question:
     """All that a plan depends on. Times and rates are left out, but for whether they are measured. `weights_in_files`:
     whether frozen weights may be read from the model's files, which is no matter where `chain` says which are;
-    `disk_bytes`: what optimizer states may take of a disk, of as many as there are."""
+    `disk_bytes`: what optimizer states and activations may take of a disk, of as many as there are."""
 
     chain: Chain
     machine: str

@@ -13,26 +13,28 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program, order_program
 from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_peaks
 from planner.schedule.plan import Plan
+from planner.schedule.serial_order import stored_activations
 from planner.schedule.simulate import least_step_s, simulate
 from planner.schedule.verify import verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a candidate does: its plan, bytes left on the device per stage and on the host, below zero where it does not
-    fit, seconds of a step, and operations that its stage model has."""
+    """What a candidate does: its plan, bytes left on the device per stage, on the host, and on disk for activations,
+    below zero where it does not fit, seconds of a step, and operations that its stage model has."""
 
     candidate: Candidate
     plan: Plan
     room_bytes: Sequence[int]
     host_bytes: int
+    disk_bytes: int
     step_s: float
     operations: int
 
     @property
     def fits(self) -> bool:
         """Whether the budgets are kept."""
-        return min(self.room_bytes) >= 0 and self.host_bytes >= 0
+        return min(*self.room_bytes, self.host_bytes, self.disk_bytes) >= 0
 
 
 def evaluate(setting: Setting, candidate: Candidate) -> Evaluation:
@@ -42,8 +44,18 @@ def evaluate(setting: Setting, candidate: Candidate) -> Evaluation:
     return Evaluation(
         candidate=candidate, plan=model.plan, room_bytes=_room_bytes(model.plan, model.program, setting),
         host_bytes=setting.budgets.cpu_bytes - cpu_peak_bytes(model.plan, chain),
+        disk_bytes=_disk_room(model.plan, setting),
         step_s=max(model.step_s(), least_step_s(model.program, chain, hardware)), operations=model.size,
     )  # fmt: skip
+
+
+def _disk_room(plan: Plan, setting: Setting) -> int:
+    """What is left on disk beside states and activations, all of which a step writes; 0 where there are no activations
+    on disk. (Where states alone have no room, an error says so, with how much they need.)"""
+    stored = plan.rounds * sum(stored_activations(plan, setting.chain).values())
+    if not stored:
+        return 0
+    return setting.hardware.disk_bytes - setting.chain.stored_bytes(plan.cpu_updated()) - stored
 
 
 def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:

@@ -31,6 +31,8 @@ from planner.measure.times import Times
 from planner.schedule.chain import Chain
 from planner.schedule.disk_use import DiskUse, disk_use
 from planner.schedule.plan import Plan
+from planner.schedule.serial_order import stored_activations
+from planner.search.activations_on_disk import may_be_stored, most_on_disk
 from planner.search.from_disk import disk_bytes, may_be_read, with_disk
 from planner.search.make_plan import without_loss
 from planner.search.problem import Problem
@@ -106,9 +108,10 @@ def plan_job(
 
 
 def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
-    """What of the optimizer states is on disk, and what that does to the drives. Raises UserError where the job's
-    disk_budget has no room for it."""
+    """What of the optimizer states and of activations is on disk, and what that does to the drives. Raises UserError
+    where the job's disk_budget has no room for it."""
     need = disk_need_bytes(plan, chain, homes=job.state_homes)
+    need += sum(stored_activations(plan, chain).values())
     use = disk_use(
         plan, chain, job.disk_paths or (), job.disk_rated_writes, steps=job.max_steps,
         parts=lambda: expected_shares(list(map(Path, job.disk_paths or ())), need),
@@ -121,7 +124,7 @@ def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
         check_place(Path(folder))
     check_disk_budget(need, job.disk_budget, homes=job.state_homes)
     log.info(
-        "disk: optimizer states, which the host's budget has no room for, take %s of %s; %s",
+        "disk: what the host's budget has no room for takes %s of %s; %s",
         format_bytes(need), ", ".join(job.disk_paths or ()), "; ".join(use.lines()),
     )  # fmt: skip
     return use
@@ -250,7 +253,7 @@ class _Planning:
             exact=job.exact,
             compiling=self.compiling,
             weights_in_files=self.weights_in_files,
-            disk_bytes=min(machine.disk_bytes, sum(t.state_bytes for t in chain.tensors())),
+            disk_bytes=min(machine.disk_bytes, most_on_disk(chain, job.gradient_accumulation_steps)),
         )
 
     def _found(self, question: Question) -> Answer | None:
@@ -274,8 +277,13 @@ class _Planning:
             gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
             slices=question.slices, clip=question.clip,
         )  # fmt: skip
+        stores = question.measured and bool(self.job.disk_paths) and may_be_stored(problem)
+        if stores:  # it decides whether activations go there
+            problem = replace(problem, hardware=with_rates(self.job, problem.hardware))
         asked = question.measured and question.weights_in_files and may_be_read(problem)
         rate = asked and model_read_rate(self.job)
+        if rate and stores:
+            rate = min(rate, problem.hardware.disk_read_bytes_per_s)  # one drive has all, as the planner sees it
         if rate:
             problem = replace(problem, hardware=replace(problem.hardware, disk_read_bytes_per_s=rate))
         problem = with_disk(problem, weights_in_files=question.weights_in_files)

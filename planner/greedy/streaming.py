@@ -162,9 +162,22 @@ def frugal(
         for options in (least, profile(setting, "recompute"), profile(setting, "offload"))
     ]
     plans += [resident(setting, options, "frugal, resident") for options in (least, profile(setting, "recompute"))]
+    if (stored := _on_disk(setting, least)) is not None:
+        plans.append(streamed(setting, stored, ahead=False, source="frugal, activations on disk"))
     plans += _less_on_host(setting, least, cpu_bytes)
     fitting = [plan for plan in plans if cpu_bytes(plan) <= setting.budgets.cpu_bytes]
     return min(fitting, key=peak_bytes, default=None)
+
+
+def _on_disk(setting: Setting, names: Sequence[str]) -> list[str] | None:
+    """These options with activations on disk where they travel; None where none may be there, or not all."""
+    chain, found, stored = setting.chain, list(names), 0
+    for i, (block, name) in enumerate(zip(chain.blocks, names, strict=True)):
+        option = block.option(name)
+        twin = next((o for o in block.options if o.on_disk and o.recipe == option.recipe), None)
+        if twin is not None:
+            found[i], stored = twin.name, stored + twin.stored_bytes * setting.slices * setting.rounds
+    return found if 0 < stored <= setting.hardware.disk_bytes else None
 
 
 def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[Candidate], int]) -> list[Candidate]:

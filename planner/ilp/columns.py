@@ -58,6 +58,9 @@ class Columns:
             name: [rows.variable(f"own_{name}_{i}") for i in range(L)]
             for name in (*SENDS, *FETCHES, "fetch_E", "send_Y", "fetch_Y")
         }
+        if p.stores_activations:
+            self.flow |= {name: Flow(rows, name, T) for name in ("write_S", "read_S")}  # at stages
+            self.passing, self.staying = rows.variable("ring_S"), rows.variable("stay_S")
         if p.stored:
             self.flow["updV"] = Flow(rows, "updV", T)
             self.own_stored = rows.variable("own_stored_0")

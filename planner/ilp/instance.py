@@ -15,20 +15,24 @@ from planner.candidate.update_ahead import ahead_bytes
 from planner.ilp.stored import Stored, beside_bytes, stored_of
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
-from planner.schedule.memory import products_bytes, ring_bytes, state_ring_bytes
+from planner.schedule.memory import activation_slot_bytes, products_bytes, ring_bytes, state_ring_bytes
 from planner.schedule.peak_moments import Moment, kept_bytes, moments, standing_bytes
 from planner.schedule.update_work import update_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One option of a block for all slices: computing time and transfers, scaled."""
+    """One option of a block for all slices: computing time and transfers, scaled. `hosted`: of what is offloaded, what
+    stays on the host; `stored`: what goes on to disk, through slots of `slot`."""
 
     index: int
     forward: float
     backward: float
     kept: float
     offloaded: float
+    hosted: float = 0.0
+    stored: float = 0.0
+    slot: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,8 @@ class Instance:
     stage_standing: list[float]  # bytes always there in a stage: frame, pinned weights and states, tied gradients
     moments: list[Moment]
     disk: float
+    disk_write: float
+    disk_room: float  # for all that a step writes
     disk_both: float  # what is read and written again, one after the other
     disk_sustained: float  # written, hour by hour; 0: no matter
     d2h: float
@@ -94,6 +100,11 @@ class Instance:
     shared_compute: float
     gpu_budget: float
     cpu_budget: float
+
+    @property
+    def stores_activations(self) -> bool:
+        """Whether any may go to disk."""
+        return any(choice.stored for choices in self.choices for choice in choices)
 
     @property
     def blocks(self) -> int:
@@ -166,15 +177,17 @@ def make_instance(setting: Setting) -> Instance:
         cpu_spread=[_spread([on_cpu[t.name] / t.bytes for t in tensors]) for tensors in trainable],
         state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
         ahead_spread=[
-            _spread([
-                ahead_bytes(chain, replace(t, states_on_disk=_stored(t, setting)), rounds) / t.bytes for t in tensors
-            ])
+            _spread(
+                [ahead_bytes(chain, replace(t, states_on_disk=_stored(t, setting)), rounds) / t.bytes for t in tensors]
+            )
             for tensors in trainable
         ],
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s, on_gpu),
         stage_standing=_standing(chain, names, staying, slices, clip, rounds, unit_bytes),
         moments=list(moments(chain, slices, clip, rounds)),
         disk=hardware.disk_read_bytes_per_s * rate,
+        disk_write=hardware.disk_write_bytes_per_s * rate,
+        disk_room=min(hardware.disk_bytes, rounds * need) / unit_bytes,
         disk_both=rate / hardware.disk_s_per_byte,
         disk_sustained=hardware.disk_sustained_bytes_per_s * rate,
         d2h=hardware.d2h_bytes_per_s * rate * budgets.rate_scale.d2h,
@@ -230,6 +243,9 @@ def _choices(
             backward=slices * option.backward_s / unit_s,
             kept=kept_bytes(block, option) * bytes_scale,
             offloaded=option.offloaded_bytes * bytes_scale,
+            hosted=0.0 if option.on_disk else option.offloaded_bytes * bytes_scale,
+            stored=option.stored_bytes * bytes_scale,
+            slot=activation_slot_bytes(option) / unit_bytes,
         )
         for option in allowed
     ]

@@ -22,6 +22,7 @@ from planner.ilp.instance import Instance, Spread, make_instance
 from planner.ilp.solver import solve
 from planner.ilp.sums import Rows, Term
 from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
+from planner.schedule.operations import ring_at_turn
 
 _AHEAD = AHEAD_TRAFFIC_BYTES / UPDATE_TRAFFIC_BYTES  # times the work of an update that waits
 _REPLAY = CLIPPED_SHARE * _AHEAD
@@ -58,7 +59,7 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
     groups: dict[object, list[int]] = {}
     for i in range(p.blocks):
         alone = i if i in (0, p.blocks - 1) else -1
-        choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded) for c in p.choices[i])
+        choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded, c.stored) for c in p.choices[i])
         stored = (p.stored.may_states[i], p.stored.must_states[i]) if p.stored else ()
         on_disk = (p.on_disk[i], stored)
         sizes = (p.weights[i], p.frozen[i], on_disk, p.states[i], p.gpu_work[i])
@@ -145,16 +146,22 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     rows.at_most("d2h", d2h, p.d2h * time)
     rows.at_most("cpu", updated, p.cpu_update * time)
     through_disk = pulp.lpSum(c.total["V"] for c in classes)
+    if p.stores_activations:
+        written = rows.variable("W")
+        stay = ring_at_turn(p.slices) * max(choice.slot for choices in p.choices for choice in choices)
+        rows.at_most("written_activations", pulp.lpSum(_chosen(p, c, "stored") for c in classes) - stay, written)
+        through_disk = through_disk + p.rounds * written
     traffic = h2d + d2h + UPDATE_TRAFFIC_BYTES * parameters + 2 * through_disk
     rows.at_most("host", traffic, p.host * time)
-    if p.stored:
+    if p.stored or p.stores_activations:
         rows.at_most("disk", through_disk, p.disk_both * time)
         if p.disk_sustained:
             rows.at_most("disk_sustained", through_disk, p.disk_sustained * time)
     rows.at_most("launch", p.rounds * p.launch, time)
     host = [c.total["X"] + c.total["H"] for c in classes]
     beside = on_cpu(p.host_gradient_spread, "least") + pulp.lpSum(c.total["S"] for c in classes)
-    copies = updated_there + states + offloaded + pulp.lpSum(host) + beside
+    hosted = pulp.lpSum(_chosen(p, c, "hosted") for c in classes)
+    copies = updated_there + states + hosted + pulp.lpSum(host) + beside
     rows.at_most("cpu_memory", copies + on_cpu(p.ahead_spread, "least", "A"), p.cpu_budget - p.ring)
 
 

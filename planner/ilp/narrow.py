@@ -12,6 +12,7 @@ from planner.ilp.columns import Columns
 from planner.ilp.instance import Instance, make_instance
 from planner.ilp.program import build
 from planner.ilp.solver import solve
+from planner.ilp.stored_rows import price_of_writing
 
 _ENOUGH = 6
 """So many options are decided among as they are: the integer program takes no longer than its relaxation."""
@@ -51,5 +52,6 @@ def _relaxed(instance: Instance) -> Columns | None:
     for chosen in columns.comp:
         for x in chosen:
             x.cat = pulp.LpContinuous
-    columns.rows.problem.setObjective(columns.step_time())
+    price = price_of_writing(columns) if instance.stores_activations else 0
+    columns.rows.problem.setObjective(columns.step_time() + price)
     return columns if solve(columns.rows.problem, time_limit_s=_LIMIT_S, gap=0.0).found else None

@@ -9,10 +9,11 @@ import pulp
 
 from planner.ilp.columns import FETCHES, Columns, backward_position, forward_position, position
 from planner.ilp.stage_times import stages_last_as_long_as_their_work
+from planner.ilp.stored_activations import stored_activations_pass_through_their_ring
 from planner.ilp.stored_rows import (
     host_spares,
     large_tensors_are_whole,
-    states_have_room_on_disk,
+    room_on_disk,
     stored_states_follow_their_gradients,
 )
 from planner.ilp.sums import Term
@@ -29,8 +30,10 @@ def add_rows(v: Columns) -> None:
     states_are_there_for_their_update(v)
     if v.p.stored:
         stored_states_follow_their_gradients(v)
-        states_have_room_on_disk(v)
         large_tensors_are_whole(v)
+    if v.p.stores_activations:
+        stored_activations_pass_through_their_ring(v)
+    room_on_disk(v)
     gpu_memory_fits(v)
     host_memory_fits(v)
     stages_last_as_long_as_their_work(v)
@@ -207,7 +210,9 @@ def host_memory_fits(v: Columns) -> None:
     for i in range(p.blocks):
         used += [(1 + p.host_gradient_ratio) * t["X"][i], v.states_on_host(i), -host_spares(v, i)]
         used += [(1 - p.on_disk[i]) * v.frozen_moved[i]]
-        used += [t["N"][i], t["D"][i], t["K"][i], t["Y"][i], v.choice(i, "offloaded")]
+        used += [t["N"][i], t["D"][i], t["K"][i], t["Y"][i], v.choice(i, "hosted")]
+    if p.stores_activations:
+        used.append(v.passing)
     if p.products:
         any_matrix = v.rows.variable("AnyMatrix", binary=True)
         for i, (weights, apart) in enumerate(zip(p.weights, p.apart, strict=True)):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pulp
 
 from planner.ilp.columns import FETCHES, Columns, position
+from planner.ilp.stored_activations import awaited, coming, leaving, moved_activations
 from planner.ilp.stored_rows import drive_keeps_its_rate, moved_states
 from planner.ilp.sums import Term
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
@@ -43,9 +44,12 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
     v.rows.at_most(f"{name}eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
     v.rows.at_most(f"{name}eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
     states = moved_states(v, u) if updates else 0
-    if any(p.on_disk) or (updates and p.stored):
-        v.rows.at_most(f"{name}disk_s{s}", _read(v, s, u) + (p.disk / p.disk_both) * states, p.disk * time)
+    read, written = moved_activations(v, s)
+    if any(p.on_disk) or p.stores_activations or (updates and p.stored):
+        work = _read(v, s, u) + read + (p.disk / p.disk_write) * written + (p.disk / p.disk_both) * states
+        v.rows.at_most(f"{name}disk_s{s}", work, p.disk * time)
     traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * p.parameter_ratio * updated + 2 * states
+    traffic += read + written
     v.rows.at_most(f"{name}host_bandwidth_s{s}", traffic, p.host * time)
 
 
@@ -70,12 +74,12 @@ def _work(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term], list[Term
     if s >= p.blocks - 1:
         compute += [v.choice(i, "backward"), (p.gradient_ratio / p.d2h) * v.own["send_X"][i]]
         compute.append((1 / p.h2d) * v.own["fetch_E"][i])
-    compute.append((1 / p.h2d) * _activations_awaited(v, s))
+    compute.append((1 / p.h2d) * awaited(v, s))
     h2d: list[Term] = [flow[name].moved(u) for name in FETCHES] + [flow["fetch_E"].moved(s)]
     if u == 0:  # the head's own fetch, a cycle after its backward
         h2d += [flow[name].moved(p.stages) for name in FETCHES]
-    h2d += [_activations_coming(v, s), v.gradients_coming(s)]
-    d2h: list[Term] = [p.gradient_ratio * flow["send_X"].moved(u), _activations_leaving(v, s)]
+    h2d += [coming(v, s), v.gradients_coming(s)]
+    d2h: list[Term] = [p.gradient_ratio * flow["send_X"].moved(u), leaving(v, s)]
     return compute, h2d, d2h
 
 
@@ -93,33 +97,6 @@ def _work_of_updates(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term]
         compute += [_gpu_updates(v, s, i), (1 / p.d2h) * sends, (1 / p.h2d) * v.own["fetch_Y"][i]]
     d2h: list[Term] = [flow["send_N"].moved(u), flow["send_D"].moved(u), flow["send_K"].moved(s), v.send_Y[u]]
     return compute, [v.fetch_Y[u]], d2h
-
-
-def _activations_leaving(v: Columns, s: int) -> Term:
-    """Offloaded activations on their way in stage s: a slice's leave in the turn after its own."""
-    p = v.p
-    own = v.choice(s, "offloaded") if s < p.blocks - 1 else 0
-    below = v.choice(s - 1, "offloaded") if 0 < s < p.blocks else 0
-    return (1 - 1 / p.slices) * own + (1 / p.slices) * below
-
-
-def _activations_coming(v: Columns, s: int) -> Term:
-    """Those that come back in stage s: a slice's in the turn before its own. See `_activations_awaited`."""
-    p = v.p
-    if s < p.blocks - 1:
-        return 0
-    i = p.stages - 1 - s
-    own = v.choice(i, "offloaded") if i < p.blocks - 1 else 0
-    following = v.choice(i - 1, "offloaded") if i else 0
-    if p.slices == 1 and i == p.blocks - 1:
-        return 0
-    return (1 - 1 / p.slices) * own + (1 / p.slices) * following + _activations_awaited(v, s)
-
-
-def _activations_awaited(v: Columns, s: int) -> Term:
-    """A single slice of the last layer leaves in the turn before its backward: it comes in its own, awaited."""
-    p = v.p
-    return v.choice(p.blocks - 2, "offloaded") if p.slices == 1 and s == p.blocks else 0
 
 
 def _gpu_updates(v: Columns, s: int, i: int) -> Term:

@@ -82,6 +82,10 @@ _PART = {
 def treatment(option: Option) -> str:
     """What the option does with a block's activations, in words: of values that it chooses, the operations that make
     them (`planner.graph.front`)."""
+    return _treatment(option) + (", and on to disk" if option.on_disk else "")
+
+
+def _treatment(option: Option) -> str:
     word, _, nodes = option.recipe.partition(" ")
     if not nodes:
         return _ALL.get(word, word)

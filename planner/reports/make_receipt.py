@@ -9,9 +9,10 @@ from planner.machine.hardware import Hardware
 from planner.reports.receipt import Asked, Load, Receipt, Share, Solved
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, Program, Queue, compile_program
-from planner.schedule.disk_use import ACCEPT, DiskUse
+from planner.schedule.disk_use import ACCEPT, DiskUse, step_activation_bytes
 from planner.schedule.memory import cpu_parts, parts_at_peak
 from planner.schedule.plan import Plan
+from planner.schedule.serial_order import stored_activations
 from planner.schedule.simulate import durations_s, host_traffic_bytes, simulate, written_bytes
 
 LAUNCHING = "launching the GPU's operations"
@@ -45,7 +46,9 @@ def receipt(
         trained_parameters=sum(t.elements for t in _tensors(chain) if t.trainable),
         gpu_budget_bytes=plan.gpu_budget_bytes,
         cpu_budget_bytes=plan.cpu_budget_bytes,
-        disk=disk_shares(chain, asked, chain.stored_bytes(plan.cpu_updated())),
+        disk=disk_shares(
+            chain, asked, chain.stored_bytes(plan.cpu_updated()), sum(stored_activations(plan, chain).values())
+        ),
         disk_use=_disk_use(plan, chain, hardware, rated_writes),
         gpu_peak_bytes=plan.gpu_peak_bytes,
         cpu_peak_bytes=plan.cpu_peak_bytes,
@@ -116,13 +119,14 @@ def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
         ("weights and states before the norm", parts.kept_bytes),
         ("weights on their way from disk", parts.ring_bytes),
         ("states on their way from and to disk", parts.state_ring_bytes),
+        ("activations on their way to and from disk", parts.activation_ring_bytes),
         ("Muon's products", parts.products_bytes),
     )
 
 
-def disk_shares(chain: Chain, asked: Asked, stored: int = 0) -> tuple[Share, ...]:
+def disk_shares(chain: Chain, asked: Asked, stored: int = 0, activations: int = 0) -> tuple[Share, ...]:
     """Checkpoints, the one that is being written while the others are still there, and the trained model; `stored`
-    bytes of optimizer states, which a single checkpoint names: then they are there twice."""
+    bytes of optimizer states, which a single checkpoint names: then they are there twice; `activations` of a round."""
     named = asked.keep == 1
     checkpoint = chain.saved_bytes - stored * named
     model = sum(t.bytes for t in _tensors(chain) if t.trainable or asked.whole)
@@ -131,14 +135,18 @@ def disk_shares(chain: Chain, asked: Asked, stored: int = 0) -> tuple[Share, ...
     return _shares(
         ("optimizer states on drives" + ", twice" * named, stored * (1 + named)), (each, kept * checkpoint),
         ("a checkpoint being written", checkpoint), ("the trained model, twice", 2 * model),
+        ("activations on drives", activations),
     )  # fmt: skip
 
 
 def _disk_use(plan: Plan, chain: Chain, hardware: Hardware, said: int | str | None) -> DiskUse | None:
-    written = chain.stored_bytes(plan.cpu_updated())
+    activations = step_activation_bytes(plan, chain)
+    written = chain.stored_bytes(plan.cpu_updated()) + activations
     rated = said if isinstance(said, int) else hardware.disk_rated_bytes
     stated = isinstance(said, int) or rated != RATED_SIZES * hardware.disk_bytes
-    found = DiskUse(written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT)
+    found = DiskUse(
+        written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, activation_bytes=activations
+    )
     return found if written else None
 
 

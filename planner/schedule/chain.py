@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.checks import check_numbers
 from planner.eight_bits import moment_bytes
-from planner.schedule.state_pieces import LEAST_BYTES, Piece, StoredTensor
+from planner.schedule.state_pieces import LEAST_BYTES, PAGE, Piece, StoredTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,7 @@ class Option:
 
     `saved_bytes` stays on the device from forward to backward, the block's own input not counted.
     `offloaded_bytes` travels to the host after forward and back before backward, the input included where it does.
+    `on_disk`: from there it goes on to a drive, and comes back from it; the host only has what is on its way.
     `forward_peak_bytes` is the most that exists while forward runs, above what existed before it (outputs and saved
     tensors included); `backward_peak_bytes` likewise for backward, above the saved tensors and the existing sums of
     weight gradients; `backward_first_peak_bytes` for the slice that makes these sums, the sums included (None: the
@@ -124,10 +125,18 @@ class Option:
     reads_weights: tuple[str, ...] | None = None  # tensors backward reads; None: all of the block's
     recipe: str = "keep"
     chunk_rows: int = 0  # of the head: it computes its loss in chunks of so many rows; 0: in one piece
+    on_disk: bool = False
     compiled: bool = False  # slices of the largest shape run compiled; the peaks are enough for generated code, too
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if self.on_disk and not self.offloaded_bytes:
+            raise ValueError(f"option {self.name} has nothing that could be on disk")
+
+    @property
+    def stored_bytes(self) -> int:
+        """What goes to a drive: whole pages."""
+        return -(-self.offloaded_bytes // PAGE) * PAGE if self.on_disk else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ class Contents:
         self.pieces = {t.name: len(chain.state_pieces(t)) for t in chain.tensors() if t.states_on_disk}
         self.written: dict[str, int] = {}  # piece of states -> the version that is on disk
         self.in_ring: dict[int | None, tuple[str, int]] = {}  # piece of states in a slot, and its version
+        self.passing: dict[int | None, tuple[str, OpKind]] = {}  # activations in a slot, and how they came there
+        self.on_drive: set[str] = set()  # activations that were written, and not read yet
         self.updated_pieces: dict[str, set[int]] = {}  # of tensors whose update has begun
         self.tentative: set[str] = set()  # updated ahead of the norm, not replayed yet
         self.updated: dict[str, int] = {}
@@ -70,6 +72,8 @@ class Contents:
                 del self.device[op.subject]
             case OpKind.READ if op.piece is not None:
                 self.in_ring[op.slot] = op.subject, self.written.get(op.subject, 0)
+            case OpKind.READ | OpKind.WRITE if op.subject[0] == "a":
+                self._pass(op)
             case OpKind.WRITE:
                 piece, version = self.in_ring.get(op.slot, ("", 0))
                 if piece != op.subject or version <= self.written.get(piece, 0):
@@ -119,6 +123,11 @@ class Contents:
                 raise InvalidProgram(f"{op.name}: the host's copy of {item} is not the sum so far")
             self.device[item] = self.host[item]
             return
+        if item[0] == "a" and op.slot is not None:
+            if self.passing.pop(op.slot, (None, None))[0] != item:
+                raise InvalidProgram(f"{op.name}: its slot does not hold {item}")
+            self.device[item] = 0
+            return
         if item[0] == "a":
             if item not in self.host:
                 raise InvalidProgram(f"{op.name}: {item} was not sent to the host")
@@ -137,6 +146,9 @@ class Contents:
     def _send(self, op: Op) -> None:
         item = op.subject
         self.gone(op, item)
+        if op.slot is not None:
+            self.passing[op.slot] = item, op.kind
+            return
         if item[0] == "g":
             if self.gradient[item[2:]] % self._of_round(item[2:]):
                 raise InvalidProgram(f"{op.name}: the gradient is not complete")
@@ -146,6 +158,19 @@ class Contents:
             if item[2:] in self.overwritten:
                 self.host[f"w:{item[2:]}"] = _GRADIENT
         self.host[item] = self.device[item]
+
+    def _pass(self, op: Op) -> None:
+        """Activations on their way to a drive, or back: each time once."""
+        item = op.subject
+        if op.kind is OpKind.WRITE:
+            if self.passing.get(op.slot) != (item, OpKind.SEND):
+                raise InvalidProgram(f"{op.name}: its slot does not hold {item} as it was sent")
+            self.on_drive.add(item)
+            return
+        if item not in self.on_drive:
+            raise InvalidProgram(f"{op.name}: {item} is not on disk")
+        self.on_drive.discard(item)
+        self.passing[op.slot] = item, op.kind
 
     def _update(self, op: Op, name: str) -> None:
         if op.kind is OpKind.CPU_AHEAD:

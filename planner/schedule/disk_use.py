@@ -10,6 +10,7 @@ from planner.errors import UserError
 from planner.machine.drives import RATED_SIZES, rated_bytes
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
+from planner.schedule.serial_order import stored_activations
 
 ACCEPT = "accept"
 _UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
@@ -19,7 +20,8 @@ MOST_WORN = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """Optimizer states on disk. `written_bytes`: in each step; as much is read. `rated_bytes`: what may be written to
+    """Optimizer states and activations on disk. `written_bytes`: in each step; as much is read. `activation_bytes`: of
+    these, activations. `rated_bytes`: what may be written to
     the drives altogether until the first is worn, 0: not known; `stated`: somebody said so, else it is taken from their
     sizes; `accepted`: somebody said that it does not matter. `steps`: of the whole run, None: not known yet."""
 
@@ -28,6 +30,7 @@ class DiskUse:
     stated: bool = False
     accepted: bool = False
     steps: int | None = None
+    activation_bytes: int = 0
 
     @property
     def share(self) -> float | None:
@@ -53,7 +56,9 @@ class DiskUse:
 
     def lines(self) -> Iterator[str]:
         """For people, in powers of ten, as makers count."""
-        yield f"each step reads and writes {_decimal(self.written_bytes)} of optimizer states"
+        each = {"optimizer states": self.written_bytes - self.activation_bytes, "activations": self.activation_bytes}
+        parts = [f"{_decimal(size)} of {what}" for what, size in each.items() if size]
+        yield f"each step reads and writes {' and '.join(parts)}"
         if self.steps_of_life is None:
             yield "how much may be written to the drive is not known: its data sheet has it (TBW)"
             return
@@ -70,15 +75,24 @@ def disk_use(
     plan: Plan, chain: Chain, folders: Sequence[str], said: int | str | None, *, steps: int | None,
     parts: Callable[[], Sequence[float]] | None = None,
 ) -> DiskUse | None:  # fmt: skip
-    """Of a run on this machine, of so many `steps`, with states in `folders`; None where none are on disk. `said`: the
-    job's `disk_rated_writes`. `parts`: asked where nobody said it, which part of the states each of `folders` has, to
-    one another; None: equal ones."""
-    written = chain.stored_bytes(plan.cpu_updated())
+    """Of a run on this machine, of so many `steps`, with states or activations in `folders`; None where none are.
+    `said`: the job's `disk_rated_writes`. `parts`: asked where nobody said it, which part of these each of `folders`
+    has, to one another; None: equal ones."""
+    activations = step_activation_bytes(plan, chain)
+    written = chain.stored_bytes(plan.cpu_updated()) + activations
     if not written:
         return None
     stated = isinstance(said, int)
     rated = said if isinstance(said, int) else _rated(folders, parts)
-    return DiskUse(written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, steps=steps)
+    return DiskUse(
+        written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, steps=steps,
+        activation_bytes=activations,
+    )  # fmt: skip
+
+
+def step_activation_bytes(plan: Plan, chain: Chain) -> int:
+    """Of activations, what a step writes to disk."""
+    return plan.rounds * sum(stored_activations(plan, chain).values())
 
 
 def most_written_bytes(

@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields, replace
 
 from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
-from planner.schedule.operations import SLOTS, STATE_SLOTS
+from planner.schedule.operations import ACTIVATION_SLOTS, SLOTS, STATE_SLOTS
 from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, scratch_bytes, tied_rows
 from planner.schedule.plan import Direction, Plan, stage_order
 
 _PAGE = 4096  # files are read from whole ones on
+_BETWEEN = 4 * _PAGE  # tensors begin at multiples of 64 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,9 +241,10 @@ class HostParts:
     states_bytes       their optimizer states, likewise; packed where they are (`Chain.packed_bytes`)
     gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds, where they do not
                        take the working copy's place
-    offloaded_bytes    activations of a round's slices
+    offloaded_bytes    activations of a round's slices, but for those that go on to a disk
     ring_bytes         slots through which weights come from disk
     state_ring_bytes   slots through which states come from disk and go there
+    activation_ring_bytes    slots through which activations go to disk and come back
     kept_bytes         weights and states before an update that runs ahead of the norm
     products_bytes     what Muon's update of the largest matrix multiplies in
     """
@@ -254,6 +256,7 @@ class HostParts:
     kept_bytes: int = 0
     ring_bytes: int = 0
     state_ring_bytes: int = 0
+    activation_ring_bytes: int = 0
     products_bytes: int = 0
 
     @property
@@ -270,7 +273,7 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
     packed = {
         t.name: chain.packed_bytes(t, plan.rounds, ahead=t.name in ahead) for t in chain.tensors() if t.name in updated
     }
-    offloaded = sum(b.option(name).offloaded_bytes for b, name in zip(chain.blocks, plan.options, strict=True))
+    options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
     return HostParts(
         weights_bytes=sum(
             t.bytes for t in chain.tensors() if not t.on_disk and (t.name in updated or f"w:{t.name}" in moved)
@@ -285,10 +288,11 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
             for t in chain.tensors()
             if t.name in updated | between
         ),
-        offloaded_bytes=plan.slices * offloaded,
+        offloaded_bytes=plan.slices * sum(option.offloaded_bytes for option in options if not option.on_disk),
         kept_bytes=sum(t.master_bytes for t in chain.tensors() if t.name in ahead),
         ring_bytes=ring_bytes(chain),
         state_ring_bytes=state_ring_bytes(chain),
+        activation_ring_bytes=ACTIVATION_SLOTS * max(map(activation_slot_bytes, options)),
         products_bytes=products_bytes(chain, updated),
     )
 
@@ -311,6 +315,11 @@ def state_slot_bytes(chain: Chain) -> int:
 def state_ring_bytes(chain: Chain) -> int:
     """All of these slots."""
     return STATE_SLOTS * state_slot_bytes(chain)
+
+
+def activation_slot_bytes(option: Option) -> int:
+    """Of a slot that a slice's activations under this option fit into, tensor by tensor; 0 where none go to disk."""
+    return option.stored_bytes + _BETWEEN if option.on_disk else 0
 
 
 def products_bytes(chain: Chain, updated: Collection[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,7 +38,7 @@ class OpKind(StrEnum):
     CPU_UPDATE = "cpu_update"
     CPU_AHEAD = "cpu_ahead"  # a CPU update before the norm is known, as if it did not clip; what was before is kept
     READ = "read"  # of a file, into a slot of host memory; a fetch follows, or the update of a piece of states
-    WRITE = "write"  # of an updated piece of states, from its slot
+    WRITE = "write"  # of an updated piece of states, or of activations that were sent, from its slot
     CPU_REPLAY = "cpu_replay"  # once more from what was before, where the norm does clip
 
 
@@ -173,12 +174,12 @@ def packed(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
 
 def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collection[str]) -> Iterator[Access]:
     """The copies an operation reads and writes: "d:" + item on the device, "h:" + item on the host, "slot:" + number,
-    "disk:" + piece, "clip"."""
+    "disk:" + piece or activations, "clip"."""
     match op.kind:
         case OpKind.ALLOC | OpKind.FREE:
             yield f"d:{op.subject}", True
         case OpKind.READ:
-            if op.piece is not None:  # a model's own files are never written
+            if op.piece is not None or op.subject[0] == "a":  # a model's own files are never written
                 yield f"disk:{op.subject}", False
             yield f"slot:{op.slot}", True
         case OpKind.WRITE:
@@ -189,7 +190,7 @@ def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collecti
             yield f"d:{op.subject}", True
         case OpKind.SEND:
             yield f"d:{op.subject}", False
-            yield f"h:{op.subject}", True
+            yield f"h:{op.subject}" if op.slot is None else f"slot:{op.slot}", True
             if op.subject[0] == "g" and op.subject[2:] in overwritten:
                 yield f"h:w:{op.subject[2:]}", True
         case OpKind.NORM:
@@ -258,3 +259,20 @@ def state_slots_of(chain: Chain, *, clip: bool) -> dict[str, tuple[tuple[Piece, 
     for number, (name, piece) in enumerate(each if clip else reversed(each)):
         found.setdefault(name, []).append((piece, SLOTS + number % STATE_SLOTS))
     return {name: tuple(of) for name, of in found.items()}
+
+
+ACTIVATION_SLOTS = 3
+"""Slots of the ring of host memory through which activations go to disk and come back: while those of one turn are
+written, or were read, others come from the device, or go there."""
+FIRST_ACTIVATION_SLOT = SLOTS + STATE_SLOTS
+
+
+def activation_slots() -> Iterator[int]:
+    """Of whatever goes through that ring, one after another: a slot is empty again when all of them had their turn."""
+    return itertools.cycle(range(FIRST_ACTIVATION_SLOT, FIRST_ACTIVATION_SLOT + ACTIVATION_SLOTS))
+
+
+def ring_at_turn(slices: int, items: int = ACTIVATION_SLOTS) -> int:
+    """How many of so many items stay in that ring from the end of forward on: those of the last blocks, which backward
+    fetches first, as far as all slices of a block have room there."""
+    return min(items, ACTIVATION_SLOTS // slices * slices)

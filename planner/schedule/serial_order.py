@@ -11,7 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from planner.schedule.chain import Chain
-from planner.schedule.operations import Op, OpKind, slots_of, state_slots_of
+from planner.schedule.operations import (
+    ACTIVATION_SLOTS,
+    Op,
+    OpKind,
+    activation_slots,
+    ring_at_turn,
+    slots_of,
+    state_slots_of,
+)
 from planner.schedule.peak_moments import scratch_bytes
 from planner.schedule.plan import Direction, Plan, Stage
 
@@ -49,6 +57,7 @@ class SerialOrder:
         self.ahead = plan.ahead()
         self.early = OpKind.CPU_AHEAD if plan.clip else OpKind.CPU_UPDATE
         self.back_at, self.free_at = activation_turns(plan, chain)
+        self.stored = StoredActivations(plan, chain, self.back_at)
 
     def replace(self, changed: Mapping[int, Stage]) -> None:
         """Put these in the place of the stages of their numbers. What moves at all, and who updates what, stays."""
@@ -66,17 +75,33 @@ class SerialOrder:
         yield from self._stage_start(n, stage, r, made)
         for k in range(plan.slices):
             number = n * plan.slices + k
+            if number == self.stored.first_turn:
+                yield from (self._read(item, n, r) for item in self.stored.first)
             for item, size in self.back_at.get(number, ()):
                 yield Op(kind=OpKind.ALLOC, stage=self.names[n], subject=item, bytes=size, round=r)
-                yield Op(kind=OpKind.FETCH, stage=self.names[n], subject=item, bytes=size, round=r)
+                slot = self.stored.reads.get(item, self.stored.slots.get(item))
+                yield Op(kind=OpKind.FETCH, stage=self.names[n], subject=item, bytes=size, round=r, slot=slot)
+                if item in self.stored.after:  # its slot is free
+                    yield self._read(self.stored.after[item], n, r)
             yield Op(kind=OpKind.RUN, stage=self.names[n], subject=f"{self.names[n]}.{k}", round=r)
-            offloaded = self.chain.blocks[stage.block].option(plan.options[stage.block]).offloaded_bytes
-            if stage.direction is Direction.FORWARD and offloaded:
+            option = self.chain.blocks[stage.block].option(plan.options[stage.block])
+            if stage.direction is Direction.FORWARD and option.offloaded_bytes:
                 item = f"a:{stage.block}.{k}"
-                yield Op(kind=OpKind.SEND, stage=self.names[n], subject=item, bytes=offloaded, round=r)
+                sent = Op(
+                    kind=OpKind.SEND, stage=self.names[n], subject=item, bytes=option.offloaded_bytes, round=r,
+                    slot=self.stored.slots.get(item),
+                )  # fmt: skip
+                yield sent
+                if item in self.stored.sizes:
+                    yield replace(sent, kind=OpKind.WRITE, bytes=self.stored.sizes[item])
             for item, size in self.free_at.get(number, ()):
                 yield Op(kind=OpKind.FREE, stage=self.names[n], subject=item, bytes=size, round=r)
         yield from self._stage_end(n, stage, r, made)
+
+    def _read(self, item: str, n: int, r: int) -> Op:
+        """Of activations from disk."""
+        slot, size = self.stored.reads[item], self.stored.sizes[item]
+        return Op(kind=OpKind.READ, stage=self.names[n], subject=item, bytes=size, round=r, slot=slot)
 
     def _last(self, r: int) -> bool:
         return r == self.plan.rounds - 1
@@ -207,6 +232,48 @@ class SerialOrder:
 
 
 _Turns = dict[int, list[tuple[str, int]]]
+
+
+class StoredActivations:
+    """Those that go to disk in each round and come back, through the slots of a ring. In forward they use these in
+    turns. Those that are in the ring when backward begins, and are the first to be fetched, stay there, and go to no
+    disk. What is read then has a slot as soon as another has been fetched from it.
+
+    slots       item -> its slot on its way from the device; of those in `reads` it has another one on its way back
+    sizes       item -> bytes on disk, of those that are written
+    reads       item -> the slot it is read into
+    first       items that are read before any is fetched, from turn number `first_turn` on, the head's first
+    after       item -> the one that is read into its slot when it has been fetched
+    """
+
+    def __init__(self, plan: Plan, chain: Chain, back_at: _Turns) -> None:
+        options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
+        size = {f"a:{i}.{k}": o.stored_bytes for i, o in enumerate(options) if o.on_disk for k in range(plan.slices)}
+        made = list(size)
+        back = [item for turn in sorted(back_at) for item, _ in back_at[turn] if item in size] if made else []
+        self.slots = dict(zip(made, activation_slots(), strict=False))
+        stay = back[: ring_at_turn(plan.slices, len(made))]
+        at = {item: self.slots[item] for item in stay}
+        free = [self.slots[item] for item in made[-ACTIVATION_SLOTS:] if item not in at]
+        self.first = back[len(stay) :][: len(free)]
+        self.reads = dict(zip(self.first, free, strict=False))
+        self.after = dict(zip(back, back[len(stay) + len(free) :], strict=False))
+        for item, following in self.after.items():
+            self.reads[following] = at[item] if item in at else self.reads[item]
+        self.sizes = {item: size[item] for item in self.reads}
+        self.first_turn = (len(chain.blocks) - 1) * plan.slices
+
+
+def block_of(item: str) -> int:
+    """The block of activations "a:3.1"."""
+    return int(item[2:].partition(".")[0])
+
+
+def stored_activations(plan: Plan, chain: Chain) -> dict[str, int]:
+    """Item -> bytes of the activations that each round of the plan writes to disk."""
+    if not any(block.option(name).on_disk for block, name in zip(chain.blocks, plan.options, strict=True)):
+        return {}
+    return StoredActivations(plan, chain, activation_turns(plan, chain)[0]).sizes
 
 
 def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:

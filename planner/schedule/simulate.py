@@ -57,12 +57,12 @@ class Durations:
         match op.kind:
             case OpKind.FETCH:
                 return share * op.bytes / machine.h2d_bytes_per_s
-            case OpKind.WRITE:
-                return self._on_drive(op)
-            case OpKind.READ if op.piece is not None:
+            case OpKind.READ | OpKind.WRITE if op.piece is not None:
                 return self._on_drive(op)
             case OpKind.READ:
-                return op.bytes / machine.disk_read_bytes_per_s
+                return share * op.bytes / machine.disk_read_bytes_per_s
+            case OpKind.WRITE:
+                return share * op.bytes / machine.disk_write_bytes_per_s
             case OpKind.SEND:
                 return share * op.bytes / machine.d2h_bytes_per_s
             case OpKind.UPDATE:
@@ -132,10 +132,14 @@ def written_bytes(program: Program) -> int:
 
 
 def least_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
-    """What a step takes at least for what the host's memory moves in it, and for what the drive writes hour by hour."""
+    """What a step takes at least for what the host's memory moves in it, for what the drive reads and writes, which
+    does one thing at a time, and for what it writes hour by hour."""
     memory_s = host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
     sustained = hardware.disk_sustained_bytes_per_s
-    return max(memory_s, written_bytes(program) / sustained if sustained else 0.0)
+    written = written_bytes(program)
+    drive_s = written / hardware.disk_write_bytes_per_s
+    drive_s += sum(op.bytes for op in program.queue(Queue.DISK_READ)) / hardware.disk_read_bytes_per_s
+    return max(memory_s, drive_s if written else 0.0, written / sustained if sustained else 0.0)
 
 
 def simulate(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> Timeline:

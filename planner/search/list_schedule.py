@@ -25,8 +25,9 @@ from planner.candidate.setting import Setting
 from planner.candidate.windows import Window, windows_of
 from planner.schedule.compile import reads
 from planner.schedule.memory import state_ring_bytes
+from planner.schedule.operations import ACTIVATION_SLOTS
 from planner.schedule.plan import Direction, Plan
-from planner.schedule.serial_order import activation_turns
+from planner.schedule.serial_order import StoredActivations, activation_turns
 from planner.schedule.update_work import update_work
 
 _STEPS = 3
@@ -53,7 +54,15 @@ class _Clock:
     d2h: float = 0.0
     cpu: float = 0.0
     drive: float = 0.0
+    writer: float = 0.0  # of activations; `reader` likewise
+    reader: float = 0.0
     activations: dict[str, float] = field(default_factory=dict)  # item -> when its last copy is done
+    written: dict[str, float] = field(default_factory=dict)  # of those on disk, when they are there
+    slots: list[float] = field(default_factory=lambda: [0.0] * ACTIVATION_SLOTS)  # when they are free, the next first
+
+    def copy(self) -> _Clock:
+        """One that goes on by itself."""
+        return replace(self, activations={**self.activations}, written={**self.written}, slots=[*self.slots])
 
 
 def timed(setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequence[int], manner: Manner) -> Candidate:
@@ -77,6 +86,7 @@ class _Play:
         self.room = [*room_bytes] * (_STEPS + 2)
         self.clock = _Clock()
         self.back_at, self.free_at = activation_turns(plan, setting.chain)
+        self.stored = StoredActivations(plan, setting.chain, self.back_at)
         self.reads = [
             {f"w:{name}" for name in reads(setting.chain, plan.options, stage.direction, stage.block)}
             for stage in plan.stages
@@ -145,7 +155,7 @@ class _Play:
         for entry in [entry for entry in self.gradients if entry[0][0] == n + 1]:
             self._update(entry, n)
         start_s = self.clock.now
-        end_s = self._run(n, replace(self.clock, activations=dict(self.clock.activations)))
+        end_s = self._run(n, self.clock.copy())
         self._come_early(n, end_s + self.manner.ahead * (end_s - start_s))
         self._update_early(n, end_s)
         self._send_lazily(n, end_s)
@@ -164,19 +174,34 @@ class _Play:
         seconds += option.backward_s if stage.direction is not Direction.FORWARD else 0.0
         for k in range(slices):
             for item, size in self.back_at.get(s * slices + k, ()):
-                clock.h2d = max(clock.h2d, clock.now, clock.activations[item]) + size / machine.h2d_bytes_per_s
+                there_s = self._read(item, size, clock) if item in clock.written else clock.activations[item]
+                clock.h2d = max(clock.h2d, clock.now, there_s) + size / machine.h2d_bytes_per_s
+                if item in self.stored.slots:
+                    clock.written.pop(item, None)
+                    clock.slots.append(clock.h2d)
                 clock.activations[item] = clock.h2d
             own = f"a:{stage.block}.{k}"
             if stage.direction is Direction.BACKWARD:
                 ready = max(ready, clock.activations.pop(own, 0.0))
             clock.now = max(clock.now, ready) + max(seconds, machine.launch_s)
             if stage.direction is Direction.FORWARD and option.offloaded_bytes:
-                clock.d2h = max(clock.d2h, clock.now) + option.offloaded_bytes / machine.d2h_bytes_per_s
+                free_s = clock.slots.pop(0) if option.on_disk else 0.0
+                clock.d2h = max(clock.d2h, clock.now, free_s) + option.offloaded_bytes / machine.d2h_bytes_per_s
                 clock.activations[own] = clock.d2h
+                if own in self.stored.sizes:
+                    clock.writer = max(clock.writer, clock.d2h) + option.stored_bytes / machine.disk_write_bytes_per_s
+                    clock.written[own] = clock.writer
+                    clock.slots.append(clock.writer)
             for item, _ in self.free_at.get(s * slices + k, ()):
                 clock.now = max(clock.now, clock.activations[item])
         ready = max((window.ready_s for window in needed), default=0.0)
         return max(clock.now, ready) + self.gpu_update_s[s]
+
+    def _read(self, item: str, size: int, clock: _Clock) -> float:
+        """When activations are back from disk, in a slot: as soon as one is free."""
+        start_s = max(clock.reader, clock.written[item], clock.slots.pop(0))
+        clock.reader = start_s + size / self.machine.disk_read_bytes_per_s
+        return clock.reader
 
     def _may_come(self, window: Window) -> None:
         insort(self.coming, (window.order, window), key=lambda entry: entry[0])

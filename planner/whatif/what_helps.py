@@ -23,6 +23,7 @@ from planner.schedule.compile import compile_program
 from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
+from planner.search.activations_on_disk import has_twins
 from planner.search.problem import Problem
 from planner.search.states_on_disk import decided_anew, states_on_disk
 
@@ -52,7 +53,7 @@ def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
         cpu_memory_bytes_per_s=2 * hardware.cpu_memory_bytes_per_s,
     )  # fmt: skip
     yield "host memory twice as fast, CPU updates with it", replace(problem, hardware=memory)
-    if states_on_disk(chain):
+    if states_on_disk(chain) or has_twins(chain):
         drives = replace(
             hardware, disk_read_bytes_per_s=2 * hardware.disk_read_bytes_per_s,
             disk_write_bytes_per_s=2 * hardware.disk_write_bytes_per_s,

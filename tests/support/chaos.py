@@ -67,6 +67,8 @@ def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
             return _Effect(writes=[device])
         case OpKind.FREE:
             return _Effect(writes=[device], alive=[device], frees=True)
+        case OpKind.READ if op.subject[0] == "a":
+            return _Effect(reads=[f"disk {op.subject}"], writes=[f"slot {op.slot}"], copies=True)
         case OpKind.READ if "#" in op.subject:
             return _Effect(reads=[f"disk {op.subject}"], writes=[f"slot {op.slot}"])
         case OpKind.WRITE:
@@ -77,6 +79,7 @@ def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
             host = host if op.slot is None else f"slot {op.slot}"
             return _Effect(reads=[host], writes=[device], alive=[device], copies=True)
         case OpKind.SEND:
+            host = host if op.slot is None else f"slot {op.slot}"
             return _Effect(reads=[device], writes=[host], alive=[device], copies=True)
         case OpKind.NORM:
             gradients = [f"d:g:{name}" for name in op.names]

@@ -31,7 +31,7 @@ from worker.storage.checkpoint import non_finite
 from worker.storage.shards import Item, read_shards, write_shards
 from worker.training.learning_rate import learning_rates, optimizer_of
 from worker.training.model import check_reach, load_model
-from worker.training.stored import passing_store
+from worker.training.stored import open_scratch, passing_store
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +88,11 @@ class Comparison:
         model = load_model(self.job, layers=self.layers)
         with contextlib.ExitStack() as left:
             states = left.enter_context(passing_store(self.job, plan, chain, model))
+            scratch = left.enter_context(open_scratch(self.job, plan, chain))
             engine = Engine(
                 model, plan=plan, chain=chain, optimizer=optimizer_of(self.job, model),
                 max_grad_norm=self.job.max_grad_norm, device=self.device, states=states,
+                scratch=scratch,
             )  # fmt: skip
             left.callback(engine.close)
             found = self._steps(

@@ -50,6 +50,10 @@ class Actions:
                     self._device.fetch(op.subject)
                 else:
                     self._device.fetch_from(op.slot, op.subject)
+            case OpKind.READ | OpKind.WRITE if op.subject[0] == "a":
+                assert op.slot is not None
+                act = self._host.stored.read if op.kind is OpKind.READ else self._host.stored.write
+                act(op.subject, op.slot)
             case OpKind.READ:
                 assert op.slot is not None
                 if op.piece is None:
@@ -62,7 +66,10 @@ class Actions:
             case OpKind.CPU_UPDATE if op.piece is not None:
                 self._update_piece(op, values)
             case OpKind.SEND:
-                self._device.send(op.subject)
+                if op.slot is None:
+                    self._device.send(op.subject)
+                else:
+                    self._device.send_to(op.slot, op.subject)
             case OpKind.NORM:
                 self._gradients.norm(op.names)
             case OpKind.CLIP:

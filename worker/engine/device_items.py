@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from planner.cpu.rounded import Numbers
-from worker.engine.host_items import Host, span
+from worker.engine.host_items import Host
+from worker.engine.stored_activations import span
 
 
 class Device:
@@ -36,15 +37,24 @@ class Device:
             _copy(target, source)
 
     def fetch_from(self, slot: int, item: str) -> None:
-        """Likewise, of a weight that was read into a slot."""
-        (target,) = self.items[item]
-        _copy(target, self._host.in_slot(item, slot))
+        """Likewise, of a weight or of activations that were read into a slot."""
+        host = self._host
+        sources = host.stored.in_slot(item, slot) if item[0] == "a" else [host.in_slot(item, slot)]
+        for target, source in zip(self.items[item], sources, strict=True):
+            _copy(target, source)
 
     def send(self, item: str) -> None:
         """Device to host."""
         sources = self.items[item]
         targets = self._host.park(item, sources) if item[0] == "a" else self._host.items[item]
         for target, source in zip(targets, sources, strict=True):
+            _copy(target, source)
+
+    def send_to(self, slot: int, item: str) -> None:
+        """Likewise, of activations that go on to disk from a slot."""
+        host, sources = self._host, self.items[item]
+        host.items[item] = host.stored.park(item, slot, sources)
+        for target, source in zip(host.items[item], sources, strict=True):
             _copy(target, source)
 
 

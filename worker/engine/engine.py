@@ -22,7 +22,7 @@ from worker.engine.gradients import Gradients
 from worker.engine.rounds import Rounds
 from worker.engine.shared_rows import SharedRows
 from worker.engine.shorter_slices import ShorterSlices
-from worker.engine.stored_states import Store
+from worker.engine.stored_states import Scratch, Store
 from worker.engine.unusable import engine_closed, model_in_engine, weights_torn
 from worker.engine.weights import Weights
 from worker.runtime.cpu import CpuMachine
@@ -53,11 +53,11 @@ class Engine:
     """
 
     def __init__(
-        self, model: nn.Module, *, plan: Plan, chain: Chain, optimizer: Group | Sequence[Group],
-        max_grad_norm: float | None, device: torch.device, metered: bool = False, states: Store | None = None,
+        self, model: nn.Module, *, plan: Plan, chain: Chain, optimizer: Group | Sequence[Group], device: torch.device,
+        max_grad_norm: float | None, metered: bool = False, states: Store | None = None, scratch: Scratch | None = None,
     ) -> None:  # fmt: skip
         """`optimizer`: one for all tensors, or parameter groups. `max_grad_norm` is given exactly when the plan clips.
-        `metered`: count device bytes (on the CPU; slow). `states`: keeps those that the plan has on disk."""
+        `metered`: count device bytes (on the CPU; slow). `states`, `scratch`: keep what the plan has on disk."""
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
@@ -66,7 +66,7 @@ class Engine:
         self._machine: Machine = CudaMachine(device) if device.type == "cuda" else CpuMachine(metered=metered)
         self._program = compile_program(plan, chain)
         self._memory = self._machine.memory(self._program, chain, plan.offsets)
-        self._weights = Weights(model, self._program, chain, self._machine, self._memory, states)
+        self._weights = Weights(model, self._program, chain, self._machine, self._memory, states, scratch)
         self._device = self._weights.device
         self._blocks = model_blocks(model, chain, plan)
         for block in self._blocks:

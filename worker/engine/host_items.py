@@ -13,6 +13,7 @@ from planner.cpu.packed import pack, unpack
 from planner.eight_bits import moment_bytes
 from planner.schedule.operations import SLOTS
 from worker.engine.file_items import FileItems
+from worker.engine.stored_activations import StoredActivations, span
 from worker.runtime.machine import Machine
 from worker.runtime.slabs import carve, slab_bytes
 
@@ -35,7 +36,9 @@ class Host:
     than fp32, one more (the master, or where states are packed its lower half), "a:" as many as the block saved. Only
     what the program moves or updates on the CPU is here."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, activations: StoredActivations | None = None) -> None:
+        """`activations`: those that go on to disk."""
+        self.activations = activations
         self.items: dict[str, list[Tensor]] = {}
         self._machine = machine
         self._parked: dict[str, Tensor] = {}
@@ -49,6 +52,8 @@ class Host:
         """Let go of all of it."""
         for kept in (self.items, self._parked, self._spare, self._masters, self._in_slots):
             kept.clear()
+        if self.activations is not None:
+            self.activations.clear()
         self._slots, self._files = [], FileItems()
 
     def swap(self, item: str) -> list[Tensor]:
@@ -112,6 +117,12 @@ class Host:
         assert there == item, (there, item)
         return weight
 
+    @property
+    def stored(self) -> StoredActivations:
+        """The activations that go on to disk, of which there are some."""
+        assert self.activations is not None
+        return self.activations
+
     def is_packed(self, name: str) -> bool:
         """Whether of the tensor's master only the lower half is here."""
         return name in self._masters
@@ -160,10 +171,3 @@ def _state_layouts(weight: Tensor, moments: Moments) -> list[tuple[torch.dtype, 
     wide = (torch.float32, weight.shape)
     moment = (torch.uint8, torch.Size([moment_bytes(weight.numel())])) if moments is Moments.ROUNDED else wide
     return [moment] * moments.count + [wide] * (weight.dtype != torch.float32)
-
-
-def span(tensor: Tensor) -> int:
-    """Elements from the first to the last one of a tensor with these strides, those in gaps included."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -31,6 +31,13 @@ class Store(Protocol):
     def check(self, memory: Tensor) -> Iterator[tuple[Piece, list[Tensor]]]: ...
 
 
+class Scratch(Protocol):
+    """What keeps activations between their forward and their backward: see worker.storage.activations."""
+
+    def write(self, item: str, memory: Tensor) -> None: ...
+    def read(self, item: str, memory: Tensor) -> None: ...
+
+
 class StoredStates:
     """The states of some tensors in a store. Between steps the ring's first slot is there for what comes up."""
 

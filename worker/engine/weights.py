@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from planner.cpu.rounded import both_numbers
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, Queue, overwritten, packed
-from planner.schedule.memory import slot_bytes
+from planner.schedule.memory import activation_slot_bytes
+from planner.schedule.memory import slot_bytes as weight_slot_bytes
 from worker.engine.device_items import Device
 from worker.engine.host_items import Host, Moments, new_states
 from worker.engine.state_parts import parts_of
-from worker.engine.stored_states import Store, StoredStates
+from worker.engine.stored_activations import StoredActivations
+from worker.engine.stored_states import Scratch, Store, StoredStates
 from worker.runtime.arena import Memory
 from worker.runtime.machine import Machine
 
@@ -32,16 +34,18 @@ class Weights:
 
     def __init__(
         self, model: nn.Module, program: Program, chain: Chain, machine: Machine, memory: Memory,
-        store: Store | None = None,
+        store: Store | None = None, scratch: Scratch | None = None,
     ) -> None:  # fmt: skip
-        """`store`: of the optimizer states that are on disk."""
+        """`store`: of the optimizer states that are on disk; `scratch`: of the activations."""
         self.stored = None if store is None else StoredStates(store, machine)
-        on_disk = {name for op in program.queue(Queue.DISK_WRITE) for name in op.names}
+        on_disk = {name for op in program.queue(Queue.DISK_WRITE) if op.piece is not None for name in op.names}
         given = {f"s:{piece.name}" for piece in store.pieces} if store is not None else set()
         if on_disk != given:
             raise ValueError(f"the plan's states on disk are not those of the store: {sorted(on_disk ^ given)[:3]}")
         self._begun = store is None or store.resumed
-        self.host = Host(machine)
+        options = [block.option(name) for block, name in zip(chain.blocks, program.options, strict=True)]
+        slot_bytes = max(map(activation_slot_bytes, options))
+        self.host = Host(machine, StoredActivations(scratch, machine, slot_bytes) if slot_bytes else None)
         self.device = Device(self.host, machine.device)
         self.left_out: dict[str, int] = {}
         self._machine, self._memory, self._model = machine, memory, model
@@ -58,7 +62,7 @@ class Weights:
         self._on_host = frozenset(_host_items(program))
         self._overwritten = overwritten(chain, program.ops)
         self._on_disk = {t.name for t in chain.tensors() if t.on_disk}
-        self._slot_bytes = slot_bytes(chain)
+        self._slot_bytes = weight_slot_bytes(chain)
         self._packed = packed(chain, program.ops)
         every = (*chain.tensors(), *chain.frame_tensors)
         self.matrices = frozenset(t.name for t in every if t.is_matrix)

@@ -9,13 +9,8 @@ twice the states' room; where checkpoints are copies, pieces have one home.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import functools
-import logging
-import os
 import secrets
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,17 +20,15 @@ from torch import Tensor
 
 from planner.cpu.direct_file import DirectFile, Sum
 from planner.disk import sync
-from planner.errors import Room, UserError, first_line, is_disk_full
-from planner.machine.drives import check_place
+from planner.errors import UserError, first_line
 from planner.schedule.state_pieces import PAGE, Piece, StoredTensor
 from planner.units import format_bytes
+from worker.storage.drive_folders import check_room, prepared, refused, tidy
 from worker.storage.shards import Streamed
 from worker.storage.states_record import StatesRecord, all_pieces, parts_of, torn
 from worker.storage.striped import File, Striped, file_sizes, parts_of_pieces
 
-log = logging.getLogger(__name__)
-
-_IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
+_WHAT = "optimizer states"
 
 
 class StatesOnDisk:
@@ -67,7 +60,7 @@ class StatesOnDisk:
         self._not_finite: set[int] = set()
         self._current, self._sums = [0] * len(self.pieces), [0] * len(self.pieces)
         self._kept: list[int] | None = None  # the homes that the newest checkpoint names
-        folders = [_prepared(folder) for folder in folders]
+        folders = [prepared(folder, _WHAT) for folder in folders]
         self.resumed = found is not None and found.is_laid_out(folders, tensors, piece_elements, homes)
         if found is not None and self.resumed:
             self._paths = [Path(file) for file in found.files]
@@ -79,7 +72,7 @@ class StatesOnDisk:
             self._places = parts_of_pieces(self.pieces, self._shares, homes)
             name = f"states-{secrets.token_hex(4)}"
             self._paths = [folder / f"{name}-{k}.bin" for k, folder in enumerate(folders)]  # a folder may come twice
-        _tidy(folders, [*self._paths, *map(Path, found.files if found is not None else ())])
+        tidy(folders, "states-*.bin", [*self._paths, *map(Path, found.files if found is not None else ())])
         self._files: dict[int, File] = {}
         self._striped = Striped(self._files, len(self._paths))
         try:
@@ -95,7 +88,7 @@ class StatesOnDisk:
                 if size and (not path.is_file() or path.stat().st_size < size):
                     raise torn(f"{path} is missing or too short; it has {format_bytes(size)} where it is whole")
         else:
-            _check_space(self._paths, sizes)
+            check_room(self._paths, sizes, _WHAT)
         for k, (path, size) in enumerate(zip(self._paths, sizes, strict=True)):
             if not size:  # a full drive, or one that is slow enough
                 continue
@@ -106,7 +99,7 @@ class StatesOnDisk:
                     page = torch.zeros(2 * PAGE, dtype=torch.uint8)
                     self._files[k].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some open, and refuse then
             except OSError as error:
-                raise _refused(path, size, error) from error
+                raise refused(path, size, error, _WHAT) from error
         for folder in {self._paths[k].parent for k in self._files}:
             sync(folder)
             sync(folder.parent)
@@ -230,79 +223,3 @@ class StatesOnDisk:
 
 def _floats(piece: Piece) -> int:
     return piece.elements * sum(width for width in piece.widths if width == 4)
-
-
-def _prepared(folder: Path) -> Path:
-    """The folder, made where it is not there, by its true name; with the one that it is in, but no more: else what is
-    meant for a drive that is not mounted would be on the disk below. Raises UserError."""
-    check_place(folder.parent)
-    try:
-        folder.parent.mkdir(exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        kind = _IN_MEMORY.get(_file_system(folder))
-    except OSError as error:
-        if is_disk_full(error):  # it is missed where it is to have a part
-            return folder.resolve()
-        raise UserError(
-            "A folder for optimizer states cannot be used.", code="disk-failed", numbers=(first_line(error),),
-            hint="see to the disk, and to the rights of the folder",
-        ) from error  # fmt: skip
-    if kind is not None:
-        raise UserError(
-            "What would be on disk would be in memory.", code="disk-is-memory", numbers=(f"{folder} is a {kind}",),
-            hint="give a folder on a drive",
-        )  # fmt: skip
-    return folder.resolve()
-
-
-def _file_system(folder: Path) -> int:
-    """The number of its kind, as statfs tells it in its first word."""
-    told = (ctypes.c_long * 64)()
-    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), told) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
-    return int(told[0])
-
-
-def _tidy(folders: Sequence[Path], needed: Sequence[Path]) -> None:
-    """A process that was killed before its first checkpoint leaves files that nobody knows of."""
-    for path in (path for folder in folders for path in folder.glob("states-*.bin")):
-        if path not in needed:
-            log.info("disk: %s belongs to no checkpoint; removed", path)
-            path.unlink(missing_ok=True)
-
-
-def _check_space(paths: Sequence[Path], sizes: Sequence[int]) -> None:
-    """Several folders may be on one disk."""
-    needed: dict[int, int] = {}
-    used = {path: size for path, size in zip(paths, sizes, strict=True) if size}
-    for path, size in used.items():
-        if not path.parent.is_dir():
-            raise _too_small(path.parent, size, 0)
-        disk = path.parent.stat().st_dev
-        needed[disk] = needed.get(disk, 0) + size
-    for path in used:
-        size, free = needed[path.parent.stat().st_dev], shutil.disk_usage(path.parent).free
-        if free < size:
-            raise _too_small(path.parent, size, free)
-
-
-def _too_small(folder: Path, needed: int, free: int) -> UserError:
-    return UserError(
-        "The disk has no room for the optimizer states.", code="disk-too-small",
-        numbers=(f"needed {format_bytes(needed)}, free {format_bytes(free)} at {folder}",),
-        hint="free some space, or give a folder on a larger drive", needs=Room(str(folder), needed),
-    )  # fmt: skip
-
-
-def _refused(path: Path, size: int, error: OSError) -> UserError:
-    if is_disk_full(error):
-        return _too_small(path.parent, size, shutil.disk_usage(path.parent).free)
-    if error.errno == errno.EINVAL:
-        return UserError(
-            "The file system knows no direct reads and writes.", code="disk-not-direct",
-            numbers=(f"{path.parent}: {first_line(error)}",), hint="give a folder on ext4, xfs or btrfs",
-        )  # fmt: skip
-    return UserError(
-        "The optimizer states cannot be kept there.", code="disk-failed", numbers=(f"{path}: {first_line(error)}",),
-        hint="see to the disk, and to the rights of the folder",
-    )  # fmt: skip

@@ -33,6 +33,7 @@ from planner.schedule.verify import verify
 from planner.units import format_bytes, format_seconds
 from worker.data.batches import Batches
 from worker.engine.engine import Engine
+from worker.engine.stored_states import Scratch
 from worker.runtime.arena import take_over
 from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.storage.model_folder import Output
@@ -50,7 +51,7 @@ from worker.training.model import check_reach, load_model, tell_special_tokens
 from worker.training.rehearsal import Rehearsal
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
-from worker.training.stored import forget_stores, open_store, parts_of_drives
+from worker.training.stored import forget_stores, open_scratch, open_store, parts_of_drives
 from worker.training.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -169,7 +170,8 @@ class _Run:
                 use.check()
         states = open_store(self.job, self.plan, self.chain, self.model, run=self.folder, last=last)
         store: AbstractContextManager[object] = nullcontext() if states is None else closing(states)
-        with kept as give_room, store, closing(self._engine(device, states)) as engine:
+        scratch = open_scratch(self.job, self.plan, self.chain, self.folder)
+        with kept as give_room, store, scratch as turns, closing(self._engine(device, states, turns)) as engine:
             resume(engine, last, self.origin, taken_over=states is not None and states.resumed)
             with Metrics(self.folder.metrics) as metrics:
                 self._write_start(metrics, engine.steps_done, last.step if last else None, device)
@@ -184,11 +186,12 @@ class _Run:
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         )  # fmt: skip
 
-    def _engine(self, device: torch.device, states: StatesOnDisk | None) -> Engine:
+    def _engine(self, device: torch.device, states: StatesOnDisk | None, scratch: Scratch | None) -> Engine:
         job = self.job
         return Engine(
             self.model, plan=self.plan, chain=self.chain, optimizer=optimizer_of(job, self.model),
             max_grad_norm=job.max_grad_norm, device=device, metered=True, states=states,
+            scratch=scratch,
         )  # fmt: skip
 
     def _train(

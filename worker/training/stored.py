@@ -16,8 +16,11 @@ from planner.measure.drive import expected_shares
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.schedule.chain import Chain
+from planner.schedule.memory import activation_slot_bytes
 from planner.schedule.plan import Plan
+from planner.schedule.serial_order import block_of, stored_activations
 from planner.schedule.state_pieces import StoredTensor, stored_bytes
+from worker.storage.activations import ActivationsOnDisk
 from worker.storage.checkpoint import Checkpoint
 from worker.storage.states import StatesOnDisk
 from worker.storage.states_record import all_pieces
@@ -75,6 +78,32 @@ def _by_rate(job: Job, need_bytes: int) -> list[int]:
         parts = ", ".join(f"{size / sum(found):.0%} {folder}" for size, folder in zip(found, folders, strict=True))
         log.info("disk: optimizer states by the drives' rates: %s", parts)
     return found
+
+
+def activation_sizes(plan: Plan, chain: Chain) -> dict[str, int]:
+    """Of the activations that the plan writes to disk, what each may take there at most."""
+    options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
+    return {item: activation_slot_bytes(options[block_of(item)]) for item in stored_activations(plan, chain)}
+
+
+@contextlib.contextmanager
+def open_scratch(
+    job: Job, plan: Plan, chain: Chain, run: RunFolder | None = None
+) -> Iterator[ActivationsOnDisk | None]:
+    """What keeps the activations of a run, or without one of whatever passes; None where none go to disk. Raises
+    UserError."""
+    sizes = activation_sizes(plan, chain)
+    if not sizes:
+        yield None
+        return
+    clear_passing(job)
+    name = f"{_OURS}{passing_token()}"
+    folders = [Path(disk) / name if run is None else run.states_on(disk) for disk in job.disk_paths or ()]
+    scratch = ActivationsOnDisk(folders, sizes, shares=lambda: _by_rate(job, sum(sizes.values())))
+    try:
+        yield scratch
+    finally:
+        scratch.close()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from planner.measure.machine_rates import estimate_hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Queue, compile_program
 from planner.schedule.plan import Plan
+from planner.search.activations_on_disk import with_twins
 from planner.search.problem import Problem
 from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Mood
@@ -31,10 +32,11 @@ from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import make_model
 from tests.worker.engine.test_quantized import job_of
 from worker.engine.engine import Engine
+from worker.storage.activations import ActivationsOnDisk
 from worker.storage.states import StatesOnDisk
 from worker.training.learning_rate import optimizer_of
 from worker.training.model import load_model
-from worker.training.stored import stored_tensors
+from worker.training.stored import activation_sizes, stored_tensors
 
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
@@ -103,6 +105,29 @@ def test_steps_with_states_on_disk_are_plain_pytorchs(
         engine._rounds.codes = codes
         with closing(store):
             assert same(trained_in(mood, engine, device), wanted), mood
+
+
+@pytest.mark.parametrize("slices", [1, SLICES])
+def test_steps_with_activations_on_disk_are_plain_pytorchs(device: Device, tmp_path: Path, slices: int) -> None:
+    chain = with_twins(chain_of(make_model("llama"), device=CUDA))
+    plan = replace(mixed_plan(chain, slices=slices, rounds=SLICES // slices, clip=True), gpu_budget_bytes=0)
+    names = [option.name for option in chain.blocks[1].options if option.on_disk]
+    layers = [names[k % len(names)] for k in range(2, len(plan.options))]
+    plan = replace(plan, options=(plan.options[0], *layers, plan.options[-1]))
+    plain = make_model("llama")
+    wanted = trained(PlainEngine(plain.to(CUDA), device=CUDA, optimizer=adamw(plain), max_grad_norm=0.5))
+    codes: dict[Any, Any] = {}
+    for mood in MOODS:
+        gc.collect()
+        model = make_model("llama")
+        scratch = ActivationsOnDisk([tmp_path / "drive"], activation_sizes(plan, chain) or {"none": 4096})
+        engine = Engine(
+            model, plan=plan, chain=chain, device=CUDA, optimizer=adamw(model), max_grad_norm=0.5, scratch=scratch
+        )
+        engine._rounds.codes = codes
+        with closing(scratch):
+            assert same(trained_in(mood, engine, device), wanted), mood
+            assert (scratch.written_bytes > 0) == (slices > 1)  # with one slice all stay in the ring
 
 
 def in_the_least(chain: Chain, *, slices: int) -> Plan:

@@ -33,7 +33,7 @@ INSIDE = (
     "planner/graph/inductor.py", "planner/graph/eager.py", "planner/graph/label.py", "planner/graph/block_code.py",
     "planner/graph/result.py", "planner/graph/signature.py", "planner/graph/tangents.py", "worker/runtime/arena.py",
     "planner/graph/pieces.py", "worker/runtime/recording.py", "worker/engine/shared_rows.py",
-    "worker/engine/unusable.py",
+    "worker/engine/unusable.py", "worker/engine/stored_activations.py",
 )  # fmt: skip
 NOT_THERE = {
     "planner/cpu/adamw.py": "updates on the CPU; those on a GPU only call PyTorch's kernel by it",

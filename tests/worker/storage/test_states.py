@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -296,8 +297,8 @@ def test_a_disk_without_room_is_found_before_anything_is_done(
         StatesOnDisk([tmp_path / "a", tmp_path / "b"], tensors, piece_elements=2**48, homes=2)
     assert raised.value.code == "disk-too-small" and raised.value.needs is not None
     assert raised.value.needs.bytes == 2 * 12 * 2**50  # both folders are on one disk
-    usage = module.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=2**70))  # another was faster
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2**70))  # another was faster
     with pytest.raises(UserError) as raised:
         StatesOnDisk([tmp_path / "a", tmp_path / "b"], tensors, piece_elements=2**48, homes=2)
     assert raised.value.code == "disk-too-small"

@@ -1,0 +1,120 @@
+"""Activations on disk: a place for those of each turn in a file without a name, which goes when its process does.
+
+Nothing of it belongs to a checkpoint, so nothing is made durable, and whatever ends the process, nothing is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.cpu.direct_file import DirectFile
+from planner.errors import UserError, first_line
+from planner.schedule.state_pieces import PAGE, Piece
+from worker.storage.drive_folders import check_room, prepared, refused, tidy
+from worker.storage.striped import File, Part, Striped, file_sizes, parts_of_pieces
+
+_WHAT = "activations"
+
+
+class ActivationsOnDisk:
+    """A file in each of `folders`, which are this run's alone.
+
+    read_bytes       since it was made
+    written_bytes    likewise
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], sizes: Mapping[str, int], *, shares: Callable[[], Sequence[int]] | None = None,
+        open_file: Callable[[Path], File] = DirectFile,
+    ) -> None:  # fmt: skip
+        """`sizes`: the bytes of each item at most, in whole pages. `shares`: asked which part of every item each folder
+        gets, to one another; None: equal ones. Raises UserError "disk-is-memory", "disk-not-direct", "disk-too-small",
+        "disk-failed"."""
+        self.read_bytes = self.written_bytes = 0
+        self._lock = threading.Lock()
+        self._failed: UserError | None = None
+        self._folders = [prepared(folder, _WHAT) for folder in folders]
+        pieces = [Piece(name=name, number=0, first=0, elements=size, widths=(1,)) for name, size in sizes.items()]
+        divided = tuple(shares()) if shares is not None else (1,) * len(folders)
+        places = parts_of_pieces(pieces, divided, homes=1)
+        self._places = dict(zip(sizes, places, strict=True))
+        self._files: dict[int, File] = {}
+        self._striped = Striped(self._files, len(folders))
+        tidy(self._folders, "activations-*.bin")  # of a process that was killed as it made one
+        try:
+            self._open(file_sizes(places, len(folders), homes=1), open_file)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, sizes: Sequence[int], open_file: Callable[[Path], File]) -> None:
+        name = f"activations-{secrets.token_hex(4)}"
+        paths = [folder / f"{name}-{k}.bin" for k, folder in enumerate(self._folders)]
+        check_room(paths, sizes, _WHAT)
+        for k, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+            if not size:
+                continue
+            try:
+                self._files[k] = open_file(path)
+                self._files[k].reserve(size)
+                page = torch.zeros(2 * PAGE, dtype=torch.uint8)
+                self._files[k].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some open, and refuse then
+            except OSError as error:
+                raise refused(path, size, error, _WHAT) from error
+            finally:
+                path.unlink(missing_ok=True)
+
+    def write(self, item: str, memory: Tensor) -> None:
+        """The item is what is in `memory` (bytes, in whole pages, no more than its size), until it is written again.
+        Raises UserError "disk-failed"."""
+        self._move(item, memory, write=True)
+
+    def read(self, item: str, memory: Tensor) -> None:
+        """The beginning of the item, as it was written last, into `memory`. Raises UserError "disk-failed"."""
+        self._move(item, memory, write=False)
+
+    def _move(self, item: str, memory: Tensor, *, write: bool) -> None:
+        if self._failed is not None:
+            raise self._failed
+        failed = functools.partial(self._fail, "written to" if write else "read from")
+        parts = list(_beginning(self._places[item], memory.nbytes))
+        self._striped.move(parts, 0, memory, write=write, floats=None, failed=failed)
+        with self._lock:
+            if write:
+                self.written_bytes += memory.nbytes
+            else:
+                self.read_bytes += memory.nbytes
+
+    def _fail(self, done: str, file: int, error: OSError) -> UserError:
+        failed = UserError(
+            f"Activations cannot be {done} disk any more.", code="disk-failed",
+            numbers=(f"{self._folders[file]}: {first_line(error)}",),
+            hint="see to the disk; the job goes on from its last checkpoint: offmate retry",
+        )  # fmt: skip
+        self._failed = self._failed or failed
+        return failed
+
+    def close(self) -> None:
+        """Let go of the files, which are gone then, and of folders in which nothing else is."""
+        self._striped.close()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _beginning(parts: Sequence[Part], size: int) -> Iterator[Part]:
+    for part in parts:
+        if part.start < size:
+            yield replace(part, bytes=min(part.bytes, size - part.start))

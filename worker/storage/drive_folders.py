@@ -1,0 +1,99 @@
+"""Folders on the drives that a job gives: whether they are on drives, and have room."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner.errors import Room, UserError, first_line, is_disk_full
+from planner.machine.drives import check_place
+from planner.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+_IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
+
+
+def prepared(folder: Path, what: str) -> Path:
+    """The folder, made where it is not there, by its true name; with the one that it is in, but no more: else what is
+    meant for a drive that is not mounted would be on the disk below. `what`: is to be kept there, for people. Raises
+    UserError."""
+    check_place(folder.parent)
+    try:
+        folder.parent.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        kind = _IN_MEMORY.get(_file_system(folder))
+    except OSError as error:
+        if is_disk_full(error):  # it is missed where it is to have a part
+            return folder.resolve()
+        raise UserError(
+            f"A folder for {what} cannot be used.", code="disk-failed", numbers=(first_line(error),),
+            hint="see to the disk, and to the rights of the folder",
+        ) from error  # fmt: skip
+    if kind is not None:
+        raise UserError(
+            "What would be on disk would be in memory.", code="disk-is-memory", numbers=(f"{folder} is a {kind}",),
+            hint="give a folder on a drive",
+        )  # fmt: skip
+    return folder.resolve()
+
+
+def _file_system(folder: Path) -> int:
+    """The number of its kind, as statfs tells it in its first word."""
+    told = (ctypes.c_long * 64)()
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), told) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    return int(told[0])
+
+
+def tidy(folders: Sequence[Path], pattern: str, needed: Sequence[Path] = ()) -> None:
+    """Remove files of such names that nobody knows of: a process that was killed before its first checkpoint leaves
+    some."""
+    for path in (path for folder in folders for path in folder.glob(pattern)):
+        if path not in needed:
+            log.info("disk: %s belongs to no checkpoint; removed", path)
+            path.unlink(missing_ok=True)
+
+
+def check_room(paths: Sequence[Path], sizes: Sequence[int], what: str) -> None:
+    """Raise UserError "disk-too-small" where files have no room for so many bytes each. Several folders may be on one
+    disk."""
+    needed: dict[int, int] = {}
+    used = {path: size for path, size in zip(paths, sizes, strict=True) if size}
+    for path, size in used.items():
+        if not path.parent.is_dir():
+            raise _too_small(path.parent, size, 0, what)
+        disk = path.parent.stat().st_dev
+        needed[disk] = needed.get(disk, 0) + size
+    for path in used:
+        size, free = needed[path.parent.stat().st_dev], shutil.disk_usage(path.parent).free
+        if free < size:
+            raise _too_small(path.parent, size, free, what)
+
+
+def _too_small(folder: Path, needed: int, free: int, what: str) -> UserError:
+    return UserError(
+        f"The disk has no room for the {what}.", code="disk-too-small",
+        numbers=(f"needed {format_bytes(needed)}, free {format_bytes(free)} at {folder}",),
+        hint="free some space, or give a folder on a larger drive", needs=Room(str(folder), needed),
+    )  # fmt: skip
+
+
+def refused(path: Path, size: int, error: OSError, what: str) -> UserError:
+    """What is told where a file cannot be made."""
+    if is_disk_full(error):
+        return _too_small(path.parent, size, shutil.disk_usage(path.parent).free, what)
+    if error.errno == errno.EINVAL:
+        return UserError(
+            "The file system knows no direct reads and writes.", code="disk-not-direct",
+            numbers=(f"{path.parent}: {first_line(error)}",), hint="give a folder on ext4, xfs or btrfs",
+        )  # fmt: skip
+    return UserError(
+        f"The {what} cannot be kept there.", code="disk-failed", numbers=(f"{path}: {first_line(error)}",),
+        hint="see to the disk, and to the rights of the folder",
+    )  # fmt: skip
