@@ -164,7 +164,7 @@ def load_adapter(adapted: nn.Module, folder: str, *, layers: int | None = None) 
         )  # fmt: skip
     try:
         result: Any = set_peft_model_state_dict(adapted, weights)
-    except (RuntimeError, KeyError, ValueError) as error:
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:  # TypeError: a peft of other transformers
         raise _not_usable(folder, first_line(error)) from error
     if wrong := [*result.unexpected_keys, *sorted(trained & set(result.missing_keys))]:
         raise _not_usable(folder, f"{wrong[0]} is not in both")

@@ -85,13 +85,17 @@ def ways_to_fit(
     elif job.method == "full" and exact and not job.disk_paths:
         yield from tried("AdamW's moments in 8 bits, rounded (optim: adamw_8bit)", optim=ADAMW_8BIT)
     if job.method == "full" and not (runs and has_no_weights(job.model)):
-        lora = {**DEFAULTS, "method": "lora"}
-        found = list(tried("LoRA (method: lora)", **lora))
+        lora: dict[str, object] = {**DEFAULTS, "method": "lora"}
+        keys = "method: lora"
+        if job.trainable:
+            lora |= {"trainable": None, "trainable_layers": None}
+            keys += ", without trainable"
+        found = list(tried(f"LoRA ({keys})", **lora))
         if not found and job.slice_rows > 1:
-            text = "LoRA (method: lora) in slices of one row (per_device_train_batch_size: 1)"
+            text = f"LoRA ({keys}) in slices of one row (per_device_train_batch_size: 1)"
             found = list(tried(text, **lora, **_rows(job, 1)))
         if not found:
-            text = "LoRA on a base in 4 bits (method: lora, load_in_4bit: true)"
+            text = f"LoRA on a base in 4 bits ({keys}, load_in_4bit: true)"
             found = list(tried(text, **lora, load_in_4bit=True))
         yield from found
     elif job.method == "lora" and not (job.load_in_4bit or job.use_dora):

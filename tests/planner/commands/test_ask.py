@@ -194,6 +194,15 @@ def test_adapters_are_no_way_for_a_job_that_runs_as_it_is_without_weights(small:
     assert there == asked_about
 
 
+def test_adapters_in_place_of_some_weights_are_asked_about_without_the_key_that_names_these(small: Path) -> None:
+    job = job_of(small, length=64, bf16=False).model_copy(update={"trainable": ("model.layers.0",)})
+    problem = problem_of(job, preset("rtx3060", bf16=False), torch.device("cpu"))
+    assert 0 < sum(t.trainable for t in problem.chain.tensors()) < len(problem.chain.tensors())
+    told = [str(way) for way in ways_to_fit(job, problem, torch.device("cpu"), 0.0, runs=False)]
+    asking = "--set method=lora --set trainable=null --set trainable_layers=null"
+    assert f"LoRA (method: lora, without trainable); to ask about it: offmate plan … {asking}" in told
+
+
 def test_what_there_was_no_time_for_comes_with_the_command_that_asks_about_it(small: Path) -> None:
     job, hardware = job_of(small, length=1024, bf16=False), preset("rtx3060", bf16=False)
     job = job.model_copy(update={"gpu_budget": 2**20, "per_device_train_batch_size": 2})
