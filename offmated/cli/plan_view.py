@@ -97,7 +97,9 @@ def _updates(plan: Plan) -> str:
     on_cpu = sum(len(stage.cpu_update) for stage in plan.stages)
     on_gpu = sum(len(stage.gpu_update) for stage in plan.stages)
     text = f"{on_cpu} tensor{'' if on_cpu == 1 else 's'} on the CPU, {on_gpu} on the GPU"
-    return text + (", after the norm of all gradients is known" if plan.clip else "")
+    text += ", after the norm of all gradients is known" if plan.clip else ""
+    trailing = len(plan.trailing())
+    return text + (f"; the states of {trailing} on disk in the next step" if trailing else "")
 
 
 _SORTS = {"w": "weights", "g": "gradients", "s": "optimizer states"}

@@ -39,7 +39,8 @@ class Absence:
 class TensorSchedule:
     """One tensor's step. `send` and `drop` are the stages that copy the gradient to the host and release it there
     (on the GPU side only between rounds), `fetch` the one that brings it back for the next round (None: the one that
-    adds to it); `update` is the stage the update is listed at.
+    adds to it); `update` is the stage the update is listed at. `trails`: its states on disk are updated in the next
+    step.
     """
 
     tensor: Tensor
@@ -48,6 +49,7 @@ class TensorSchedule:
     send: int | None = None
     drop: int | None = None
     fetch: int | None = None
+    trails: bool = False
     weight: tuple[Absence, ...] = ()
     states: tuple[Absence, ...] = ()
 
@@ -97,7 +99,7 @@ class Candidate:
     source: str
 
 
-WORDS = ("prefetch", "offload", "evict", "cpu_update", "gpu_update")
+WORDS = ("prefetch", "offload", "evict", "cpu_update", "gpu_update", "states_update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,8 @@ def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: i
     elif schedule.side is Side.CPU:
         assert schedule.update is not None and schedule.send is not None
         put(schedule.update, "cpu_update", blocks[0], name)
+        if schedule.trails:  # the drive does it when it is done with what this step's forward needs
+            put(0, "states_update", stages - blocks[0], name)
     if schedule.send is not None:
         assert schedule.drop is not None
         put(schedule.send, "offload", 0, f"g:{name}")  # first: the CPU waits for it

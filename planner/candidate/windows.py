@@ -85,6 +85,8 @@ def _absences(
     work = cpu_work(tensor, setting.chain, setting.hardware)
     update_s = work / setting.hardware.cpu_updates(rounded=setting.chain.rounded_elements > 0)
     drive_s = tensor.state_bytes * setting.hardware.disk_s_per_byte if tensor.states_on_disk else 0.0
+    if schedule.trails:
+        drive_s = tensor.state_bytes / setting.hardware.disk_read_bytes_per_s
     for number, absence in enumerate(schedule.weight if kind == "w" else schedule.states):
         last = absence.evict - min((absence.evict - s) % stages for s in touched)
         fetch = absence.evict + ((absence.prefetch - absence.evict) % stages or stages)

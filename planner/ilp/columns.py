@@ -17,7 +17,10 @@ FETCHES = ("fetch_X", "fetch_N", "fetch_R")
 def limits_of(p: Instance) -> dict[str, list[float]]:
     """The most that each kind of total can be, per block: 0 where the block has no gap for it, or clipping forbids."""
     last = p.blocks - 1
-    return ({"V": p.stored.may} if p.stored else {}) | {
+    stored = {"V": p.stored.may} if p.stored else {}
+    if p.stored and p.clip and p.rounds == 1:  # the head's next gradient comes at once
+        stored["U"] = [0.0 if i == last else w for i, w in enumerate(p.stored.trails)]
+    return stored | {
         "X": [w if able else 0.0 for w, able in zip(p.weights, p.cpu_updatable, strict=True)],
         "N": [0.0 if p.clip or i == 0 else w for i, w in enumerate(p.weights)],
         "R": [0.0 if i == 0 else z for i, z in enumerate(p.frozen)],
@@ -64,6 +67,10 @@ class Columns:
         if p.stored:
             self.flow["updV"] = Flow(rows, "updV", T)
             self.own_stored = rows.variable("own_stored_0")
+        if "U" in self.total:
+            self.flow["updU"] = Flow(rows, "updU", T)
+            self.flow["restU"] = Flow(rows, "restU", T)
+            self.own_trailing = rows.variable("own_trailing_0")
         self.own_update = rows.variable("own_update_0")  # block 0's, at its forward: it has no gap before it
 
     def step_time(self) -> Term:

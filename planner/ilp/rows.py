@@ -14,6 +14,7 @@ from planner.ilp.stored_rows import (
     host_spares,
     large_tensors_are_whole,
     room_on_disk,
+    states_trail_their_weights,
     stored_states_follow_their_gradients,
 )
 from planner.ilp.sums import Term
@@ -30,6 +31,7 @@ def add_rows(v: Columns) -> None:
     states_are_there_for_their_update(v)
     if v.p.stored:
         stored_states_follow_their_gradients(v)
+        states_trail_their_weights(v)
         large_tensors_are_whole(v)
     if v.p.stores_activations:
         stored_activations_pass_through_their_ring(v)

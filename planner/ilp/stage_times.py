@@ -7,7 +7,7 @@ import pulp
 
 from planner.ilp.columns import FETCHES, Columns, position
 from planner.ilp.stored_activations import awaited, coming, leaving, moved_activations
-from planner.ilp.stored_rows import drive_keeps_its_rate, moved_states
+from planner.ilp.stored_rows import Passes, drive_keeps_its_rate, own_drive_time
 from planner.ilp.sums import Term
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 
@@ -34,7 +34,8 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
     if updates:
         more, fetched, sent = _work_of_updates(v, s, u)
         compute, h2d, d2h = compute + more, h2d + fetched, d2h + sent
-        updated = v.flow["update"].moved(u)
+        passes = Passes.at(v, u)
+        updated = v.flow["update"].moved(u) + passes.again
         v.rows.at_most(f"eq4_23_cpu_s{s}", p.cpu_ratio * updated, p.cpu_update * time)
     if p.shared_compute:
         others = (1 / p.h2d) * pulp.lpSum(h2d) + (1 / p.d2h) * pulp.lpSum(d2h) + (p.cpu_ratio / p.cpu_update) * updated
@@ -43,13 +44,13 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
     v.rows.at_most(f"{name}{kind}_s{s}", pulp.lpSum(compute), time)
     v.rows.at_most(f"{name}eq4_21_prefetch_s{s}", pulp.lpSum(h2d), p.h2d * time)
     v.rows.at_most(f"{name}eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
-    states = moved_states(v, u) if updates else 0
+    passes = Passes.at(v, u) if updates else Passes()
     read, written = moved_activations(v, s)
     if any(p.on_disk) or p.stores_activations or (updates and p.stored):
-        work = _read(v, s, u) + read + (p.disk / p.disk_write) * written + (p.disk / p.disk_both) * states
+        work = _read(v, s, u) + read + (p.disk / p.disk_write) * written + passes.drive_bytes(v)
         v.rows.at_most(f"{name}disk_s{s}", work, p.disk * time)
-    traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * p.parameter_ratio * updated + 2 * states
-    traffic += read + written
+    traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * p.parameter_ratio * updated
+    traffic += passes.host_bytes(v) + read + written
     v.rows.at_most(f"{name}host_bandwidth_s{s}", traffic, p.host * time)
 
 
@@ -90,7 +91,7 @@ def _work_of_updates(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term]
     if s == 0:
         compute.append((p.cpu_ratio / p.cpu_update) * v.own_update)
         if p.stored:
-            compute.append((p.stored.ratio / p.disk_both) * v.own_stored)
+            compute.append(own_drive_time(v))
     if s >= p.blocks - 1:
         i = p.stages - 1 - s
         sends = pulp.lpSum(v.own[name][i] for name in ("send_N", "send_D", "send_Y"))

@@ -2,11 +2,15 @@
 
     V           of X, weight whose states are on disk
     updV        its updates; each reads its states and writes them again
+U           of V, whose states trail: with clipping, once the norm is known they are read for the weight alone (updU, of
+            updV), and in the next step, before the next gradient comes, read again, updated and written (restU)
 
 Other symbols are those of the legend in `planner.ilp.program`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import pulp
 
@@ -45,6 +49,34 @@ def stored_states_follow_their_gradients(v: Columns) -> None:
     v.rows.equal("stored_all", stored.upto(p.stages - 1), v.sum["V"].all())
 
 
+def states_trail_their_weights(v: Columns) -> None:
+    """The weights of U, and the other ones of V, are there for their forward: the Hall rows of V for each of the two.
+    The states follow before the next gradient comes, in the next backward: before that the drive has others to do."""
+    p = v.p
+    if "U" not in v.total:
+        return
+    trail, stored, rest = v.flow["updU"], v.flow["updV"], v.flow["restU"]
+    for i in range(p.blocks):
+        v.rows.at_most(f"trailing_part_b{i}", v.total["U"][i], v.total["V"][i])
+    for u in range(p.stages):
+        v.rows.at_most(f"trailing_update_u{u}", trail.moved(u), stored.moved(u))
+        if u >= p.blocks:
+            v.rows.equal(f"trailing_rest_u{u}", rest.moved(u), 0)
+    v.rows.at_most("own_trailing_of_b0", v.own_trailing, v.total["U"][0])
+    v.rows.at_most("own_trailing_at_b0", v.own_trailing, trail.moved(p.blocks))
+    v.rows.at_most("own_trailing_is_own", v.own_trailing, v.own_stored)
+    for i in range(p.blocks):
+        g, f = p.blocks - 1 - i, p.blocks + i
+        own, others = (v.own_trailing, v.own_stored - v.own_trailing) if i == 0 else (0, 0)
+        in_time = trail.within(g + 1, f - 1)
+        v.rows.at_most(f"trailing_hall_b{i}", v.sum["U"].upto(i), own + in_time)
+        whole = v.sum["V"].upto(i) - v.sum["U"].upto(i)
+        v.rows.at_most(f"whole_hall_b{i}", whole, others + stored.within(g + 1, f - 1) - in_time)
+        v.rows.at_most(f"trailing_rest_b{i}", v.sum["U"].since(i), rest.upto(g - 1))
+    v.rows.equal("trailing_all", trail.upto(p.stages - 1), v.sum["U"].all())
+    v.rows.equal("trailing_rest_all", rest.upto(p.stages - 1), v.sum["U"].all())
+
+
 def room_on_disk(v: Columns) -> None:
     """There is room for all states together, where it is not decided yet which are there, and for activations beside
     them."""
@@ -61,8 +93,8 @@ def large_tensors_are_whole(v: Columns) -> None:
     p = v.p
     assert p.stored is not None
     for i in p.stored.whole:
-        for kind in "XNDKVY":
-            limit = v.total[kind][i].upBound
+        for kind in "XNDKVYU":
+            limit = v.total[kind][i].upBound if kind in v.total else 0
             if limit:
                 chosen = v.rows.variable(f"whole_{kind}_{i}", binary=True)
                 v.rows.equal(f"whole_{kind}_b{i}", v.total[kind][i], limit * chosen)
@@ -73,12 +105,46 @@ def host_spares(v: Columns, i: int) -> Term:
     p = v.p
     if p.stored is None:
         return 0
-    return (p.state_ratio[i] + p.host_gradient_ratio - p.stored.beside_ratio) * v.total["V"][i]
+    spared = (p.state_ratio[i] + p.host_gradient_ratio - p.stored.beside_ratio) * v.total["V"][i]
+    return spared - p.stored.trailing_ratio * v.total["U"][i] if "U" in v.total else spared
 
 
-def moved_states(v: Columns, u: int) -> Term:
-    """States that the drive reads and writes again at position u."""
-    return v.p.stored.ratio * v.flow["updV"].moved(u) if v.p.stored else 0
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Weight whose states are on the drive at a position: `whole`, read and written; `read`, for the weight alone;
+    `again`, of `whole`, trailing."""
+
+    whole: Term = 0
+    read: Term = 0
+    again: Term = 0
+
+    @classmethod
+    def at(cls, v: Columns, u: int) -> Passes:
+        """Those of position u."""
+        if not v.p.stored:
+            return cls()
+        every = v.flow["updV"].moved(u)
+        if "U" not in v.total:
+            return cls(every)
+        read, again = v.flow["updU"].moved(u), v.flow["restU"].moved(u)
+        return cls(every - read + again, read, again)
+
+    def drive_bytes(self, v: Columns) -> Term:
+        """As many as would take as long to read."""
+        p = v.p
+        return p.stored.ratio * ((p.disk / p.disk_both) * self.whole + self.read) if p.stored else 0
+
+    def host_bytes(self, v: Columns) -> Term:
+        """Through the host's memory."""
+        return v.p.stored.ratio * (2 * self.whole + self.read) if v.p.stored else 0
+
+
+def own_drive_time(v: Columns) -> Term:
+    """What block 0's forward waits for the drive, as its update has no time before it."""
+    p = v.p
+    assert p.stored is not None
+    spared = (1 / p.disk_both - 1 / p.disk) * v.own_trailing if "U" in v.total else 0
+    return p.stored.ratio * ((1 / p.disk_both) * v.own_stored - spared)
 
 
 def drive_keeps_its_rate(v: Columns) -> None:

@@ -23,7 +23,8 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDecision:
-    """One tensor's step. `updated` is "gpu", "cpu" or "" for a frozen one; `sent` the stage its gradient leaves in."""
+    """One tensor's step. `updated` is "gpu", "cpu" or "" for a frozen one; `sent` the stage its gradient leaves in.
+    `stored`: its states are on disk; `trails`: and are updated in the next step."""
 
     name: str
     elements: int
@@ -35,6 +36,8 @@ class TensorDecision:
     updated: str
     update_stage: str
     sent: str
+    stored: bool
+    trails: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,7 @@ def decisions(plan: Plan, chain: Chain) -> tuple[BlockDecision, ...]:
 class _Reader:
     def __init__(self, plan: Plan, chain: Chain) -> None:
         self.plan, self.chain, self.users = plan, chain, chain.users()
-        self.names = [stage.name for stage in plan.stages]
+        self.names, self.trailing = [stage.name for stage in plan.stages], plan.trailing()
         self.moves: dict[tuple[str, str], list[int]] = {}
         for number, stage in enumerate(plan.stages):
             for word in ("prefetch", "offload", "evict", "cpu_update", "gpu_update"):
@@ -150,6 +153,7 @@ class _Reader:
             gradient_bytes=tensor.gradient_bytes, weight_absences=self._absences(f"w:{name}"),
             state_absences=self._absences(f"s:{name}"), updated="cpu" if on_cpu else "gpu" if on_gpu else "",
             update_stage=next(iter((*on_cpu, *on_gpu)), ""), sent=next(iter(self._stages("offload", f"g:{name}")), ""),
+            stored=bool(on_cpu) and tensor.states_on_disk, trails=name in self.trailing,
         )  # fmt: skip
 
     def _stages(self, word: str, item: str) -> list[str]:

@@ -44,13 +44,13 @@ def sort_of(op: Op) -> Sort:
     match op.kind:
         case OpKind.RUN:
             return TURNS[op.turn[0]]
-        case OpKind.FETCH | OpKind.SEND | OpKind.READ | OpKind.WRITE:
+        case OpKind.FETCH | OpKind.SEND | OpKind.READ | OpKind.PEEK | OpKind.WRITE:
             return _ITEMS[op.subject[0]]
-        case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
-            return Sort.UPDATE
         case OpKind.NORM | OpKind.CLIP:
             return Sort.NORM
-    return Sort.MEMORY
+        case OpKind.ALLOC | OpKind.FREE:
+            return Sort.MEMORY
+    return Sort.UPDATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,8 +145,9 @@ def _disk_use(plan: Plan, chain: Chain, hardware: Hardware, said: int | str | No
     rated = said if isinstance(said, int) else hardware.disk_rated_bytes
     stated = isinstance(said, int) or rated != RATED_SIZES * hardware.disk_bytes
     found = DiskUse(
-        written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, activation_bytes=activations
-    )
+        written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, activation_bytes=activations,
+        again_bytes=chain.stored_bytes(plan.trailing()),
+    )  # fmt: skip
     return found if written else None
 
 

@@ -39,7 +39,10 @@ class Contents:
         self.in_ring: dict[int | None, tuple[str, int]] = {}  # piece of states in a slot, and its version
         self.passing: dict[int | None, tuple[str, OpKind]] = {}  # activations in a slot, and how they came there
         self.on_drive: set[str] = set()  # activations that were written, and not read yet
+        self.has_master = {t.name: t.has_master for t in chain.tensors()}
+        self.followed_pieces: dict[str, set[int]] = {}  # of tensors whose states have begun to follow
         self.updated_pieces: dict[str, set[int]] = {}  # of tensors whose update has begun
+        self.trailing: set[str] = set()  # whose states are a version behind the weight
         self.tentative: set[str] = set()  # updated ahead of the norm, not replayed yet
         self.updated: dict[str, int] = {}
         self.normed: set[str] = set()
@@ -70,7 +73,7 @@ class Contents:
                 if op.subject[0] == "g" and not self._used(op.subject):
                     raise InvalidProgram(f"{op.name} drops a gradient that nothing has used")
                 del self.device[op.subject]
-            case OpKind.READ if op.piece is not None:
+            case OpKind.READ | OpKind.PEEK if op.piece is not None:
                 self.in_ring[op.slot] = op.subject, self.written.get(op.subject, 0)
             case OpKind.READ | OpKind.WRITE if op.subject[0] == "a":
                 self._pass(op)
@@ -104,6 +107,10 @@ class Contents:
                         self._update(op, name)
                     else:
                         self._update_piece(op, name, op.piece)
+            case OpKind.CPU_WEIGHT:
+                self._update_piece(op, op.names[0], op.piece, trails=True)
+            case OpKind.CPU_STATES:
+                self._follow(op, op.names[0], op.piece)
             case OpKind.CPU_REPLAY:
                 for name in op.names:
                     self._replay(op, name)
@@ -152,6 +159,8 @@ class Contents:
         if item[0] == "g":
             if self.gradient[item[2:]] % self._of_round(item[2:]):
                 raise InvalidProgram(f"{op.name}: the gradient is not complete")
+            if item[2:] in self.trailing:
+                raise InvalidProgram(f"{op.name}: states of {item[2:]} still need the gradient of the step before")
             self.sent.discard(item)  # of the step before, if no update has taken it
             if self.complete(item[2:]):
                 self.sent.add(item)
@@ -211,10 +220,14 @@ class Contents:
             if f"{kind}:{name}" in self.device:
                 raise InvalidProgram(f"{op.name}: {kind}:{name} is on the device, and would be stale there")
 
-    def _update_piece(self, op: Op, name: str, piece: int) -> None:
-        """The tensor is updated when all its pieces are."""
-        if op.kind is not OpKind.CPU_UPDATE:
+    def _update_piece(self, op: Op, name: str, piece: int | None, *, trails: bool = False) -> None:
+        """The tensor is updated when all its pieces are. `trails`: but for its states."""
+        if piece is None or op.kind not in (OpKind.CPU_UPDATE, OpKind.CPU_WEIGHT):
             raise InvalidProgram(f"{op.name}: states on disk are updated once, when the norm is known")
+        if trails and not (self.program.clip and self.has_master[name]):
+            raise InvalidProgram(f"{op.name}: nothing lets the states of {name} trail")
+        if name in self.trailing:
+            raise InvalidProgram(f"{op.name}: the states of {name} are a step behind")
         if self.program.clip and not self.clipped:
             raise InvalidProgram(f"{op.name} updates {name} before the norm of all gradients is known")
         self._ready_on_host(op, name, "w")
@@ -224,12 +237,31 @@ class Contents:
         if piece in done or piece >= self.pieces.get(name, 0):
             raise InvalidProgram(f"{op.name}: {name} has no such piece to update")
         done.add(piece)
-        self.in_ring[op.slot] = f"s:{op.subject}", self.version[name] + 1
+        self.in_ring[op.slot] = ("", 0) if trails else (f"s:{op.subject}", self.version[name] + 1)
         if len(done) == self.pieces[name]:
             del self.updated_pieces[name]
             self.updated[name] = self.updated.get(name, 0) + 1
             self.version[name] += 1
             self.host[f"w:{name}"] = self.host[f"s:{name}"] = self.version[name]
+            if trails:
+                self.trailing.add(name)
+            else:
+                self.sent.discard(f"g:{name}")
+
+    def _follow(self, op: Op, name: str, piece: int | None) -> None:
+        """The states have followed their weight when all pieces have; then nobody needs the gradient."""
+        if name not in self.trailing or f"g:{name}" not in self.sent:
+            raise InvalidProgram(f"{op.name}: the states of {name} are not behind, or its gradient is not on the host")
+        if self.in_ring.get(op.slot) != (f"s:{op.subject}", self.version[name] - 1):
+            raise InvalidProgram(f"{op.name}: its slot does not hold the piece as it is now")
+        done = self.followed_pieces.setdefault(name, set())
+        if piece is None or piece in done or piece >= self.pieces.get(name, 0):
+            raise InvalidProgram(f"{op.name}: {name} has no such piece to update")
+        done.add(piece)
+        self.in_ring[op.slot] = f"s:{op.subject}", self.version[name]
+        if len(done) == self.pieces[name]:
+            del self.followed_pieces[name]
+            self.trailing.discard(name)
             self.sent.discard(f"g:{name}")
 
     def _replay(self, op: Op, name: str) -> None:
@@ -248,7 +280,7 @@ class Contents:
             self.gone(op, f"w:{name}")
             if self.device[f"w:{name}"] != self.version[name]:
                 raise InvalidProgram(f"{op.name}: the device's copy of {name} is not current")
-            if direction is not Direction.BACKWARD and f"g:{name}" in self.sent:
+            if direction is not Direction.BACKWARD and f"g:{name}" in self.sent and name not in self.trailing:
                 raise InvalidProgram(f"{op.name}: the update of {name} that the step before left is not done")
         if not self.program.trains:
             return

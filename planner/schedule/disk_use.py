@@ -20,10 +20,11 @@ MOST_WORN = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """Optimizer states and activations on disk. `written_bytes`: in each step; as much is read. `activation_bytes`: of
-    these, activations. `rated_bytes`: what may be written to
-    the drives altogether until the first is worn, 0: not known; `stated`: somebody said so, else it is taken from their
-    sizes; `accepted`: somebody said that it does not matter. `steps`: of the whole run, None: not known yet."""
+    """Optimizer states and activations on disk. `written_bytes`: in each step; as much is read, and `again_bytes` of
+    states twice, which trail their weight. `activation_bytes`: of what is written, activations. `rated_bytes`: what may
+    be written to the drives altogether until the first is worn, 0: not known; `stated`: somebody said so, else it is
+    taken from their sizes; `accepted`: somebody said that it does not matter. `steps`: of the whole run, None: not
+    known yet."""
 
     written_bytes: int
     rated_bytes: int = 0
@@ -31,6 +32,7 @@ class DiskUse:
     accepted: bool = False
     steps: int | None = None
     activation_bytes: int = 0
+    again_bytes: int = 0
 
     @property
     def share(self) -> float | None:
@@ -56,7 +58,9 @@ class DiskUse:
 
     def lines(self) -> Iterator[str]:
         """For people, in powers of ten, as makers count."""
-        each = {"optimizer states": self.written_bytes - self.activation_bytes, "activations": self.activation_bytes}
+        states = self.written_bytes - self.activation_bytes
+        twice = f" ({_decimal(self.again_bytes)} read twice)" if self.again_bytes else ""
+        each = {f"optimizer states{twice}": states, "activations": self.activation_bytes}
         parts = [f"{_decimal(size)} of {what}" for what, size in each.items() if size]
         yield f"each step reads and writes {' and '.join(parts)}"
         if self.steps_of_life is None:
@@ -86,7 +90,7 @@ def disk_use(
     rated = said if isinstance(said, int) else _rated(folders, parts)
     return DiskUse(
         written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, steps=steps,
-        activation_bytes=activations,
+        activation_bytes=activations, again_bytes=chain.stored_bytes(plan.trailing()),
     )  # fmt: skip
 
 

@@ -267,7 +267,7 @@ class HostParts:
 
 def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
     """What has a host copy."""
-    updated, ahead = plan.cpu_updated(), plan.ahead()
+    updated, ahead, trailing = plan.cpu_updated(), plan.ahead(), plan.trailing()
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     between = {item[2:] for item in moved if item[0] == "g" and plan.rounds > 1}
     packed = {
@@ -284,7 +284,7 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
             if (t.name in updated and not t.states_on_disk) or f"s:{t.name}" in moved
         ),
         gradients_bytes=sum(
-            t.gradient_bytes if t.name in ahead else t.host_gradient_bytes(plan.rounds)
+            t.gradient_bytes if t.name in ahead | trailing else t.host_gradient_bytes(plan.rounds)
             for t in chain.tensors()
             if t.name in updated | between
         ),

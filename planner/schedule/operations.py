@@ -39,13 +39,17 @@ class OpKind(StrEnum):
     CPU_AHEAD = "cpu_ahead"  # a CPU update before the norm is known, as if it did not clip; what was before is kept
     READ = "read"  # of a file, into a slot of host memory; a fetch follows, or the update of a piece of states
     WRITE = "write"  # of an updated piece of states, or of activations that were sent, from its slot
+    PEEK = "peek"  # a read of a piece of states that stay as they are
+    CPU_WEIGHT = "cpu_weight"  # a CPU update whose states are forgotten: those on disk trail the weight
+    CPU_STATES = "cpu_states"  # the same update in the next step, of the states, from the same gradient
     CPU_REPLAY = "cpu_replay"  # once more from what was before, where the norm does clip
 
 
 _QUEUES = {
     OpKind.FETCH: Queue.H2D, OpKind.SEND: Queue.D2H,
-    OpKind.READ: Queue.DISK_READ, OpKind.WRITE: Queue.DISK_WRITE,
+    OpKind.READ: Queue.DISK_READ, OpKind.PEEK: Queue.DISK_READ, OpKind.WRITE: Queue.DISK_WRITE,
     OpKind.CPU_UPDATE: Queue.CPU, OpKind.CPU_AHEAD: Queue.CPU, OpKind.CPU_REPLAY: Queue.CPU,
+    OpKind.CPU_WEIGHT: Queue.CPU, OpKind.CPU_STATES: Queue.CPU,
 }  # fmt: skip
 
 
@@ -156,12 +160,12 @@ Access = tuple[str, bool]  # (resource, written)
 
 
 def overwritten(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
-    """Names of the tensors whose gradient takes their working copy's place on the host. A replay reads the gradient
-    after the update has made the working copy anew."""
+    """Names of the tensors whose gradient takes their working copy's place on the host. A replay, and states that
+    trail, read the gradient after the update has made the working copy anew."""
     rounds = ops[-1].round + 1
-    replayed = {name for op in ops if op.kind is OpKind.CPU_REPLAY for name in op.names}
+    again = {name for op in ops if op.kind in (OpKind.CPU_REPLAY, OpKind.CPU_STATES) for name in op.names}
     lost = {t.name for t in chain.tensors() if t.trainable and not t.host_gradient_bytes(rounds)}
-    return frozenset(lost - replayed)
+    return frozenset(lost - again)
 
 
 def packed(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
@@ -178,7 +182,7 @@ def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collecti
     match op.kind:
         case OpKind.ALLOC | OpKind.FREE:
             yield f"d:{op.subject}", True
-        case OpKind.READ:
+        case OpKind.READ | OpKind.PEEK:
             if op.piece is not None or op.subject[0] == "a":  # a model's own files are never written
                 yield f"disk:{op.subject}", False
             yield f"slot:{op.slot}", True
@@ -198,7 +202,12 @@ def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collecti
                 yield f"d:g:{name}", False
         case OpKind.CLIP:
             yield "clip", True
-        case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
+        case OpKind.CPU_STATES:  # it leaves nothing of the gradient
+            for name in op.names:
+                yield f"h:g:{name}", True
+            yield f"slot:{op.slot}", True
+            yield "clip", False
+        case OpKind.UPDATE | OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY | OpKind.CPU_WEIGHT:
             side = "d" if op.kind is OpKind.UPDATE else "h"
             for name in op.names:
                 yield f"{side}:g:{name}", False

@@ -1,6 +1,6 @@
 """The decisions of a plan, rounded to whole tensors. A value; its stages have a one-line text form.
 
-B3 prefetch=w:l2.up,s:l2.up offload=g:l3.up evict=w:l3.up,g:l3.up cpu=l3.up gpu=l3.norm
+B3 prefetch=w:l2.up,s:l2.up offload=g:l3.up evict=w:l3.up,g:l3.up cpu=l3.up gpu=l3.norm states=l2.down
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ class Direction(StrEnum):
     BACKWARD = "B"
 
 
-_FIELDS = {"prefetch": "prefetch", "offload": "offload", "evict": "evict", "cpu": "cpu_update", "gpu": "gpu_update"}
+_FIELDS = {
+    "prefetch": "prefetch", "offload": "offload", "evict": "evict", "cpu": "cpu_update", "gpu": "gpu_update",
+    "states": "states_update",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,9 @@ class Stage:
     cpu_update  tensors whose update runs on the CPU during the stage, their gradients being on the host; with clipping
                 one before the last stage does not wait for the norm, and is replayed where the norm clips
     gpu_update  tensors updated on the GPU at the stage's end
+    states_update  tensors whose states on disk trail their weight: with clipping the CPU makes the weight of them after
+                the last stage, when the norm is known, and leaves them as they are; they are updated from the stage's
+                start in the next step on, before its gradient comes
 
     Items are "w:" weight, "g:" gradient, "s:" optimizer states, with the tensor's name.
 
@@ -46,6 +52,7 @@ class Stage:
     evict: tuple[str, ...] = ()
     cpu_update: tuple[str, ...] = ()
     gpu_update: tuple[str, ...] = ()
+    states_update: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -120,6 +127,10 @@ class Plan:
     def ahead(self) -> frozenset[str]:
         """Names of the tensors the CPU updates before the norm is known: with clipping, before the last stage."""
         return frozenset(name for stage in self.stages[:-1] for name in stage.cpu_update) if self.clip else frozenset()
+
+    def trailing(self) -> frozenset[str]:
+        """Names of the tensors whose states on disk are updated in the step after."""
+        return frozenset(name for stage in self.stages for name in stage.states_update)
 
     def cpu_updated(self) -> frozenset[str]:
         """Names of the tensors the CPU updates."""

@@ -7,12 +7,15 @@ of its states and the copies of what it changed, in the last round or, around th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from planner.schedule.chain import Chain
 from planner.schedule.operations import (
     ACTIVATION_SLOTS,
+    SLOTS,
+    STATE_SLOTS,
     Op,
     OpKind,
     activation_slots,
@@ -54,7 +57,7 @@ class SerialOrder:
         }
         self.travelling = {item[2:] for _, stage in stages for item in stage.offload if item[0] in "ws"}
         self.arrival = {item: (n, k) for n, stage in stages for k, item in enumerate(stage.prefetch)}
-        self.ahead = plan.ahead()
+        self.ahead, self.trailing = plan.ahead(), plan.trailing()
         self.early = OpKind.CPU_AHEAD if plan.clip else OpKind.CPU_UPDATE
         self.back_at, self.free_at = activation_turns(plan, chain)
         self.stored = StoredActivations(plan, chain, self.back_at)
@@ -152,6 +155,8 @@ class SerialOrder:
                 carried = n < self.sent.get(f"g:{name}", n + 1)  # the gradient of the step before
                 if r == 0 if carried else self._last(r):
                     yield from self._update_on_cpu(self.early, n, name, r, carried=carried)
+        if r == 0:
+            yield from self._trailing_states(n, stage)
 
     def _stage_end(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         if self._last(r):
@@ -201,7 +206,25 @@ class SerialOrder:
         for name in stage.cpu_update:
             if f"g:{name}" in made and not self._waits_for_norm(name):
                 yield from self._update_on_cpu(self.early, n, name, r)
-        for name in self._by_need() if self.plan.clip and n == len(self.stages) - 1 else ():
+        if self.plan.clip and n == len(self.stages) - 1:
+            for _, names in itertools.groupby(self._by_need(), key=lambda name: self.users[name][0]):
+                yield from self._of_block(list(names), n, r)
+
+    def _of_block(self, names: Sequence[str], n: int, r: int) -> Iterator[Op]:
+        """What waited for the norm of tensors that are needed at the same time: those that are updated as a whole
+        evenly between pieces of others, for which the drive would wait, its slots being full."""
+        parts: list[tuple[float, tuple[Op, ...]]] = []
+        for stored in (False, True):
+            ops = [op for name in names if (name in self.pieces) == stored for op in self._after_norm(name, n, r)]
+            same = [list(each) for _, each in itertools.groupby(ops, key=lambda op: op.subject.removeprefix("s:"))]
+            parts += [((k + 0.5) / len(same), tuple(each)) for k, each in enumerate(same)]
+        for _, each in sorted(parts, key=lambda part: part[0]):
+            yield from each
+
+    def _after_norm(self, name: str, n: int, r: int) -> Iterator[Op]:
+        if name in self.trailing:
+            yield from self._weight_on_cpu(n, name, r)
+        else:
             kind = OpKind.CPU_UPDATE if self._waits_for_norm(name) else OpKind.CPU_REPLAY
             yield from self._update_on_cpu(kind, n, name, r)
 
@@ -212,6 +235,26 @@ class SerialOrder:
             yield update
         for piece, slot in self.pieces.get(name, ()):
             its = replace(update, subject=f"{name}#{piece.number}", slot=slot)
+            states = replace(its, subject=f"s:{its.subject}", bytes=piece.bytes)
+            yield from (replace(states, kind=OpKind.READ), its, replace(states, kind=OpKind.WRITE))
+
+    def _weight_on_cpu(self, n: int, name: str, r: int) -> Iterator[Op]:
+        """Piece by piece, by states that stay on disk as they are."""
+        for piece, slot in self.pieces.get(name, ()):
+            weight = Op(
+                kind=OpKind.CPU_WEIGHT, stage=self.names[n], subject=f"{name}#{piece.number}", round=r, slot=slot
+            )
+            yield replace(weight, kind=OpKind.PEEK, subject=f"s:{weight.subject}", bytes=piece.bytes)
+            yield weight
+
+    def _trailing_states(self, n: int, stage: Stage) -> Iterator[Op]:
+        """Of weights that were made at the end of the step before: read, update, write."""
+        pieces = [(name, piece) for name in stage.states_update for piece, _ in self.pieces.get(name, ())]
+        for number, (name, piece) in enumerate(pieces):
+            its = Op(
+                kind=OpKind.CPU_STATES, stage=self.names[n], subject=f"{name}#{piece.number}",
+                slot=SLOTS + number % STATE_SLOTS, carried=True,
+            )  # fmt: skip
             states = replace(its, subject=f"s:{its.subject}", bytes=piece.bytes)
             yield from (replace(states, kind=OpKind.READ), its, replace(states, kind=OpKind.WRITE))
 

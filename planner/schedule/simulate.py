@@ -18,6 +18,8 @@ STEPS = 4  # a step depends on the one before only; from the third on they look 
 # Host memory traffic per parameter. In most plans it is what an update takes its time for.
 _UPDATE_BYTES = {
     OpKind.CPU_UPDATE: UPDATE_TRAFFIC_BYTES,
+    OpKind.CPU_WEIGHT: UPDATE_TRAFFIC_BYTES,
+    OpKind.CPU_STATES: UPDATE_TRAFFIC_BYTES,
     OpKind.CPU_AHEAD: AHEAD_TRAFFIC_BYTES,
     OpKind.CPU_REPLAY: CLIPPED_SHARE * AHEAD_TRAFFIC_BYTES,
 }
@@ -59,7 +61,7 @@ class Durations:
                 return share * op.bytes / machine.h2d_bytes_per_s
             case OpKind.READ | OpKind.WRITE if op.piece is not None:
                 return self._on_drive(op)
-            case OpKind.READ:
+            case OpKind.READ | OpKind.PEEK:
                 return share * op.bytes / machine.disk_read_bytes_per_s
             case OpKind.WRITE:
                 return share * op.bytes / machine.disk_write_bytes_per_s
@@ -67,7 +69,7 @@ class Durations:
                 return share * op.bytes / machine.d2h_bytes_per_s
             case OpKind.UPDATE:
                 return _sum(self.gpu_work, op) / self.gpu_updates
-            case OpKind.CPU_UPDATE | OpKind.CPU_AHEAD | OpKind.CPU_REPLAY:
+            case kind if kind in _UPDATE_BYTES:
                 work = _UPDATE_BYTES[op.kind] / UPDATE_TRAFFIC_BYTES
                 return work * _sum(self.cpu_work, op) / self.cpu_updates
             case OpKind.RUN:
@@ -120,7 +122,8 @@ def host_traffic_bytes(program: Program, chain: Chain, shares: Sequence[float] =
     """What a step moves through the host's memory: copies and CPU updates, replays by their share of steps. `shares`:
     see `durations_s`."""
     parameters = parameters_of(chain)
-    moved = (op for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND, OpKind.READ, OpKind.WRITE))
+    moves = (OpKind.FETCH, OpKind.SEND, OpKind.READ, OpKind.PEEK, OpKind.WRITE)
+    moved = (op for op in program.ops if op.kind in moves)
     copies = sum(_share(op, program, shares) * op.bytes for op in moved)
     updates = (_UPDATE_BYTES[op.kind] * parameters[n] for op in program.queue(Queue.CPU) for n in op.subject.split(","))
     return copies + sum(updates)

@@ -132,7 +132,7 @@ def _one_step(contents: Contents, *, drained: bool) -> None:
         if not (drained and op.carried):
             contents.apply(op)
     contents.end_step()
-    carried = {name for op in contents.program.ops if op.carried for name in op.names}
+    carried = {n for op in contents.program.ops if op.carried and op.kind is OpKind.CPU_UPDATE for n in op.names}
     for name in (contents.trainable | contents.frame) - (carried if drained else set()):
         if contents.updated.get(name, 0) != contents.program.trains:
             raise InvalidProgram(f"{name} is updated {contents.updated.get(name, 0)} times a step")

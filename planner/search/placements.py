@@ -15,7 +15,8 @@ class Placement:
     """What happens to one tensor that may leave, whenever it happens.
 
     `after_backward`: away between its backward and its forward. `after_forward` likewise; `send` says when the host
-    gets the copy that this needs: "" it is right by then, "D" before the forward ends, "K" after.
+    gets the copy that this needs: "" it is right by then, "D" before the forward ends, "K" after. `trails`: its states
+    on disk are updated in the next step.
     """
 
     tensor: Tensor
@@ -25,6 +26,7 @@ class Placement:
     after_forward: bool = False
     send: str = ""
     states_travel: bool = False
+    trails: bool = False
 
 
 def in_their_stages(setting: Setting, placements: Sequence[Placement]) -> list[TensorSchedule]:
@@ -46,7 +48,7 @@ def in_their_stages(setting: Setting, placements: Sequence[Placement]) -> list[T
         if placement.side is Side.CPU:
             # Once its stale weight is gone; block 0's goes before its update in the last stage.
             update = last if setting.clip else min(backward + 1, last)
-            schedule = replace(schedule, update=update, send=backward, drop=backward)
+            schedule = replace(schedule, update=update, send=backward, drop=backward, trails=placement.trails)
         elif placement.side is Side.GPU:
             update = last if setting.clip else backward
             away = (Absence(evict=update, prefetch=update, offload=update),) if placement.states_travel else ()

@@ -12,6 +12,7 @@ from itertools import islice
 from planner.candidate.candidate import Candidate
 from planner.candidate.evaluate import Evaluation, evaluate, fits, proven
 from planner.candidate.setting import Budgets, RateScale, Setting
+from planner.candidate.trailing import ways_to_trail
 from planner.candidate.update_ahead import ahead_of_norm
 from planner.greedy.solver_free import instant
 from planner.ilp.program import Solution
@@ -45,7 +46,7 @@ class Search:
         quick = sorted((evaluate(s, d) for d in instant(s, lambda d: fits(d, s))), key=lambda seen: seen.step_s)
         # Of plans that take the same time the quick one: the frugal one moves what need not move.
         best = min((*quick[:1], evaluate(s, least)), key=lambda seen: seen.step_s)
-        for seen in self._candidates(quick[:1]):
+        for seen in map(self._trailing, self._candidates(quick[:1])):
             if seen.candidate.source.startswith("o-ilp"):
                 seen = self._improved(seen, min(best.step_s, seen.step_s))
             seen = self._ahead(seen)
@@ -65,6 +66,7 @@ class Search:
         found = min(islice(self._candidates(()), 2), key=lambda seen: seen.step_s, default=None)
         if found is None:
             return None
+        found = self._trailing(found)
         return proven(self._ahead(self._improved(found, found.step_s)).candidate, self.setting)
 
     def _improved(self, seen: Evaluation, best_s: float) -> Evaluation:
@@ -108,6 +110,14 @@ class Search:
 
     def _may_run_ahead(self) -> bool:
         return self.setting.clip and self.setting.budgets.cpu_updates
+
+    def _trailing(self, seen: Evaluation) -> Evaluation:
+        """With clipping, the candidate with as many states on disk trailing as make it fastest."""
+        s = self.setting
+        if not self._may_run_ahead():
+            return seen
+        ways = ways_to_trail(s.chain, seen.candidate, rounds=s.rounds, host_bytes=seen.host_bytes)
+        return min([seen, *(evaluate(s, way) for way in ways)], key=lambda way: way.step_s)
 
     def _ahead(self, seen: Evaluation) -> Evaluation:
         """With clipping, the candidate with as many updates ahead of the norm as make it fastest."""

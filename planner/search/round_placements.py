@@ -113,8 +113,14 @@ def choose_placements(
         chosen[i]["R"] = carry.take("R", frozen[i] if limits["R"][i] else [], target["R"], _weight)
         on_gpu = [t for t in (*trainable[i], *staying[i]) if limits["Y"][i] and t not in chosen[i]["X"]]
         chosen[i]["Y"] = carry.take("Y", on_gpu, target["Y"], _states, target["Y"] if tight else 0.0)
+    trailing = sum(totals.of.get("U", ()))
     for i in range(len(chain.blocks)):
         kinds = chosen[i]
+        kinds["U"] = []
+        for tensor in kinds.get("V", ()):  # the first blocks' gradients come last
+            if tensor.bytes <= trailing and tensor.has_master and limits["U"][i]:
+                kinds["U"].append(tensor)
+                trailing -= tensor.bytes
         left = [t for t in trainable[i] if limits["K"][i] and not any(t in kinds[kind] for kind in ("X", "N", "D"))]
         kinds["K"] = carry.take("K", left, totals.of["K"][i], _weight)
         current = [*kinds["X"], *kinds["N"], *frozen[i]] if limits["E"][i] else []
@@ -155,19 +161,21 @@ def _placement(block: int, tensor: Tensor, chosen: dict[str, list[Tensor]]) -> P
         after_forward=bool(send) or tensor in chosen["E"],
         send=send,
         states_travel=tensor in chosen["Y"],
+        trails=tensor in chosen.get("U", ()),
     )
 
 
 def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
     """The bytes of each kind that the placements stand for."""
-    kinds_of_all = (*"XNREDKY", *("V" if any(p.tensor.states_on_disk for p in placements) else ""))
+    stored, trailing = any(p.tensor.states_on_disk for p in placements), any(p.trails for p in placements)
+    kinds_of_all = (*"XNREDKY", *("V" if stored else ""), *("U" if trailing else ""))
     of: dict[str, list[float]] = {kind: [0.0] * len(chain.blocks) for kind in kinds_of_all}
     for placement in placements:
         kinds = []
         if placement.after_backward:
             kinds.append({Side.CPU: "X", Side.GPU: "N", Side.NOBODY: "R"}[placement.side])
             if placement.side is Side.CPU and placement.tensor.states_on_disk:
-                kinds.append("V")
+                kinds += ["V", *("U" if placement.trails else "")]
         if placement.after_forward:
             kinds.append(placement.send or "E")
         for kind in kinds:

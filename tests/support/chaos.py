@@ -69,7 +69,7 @@ def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
             return _Effect(writes=[device], alive=[device], frees=True)
         case OpKind.READ if op.subject[0] == "a":
             return _Effect(reads=[f"disk {op.subject}"], writes=[f"slot {op.slot}"], copies=True)
-        case OpKind.READ if "#" in op.subject:
+        case OpKind.READ | OpKind.PEEK if "#" in op.subject:
             return _Effect(reads=[f"disk {op.subject}"], writes=[f"slot {op.slot}"])
         case OpKind.WRITE:
             return _Effect(reads=[f"slot {op.slot}"], writes=[f"disk {op.subject}"], copies=True)
@@ -97,7 +97,10 @@ def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
             items = [f"d:{kind}:{name}" for name in op.names for kind in "gws"]
             written = [item for item in items if item[2] != "g"]
             return _Effect(reads=["coefficient", *items], writes=written, alive=items)
-        case OpKind.CPU_UPDATE:
+        case OpKind.CPU_STATES:
+            written = [f"h:g:{op.names[0]}", f"slot {op.slot}"]
+            return _Effect(reads=["coefficient", *written], writes=written)
+        case OpKind.CPU_UPDATE | OpKind.CPU_WEIGHT:
             (name,) = op.names
             written = [f"h:w:{name}", f"h:s:{name}" if op.slot is None else f"slot {op.slot}"]
             gradient = [] if name in overwritten else [f"h:g:{name}"]
@@ -109,7 +112,8 @@ def _effect(op: Op, program: Program, chain: Chain) -> _Effect:
 def _overwritten(program: Program, chain: Chain) -> set[str]:
     """Tensors whose working copy on the host makes room for the gradient: the master is among the states (moments and
     master in fp32), and no round comes back to it."""
-    replayed = {name for op in program.ops if op.kind is OpKind.CPU_REPLAY for name in op.names}
+    again = (OpKind.CPU_REPLAY, OpKind.CPU_STATES)
+    replayed = {name for op in program.ops if op.kind in again for name in op.names}
     return {
         t.name for t in chain.tensors()
         if t.state_bytes == 12 * t.elements and program.rounds == 1 and t.name not in replayed

@@ -54,7 +54,7 @@ class Actions:
                 assert op.slot is not None
                 act = self._host.stored.read if op.kind is OpKind.READ else self._host.stored.write
                 act(op.subject, op.slot)
-            case OpKind.READ:
+            case OpKind.READ | OpKind.PEEK:
                 assert op.slot is not None
                 if op.piece is None:
                     self._host.read(op.subject, op.slot)
@@ -63,8 +63,10 @@ class Actions:
             case OpKind.WRITE:
                 assert op.slot is not None and op.piece is not None
                 self._states.write(_of_states(op), op.piece, op.slot)
-            case OpKind.CPU_UPDATE if op.piece is not None:
+            case OpKind.CPU_UPDATE | OpKind.CPU_WEIGHT if op.piece is not None:
                 self._update_piece(op, values)
+            case OpKind.CPU_STATES:
+                self._update_states(op, values)
             case OpKind.SEND:
                 if op.slot is None:
                     self._device.send(op.subject)
@@ -116,21 +118,32 @@ class Actions:
         return self._stored
 
     def _update_piece(self, op: Op, values: StepValues) -> None:
-        """A piece of a tensor, whose states are in a slot."""
+        """A piece of a tensor, whose states are in a slot: those of it there, or for the weight alone."""
+        target = self._piece_target(op, values)
+        (name,) = op.names
+        if name in values.reached:
+            self._apply([target], values, values.host_count, values.host_coefficient)
+            return
+        if op.piece == 0:
+            self._leave_out(name)
+        if target.work is not target.master:
+            target.work.copy_(target.master)
+
+    def _update_states(self, op: Op, values: StepValues) -> None:
+        """The same update as the step before did for the weight, which stays: what is made goes over the gradient."""
+        target = self._piece_target(op, values)
+        if op.names[0] in values.reached:
+            target = replace(target, work=target.gradient)
+            self._apply([target], values, values.host_count, values.host_coefficient)
+
+    def _piece_target(self, op: Op, values: StepValues) -> Target:
         assert op.slot is not None and op.piece is not None
         (name,) = op.names
         piece, (exp_avg, exp_avg_sq, *master) = self._states.in_slot(name, op.piece, op.slot)
         span = slice(piece.first, piece.first + piece.elements)
         work, gradient = (self._host.items[f"{kind}:{name}"][0].view(-1)[span] for kind in "wg")
         decay, own = self._group(name, values).decay_of(name), master[0] if master else work
-        target = Target(name, decay, work, own, exp_avg, exp_avg_sq, gradient)
-        if name in values.reached:
-            self._apply([target], values, values.host_count, values.host_coefficient)
-            return
-        if piece.first == 0:
-            self._leave_out(name)
-        if master:
-            work.copy_(master[0])
+        return Target(name, decay, work, own, exp_avg, exp_avg_sq, gradient)
 
     def _leave_out(self, name: str) -> None:
         """As plain AdamW does with a weight without a gradient: no decay, and no step counted."""

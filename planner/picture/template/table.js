@@ -48,7 +48,8 @@ function schedule(absences, home) {
 
 function tensorRow(tensor, block) {
   const name = tensor.name.startsWith(`${block.name}.`) ? tensor.name.slice(block.name.length + 1) : tensor.name;
-  const states = tensor.updated === "cpu" ? "on the host" : schedule(tensor.state_absences, "resident");
+  const there = tensor.stored ? `on disk${tensor.trails ? ", updated in the next step" : ""}` : "on the host";
+  const states = tensor.updated === "cpu" ? there : schedule(tensor.state_absences, "resident");
   const update = tensor.updated === "cpu"
     ? `CPU, listed at ${tensor.update_stage}; gradient leaves at ${tensor.sent}`
     : tensor.updated === "gpu" ? `GPU, at the end of ${tensor.update_stage}` : "frozen";

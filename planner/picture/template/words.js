@@ -91,6 +91,10 @@ function opName(op) {
     case "update": return `update of ${tensorsName(subject)} on the GPU`;
     case "cpu_update": return `update of ${tensorsName(subject)} on the CPU`;
     case "cpu_ahead": return `update of ${tensorsName(subject)} on the CPU, ahead of the norm`;
+    case "cpu_weight": return `update of ${tensorsName(subject)} on the CPU, its states left as they are`;
+    case "cpu_states": return `update of the states of ${tensorsName(subject)} on the CPU, of the step before`;
+    case "read": case "peek": return `${itemName(subject)} from disk`;
+    case "write": return `${itemName(subject)} to disk`;
     case "cpu_replay": return `update of ${tensorsName(subject)} once more, where the norm clips`;
     case "norm": return `norm of the gradients of ${tensorsName(subject)}`;
     default: return "the norm of all gradients";
@@ -110,7 +114,7 @@ function barNames(op) {
   if (kind === "run") return [capital(turnName(subject)), doc.plan.slices > 1 ? subject : subject.split(".")[0]];
   if (subject.includes(",")) return [tensorsName(subject)];
   if (subject.startsWith("a:")) return [blockName(Number(subject.slice(2).split(".")[0]))];
-  const name = kind.includes("update") || kind === "cpu_ahead" || kind === "cpu_replay" ? subject : subject.slice(2);
+  const name = kind === "update" || kind.startsWith("cpu_") ? subject : subject.slice(2);
   const parts = name.replace(/\.weight$/, "").split(".");
   return [name, parts.slice(-2).join("."), parts.at(-1)];
 }

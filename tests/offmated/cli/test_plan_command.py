@@ -74,7 +74,7 @@ def test_a_chain_on_a_machine_is_answered_with_one_object(shell: Shell) -> None:
     assert 0 < found["bound_s"] <= found["step_s"]
     assert (len(found["options"]), len(found["stages"])) == (6, 11)
     assert found["stages"][5].keys() == {
-        "block", "direction", "prefetch", "offload", "evict", "cpu_update", "gpu_update",
+        "block", "direction", "prefetch", "offload", "evict", "cpu_update", "gpu_update", "states_update",
     }  # fmt: skip
     assert (found["stages"][5]["block"], found["stages"][5]["direction"]) == (5, "H")
     assert found["gpu_peak_bytes"] <= 8000

@@ -104,3 +104,37 @@ def test_states_make_way_for_activations_where_that_is_faster():
     assert sum(found.totals.of["V"]) == pytest.approx(MB) and found.step_s < kept.step_s - 5
     no_room = solve(setting(large(slow, sent), 8, gpu_mb=2.6, disk_bytes=MB, **quick_drive))
     assert sum(no_room.totals.of["V"]) == 0 and no_room.step_s > found.step_s + 5
+
+
+FAST_LINKS = {
+    "h2d_bytes_per_s": 1e12, "d2h_bytes_per_s": 1e12, "gpu_update_parameters_per_s": 1e12,
+    "cpu_update_parameters_per_s": 1e12, "disk_sustained_bytes_per_s": 0.0,
+    "disk_read_bytes_per_s": 1e6, "disk_write_bytes_per_s": 1e6,
+}  # fmt: skip
+
+
+def clipped(*, masters: bool = True, host_mb: float = 10) -> Setting:
+    """States of 6 MB on a drive of 1 MB a second each way; a layer's backward takes 20 s, all else 1 s."""
+    a_chain = large(option(backward_s=20))
+    sizes = {"elements": MB // 2 if masters else MB // 3, "state_bytes": 6 * MB}
+    blocks = tuple(replace(b, tensors=tuple(replace(t, **sizes) for t in b.tensors)) for b in a_chain.blocks)
+    asked = setting(replace(a_chain, blocks=blocks), host_mb, anywhere=False, **FAST_LINKS)
+    return replace(asked, clip=True)
+
+
+def test_states_trail_their_weight_where_the_next_backward_has_time_for_them():
+    # After the norm 12 s for each layer, in F0 and F1, and B2 and B1 of 20 s, in which the drive has nothing to do. The
+    # next gradient of l0 comes in B1, that of l1 in B2: in B2 l0's states, of which 6 s are enough in F0, may follow.
+    waiting, found = solve(clipped(masters=False)), solve(clipped())
+    assert waiting.step_s == pytest.approx(12 + 12 + 1 + 1 + 20 + 20 + 1, rel=1e-3)
+    assert found.step_s == pytest.approx(waiting.step_s - 6, rel=1e-3)
+    assert "U" in waiting.totals.of and not any(waiting.totals.of["U"])
+    assert found.totals.of["U"] == pytest.approx([0, MB, 0, 0])
+    assert sum(found.flows["updU"]) == pytest.approx(MB) == sum(found.flows["restU"][:2])
+    assert lower_bound_s(clipped()) <= found.step_s * (1 + 1e-6)
+
+
+def test_states_trail_only_where_the_host_has_room_for_the_gradient_beside_the_weight():
+    # Weights take 2 MB: their gradients come in their places.
+    assert sum(solve(clipped(host_mb=3.1)).totals.of["U"]) == pytest.approx(MB)
+    assert sum(solve(clipped(host_mb=2.9)).totals.of["U"]) == 0
