@@ -31,6 +31,7 @@ from tests.support.lora_jobs import steps_of
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import make_model
 from tests.worker.engine.test_quantized import job_of
+from tests.worker.engine.test_trailing_states import trailing
 from worker.engine.engine import Engine
 from worker.storage.activations import ActivationsOnDisk
 from worker.storage.states import StatesOnDisk
@@ -79,10 +80,12 @@ def same(found: list[Tensor], wanted: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "clip"), [(torch.bfloat16, 0.5), (torch.float32, None)], ids=["bf16-clipped", "fp32"]
+    ("dtype", "clip", "trails"),
+    [(torch.bfloat16, 0.5, False), (torch.bfloat16, 0.5, True), (torch.float32, None, False)],
+    ids=["bf16-clipped", "bf16-trailing", "fp32"],
 )
 def test_steps_with_states_on_disk_are_plain_pytorchs(
-    device: Device, tmp_path: Path, dtype: torch.dtype, clip: float | None
+    device: Device, tmp_path: Path, dtype: torch.dtype, clip: float | None, trails: bool
 ) -> None:
     chain = chain_of(make_model("llama", dtype), device=CUDA)
     blocks = [
@@ -90,6 +93,7 @@ def test_steps_with_states_on_disk_are_plain_pytorchs(
     ]
     chain = replace(chain, blocks=tuple(blocks), piece_elements=PIECE)
     plan = replace(mixed_plan(chain, slices=SLICES, clip=clip is not None), gpu_budget_bytes=0)
+    plan = trailing(plan) if trails else plan
     assert len(compile_program(plan, chain).queue(Queue.DISK_WRITE)) > 8
     plain = make_model("llama", dtype)
     wanted = trained(PlainEngine(plain.to(CUDA), device=CUDA, optimizer=adamw(plain), max_grad_norm=clip))
