@@ -46,28 +46,33 @@ def main(arguments: list[str]) -> int:
 
 
 def _look(folder: RunFolder) -> Exit:
+    from planner.measure.hf_model import pairs_of
     from planner.measure.tokenizer import load_tokenizer
 
     job = Job.from_resolved(folder.resolved)
-    tokenizer = load_tokenizer(job)
+    tokenizer, pairs = load_tokenizer(job), pairs_of(job)
     for entries in (job.data, job.eval_data):
-        look(job, entries, tokenizer)
+        look(job, entries, tokenizer, pairs=pairs)
     return Exit.DONE
 
 
-def look(job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenizerBase) -> None:
+def look(
+    job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenizerBase, *, pairs: bool = False
+) -> None:  # fmt: skip
     """Raise the UserError that the first records of `entries`, which are trained on or evaluated on together, would
     end the job with. Says nothing of what cannot be read here: parts of files, and of splits of the hub."""
     from worker.data.batches import rows_of
     from worker.data.corpus import Corpus, batched, check_tokenizer, encode
+    from worker.data.pair_rows import layout_of_pairs
+    from worker.data.pairs import closing_tokens
 
     check_tokenizer(job, tokenizer)
     found = [
         (entry, first) for entry in entries
         if (first := _first(entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
     ]  # fmt: skip
-    documents = _documents(job, found, tokenizer)
-    encoded = [pair for alike in batched(documents) for pair in encode(alike, tokenizer, job)]
+    documents = _documents(job, found, tokenizer, pairs)
+    encoded = [pair for alike in batched(documents) for pair in encode(alike, tokenizer, job, pairs=pairs)]
     if not encoded:
         return
     corpus = Corpus(
@@ -75,7 +80,7 @@ def look(job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenize
         ends=np.cumsum([len(ids) for ids, _ in encoded], dtype=np.int64), fingerprint="",
     )  # fmt: skip
     try:
-        rows_of(corpus, job)
+        layout_of_pairs(corpus, job, closing_tokens(tokenizer)) if pairs else rows_of(corpus, job)
     except UserError as error:
         if error.code != "nothing-to-train" or (len(found) == len(entries) and all(f.whole for _, f in found)):
             raise
@@ -92,7 +97,7 @@ def _first(entry: DataEntry, most: int) -> FirstRows | None:
 
 
 def _documents(
-    job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase
+    job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase, pairs: bool
 ) -> Iterator[Document]:  # fmt: skip
     """The documents of the rows, as many as are rendered within seconds."""
     from worker.data.corpus import document_of, form_of
@@ -100,7 +105,7 @@ def _documents(
     until = time.monotonic() + _MOST_S
     for entry, first in found:
         kind = kind_in(entry, first.columns, entry.path)
-        form = form_of(job, entry, kind, entry.names(first.columns), tokenizer)
+        form = form_of(job, entry, kind, entry.names(first.columns), tokenizer, pairs=pairs)
         for place, record in first.rows:
             if (document := document_of(form, entry, record, place)) is not None:
                 yield document

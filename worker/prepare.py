@@ -29,13 +29,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _prepare(folder: RunFolder) -> Exit:
+    from planner.measure.hf_model import pairs_of
     from planner.measure.tokenizer import load_tokenizer
     from worker.data.batches import Batches
 
     job = Job.from_resolved(folder.resolved)
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # tokens of the whole step are enough for any split
-    batches = Batches(job, load_tokenizer(job), folder.path / "data", folder.read_frozen())
+    batches = Batches(job, load_tokenizer(job), folder.path / "data", folder.read_frozen(), pairs=pairs_of(job))
     folder.write_distinct_tokens(batches.distinct_tokens())
     return Exit.DONE
 

@@ -45,11 +45,12 @@ def _preview(file: Path, rows: int, color: bool) -> Exit:
         job = job.with_slices(job.train_batch_size)  # which does not change what a step trains on
     from transformers.utils import logging as transformers_logging
 
+    from planner.measure.hf_model import pairs_of
     from planner.measure.tokenizer import load_tokenizer
     from worker.data.batches import Batches
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    batches = Batches(job, load_tokenizer(job))
+    batches = Batches(job, load_tokenizer(job), pairs=pairs_of(job))
     for line in said(batches, job, rows=rows, color=color):
         print(line)
     return Exit.DONE

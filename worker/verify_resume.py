@@ -116,6 +116,7 @@ def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argpars
     """Make the run folders, with plan and data; returns how many steps there are to do. Raises UserError."""
     from planner.cache.store import Cache
     from planner.commands.plan_job import plan_job
+    from planner.measure.hf_model import pairs_of
     from planner.measure.target import device_of
     from planner.measure.tokenizer import load_tokenizer
     from worker.data.batches import Batches
@@ -126,7 +127,7 @@ def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argpars
     job = job if job.is_split else job.with_slices(answer.rows)
     job = _to_compare(job)
     first, *others = runs
-    batches = Batches(job, load_tokenizer(job), first.path / "data")
+    batches = Batches(job, load_tokenizer(job), first.path / "data", pairs=pairs_of(job))
     if (total := batches.total_steps) < 3:
         raise UserError(
             "The job is too short to be stopped within.", code="too-few-steps", exit_code=Exit.USAGE,

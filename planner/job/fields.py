@@ -114,6 +114,10 @@ Written = Annotated[
 ]
 
 Message = Annotated[dict[Literal["role", "content"], str], Field(min_length=2)]
+TargetLength = Annotated[
+    Annotated[int, Field(ge=1, le=10**7)] | None,
+    Field(description="a whole number of tokens from 1 to 10^7, or null for max_length"),
+]
 StepLimit = Annotated[
     Count | None,
     BeforeValidator(_no_limit),

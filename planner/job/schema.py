@@ -46,6 +46,7 @@ from planner.job.fields import (
     SpecialTokens,
     StepLimit,
     Switch,
+    TargetLength,
     Text,
     Tokens,
     ValSize,
@@ -91,6 +92,7 @@ class Job(AdapterKeys):
     interleave_probs: Shares = None
     max_samples: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null for all")] = None
     max_length: Annotated[int, Field(ge=2, le=10**7, description="a whole number of tokens from 2 to 10^7")] = 1024
+    max_target_length: TargetLength = None
     packing: Packing = False
     group_by_length: Switch = False
     per_device_train_batch_size: Annotated[
@@ -284,6 +286,11 @@ class Job(AdapterKeys):
         """Rows of a micro-batch, once they are decided."""
         assert isinstance(self.per_device_train_batch_size, int), "the planner has not decided it yet"
         return self.per_device_train_batch_size
+
+    @property
+    def most_target_tokens(self) -> int:
+        """Of a row's completion, where it is apart from its prompt, as for an encoder-decoder."""
+        return self.max_target_length or self.max_length
 
     @property
     def is_split(self) -> bool:

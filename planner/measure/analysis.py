@@ -204,7 +204,7 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analys
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight)
     with watching_isolation(model) if job.packing is True else nullcontext():
         analysis = analyse_model(
-            model, sample_batch(job), device=device, chunk_rows=rows, arranged=arranged,
+            model, sample_batch(job, model), device=device, chunk_rows=rows, arranged=arranged,
             rounded=rounded_names(model) if job.optim == ADAMW_8BIT else (),
             matrices=matrix_names(model) if job.optim == MUON else (),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The Hugging Face causal language model of a job: its config, and the model itself without memory for its weights."""
+"""The Hugging Face language model of a job: its config, and the model itself without memory for its weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+)
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_given, patiently
 from planner.job.schema import Job
+from planner.measure.encoder_decoder import check_sides, has_pairs, is_encoder_decoder
 from planner.measure.hf_names import own_code, own_code_refused, revision_of
 from planner.measure.peft_lora import with_adapters
 from planner.measure.quantized import Quantization
@@ -22,7 +30,7 @@ from planner.measure.tokenizer import with_rows_for_tokens
 from planner.measure.trainable import freeze_others
 from planner.measure.trainer_options import set_trainer_options
 
-_HINT = "give a folder with config.json, or the id of a causal language model on huggingface.co"
+_HINT = "give a folder with config.json, or the id of a language model on huggingface.co"
 
 
 def model_config(job: Job) -> PreTrainedConfig:
@@ -60,14 +68,23 @@ def _needed_code(job: Job) -> dict[str, str]:
     return own_code(found.get("auto_map"))
 
 
+def pairs_of(job: Job) -> bool:
+    """Whether the job's data are pairs, as its model is an encoder-decoder. Raises UserError for a model that cannot
+    be used, and for keys that say nothing of it."""
+    config = model_config(job)
+    check_sides(job, config)
+    return is_encoder_decoder(config)
+
+
 def beyond_positions(job: Job) -> str | None:
     """What to say of rows that are longer than the positions the model's config names; None of others. Models with a
     table of positions cannot have them, and are refused when their blocks are looked for."""
     most = getattr(model_config(job).get_text_config(), "max_position_embeddings", None)
-    if not isinstance(most, int) or job.max_length <= most:
+    longest = max(job.max_length, job.max_target_length or 0)
+    if not isinstance(most, int) or longest <= most:
         return None
     return (
-        f"max_length {job.max_length} is beyond the {most} positions that the model is made for "
+        f"max_length {longest} is beyond the {most} positions that the model is made for "
         "(max_position_embeddings): it runs, as it does in transformers, but knows no rows this long."
     )
 
@@ -83,6 +100,7 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
     It has adapters for LoRA. Weights are tied as the config says. Raises UserError.
     """
     config = model_config(job)
+    check_sides(job, config)
     with without_weights(), torch.device(device):
         model = build_model(job, config)
         if (quantized := Quantization.of(job, config)) is not None:
@@ -100,7 +118,7 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     # Asked for by name, sdpa is refused by models that have only eager; left open, it is taken where there is one.
     attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
     try:
-        model = cast(Any, AutoModelForCausalLM).from_config(
+        model = model_class(config).from_config(
             config, dtype=working_dtype(job), attn_implementation=attention, trust_remote_code=False
         )
     except Exception as error:  # as above
@@ -110,6 +128,11 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
         raise _unusable(job, first_line(error)) from error
     model.tie_weights()
     return cast(nn.Module, model)
+
+
+def model_class(config: PreTrainedConfig) -> Any:
+    """What loads the model of `config` with its head."""
+    return AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
 
 
 @contextlib.contextmanager
@@ -130,10 +153,16 @@ def without_weights() -> Iterator[None]:
         handle.remove()
 
 
-def sample_batch(job: Job) -> dict[str, torch.Tensor]:
+def sample_batch(job: Job, model: nn.Module | None = None) -> dict[str, torch.Tensor]:
     """A slice of the largest shape the job can have: `input_ids` and `labels`, zeros [rows, max_length], int64; where
-    documents are packed `position_ids`, of two of them in each row."""
+    documents are packed `position_ids`, of two of them in each row. Where `model` is an encoder-decoder the labels are of
+    `max_target_length` tokens, and there is an `attention_mask` of rows that end with padding."""
     shape = (job.slice_rows, job.max_length)
+    if model is not None and has_pairs(model):
+        mask = torch.ones(shape, dtype=torch.int64)
+        mask[:, -1] = 0
+        labels = torch.zeros((job.slice_rows, job.most_target_tokens), dtype=torch.int64)
+        return {"input_ids": torch.zeros_like(mask), "attention_mask": mask, "labels": labels}
     batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
     if job.packing is True:
         first = torch.arange(job.max_length // 2)

@@ -16,6 +16,7 @@ from torch import nn
 from planner.errors import Exit, UserError, first_line
 from planner.job.adapter import WEIGHTS, adapter_keys
 from planner.job.schema import Job
+from planner.measure.encoder_decoder import has_pairs
 from planner.measure.packed_experts import experts_shown, unpack_where_read
 from planner.measure.peft_parameters import keep_modules
 from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
@@ -43,7 +44,8 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
         layers_pattern=_listed(job.layers_pattern), rank_pattern=dict(job.rank_pattern or {}),
         alpha_pattern=cast(dict[str, int], dict(job.alpha_pattern or {})), init_lora_weights=job.init_lora_weights,
         modules_to_save=_listed(job.lora_modules_to_save), use_rslora=job.use_rslora, use_dora=job.use_dora,
-        task_type="CAUSAL_LM", base_model_name_or_path=job.model, revision=job.model_revision,
+        task_type="SEQ_2_SEQ_LM" if has_pairs(model) else "CAUSAL_LM",
+        base_model_name_or_path=job.model, revision=job.model_revision,
     )  # fmt: skip
     if quantized := is_quantized(model):
         compute_in(model, computes_in(job))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
+from planner.measure.encoder_decoder import has_pairs, have_mean_of_step
 
 _ROUTERS_SHARES = ("router_aux_loss_coef", "aux_loss_coef")
 """Names that transformers' mixtures have for how much of the routers' loss they add to the model's."""
@@ -40,6 +41,8 @@ class SmoothedLoss:
 
 def set_trainer_options(model: nn.Module, job: Job) -> None:
     """Have `model` (peft's, where it has adapters) train as the job's keys say."""
+    if has_pairs(model):
+        have_mean_of_step(_causal(model))
     if job.neftune_noise_alpha is not None:
         from transformers.integrations.neftune import activate_neftune  # loads peft, which few jobs need
 

@@ -11,7 +11,7 @@ from planner.cache.store import Cache
 from planner.commands.plan_job import Answer, plan_job
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
-from planner.measure.hf_model import working_dtype
+from planner.measure.hf_model import pairs_of, working_dtype
 from planner.measure.tokenizer import load_tokenizer
 from planner.reports.certificate import Certificate
 from planner.schedule.chain import Chain
@@ -42,7 +42,7 @@ def certify(
     answer = plan_job(job, device, cache=cache, measure=True)
     job = job if job.is_split else job.with_slices(answer.rows)
     room = Room.of(answer.chain, device)
-    batches = Batches(job, load_tokenizer(job), folder / "data")
+    batches = Batches(job, load_tokenizer(job), folder / "data", pairs=pairs_of(job))
     kept = room.layers() if layers is None else min(layers, room.all_layers)
     plan, chain = answer.plan, answer.chain
     if kept < room.all_layers:

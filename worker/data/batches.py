@@ -32,7 +32,9 @@ from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen
 from planner.job.schema import Job
 from worker.data.corpus import Corpus, load_corpus
-from worker.data.padding import EvalBatches, Layout, Rows, num_items
+from worker.data.padding import EvalBatches, Layout, Rows
+from worker.data.pair_rows import PairRows, layout_of_pairs
+from worker.data.pairs import closing_tokens
 from worker.data.seeds import epoch_seed, split_seed
 
 log = logging.getLogger(__name__)
@@ -58,17 +60,21 @@ class Batches:
     """
 
     def __init__(
-        self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, frozen: Frozen | None = None
+        self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, frozen: Frozen | None = None,
+        *, pairs: bool = False,
     ) -> None:  # fmt: skip
+        """`pairs`: for an encoder-decoder."""
         self._job = job
         self._tokenizer = tokenizer
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="offmate-data-")
             folder = Path(self._temporary.name) / "data"
-        corpus = load_corpus(job, tokenizer, folder, frozen)
+        corpus = load_corpus(job, tokenizer, folder, frozen, pairs=pairs)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._orders: dict[int, NDArray[np.int64]] = {}
-        rows = Rows(corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad if pad is not None else 0)
+        pad = pad if pad is not None else 0
+        closing = closing_tokens(tokenizer) if pairs else None
+        rows = _rows(corpus, job, pad, closing)
         self.largest_token = int(corpus.tokens.max())
         self.evaluation: EvalBatches | None = None
         """What is held out, or the job's `eval_dataset`."""
@@ -78,8 +84,10 @@ class Batches:
         elif job.eval_dataset is not None:
             other = job.model_copy(update={"dataset": job.eval_dataset, "mix_strategy": "concat"})
             log.info("data: for evaluation:")
-            corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen)
-            found = Rows(corpus, rows_of(corpus, other), max_length=job.max_length, pad=rows.pad)
+            corpus = load_corpus(
+                other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen, pairs=pairs
+            )  # fmt: skip
+            found = _rows(corpus, other, pad, closing)
             self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             self.evaluation = EvalBatches(found, job.slice_rows)
         self._rows = rows
@@ -135,7 +143,12 @@ class Batches:
 
     def num_items(self, batches: Sequence[dict[str, Tensor]]) -> int:
         """Tokens that a step's loss is the mean over: labels to be predicted from the token before."""
-        return sum(map(num_items, batches))
+        return sum(map(self._rows.num_items, batches))
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest rows there may be: see `worker.data.padding.width`."""
+        return self._rows.width
 
     @property
     def rows(self) -> int:
@@ -208,6 +221,14 @@ def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
     held_out = np.zeros(len(rows), np.bool_)
     held_out[torch.randperm(len(rows), generator=generator).numpy()[:count]] = True
     return rows.chosen(~held_out), rows.chosen(held_out)
+
+
+def _rows(corpus: Corpus, job: Job, pad: int, closing: int | None) -> Rows:
+    """Those of a corpus; `closing`: of pairs, whose prompts have so many special tokens behind them."""
+    if closing is None:
+        return Rows(corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad)
+    layout = layout_of_pairs(corpus, job, closing)
+    return PairRows(corpus, layout, max_length=job.max_length, pad=pad, most_target=job.most_target_tokens)
 
 
 def rows_of(corpus: Corpus, job: Job) -> Layout:

@@ -32,6 +32,7 @@ from planner.job.frozen import Frozen, check_frozen
 from planner.job.records import Kind, Record
 from planner.job.schema import Job
 from worker.data.formats import Document, Format, detect
+from worker.data.pairs import encode_pairs, entry_of_pairs
 from worker.data.sources import Source, open_source
 
 log = logging.getLogger(__name__)
@@ -60,16 +61,16 @@ class Corpus:
 
 
 def load_corpus(
-    job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, frozen: Frozen | None = None
+    job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, frozen: Frozen | None = None, *, pairs: bool = False
 ) -> Corpus:  # fmt: skip
     """The job's data, tokenized into `folder`, or as found there from an earlier start of the same job.
 
-    Raises UserError when a dataset cannot be read or understood, holds nothing to train on, or is to be read and is not
-    what `frozen` says it was (`planner.job.frozen`; None: nobody knows).
+    `pairs`: see `worker.data.pairs`. Raises UserError when a dataset cannot be read or understood, holds nothing to
+    train on, or is to be read and is not what `frozen` says it was (`planner.job.frozen`; None: nobody knows).
     """
     values, mixed = job.model_dump(mode="json"), job.mix_strategy != "concat"
     more = (*(key for key in _WHERE_GIVEN if values[key]), *(_MIXED if mixed else []))
-    keys = {key: value for key, value in values.items() if key in (*_KEYS, *more)}
+    keys = {key: value for key, value in values.items() if key in (*_KEYS, *more)} | ({"pairs": True} if pairs else {})
     if (corpus := _open(folder, keys)) is not None:
         log.info("data: %d tokens as tokenized at the first start (%s)", len(corpus.tokens), folder)
         return corpus
@@ -78,7 +79,7 @@ def load_corpus(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        _write(job, tokenizer, temporary)
+        _write(job, tokenizer, temporary, pairs)
         found = {"format": 1, "keys": keys, "fingerprint": _fingerprint(temporary)}
         (temporary / "corpus.json").write_text(json.dumps(found, indent=1), "utf-8")
     except BaseException:
@@ -122,7 +123,7 @@ def check_tokenizer(job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
         )  # fmt: skip
 
 
-def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bool) -> None:
     check_tokenizer(job, tokenizer)
     if tokenizer.eos_token_id is None:
         log.warning("data: the tokenizer has no end-of-text token; documents follow each other without one")
@@ -130,8 +131,8 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     count = 0
     said_at = time.monotonic()
     with (folder / "tokens.raw").open("wb") as tokens, (folder / "trained.raw").open("wb") as trained:
-        for documents in batched(_documents(job, tokenizer)):
-            for ids, learned in encode(documents, tokenizer, job):
+        for documents in batched(_documents(job, tokenizer, pairs)):
+            for ids, learned in encode(documents, tokenizer, job, pairs=pairs):
                 tokens.write(ids.tobytes())
                 trained.write(learned.tobytes())
                 count += len(ids)
@@ -157,13 +158,13 @@ def _save(path: Path, values: NDArray[Any]) -> None:
             file.write(values[start : start + _PIECE].tobytes())
 
 
-def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
+def _documents(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterator[Document]:
     """The documents of all entries of the dataset in their order, or mixed as the job says, empty records left out."""
     if job.mix_strategy != "concat" and len(job.data) > 1:
-        yield from _mixed(job, tokenizer)
+        yield from _mixed(job, tokenizer, pairs)
         return
     for entry in job.data:
-        source, form = _opened(job, entry, tokenizer)
+        source, form = _opened(job, entry, tokenizer, pairs)
         empty = 0
         for number, record in enumerate(islice(_records(source), entry.most(job.max_samples)), start=1):
             document = document_of(form, entry, record, f"record {number} of {source.name}")
@@ -175,11 +176,11 @@ def _documents(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Documen
             log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, len(source.records))
 
 
-def _opened(job: Job, entry: DataEntry, tokenizer: PreTrainedTokenizerBase) -> tuple[Source, Format]:
+def _opened(job: Job, entry: DataEntry, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> tuple[Source, Format]:
     source = open_source(entry)
     kind = kind_in(entry, source.columns, source.name)
     columns = entry.names(source.columns)
-    form = form_of(job, entry, kind, columns, tokenizer)
+    form = form_of(job, entry, kind, columns, tokenizer, pairs=pairs)
     unused = [column for column in columns if column not in form.uses]
     log.info(
         "data: %s: %d records read as %s (columns %s%s)", source.name, len(source.records), form.name,
@@ -188,11 +189,11 @@ def _opened(job: Job, entry: DataEntry, tokenizer: PreTrainedTokenizerBase) -> t
     return source, form
 
 
-def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
+def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterator[Document]:
     """The documents of all entries, drawn from one and another as LLaMA-Factory does: by `datasets`, under the job's
     seed, until the first entry (`interleave_under`) or every one has come to its end; the others then begin again
     (`interleave_over`), or are left out (`interleave_once`)."""
-    opened = [_opened(job, entry, tokenizer) for entry in job.data]
+    opened = [_opened(job, entry, tokenizer, pairs) for entry in job.data]
     sources = [source for source, _ in opened]
     sizes = [(len(s.records), e.most(job.max_samples)) for e, s in zip(job.data, sources, strict=True)]
     counts = [size if most is None else min(size, most) for size, most in sizes]
@@ -254,10 +255,12 @@ def _texts_of(source: Source) -> Iterator[None]:
 
 
 def form_of(
-    job: Job, entry: DataEntry, kind: Kind, columns: tuple[str, ...], tokenizer: PreTrainedTokenizerBase
+    job: Job, entry: DataEntry, kind: Kind, columns: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, *,
+    pairs: bool = False,
 ) -> Format:  # fmt: skip
     """How an entry's records of this kind, with these columns by offmate's names, become documents. Raises
     UserError."""
+    entry = entry_of_pairs(entry, kind) if pairs else entry
     return detect(
         kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format, system="system" in entry.columns
     )
@@ -287,9 +290,12 @@ def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def encode(
-    documents: list[Document], tokenizer: PreTrainedTokenizerBase, job: Job
+    documents: list[Document], tokenizer: PreTrainedTokenizerBase, job: Job, *, pairs: bool = False
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
     """Tokens of each document, and which of them are learned: those that share a character with a trained span."""
+    if pairs:
+        yield from encode_pairs(documents, tokenizer)
+        return
     encoded = tokenizer(
         [document.text for document in documents], add_special_tokens=documents[0].special,
         return_attention_mask=False, return_token_type_ids=False, verbose=False,

@@ -35,6 +35,12 @@ def buckets(max_length: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def width(batch: Mapping[str, Tensor]) -> int:
+    """Tokens of a batch's rows, padding included; of pairs those of both sides."""
+    sides = ("input_ids", "labels") if "attention_mask" in batch else ("input_ids",)
+    return sum(batch[side].shape[1] for side in sides)
+
+
 def num_items(batch: Mapping[str, Tensor]) -> int:
     """Tokens of a batch that its loss is the mean over."""
     return int((batch["labels"][:, 1:] != IGNORED).sum())
@@ -83,6 +89,7 @@ class Rows:
         self.corpus, self.layout, self.pad = corpus, layout, pad
         self.lengths = layout.lengths
         self._max_length = max_length
+        self.width = max_length
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -124,6 +131,12 @@ class Rows:
         return {**found, "position_ids": torch.from_numpy(positions)} if self.layout.isolated else found
 
 
+    @staticmethod
+    def num_items(batch: dict[str, Tensor]) -> int:
+        """Tokens of a batch that its loss is the mean over."""
+        return num_items(batch)
+
+
 class EvalBatches:
     """All rows of an evaluation, the longest first, in batches of `size` rows."""
 
@@ -139,4 +152,4 @@ class EvalBatches:
     def batch(self, number: int) -> dict[str, Tensor]:
         """`input_ids`, `labels`, and the tokens that the batch's loss is the mean over."""
         batch = self._rows.batch(self._numbers[number])
-        return {**batch, "num_items_in_batch": torch.tensor(num_items(batch))}
+        return {**batch, "num_items_in_batch": torch.tensor(self._rows.num_items(batch))}

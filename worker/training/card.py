@@ -17,13 +17,14 @@ _SAID = (
     "model_revision", "tokenizer_revision", "method", "trainable",
     "trainable_layers", "lora_r", "lora_alpha", "lora_dropout", "lora_target_parameters",
     "layers_to_transform", "use_rslora", "use_dora",
-    "load_in_4bit", "load_in_8bit", "quantize_moe_experts", "max_length", "packing", "optim", "muon_adjust_lr_fn",
+    "load_in_4bit", "load_in_8bit", "quantize_moe_experts", "max_length", "max_target_length", "packing", "optim",
+    "muon_adjust_lr_fn",
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "label_smoothing_factor",
     "neftune_noise_alpha", "bf16", "exact", "seed",
 )  # fmt: skip
 
 
-def model_card(job: Job, events: Sequence[Event], step: int) -> str:
+def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = False) -> str:
     """The card of the model after `step` steps, whose run wrote down `events`. Of local files and folders it has the
     names alone, and no paths."""
     base = Path(job.model).name if is_local(job.model) else job.model
@@ -33,7 +34,8 @@ def model_card(job: Job, events: Sequence[Event], step: int) -> str:
         head["base_model"] = job.model
     if hub := [entry.path for entry in job.data if not is_local(entry.path)]:
         head["datasets"] = hub
-    head |= {"pipeline_tag": "text-generation", "tags": ["offmate", *(["lora"] if job.method == "lora" else [])]}
+    head["pipeline_tag"] = "text2text-generation" if pairs else "text-generation"
+    head["tags"] = ["offmate", *(["lora"] if job.method == "lora" else [])]
     rows = job.slice_rows * job.gradient_accumulation_steps
     values = job.model_dump(mode="json")
     idle = () if job.optim == MUON else ("muon_adjust_lr_fn",)

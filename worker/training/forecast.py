@@ -11,22 +11,23 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import host_traffic_bytes, simulate
+from worker.data.padding import width
 
 
 class Forecast:
-    """`hardware` has the rates that the plan rests on, `max_length` is the length of a full slice's rows."""
+    """`hardware` has the rates that the plan rests on, `most` is the width of a full slice's rows: see
+    `worker.data.padding.width`."""
 
-    def __init__(self, plan: Plan, chain: Chain, hardware: Hardware, max_length: int) -> None:
-        self._plan, self._chain, self._hardware, self._max_length = plan, chain, hardware, max_length
+    def __init__(self, plan: Plan, chain: Chain, hardware: Hardware, most: int) -> None:
+        self._plan, self._chain, self._hardware, self._most = plan, chain, hardware, most
         self._program = compile_program(plan, chain)
-        self._known = {(max_length,) * (plan.rounds * plan.slices): plan.step_s}
+        self._known = {(most,) * (plan.rounds * plan.slices): plan.step_s}
 
     def step_s(self, batches: Sequence[Mapping[str, Tensor]]) -> float:
-        """Seconds of a step on `batches`, whose `input_ids` are [rows, length]. Steps of the same lengths are simulated
-        once."""
-        lengths = tuple(batch["input_ids"].shape[1] for batch in batches)
+        """Seconds of a step on `batches`. Steps of the same widths are simulated once."""
+        lengths = tuple(width(batch) for batch in batches)
         if lengths not in self._known:
-            shares = [length / self._max_length for length in lengths]
+            shares = [length / self._most for length in lengths]
             played = simulate(self._program, self._chain, self._hardware, shares)
             traffic = host_traffic_bytes(self._program, self._chain, shares)
             self._known[lengths] = max(played.step_s, traffic / self._hardware.cpu_memory_bytes_per_s)

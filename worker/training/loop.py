@@ -16,6 +16,7 @@ from torch import Tensor
 from planner.job.schema import Job
 from planner.units import format_seconds
 from worker.data.batches import Batches
+from worker.data.padding import width
 from worker.data.seeds import micro_batch_seed
 from worker.storage.checkpoint import Checkpoints, finite, non_finite
 from worker.storage.shards import Written
@@ -92,8 +93,8 @@ class _Metering:
     """Whether the device is metered (`on`). Says once when it has been long enough: for two steps, and until one had a
     slice of the largest shape, which the plan is for; but not for more than twenty."""
 
-    def __init__(self, max_length: int) -> None:
-        self._max_length = max_length
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._steps = 0
         self._largest = False
         self.on = True
@@ -103,7 +104,7 @@ class _Metering:
         if not self.on:
             return False
         self._steps += 1
-        self._largest |= any(batch["input_ids"].shape[1] == self._max_length for batch in batches)
+        self._largest |= any(width(batch) == self._most for batch in batches)
         self.on = self._steps < (2 if self._largest else 20)
         return not self.on
 
@@ -137,7 +138,7 @@ class Training:
         """
         total = self.batches.total_steps
         saved = self.engine.steps_done
-        meter = _Metering(self.job.max_length)
+        meter = _Metering(self.batches.width)
         self.evaluations.check()
         saved_at = said_at = time.monotonic()
         save_s = 0.0

@@ -9,14 +9,14 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_given, patiently
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.job.weights import check_weights
-from planner.measure.hf_model import build_model, model_config, working_dtype
+from planner.measure.hf_model import build_model, model_class, model_config, working_dtype
 from planner.measure.hf_names import own_code, revision_of
 from planner.measure.packed_experts import experts_packed_as_read
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
@@ -53,7 +53,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
         try:
             with packing:
                 loaded: Any = patiently(
-                    lambda: AutoModelForCausalLM.from_pretrained(
+                    lambda: model_class(config).from_pretrained(
                         job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
                         output_loading_info=True, trust_remote_code=False, revision=revision_of(job), **options,
                     ),
@@ -103,6 +103,9 @@ def _keep_layers(config: PreTrainedConfig, layers: int) -> None:
         if isinstance(value, list) and len(value) == every:
             setattr(config, key, value[:layers])
     config.num_hidden_layers = layers
+    for key in ("num_decoder_layers", "decoder_layers"):  # of encoder-decoders
+        if hasattr(config, key):
+            setattr(config, key, layers)
 
 
 def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -132,7 +135,8 @@ def check_reach(job: Job, model: nn.Module, largest_token: int) -> None:
     check_vocabulary(job, model, largest_token, "the data")
     embedding = cast(Any, model).get_input_embeddings()
     positions = getattr(cast(Any, model).config, "max_position_embeddings", None)
-    if not isinstance(positions, int) or job.max_length <= positions:
+    longest = max(job.max_length, job.max_target_length or 0)
+    if not isinstance(positions, int) or longest <= positions:
         return
     if any(
         isinstance(module, nn.Embedding) and module is not embedding and 0 <= module.num_embeddings - positions <= 2
@@ -140,7 +144,7 @@ def check_reach(job: Job, model: nn.Module, largest_token: int) -> None:
     ):
         raise UserError(
             "max_length is more than the model has positions for.", code="max-length-too-large", exit_code=Exit.USAGE,
-            numbers=(f"max_length {job.max_length}, positions {positions}",),
+            numbers=(f"max_length {longest}, positions {positions}",),
             hint=f"use max_length: {positions} or less",
         )  # fmt: skip
-    log.warning("model: max_length %d is beyond the %d positions it was made for", job.max_length, positions)
+    log.warning("model: max_length %d is beyond the %d positions it was made for", longest, positions)

@@ -20,7 +20,8 @@ from planner.job.output_dir import Place
 from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
-from planner.measure.hf_model import working_dtype
+from planner.measure.encoder_decoder import has_pairs
+from planner.measure.hf_model import pairs_of, working_dtype
 from planner.measure.quantized import other_on_cuda
 from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
@@ -87,11 +88,13 @@ class _Run:
         if place.published() is None:
             place.try_out()
         self.plan, self.chain, hardware = read_plan(folder)
-        self.forecast = Forecast(self.plan, self.chain, hardware, job.max_length)
         if eager := self.plan.options.count(EAGER.name):
             log.info("plan: %d of %d blocks run by their own code, recomputed", eager, len(self.chain.blocks))
         self.tokenizer = load_tokenizer(job)
-        self.batches = Batches(job, self.tokenizer, folder.path / "data", folder.read_frozen())
+        self.batches = Batches(
+            job, self.tokenizer, folder.path / "data", folder.read_frozen(), pairs=pairs_of(job)
+        )  # fmt: skip
+        self.forecast = Forecast(self.plan, self.chain, hardware, self.batches.width)
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
         self.origin = Origin.of(
             job, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan=self.plan
@@ -121,7 +124,9 @@ class _Run:
             log.info("optimizer: Muon for %.1f%% of the trained parameters, AdamW for the rest", share)
         self.delivery = Delivery(
             run=folder, place=place, output=output, trained=self.trained,
-            card=lambda step: model_card(job, read_metrics(folder.metrics), step),
+            card=lambda step: model_card(
+                job, read_metrics(folder.metrics), step, pairs=has_pairs(self.model)
+            ),
         )  # fmt: skip
 
     def _as_it_begins(self, place: Place) -> Job:
@@ -214,7 +219,7 @@ class _Run:
             ),
             predicted_s=self.forecast.step_s, best=best,
             timeline=Timeline(
-                engine=engine, max_length=self.job.max_length, write=self.folder.write_timeline
+                engine=engine, width=self.batches.width, write=self.folder.write_timeline
             ),
         )  # fmt: skip
         if engine.steps_done == 0:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.job.source import shown
+from planner.measure.encoder_decoder import has_pairs
 from worker.data.chat import ChatTemplate
 from worker.training.model import check_vocabulary
 
@@ -31,6 +32,12 @@ class Samples:
         """The samples of a job; None when it wants none. Raises UserError."""
         if job.sample_prompts is None:
             return None
+        if has_pairs(model):
+            raise UserError(
+                f"{job.model} is an encoder-decoder, which cannot write texts under a plan yet.",
+                code="generation-not-usable", exit_code=Exit.USAGE,
+                hint="the model folder's own generate can, in transformers",
+            )  # fmt: skip
         tokens = tuple(_tokens(prompt, number, tokenizer) for number, prompt in enumerate(job.sample_prompts, start=1))
         check_vocabulary(job, model, max(map(max, tokens)), "sample_prompts")
         positions = getattr(cast(Any, model).config, "max_position_embeddings", None)

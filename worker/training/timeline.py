@@ -15,6 +15,7 @@ from torch import Tensor
 
 from planner.errors import first_line
 from planner.schedule.measured import Measured
+from worker.data.padding import width
 from worker.runtime.recording import Recording
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Timeline:
     """`write` takes what was recorded; `wanted`: it has not been yet."""
 
     engine: Records
-    max_length: int
+    width: int
     write: Callable[[dict[str, Any]], None]
     wanted: bool = True
     tries: int = 0
@@ -64,7 +65,7 @@ class Timeline:
             self.wanted = False
             log.warning("the plan's page will not show the run: %s", first_line(error))
             return
-        full = all(batch["input_ids"].shape[1] == self.max_length for batch in batches)
+        full = all(width(batch) == self.width for batch in batches)
         self.tries += not full
         if not full and self.tries < _TRIES:
             self.engine.forget_recording()

@@ -1,0 +1,76 @@
+"""Encoder-decoders (T5, BART, mBART, NLLB, Pegasus) in jobs: what makes them other than causal language models.
+
+They read a text and write another one, so their data are pairs: a prompt, which is the encoder's, and a completion,
+whose tokens are the labels. What the decoder is given the model's own forward makes of the labels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import nn
+from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfig
+
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+
+_IGNORED = -100
+
+
+def is_encoder_decoder(config: PreTrainedConfig) -> bool:
+    """Whether the model of `config` is one that transformers has a head for texts for."""
+    said = bool(getattr(config, "is_encoder_decoder", False))
+    return said and type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+
+
+def has_pairs(model: nn.Module) -> bool:
+    """Whether `model`, peft's hull around it or not, is an encoder-decoder."""
+    return is_encoder_decoder(cast(Any, model).config)
+
+
+def check_sides(job: Job, config: PreTrainedConfig) -> None:
+    """Raise UserError for keys that say nothing of an encoder-decoder, or of a model that is none."""
+    if not is_encoder_decoder(config):
+        if job.max_target_length is not None:
+            raise _refused(
+                job, "is no encoder-decoder, and has no texts of their own to predict",
+                f"max_target_length: {job.max_target_length}", "leave it out: max_length is for prompt and completion",
+            )  # fmt: skip
+        return
+    wrong = {
+        "packing": (job.packing is not False, "a prompt and its completion are a row of their own"),
+        "train_on": (job.train_on != "completions", "what it learns is the completion, and all of it"),
+        "long_rows": (job.long_rows == "split", "a part of a prompt has no completion; cut, drop or refuse it"),
+        "chat_template": (job.chat_template is not None, "prompt and completion are texts, and no conversation"),
+        "sample_prompts": (job.sample_prompts is not None, "it cannot write texts under a plan yet"),
+        "add_tokens": (job.add_tokens is not None, "adding tokens to one is not there yet"),
+        "load_in_4bit": (job.load_in_4bit, "adapters on a quantized encoder-decoder are not there yet"),
+        "load_in_8bit": (job.load_in_8bit, "adapters on a quantized encoder-decoder are not there yet"),
+    }
+    for key, (given, why) in wrong.items():
+        if given:
+            raise _refused(
+                job, f"is an encoder-decoder: {why}", f"{key}: {getattr(job, key)}", f"leave {key} out"
+            )  # fmt: skip
+
+
+def _refused(job: Job, why: str, number: str, hint: str) -> UserError:
+    return UserError(
+        f"{job.model} {why}.", code="key-not-for-model", exit_code=Exit.USAGE, numbers=(number,), hint=hint
+    )
+
+
+def have_mean_of_step(model: Any) -> None:
+    """Have an encoder-decoder's loss be the mean over the tokens of a whole step, `num_items_in_batch`, and not over
+    those of its own micro-batch, which its class computes by itself. For one micro-batch it is the same to the bit."""
+    own = model.forward
+
+    def forward(*args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+        found = own(*args, **kwargs)
+        if num_items_in_batch is not None and found.loss is not None:
+            # The share first: of a step of one micro-batch it is 1, and changes no bit.
+            share = (kwargs["labels"] != _IGNORED).sum() / num_items_in_batch
+            found.loss = found.loss * share.to(found.loss.dtype)
+        return found
+
+    model.forward = forward

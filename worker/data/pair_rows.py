@@ -1,0 +1,98 @@
+"""Rows of an encoder-decoder's pairs (`worker.data.pairs`), and batches of them, padded on both sides."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from worker.data.corpus import Corpus
+from worker.data.padding import IGNORED, Layout, Rows, buckets
+
+log = logging.getLogger(__name__)
+
+
+def layout_of_pairs(corpus: Corpus, job: Job, closing: int) -> Layout:
+    """A row for every pair. Of prompts that are cut the `closing` tokens stay, of completions the beginning alone. Says
+    what is cut and left out. Raises UserError where nothing is left."""
+    ends = corpus.ends
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
+    learned = np.array([corpus.trained[a:b].sum() for a, b in zip(starts, ends, strict=True)], np.int64)
+    sources = ends - starts - learned
+    most_source, most_target = job.max_length, job.most_target_tokens
+    long = (sources > most_source) | (learned > most_target)
+    keep = (learned > 0) & (sources > 0)
+    if long.any():
+        numbers = f"{int(long.sum())} of {len(long)}, the longest {int(sources.max())} and {int(learned.max())} tokens"
+        limits = f"max_length {most_source} and max_target_length {most_target}"
+        if job.long_rows == "refuse":
+            raise UserError(
+                "Prompts or completions are longer than a row.", code="rows-too-long", exit_code=Exit.USAGE,
+                numbers=(f"{numbers}; {limits}",), hint="use a larger one, or long_rows: cut or drop",
+            )  # fmt: skip
+        done = "left out (long_rows: drop)" if job.long_rows == "drop" else "cut"
+        log.warning("data: pairs longer than %s are %s: %s", limits, done, numbers)
+        if job.long_rows == "drop":
+            keep &= ~long
+    if not keep.any():
+        raise UserError(
+            "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
+            numbers=(f"{len(keep)} pairs, none with a prompt and a completion",), hint="give data with completions",
+        )  # fmt: skip
+    if not keep.all():
+        log.warning("data: %d of %d pairs are left out", int((~keep).sum()), len(keep))
+    starts, sources, learned = starts[keep], sources[keep], learned[keep]
+    middles, targets = starts + sources, np.minimum(learned, most_target)
+    cut, closing = sources > most_source, min(closing, most_source - 1)
+    counts = 1 + cut.astype(np.int64)
+    past = np.cumsum(counts)
+    pieces = np.empty((int(counts.sum()), 2), np.int64)
+    pieces[past - counts] = np.stack((starts, np.where(cut, most_source - closing, sources + targets)), axis=1)
+    pieces[past[cut] - 1] = np.stack((middles[cut] - closing, closing + targets[cut]), axis=1)
+    return Layout(pieces=pieces, ends=past)
+
+
+class PairRows(Rows):
+    """Rows of a corpus of pairs."""
+
+    def __init__(self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int, most_target: int) -> None:
+        super().__init__(corpus, layout, max_length=max_length, pad=pad)
+        self._most_target = most_target
+        self.width = max_length + most_target
+
+    def chosen(self, which: NDArray[np.bool_]) -> PairRows:
+        """Some of them."""
+        return PairRows(
+            self.corpus, self.layout.chosen(which), max_length=self._max_length, pad=self.pad,
+            most_target=self._most_target,
+        )  # fmt: skip
+
+    def batch(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
+        """`input_ids` with their `attention_mask` [rows, length] and `labels` [rows, length of completions], int64,
+        each padded on the right to one of its `buckets`."""
+        rows = [[np.concatenate(parts) for parts in zip(*self.pieces(number), strict=True)] for number in numbers]
+        ids, there = _padded([ids[~learned] for ids, learned in rows], self._max_length, self.pad)
+        labels, _ = _padded([ids[learned] for ids, learned in rows], self._most_target, IGNORED)
+        return {"input_ids": ids, "attention_mask": there, "labels": labels}
+
+    @staticmethod
+    def num_items(batch: dict[str, Tensor]) -> int:
+        """Tokens of a batch that its loss is the mean over: the decoder's first label is predicted, too."""
+        return int((batch["labels"] != IGNORED).sum())
+
+
+def _padded(rows: list[NDArray[np.int32]], most: int, pad: int) -> tuple[Tensor, Tensor]:
+    """Rows as one tensor, and where they are in it, both int64. Of the buckets every other one is taken: each pair of
+    lengths has code of its own."""
+    longest = max(map(len, rows))
+    length = next(bucket for bucket in reversed(buckets(most)[::-1][::2]) if bucket >= longest)
+    ids, there = np.full((len(rows), length), pad, np.int64), np.zeros((len(rows), length), np.int64)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)], there[place, : len(row)] = row, 1
+    return torch.from_numpy(ids), torch.from_numpy(there)
+
