@@ -155,7 +155,7 @@ def without_weights() -> Iterator[None]:
 
 def sample_batch(job: Job, model: nn.Module | None = None) -> dict[str, torch.Tensor]:
     """A slice of the largest shape the job can have: `input_ids` and `labels`, zeros [rows, max_length], int64; where
-    documents are packed `position_ids`, of two of them in each row. Where `model` is an encoder-decoder the labels are of
+    documents are packed `position_ids`, of two of them in each row. Of an encoder-decoder the labels are of
     `max_target_length` tokens, and there is an `attention_mask` of rows that end with padding."""
     shape = (job.slice_rows, job.max_length)
     if model is not None and has_pairs(model):
