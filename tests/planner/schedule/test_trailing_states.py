@@ -11,6 +11,7 @@ from planner.schedule.memory import cpu_parts
 from planner.schedule.plan import Stage
 from planner.schedule.simulate import host_traffic_bytes, simulate, written_bytes
 from planner.schedule.verify import InvalidProgram, verify
+from planner.search.activations_on_disk import with_twins
 from tests.support.chains import HARDWARE, chain, plan, with_masters
 from tests.support.chaos import Chaos, waits
 
@@ -50,10 +51,16 @@ def compiled(lines=LINES, **more):
     return compile_program(trailing_plan(lines, **more), trailing_chain())
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, "activations on disk"])
 def test_a_program_is_right_and_every_order_computes_the_same_but_without_a_wait(shape):
-    lines, more = SHAPES[shape]
+    lines, more = SHAPES.get(shape, (LINES, {"slices": 2}))
     program, a_chain = compiled(lines, **more), trailing_chain()
+    if shape not in SHAPES:
+        a_chain = with_twins(a_chain)
+        stored = next(o.name for o in a_chain.blocks[1].options if o.on_disk)
+        a_plan = replace(trailing_plan(lines, **more), options=("keep", stored, stored, "keep"))
+        program = compile_program(a_plan, a_chain)
+        assert {op.subject[0] for op in program.queue(Queue.DISK_WRITE)} == {"a", "s"}
     verify(program, a_chain)
     assert [Op.parse(str(op)) for op in program.ops] == list(program.ops)
     assert [Stage.parse(str(stage)) for stage in trailing_plan(lines).stages] == list(trailing_plan(lines).stages)
