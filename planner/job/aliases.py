@@ -226,7 +226,8 @@ def _settle_reports(reading: _Reading, keys: list[str], values: dict[str, Any], 
 
 def _plugins(reading: _Reading, key: str, value: object) -> None:
     """axolotl's; those that would change what is learned are refused."""
-    for plugin in value if isinstance(value, list) else ():
+    plugins = [value] if isinstance(value, str) and value else value
+    for plugin in plugins if isinstance(plugins, list) else ():
         why = next((why for known, why in _PLUGINS.items() if known in str(plugin).lower()), None)
         if why is None:
             reading.refuse(key, f"{plugin} is not there; leave it out")

@@ -79,6 +79,8 @@ class Dialect:
                 absent["method"] = "lora"
             if file.get("finetuning_type") == "freeze":
                 values |= of_llama_factory(file)
+            if (file.get("resize_vocab") is True or values.get("add_tokens")) and _makes_adapters(absent | values):
+                absent["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
             if file.get("stage") == "pt":
                 absent |= {"packing": "wrapped"}
                 if values.get("packing") is True:  # the tool has one way of packing texts
@@ -105,7 +107,9 @@ class Dialect:
             absent.pop("per_device_train_batch_size", None)
         filled = {key: value for key, value in absent.items() if values.get(key) is None}
         values |= filled
-        others = (_muons_apart(self.tool, values, filled), _decay_of_loraplus(self.tool, values))
+        others = (
+            _muons_apart(self.tool, values, filled), _decay_of_loraplus(self.tool, values), _rows_of_tokens(values)
+        )  # fmt: skip
         apart = "; ".join(filter(None, others))
         if not filled:
             return apart or None
@@ -120,8 +124,17 @@ def _new_tokens(values: Mapping[str, Any]) -> list[object]:
     given, special = values.get("add_tokens") or [], values.get("special_tokens") or {}
     if not isinstance(given, list) or not isinstance(special, dict):
         return []
-    tokens = [*given, *(one for value in special.values() for one in (value if isinstance(value, list) else [value]))]
+    more = special.get("additional_special_tokens")
+    named = [token for name, token in special.items() if name != "additional_special_tokens"]
+    tokens = [*named, *given, *(more if isinstance(more, list) else ())]  # in its order
     return [token for place, token in enumerate(tokens) if token not in tokens[:place]]
+
+
+def _rows_of_tokens(values: Mapping[str, Any]) -> str:
+    """What begins otherwise than in the tools: nothing, or words."""
+    if not values.get("add_tokens"):
+        return ""
+    return "of add_tokens, what the tokenizer lacks gets rows that are drawn around the mean of the others"
 
 
 def _muons_apart(tool: str, values: Mapping[str, Any], filled: Collection[str]) -> str:

@@ -15,4 +15,4 @@ NOT_PLANNED = frozenset({
     "special_tokens", "add_tokens", "tokenizer_revision", "muon_adjust_lr_fn", "init_lora_weights",
     "loraplus_lr_ratio", "loraplus_lr_embedding", "embedding_lr", "embedding_lr_scale",
 })  # fmt: skip
-"""Keys that no estimate of a plan depends on."""
+"""Keys that no estimate of a plan depends on, but for a few rows of an embedding (`add_tokens`)."""

@@ -28,7 +28,10 @@ _SWITCHES = (
     "float32", "pure_bf16", "eager_attention", "neat_packing", "use_muon",
 )  # fmt: skip
 _FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "fp8", "flash_attn")
+_ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
+"""LLaMA-Factory's, each "a,b"."""
 _TEMPLATES = ("chat_template", "template")
+_WITH_SYSTEM = ("gemma3n", "gemma4", "cohere")
 _STRATEGIES = ("bfd", "wrapped")
 _LONG = {"truncate": "cut", "raise": "refuse"}
 
@@ -91,9 +94,15 @@ def translated(key: str, value: object) -> object:
         return {"eos_token": value} if value else None
     if key == "special_tokens" and isinstance(value, dict):  # what is padded is never learned
         return {name: token for name, token in value.items() if name != "pad_token" and token} or None
-    if key in _TEMPLATES and isinstance(value, str) and value in ("tokenizer_default", *FAMILIES):
+    if key in _TEMPLATES and (value == "tokenizer_default" or _means_family(key, value)):
         return None
     return value
+
+
+def _means_family(key: str, value: object) -> bool:
+    """Whether it is a tool's name for what a family of models writes. Of some names LLaMA-Factory's template has a
+    system message more than axolotl's."""
+    return isinstance(value, str) and (value in FAMILIES or (key == "template" and value in _WITH_SYSTEM))
 
 
 def done_otherwise(key: str, name: str, value: object, tool: str | None) -> str | None:
@@ -104,7 +113,7 @@ def done_otherwise(key: str, name: str, value: object, tool: str | None) -> str 
         return "a share of the steps is not taken here, but a number of steps, 500 by itself, beside save_minutes"
     if name == "optim" and value == _ADAMW_4BIT:
         return "AdamW's moments are in fp32 here, or with adamw_8bit in 8 bits"
-    if key in _TEMPLATES and isinstance(value, str) and value in FAMILIES:
+    if key in _TEMPLATES and _means_family(key, value):
         return "the tokenizer's own template is taken, as it came with the model; offmate preview shows what it writes"
     if key == "special_tokens" and isinstance(value, dict) and value.get("pad_token"):
         return "padding is never learned, and keeps its token"
@@ -119,6 +128,8 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
     if "packing_strategy" in said and len(said) == 2:
         packing = next(value for key, value in said.items() if key != "packing_strategy")
         return {"packing": "wrapped" if packing is True and said["packing_strategy"] == "wrapped" else packing}
+    if set(said) <= _ADDED and all(isinstance(value, str) for value in said.values()):
+        return {next(iter(said)): ",".join(said.values())}  # type: ignore[arg-type]
     if set(said) == {"packing", "neat_packing"}:
         return {"packing": bool(said["packing"]) or bool(said["neat_packing"])}
     if set(said) == {"assistant_only_loss", "completion_only_loss"}:

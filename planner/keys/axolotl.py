@@ -32,7 +32,6 @@ from planner.keys.meaning import (
     SHAPE,
     SOME_WEIGHTS,
     STREAMS,
-    TOKENS,
     UPLOADS,
     Table,
     table,
@@ -122,8 +121,9 @@ AXOLOTL: Table = table(
         STREAMS: "streaming streaming_multipack_buffer_size",
         "every step has all its rows, also where an epoch ends in it": "dataloader_drop_last",
         "the embedding has the tokenizer's size, or is larger": """
-            resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings
+            resize_token_embeddings_to_32x shrink_embeddings
         """,
+        "new rows are drawn around the mean of the others": "mean_resizing_embeddings",
         SAVES: """
             save_strategy saves_per_epoch save_safetensors save_only_model save_first_step auto_resume_from_checkpoints
             dynamic_checkpoint tokenizer_save_jinja_files
@@ -210,7 +210,8 @@ AXOLOTL: Table = table(
             jagged_restart_steps
         """,
         LOSS: "use_eaft",
-        TOKENS: "added_tokens_overrides fix_untrained_tokens",
+        "other texts for reserved tokens (change the tokenizer's files)": "added_tokens_overrides",
+        "setting rows of tokens that were never learned": "fix_untrained_tokens",
         ORDER: "curriculum_sampling sample_packing_sequentially",
         "a part of the data": "dataset_shard_num dataset_shard_idx min_sample_len",
         "leaving out rows that are there twice": "dataset_exact_deduplication",

@@ -24,7 +24,6 @@ from planner.keys.meaning import (
     SAYS_NOTHING,
     SOME_WEIGHTS,
     STREAMS,
-    TOKENS,
     UPLOADS,
     Table,
     table,
@@ -109,7 +108,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     planner="""
         low_cpu_mem_usage use_unsloth use_unsloth_gc disable_gradient_checkpointing use_reentrant_gc offload_folder
         use_kt use_hyper_parallel hyper_parallel_args
-        kt_optimize_rule cpu_infer chunk_size mode use_mca kt_weight_path kt_expert_checkpoint_path
+        kt_optimize_rule cpu_infer chunk_size mode use_mca kt_expert_checkpoint_path
         tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size
         expert_model_parallel_size expert_tensor_parallel_size context_parallel_size sequence_parallel
         use_distributed_optimizer overlap_grad_reduce overlap_param_gather bias_activation_fusion apply_rope_fusion
@@ -121,11 +120,11 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "tools in another form than the template's": "tool_format",
         "going on from adapters that are there": "adapter_folder",
         "a tokenizer that splits special tokens": "split_special_tokens",
-        TOKENS: "new_special_tokens_config",
+        "new rows made from descriptions": "new_special_tokens_config",
         CHANGED_MODEL: "rope_scaling mixture_of_depths moe_aux_loss_coef",
         "shifted sparse attention": "shift_attn",
         "random weights (give a folder with a config and none)": "train_from_scratch",
-        QUANTIZED: "quantization_method",
+        QUANTIZED: "quantization_method kt_weight_path",
         "fp8 training": "fp8",
         OTHER_LORA: "kt_use_lora_experts",
         "beginning with parts of the model's own weights (PiSSA)": "pissa_init",

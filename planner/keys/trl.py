@@ -12,7 +12,6 @@ from planner.keys.meaning import (
     REWARDS,
     SAYS_NOTHING,
     STREAMS,
-    TOKENS,
     Table,
     table,
 )
@@ -54,7 +53,7 @@ TRL: Table = TRANSFORMERS | table(
         "cutting long rows at their beginning": "truncation_mode",
         LOSS: "loss_type",
         OTHER_LORA: "lora_task_type",
-        TOKENS: "add_special_tokens",
+        "another choice of special tokens around a text": "add_special_tokens",
         REWARDS: "beta num_generations reward_funcs reward_model_path",
     },
     parts={

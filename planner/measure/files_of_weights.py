@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,9 +24,11 @@ def weights_are_in_files(job: Job, model: nn.Module) -> bool:
     that the job adds."""
     dtype = working_dtype(job)
     still = [p for p in model.parameters() if not p.requires_grad]
-    if has_no_weights(job.model) or job.add_tokens or any(p.dim() > 2 or p.dtype != dtype for p in still):
+    if has_no_weights(job.model) or any(p.dim() > 2 or p.dtype != dtype for p in still):
         return False
-    return getattr(model_config(job), "dtype", None) == dtype
+    config = model_config(job)
+    rows, published = cast(Any, model).get_input_embeddings().num_embeddings, config.get_text_config().vocab_size
+    return getattr(config, "dtype", None) == dtype and rows == published
 
 
 def model_read_rate(job: Job) -> float:

@@ -160,8 +160,9 @@ class Quantization:
             raise UserError(
                 f"{job.model} was saved quantized, and cannot be trained like this.", code="base-quantized",
                 exit_code=Exit.USAGE, numbers=(f"quantized by {by}, method: {job.method}",),
-                hint="a base quantized by bitsandbytes is trained by method: lora (without DoRA); or give the model as "
-                "published in bf16",
+                hint="leave load_in_4bit and load_in_8bit out: it is unpacked to the working dtype as it is read"
+                if by == _UNPACKED else "a base quantized by bitsandbytes is trained by method: lora (without DoRA); "
+                "or give the model as published in bf16",
             )  # fmt: skip
         if by is None and not (job.load_in_4bit or job.load_in_8bit):
             return None
@@ -204,11 +205,16 @@ def loading_options(job: Job, config: PreTrainedConfig) -> dict[str, Any]:
     UserError, as `Quantization.of`."""
     if (quantized := Quantization.of(job, config)) is not None:
         return quantized.options
-    if _saved(config).get("quant_method") != _UNPACKED:
+    if not unpacks(config):
         return {}
     from transformers.utils.quantization_config import Mxfp4Config
 
     return {"quantization_config": cast(Any, Mxfp4Config)(dequantize=True)}
+
+
+def unpacks(config: PreTrainedConfig) -> bool:
+    """Whether the weights of the model with this config are unpacked as they are read."""
+    return _saved(config).get("quant_method") == _UNPACKED
 
 
 def name_as_unpacked(model: nn.Module) -> None:

@@ -69,26 +69,24 @@ def _added(token: str, *, special: bool = False) -> AddedToken:
 
 
 def with_rows_for_tokens(model: nn.Module, job: Job) -> None:
-    """Give the embedding and the head of `model` a row for each token where the job adds some and there are too few:
+    """Give the embedding and the head of `model` a row for each token where one that the job adds has none:
     `resize_token_embeddings` under the job's seed, whose new rows are drawn around the mean of those that are there.
     On meta they are only made. Raises UserError where adapters alone are trained, and what is added would never be
     learned."""
     if not job.add_tokens:
         return
-    tokenizer, its = load_tokenizer(job), cast(Any, model)
-    embedding = its.get_input_embeddings()
-    new = embedding.num_embeddings < len(tokenizer)
-    if job.method == "lora" and (new or _are_new(job)):
+    bare = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None}))
+    there, embedding = bare.get_vocab(), cast(Any, model).get_input_embeddings()
+    added = [token for token in job.add_tokens if token not in there]
+    # Some tokenizers are longer than their model's embedding by tokens that are never seen.
+    beyond = len(bare) + len(added) if added else 1 + max(there[token] for token in job.add_tokens)
+    short = beyond > embedding.num_embeddings
+    if job.method == "lora" and (short or added):
         _check_learned(model, job)
-    if new:
+    if short:
         torch.manual_seed(job.seed)
-        its.resize_token_embeddings(len(tokenizer), mean_resizing=not embedding.weight.is_meta)
-
-
-def _are_new(job: Job) -> bool:
-    """Whether the tokenizer lacks one of them before they are added."""
-    there = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None})).get_vocab()
-    return any(token not in there for token in job.add_tokens or ())
+        rows = len(bare) + len(added)
+        cast(Any, model).resize_token_embeddings(rows, mean_resizing=not embedding.weight.is_meta)
 
 
 def _check_learned(model: nn.Module, job: Job) -> None:

@@ -28,6 +28,7 @@ from planner.job.schema import Job
 from planner.measure.hf_model import model_config, skeleton_model
 from planner.measure.hf_names import revision_of
 from planner.measure.peft_lora import plain_name
+from planner.measure.quantized import unpacks
 
 _PACKED = ("load_in_4bit", "load_in_8bit", "quantize_moe_experts")
 _HULL = "base_model.model."  # how names in peft's model begin
@@ -132,9 +133,13 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], Any]:
 
     config = model_config(job)
     if getattr(config, "quantization_config", None):
+        unpacked = unpacks(config)
         raise UserError(
-            f"{job.model} was saved quantized: nothing can be merged into it.", code="base-quantized",
-            exit_code=Exit.USAGE, hint="merge into the model as it was published",
+            f"{job.model} was saved quantized: nothing can be merged into its files.", code="base-quantized",
+            exit_code=Exit.USAGE,
+            hint="peft merges in memory: load the model with Mxfp4Config(dequantize=True), the adapters onto it with "
+            "PeftModel.from_pretrained, then merge_and_unload()"
+            if unpacked else "merge into the model as it was published",
         )  # fmt: skip
     adapted: Any = skeleton_model(job.model_copy(update=dict.fromkeys(_PACKED, False)))
     weights = load_file(adapters / "adapter_model.safetensors")
@@ -143,7 +148,12 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], Any]:
     base = adapted.get_base_model()
     tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
     if (added := job.add_tokens) and base.get_input_embeddings().num_embeddings != _rows(config):
-        raise _not_mergeable(f"it has fewer rows than tokens, of which the job added some: {', '.join(added)}")
+        raise UserError(
+            "The job added tokens for which the base has no rows, and nothing is merged into its files.",
+            code="not-mergeable", exit_code=Exit.USAGE, numbers=(f"add_tokens: {', '.join(added)}",),
+            hint="peft merges in memory: load the base, resize_token_embeddings(len(tokenizer)), the adapters onto it "
+            "with PeftModel.from_pretrained, then merge_and_unload()",
+        )  # fmt: skip
     ends = (base.get_input_embeddings(), base.get_output_embeddings()) if tied else ()
     for name, module in modules:
         if isinstance(module, ModulesToSaveWrapper):

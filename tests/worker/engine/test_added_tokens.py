@@ -107,6 +107,15 @@ def test_adapters_alone_are_refused_as_nobody_would_learn_them(tmp_path: Path) -
     assert skeleton_model(whole).get_input_embeddings().weight.shape[0] == 263  # type: ignore[operator]
 
 
+def test_a_tokenizer_that_is_longer_than_the_embedding_adds_nothing(tmp_path: Path) -> None:
+    job = job_of(tmp_path, add_tokens=["a"])  # it is there and has its row, whatever others have
+    settings = json.loads((Path(job.model) / "config.json").read_text()) | {"vocab_size": 259}
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / "config.json").write_text(json.dumps(settings))
+    short = job.model_copy(update={"model": str(tmp_path / "short")})
+    assert skeleton_model(short).get_input_embeddings().weight.shape[0] == 259  # type: ignore[operator]
+
+
 def test_tokens_and_rows_that_are_there_stay_what_they_are(tmp_path: Path) -> None:
     job = job_of(tmp_path, add_tokens=["a"], **FULL)
     assert skeleton_model(job).get_input_embeddings().weight.shape[0] == 260  # type: ignore[operator]
