@@ -9,6 +9,7 @@ import torch
 
 from planner.cache.store import Cache
 from planner.commands.plan_job import Answer, plan_job
+from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
 from planner.measure.hf_model import pairs_of, working_dtype
@@ -42,9 +43,15 @@ def certify(
     answer = plan_job(job, device, cache=cache, measure=True)
     job = job if job.is_split else job.with_slices(answer.rows)
     room = Room.of(answer.chain, device)
-    batches = Batches(job, load_tokenizer(job), folder / "data", pairs=pairs_of(job))
+    pairs = pairs_of(job)
+    batches = Batches(job, load_tokenizer(job), folder / "data", pairs=pairs)
     kept = room.layers() if layers is None else min(layers, room.all_layers)
     plan, chain = answer.plan, answer.chain
+    if kept < room.all_layers and pairs:
+        raise UserError(
+            "An encoder-decoder is certified with all its layers.", code="not-certified", exit_code=Exit.USAGE,
+            numbers=(f"{kept} of {room.all_layers}",), hint="leave --layers out, where plain PyTorch has room for it",
+        )  # fmt: skip
     if kept < room.all_layers:
         log.info("with the first %d of the model's %d layers", kept, room.all_layers)
         chain = room.shorter(kept)

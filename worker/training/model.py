@@ -16,6 +16,7 @@ from planner.hub import not_given, patiently
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.job.weights import check_weights
+from planner.measure.encoder_decoder import is_encoder_decoder
 from planner.measure.hf_model import build_model, model_class, model_config, working_dtype
 from planner.measure.hf_names import own_code, revision_of
 from planner.measure.packed_experts import experts_packed_as_read
@@ -38,7 +39,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
     """
     config = model_config(job)
     every = None if layers is None else int(config.get_text_config().num_hidden_layers)
-    if layers is not None:
+    if layers is not None and not is_encoder_decoder(config):  # which has two chains of them
         _keep_layers(config, layers)
     published = getattr(config, "dtype", None)
     torch.manual_seed(job.seed)  # also for weights that a folder lacks
@@ -103,9 +104,6 @@ def _keep_layers(config: PreTrainedConfig, layers: int) -> None:
         if isinstance(value, list) and len(value) == every:
             setattr(config, key, value[:layers])
     config.num_hidden_layers = layers
-    for key in ("num_decoder_layers", "decoder_layers"):  # of encoder-decoders
-        if hasattr(config, key):
-            setattr(config, key, layers)
 
 
 def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
