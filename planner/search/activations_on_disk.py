@@ -14,13 +14,13 @@ from dataclasses import replace
 from planner.schedule.chain import Block, Chain, Option
 from planner.search.problem import Problem
 
-_WORTH = 0.02  # of a step: what gains less is not written
+_WORTH = 0.03  # of a step: what gains less is not written, and whole blocks lose some of what the solver hopes for
 _ON_DISK = "-disk"
 
 
 def with_activations_on_disk(problem: Problem, decided: Callable[[Problem], Problem]) -> Problem:
     """What `decided` makes of the problem; where a disk is given and the host has no memory for all activations, and
-    with some of them on disk the solver hopes for a step that is 2% shorter, or only so for any, what it makes of the
+    with some of them on disk the solver hopes for a step that is 3% shorter, or only so for any, what it makes of the
     problem in which they may be there."""
     plain = decided(problem)
     if not may_be_stored(problem):
