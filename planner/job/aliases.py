@@ -11,6 +11,7 @@ from typing import Any
 from planner.job.dialects import AXOLOTL, Dialect
 from planner.job.evaluation import EVALUATED
 from planner.job.fields import DEFAULT_EPOCHS
+from planner.job.lora import PLUS, PLUS_EMBEDDING
 from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown, to_user_error
 from planner.job.trackers import reports
 from planner.job.values import check_value, done_otherwise, merged, translated
@@ -297,11 +298,20 @@ def _frozen(reading: _Reading, key: str, value: object) -> None:
         reading.unused.setdefault("it says nothing without finetuning_type: freeze", []).append(key)
 
 
+def _rate_of_embeddings(reading: _Reading, key: str, value: object) -> None:
+    """LoRA+'s. In offmate's own files it is refused alone, see `planner.job.lora`; here it is a default written out."""
+    if reading.dialect.tool is None or reading.source.values.get(PLUS) not in SWITCHED_OFF:
+        reading.found.setdefault(key, []).append(key)
+    elif value not in SWITCHED_OFF:
+        reading.unused.setdefault(f"it says nothing without {PLUS}", []).append(key)
+
+
 _SPECIAL: dict[str, Callable[[_Reading, str, object], None]] = {
     "bnb_config_kwargs": _bnb_config, "enable_thinking": _thinking,
     "model_quantization_config": _unpacked, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
     **dict.fromkeys(("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"), _frozen),
     "metric_for_best_model": _metric, "greater_is_better": _metric,
+    PLUS_EMBEDDING: _rate_of_embeddings,
     **dict.fromkeys(("dataset_dir", _PER_EPOCH, *_PARTS), lambda *_: None),
 }  # fmt: skip
 

@@ -108,7 +108,8 @@ class Dialect:
         filled = {key: value for key, value in absent.items() if values.get(key) is None}
         values |= filled
         others = (
-            _muons_apart(self.tool, values, filled), _decay_of_loraplus(self.tool, values), _rows_of_tokens(values)
+            _muons_apart(self.tool, values, filled), _decay_of_loraplus(self.tool, values), _rows_of_tokens(values),
+            _embeddings_of_loraplus(self.tool, values),
         )  # fmt: skip
         apart = "; ".join(filter(None, others))
         if not filled:
@@ -154,6 +155,16 @@ def _decay_of_loraplus(tool: str, values: dict[str, Any]) -> str:
         return ""
     values["weight_decay"] = 0.0
     return "weight_decay is 0, as its LoRA+ has none"
+
+
+def _embeddings_of_loraplus(tool: str, values: Mapping[str, Any]) -> str:
+    """LLaMA-Factory's LoRA+ has a rate for one of the two matrices of an embedding's adapter."""
+    targets = str(values.get("lora_target_modules"))
+    if tool != LLAMA_FACTORY or values.get("loraplus_lr_ratio") in SWITCHED_OFF:
+        return ""
+    if not any(word in targets for word in ("emb", "wte")):
+        return ""
+    return "loraplus_lr_embedding is for both matrices of an embedding's adapter, as in peft, and there for B alone"
 
 
 def _makes_adapters(values: Mapping[str, Any]) -> bool:

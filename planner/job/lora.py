@@ -22,7 +22,7 @@ KINDS = ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit", "quantize_moe
 ADAPTER, MODULES, PARAMETERS = "adapter_name_or_path", "lora_modules_to_save", "lora_target_parameters"
 WHERE = ("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern")
 """Which layers have an adapter, and how large it is there."""
-BEGIN, PLUS = "init_lora_weights", "loraplus_lr_ratio"
+BEGIN, PLUS, PLUS_EMBEDDING = "init_lora_weights", "loraplus_lr_ratio", "loraplus_lr_embedding"
 _SETS = ("lora_target_modules", PARAMETERS, MODULES, *WHERE[:3])
 """Keys whose lists say the same in any order."""
 _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
@@ -34,6 +34,9 @@ def check_lora(
     """Mistakes in the keys of LoRA; `values` by canonical name, `names`: canonical name -> the name in the file. Fills
     the defaults into `values` for `method: lora`; else takes out keys that are switched off. `decided`: the keys say
     all, whatever is by now in the folder of the adapter that the job goes on from."""
+    if not decided and PLUS_EMBEDDING in values and values.get(PLUS) in SWITCHED_OFF:
+        text = f"it says nothing without {PLUS}: give that too, or leave this key out"
+        return [source.mistake(names[PLUS_EMBEDDING], "bad-value", text)]
     if values.get("method") != "lora":
         given = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
         given += [key for key in KINDS if values.get(key) is True]
@@ -46,7 +49,7 @@ def check_lora(
     mistakes = [] if decided else _as_the_adapter(values, names, source)
     targets = values.get("lora_target_modules")
     values["lora_target_modules"] = _targets(targets)
-    if values.get(PARAMETERS) and names.get("lora_dropout", "lora_dropout") not in source.values:
+    if values.get(PARAMETERS) and source.values.get(names.get("lora_dropout", "lora_dropout")) is None:
         values["lora_dropout"] = 0.0  # the only one that there is
     for key, default in DEFAULTS.items():
         if values.get(key) is None:

@@ -158,10 +158,11 @@ def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], sour
     """The mistakes of states on a disk that are in 8 bits, or Muon's, and of rates that exclude one another."""
     apart = [key for key in RATES if values.get(key) not in SWITCHED_OFF]
     if apart and values.get("optim") == MUON:
-        text = f"optim is {MUON}, which has one rate; leave one of the two out"
+        text = f"optim is {MUON}, under which all weights have learning_rate; leave one of the two out"
         return [source.mistake(names[apart[0]], "not-there", text)]
     if len(apart) > 1:
-        text = f"{names[apart[1]]} is given too, and both say at which rate the embedding is trained; keep one"
+        both = "both say at which rate some weights are trained, and which these are"
+        text = f"{names[apart[1]]} is given too, and {both}; keep one"
         return [source.mistake(names[apart[0]], "bad-value", text)]
     states = IN_MEMORY.get(str(values.get("optim")))
     if states is None or not values.get("disk_paths"):

@@ -26,8 +26,9 @@ from planner.measure.encoder_decoder import check_sides, has_pairs, is_encoder_d
 from planner.measure.hf_names import own_code, own_code_refused, revision_of
 from planner.measure.peft_lora import with_adapters
 from planner.measure.quantized import Quantization
+from planner.measure.rates import check_rates
 from planner.measure.tokenizer import with_rows_for_tokens
-from planner.measure.trainable import freeze_others
+from planner.measure.trainable import check_tokens_learned, freeze_others
 from planner.measure.trainer_options import set_trainer_options
 
 _HINT = "give a folder with config.json, or the id of a language model on huggingface.co"
@@ -105,10 +106,13 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
         model = build_model(job, config)
         if (quantized := Quantization.of(job, config)) is not None:
             quantized.apply(model)
+        rows = cast(Any, model).get_input_embeddings().num_embeddings if job.add_tokens else 0
         with_rows_for_tokens(model, job)
         if job.method == "lora":
             model = with_adapters(model, job)
     freeze_others(model, job)
+    check_tokens_learned(model, job, rows)
+    check_rates(model, job)
     set_trainer_options(model, job)
     return model.train()
 

@@ -20,14 +20,16 @@ from planner.measure.encoder_decoder import has_pairs
 from planner.measure.packed_experts import experts_shown, unpack_where_read
 from planner.measure.peft_parameters import keep_modules
 from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
+from planner.measure.trainable import none_kept
 
 log = logging.getLogger(__name__)
 
 
-def with_adapters(model: nn.Module, job: Job) -> nn.Module:
+def with_adapters(model: nn.Module, job: Job, *, layers: int | None = None) -> nn.Module:
     """`model` in peft's hands: fresh adapters under `job.seed`, in fp32 as peft makes them, all else frozen.
 
-    Raises UserError where peft is missing, or a target is not in the model.
+    `layers`: so many has the model of which this one has the first, and keys may be about the others. Raises UserError
+    where peft is missing, or a target is not in the model.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -59,15 +61,18 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
             adapted = cast(nn.Module, get_peft_model(cast(Any, model), config))
     except ValueError as error:
         no_dropout = "lora_dropout" in str(error)
+        if layers is not None and not no_dropout:  # the whole model is refused before
+            raise none_kept(model, layers) from error
         hint = "lora_dropout: 0 (experts' adapters have none)" if no_dropout else "lora_target_modules: all-linear"
         raise UserError(
             "The LoRA adapters cannot be added to this model.", code="lora-targets", numbers=(first_line(error),),
             hint=hint, exit_code=Exit.USAGE,
         ) from error  # fmt: skip
-    _check_matches(adapted, job)
+    if layers is None:
+        _check_matches(adapted, job)
     names = [name for name, _ in adapted.named_modules()]
     for wanted in job.lora_modules_to_save or ():
-        if not any(name.endswith(f"{wanted}.modules_to_save") for name in names):
+        if layers is None and not any(name.endswith(f"{wanted}.modules_to_save") for name in names):
             raise UserError(
                 f"There is no module {wanted} in this model to train as a whole.", code="lora-modules",
                 hint="lora_modules_to_save: [embed_tokens, lm_head], or what these are called in this model",

@@ -10,6 +10,7 @@ from torch import nn
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.job.trainable import PLACE
+from planner.measure.tokenizer import load_tokenizer
 
 
 def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> None:
@@ -20,26 +21,65 @@ def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> N
     """
     if not job.trainable:
         return
-    count = layers or int(cast(Any, model).config.get_text_config().num_hidden_layers)
+    count = layers or _layers_of(model)
     chosen = "|".join(map(str, _layers(job, count)))
     patterns = {text: re.compile(text.replace(PLACE, f"(?:{chosen})")) for text in job.trainable}
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    tied = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False) if first[id(p)] != name}
+    names = list(first.values())
     for text, pattern in patterns.items():
         if layers is None and not any(map(pattern.match, names)):
+            other = next((f"{name} is tied: give {tied[name]}" for name in filter(pattern.match, tied)), None)
             numbers = (f"trainable: {text}", f"some that it has: {', '.join(names[:1] + names[-2:])}")
             raise UserError(
                 "A pattern of what is trained matches no parameter of this model.", code="trainable-not-there",
                 exit_code=Exit.USAGE, numbers=numbers,
-                hint="a pattern is to match a name from its beginning: 'model.layers.1[0-5].', or '.*mlp'",
+                hint=other or "a pattern is to match a name from its beginning: 'model.layers.1[0-5].', or '.*mlp'",
             )  # fmt: skip
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(pattern.match(name) for pattern in patterns.values()))
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if any(parameter.requires_grad for parameter in model.parameters()):
+        return
+    if layers is not None:
+        raise none_kept(model, layers)
+    raise UserError(
+        "Nothing of this model would be trained.", code="trainable-not-there", exit_code=Exit.USAGE,
+        numbers=(f"trainable: {', '.join(job.trainable)}",),
+        hint="an embedding that is the head, too, goes by the embedding's name",
+    )  # fmt: skip
+
+
+def none_kept(model: nn.Module, layers: int) -> UserError:
+    """What to say of `model`, the beginning of one of so many layers, where a job trains others of them."""
+    kept = _layers_of(model)
+    return UserError(
+        "None of the layers that this job trains is among the first ones, which are all that there is here.",
+        code="layers-left-out", exit_code=Exit.USAGE, numbers=(f"{kept} of {layers} layers are there",),
+        hint=f"--layers {layers}, or at least as many as reach to one that is trained",
+    )  # fmt: skip
+
+
+def check_tokens_learned(model: nn.Module, job: Job, rows: int) -> None:
+    """Raise UserError where tokens that are new to the tokenizer, or to a model of so many `rows`, would keep frozen
+    ones: full fine-tuning of some weights, without the embedding or the head."""
+    if job.method != "full" or not job.trainable or not job.add_tokens:
+        return
+    there = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None})).get_vocab()
+    if all(there.get(token, rows) < rows for token in job.add_tokens):
+        return
+    its = cast(Any, model)
+    ends = [end.weight for end in (its.get_input_embeddings(), its.get_output_embeddings()) if end is not None]
+    if left := [name for name, p in model.named_parameters() if not p.requires_grad and any(p is end for end in ends)]:
         raise UserError(
-            "Nothing of this model would be trained.", code="trainable-not-there", exit_code=Exit.USAGE,
-            numbers=(f"trainable: {', '.join(job.trainable)}",),
-            hint="an embedding that is the head, too, goes by the embedding's name",
+            "Tokens are added, and frozen weights would never learn them.", code="tokens-not-learned",
+            exit_code=Exit.USAGE,
+            numbers=(f"add_tokens: {', '.join(job.add_tokens)}; frozen: {', '.join(left)}",),
+            hint=f"trainable: [{', '.join(left)}, …], or without add_tokens",
         )  # fmt: skip
+
+
+def _layers_of(model: nn.Module) -> int:
+    return int(cast(Any, model).config.get_text_config().num_hidden_layers)
 
 
 def _layers(job: Job, count: int) -> range:

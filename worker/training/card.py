@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -10,18 +10,28 @@ import yaml
 
 from planner.job.local_data import is_local
 from planner.job.schema import Job
+from planner.job.source import shown
 from planner.job.values import MUON
 from worker.training.metrics import Event
 
-_SAID = (
-    "model_revision", "tokenizer_revision", "method", "trainable",
-    "trainable_layers", "lora_r", "lora_alpha", "lora_dropout", "lora_target_parameters",
-    "layers_to_transform", "use_rslora", "use_dora",
-    "load_in_4bit", "load_in_8bit", "quantize_moe_experts", "max_length", "max_target_length", "packing", "optim",
-    "muon_adjust_lr_fn",
-    "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "label_smoothing_factor",
-    "neftune_noise_alpha", "bf16", "exact", "seed",
-)  # fmt: skip
+_ALWAYS = frozenset({
+    "method", "lora_r", "lora_alpha", "max_length", "optim", "learning_rate", "lr_scheduler_type", "max_grad_norm",
+    "exact", "seed",
+})  # fmt: skip
+_NEVER = frozenset({
+    # told in words above the table
+    "model", "dataset", "eval_dataset", "run_name", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "train_batch_size",
+    # of the machine, and of those whose it is
+    "tokenizer", "chat_template", "output_dir", "disk_paths", "disk_budget", "disk_rated_writes", "gpu_budget",
+    "cpu_budget", "schedule", "gradient_checkpointing",
+    "report_to", "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
+    "mlflow_experiment_name", "mlflow_tracking_uri",
+    # of what happens on the way
+    "save_steps", "save_minutes", "save_total_limit", "eval_on_start", "per_device_eval_batch_size", "sample_prompts",
+    "sample_tokens",
+})  # fmt: skip
+"""Keys that no table has; of all others those are told that are not as they are by default."""
 
 
 def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = False) -> str:
@@ -37,9 +47,6 @@ def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = Fa
     head["pipeline_tag"] = "text2text-generation" if pairs else "text-generation"
     head["tags"] = ["offmate", *(["lora"] if job.method == "lora" else [])]
     rows = job.slice_rows * job.gradient_accumulation_steps
-    values = job.model_dump(mode="json")
-    idle = () if job.optim == MUON else ("muon_adjust_lr_fn",)
-    lines = [f"| {key} | {values[key]} |" for key in _SAID if values[key] not in (None, False) and key not in idle]
     found = {(event["event"], event["step"]): event for event in events}
     loss = found.get(("step", step), {}).get("loss")
     held_out = found.get(("eval", step), {}).get("eval_loss")
@@ -53,8 +60,22 @@ def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = Fa
         f"# {job.run_name or f'{base}, fine-tuned'}", "",
         f"{'Adapters for' if job.method == 'lora' else 'Made from'} {base}, trained on {', '.join(data)} "
         f"in {step} steps of {rows} rows by offmate{_version()}.", "", *results, *([""] if results else []),
-        "| key | value |", "|---|---|", *lines, "",
+        "| key | value |", "|---|---|", *_lines(job), "",
     ])  # fmt: skip
+
+
+def _lines(job: Job) -> Iterator[str]:
+    """The table of the job's keys."""
+    always = _ALWAYS | ({"muon_adjust_lr_fn"} if job.optim == MUON else set())
+    never = _NEVER | ({"muon_adjust_lr_fn"} if job.optim != MUON else set())
+    for key, value in job.model_dump(mode="json").items():
+        default = Job.model_fields[key].default
+        if key in never or not (getattr(job, key) != default or (key in always and value is not None)):
+            continue
+        if key == "adapter_name_or_path":
+            value = Path(value).name
+        text = " ".join((value if isinstance(value, str) else shown(value)).split()).replace("|", "\\|")
+        yield f"| {key} | {text} |"
 
 
 def _version() -> str:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from transformers import get_scheduler
 
 from planner.job.schema import Job
 from planner.job.values import MUON
+from planner.measure.rates import embedding_names, loraplus_names
 from planner.measure.tensors import matrix_names
 from worker.runtime.step_values import AdamW, Group, Muon
 
@@ -94,7 +94,7 @@ def optimizer_of(job: Job, model: nn.Module) -> tuple[Group, ...]:
         decay_names=decay_names(model),
     )  # fmt: skip
     if job.loraplus_lr_ratio is not None:
-        return _loraplus(job, adamw, model)
+        return _loraplus(adamw, model)
     if len(_highest(job)) > 1:
         return _embeddings_apart(adamw, model)
     if job.optim != MUON:
@@ -107,26 +107,14 @@ def optimizer_of(job: Job, model: nn.Module) -> tuple[Group, ...]:
     return (replace(adamw, names=rest), muon)
 
 
-def _loraplus(job: Job, adamw: AdamW, model: nn.Module) -> tuple[Group, ...]:
-    """LoRA+ (Hayou et al., 2024) in the groups that peft has: matrices A and what is trained as a whole, adapters of
-    embeddings, and matrices B with all that has one dimension."""
-    from peft.optimizers import create_loraplus_optimizer
-
-    made = create_loraplus_optimizer(
-        cast(Any, model), torch.optim.AdamW, lr=job.learning_rate, loraplus_lr_ratio=cast(float, job.loraplus_lr_ratio),
-        loraplus_lr_embedding=job.loraplus_lr_embedding, loraplus_weight_decay=job.weight_decay,
-    )  # fmt: skip
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    first, embedding, second, still = (frozenset(names[id(p)] for p in g["params"]) for g in made.param_groups)
+def _loraplus(adamw: AdamW, model: nn.Module) -> tuple[Group, ...]:
+    """In groups as peft decays them: all but some of what has one dimension."""
+    first, embedding, second, still = loraplus_names(model)
     decay = first | embedding | second
     return tuple(replace(adamw, names=own, decay_names=own & decay) for own in (first, embedding, second | still))
 
 
 def _embeddings_apart(adamw: AdamW, model: nn.Module) -> tuple[Group, ...]:
-    """As axolotl divides them: embedding, head and, of adapters, modules trained as a whole do not decay."""
-    names = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
-    apart = frozenset(
-        name for name in names if name.endswith("modules_to_save.default.weight") or "embed_tokens" in name
-        or "lm_head" in name
-    )  # fmt: skip
+    """As axolotl divides them: what has its own rate does not decay."""
+    names, apart = frozenset(name for name, p in model.named_parameters() if p.requires_grad), embedding_names(model)
     return replace(adamw, names=names - apart), replace(adamw, names=apart, decay_names=frozenset())

@@ -85,7 +85,7 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
     with_rows_for_tokens(model, job)
     parameters, name = parameters_of(model), type(model).__name__
     if job.method == "lora":
-        model = with_adapters(model, job)
+        model = with_adapters(model, job, layers=every)
         if job.adapter_name_or_path is not None:
             check_adapter(job)
             load_adapter(model, job.adapter_name_or_path, layers=layers)

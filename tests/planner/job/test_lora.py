@@ -57,8 +57,9 @@ def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: 
         ("lora_target_modules: []", "it is []; it must be all-linear, or a list of modules' names"),
         ("lora_target_modules: '(q'", 'it is "(q", and that is no pattern'),
         ("lora_target_modules: 3", "it is 3; it must be all-linear, a list of modules' names, or"),
-        ("loraplus_lr_ratio: 16\noptim: muon", "optim is muon, which has one rate; leave one of the two out"),
-        ("loraplus_lr_ratio: 16\nembedding_lr: 1e-4", "embedding_lr is given too, and both say at which rate the"),
+        ("loraplus_lr_ratio: 16\noptim: muon", "optim is muon, under which all weights have learning_rate"),
+        ("loraplus_lr_ratio: 16\nembedding_lr: 1e-4", "embedding_lr is given too, and both say at which rate some"),
+        ("loraplus_lr_embedding: 1e-4", "it says nothing without loraplus_lr_ratio: give that too"),
         ("embedding_lr_scale: -1", "it must be a number above 0, or null"),
         ("init_lora_weights: pissa", "it must be true, false, gaussian or orthogonal"),
         ("init_lora_weights: orthogonal\nlora_r: 3", "it is orthogonal, which needs an even lora_r, and that is 3"),
@@ -87,6 +88,7 @@ def test_which_layers_have_adapters_is_read_as_people_write_it(lora_folder: Path
     assert (job.lora_target_parameters, job.lora_dropout, job.lora_target_modules) == (
         ("experts.down_proj",), 0.0, "all-linear",
     )  # fmt: skip
+    assert Job.parse(LORA + "lora_target_parameters: [e]\nlora_dropout:\n", lora_folder).lora_dropout == 0
     data = "datasets: [{path: text.jsonl, type: completion}]\n"
     axolotl = f"base_model: trained\n{data}adapter: lora\nlora_r: 8\nlora_alpha: 16\n"
     job = Job.parse(axolotl + "lora_target_parameters: [experts.down_proj]\n", lora_folder)
@@ -101,6 +103,18 @@ def test_which_layers_have_adapters_is_read_as_people_write_it(lora_folder: Path
     for line in lines:
         wrong = refusal(f"model: trained\ndataset: text.jsonl\n{line}", lora_folder)
         assert "it is for method: lora; give that too" in str(wrong)
+
+
+def test_rates_of_loraplus_in_files_of_llama_factory_are_told_where_they_mean_something_else(lora_folder: Path) -> None:
+    text = "model_name_or_path: trained\ndataset: text.jsonl\ncutoff_len: 64\nloraplus_lr_embedding: 1.0e-4\n"
+    job, notes = Job.parse_with_notes(text, lora_folder)
+    assert job.loraplus_lr_embedding == 1e-6
+    assert "not used: loraplus_lr_embedding (it says nothing without loraplus_lr_ratio)" in notes
+    for targets, told in (("all", False), ("q_proj,embed_tokens", True)):
+        lines = f"loraplus_lr_ratio: 16\nlora_target: {targets}\n"
+        job, notes = Job.parse_with_notes(text + lines, lora_folder)
+        assert job.loraplus_lr_embedding == 1e-4
+        assert ("and there for B alone" in str(notes)) is told
 
 
 def adapter(folder: Path, **config: object) -> Path:

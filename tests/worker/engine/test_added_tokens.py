@@ -116,6 +116,14 @@ def test_a_tokenizer_that_is_longer_than_the_embedding_adds_nothing(tmp_path: Pa
     assert skeleton_model(short).get_input_embeddings().weight.shape[0] == 259  # type: ignore[operator]
 
 
+def test_frozen_weights_are_refused_likewise(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        skeleton_model(job_of(tmp_path, **FULL, trainable=[".*mlp", "model.embed_tokens"]))
+    assert refused.value.code == "tokens-not-learned" and refused.value.numbers[0].endswith("; frozen: lm_head.weight")
+    for keys in ({"trainable": ["model.embed_tokens", "lm_head"]}, {"trainable": [".*mlp"], "add_tokens": ["a"]}):
+        assert skeleton_model(job_of(tmp_path, **{**FULL, **keys})).training
+
+
 def test_tokens_and_rows_that_are_there_stay_what_they_are(tmp_path: Path) -> None:
     job = job_of(tmp_path, add_tokens=["a"], **FULL)
     assert skeleton_model(job).get_input_embeddings().weight.shape[0] == 260  # type: ignore[operator]

@@ -119,12 +119,36 @@ def test_layers_are_counted_in_the_whole_model_where_only_its_first_are_loaded(t
     assert names == in_layer(1)
 
 
+OTHERS = {"method": "lora", "lora_r": 4, "lora_dropout": 0.0, "lora_target_modules": ["q_proj"]}
+
+
+@pytest.mark.parametrize(
+    "keys", [{"trainable": [r"model\.layers\.2\."]}, {**OTHERS, "layers_to_transform": [2]}], ids=["full", "lora"]
+)
+def test_a_job_that_trains_none_of_the_layers_that_are_loaded_is_told_so(
+    tmp_path: Path, keys: dict[str, object]
+) -> None:
+    job = some_job(tmp_path, **keys)
+    with pytest.raises(UserError) as refused:
+        load_model(job, layers=1)
+    assert refused.value.code == "layers-left-out" and refused.value.numbers == ("1 of 3 layers are there",)
+    assert refused.value.hint is not None and refused.value.hint.startswith("--layers 3, ")
+    assert any(p.requires_grad for p in load_model(job, layers=3).parameters())
+
+
+def test_patterns_of_layers_that_are_not_loaded_say_nothing(tmp_path: Path) -> None:
+    job = some_job(tmp_path, **OTHERS, rank_pattern={r"layers\.2\.self_attn\.q_proj": 8, "layers.0.*q_proj": 2})
+    trained = {name: p.shape for name, p in load_model(job, layers=1).named_parameters() if p.requires_grad}
+    assert len(trained) == 2 and {min(shape) for shape in trained.values()} == {2}
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "words"),
     [
         ("llama", {"trainable": ["model.layers.0", "layers.1"]}, "trainable: layers.1"),
         ("llama", {"trainable": ["model.layers.9."]}, "some that it has: model.embed_tokens.weight, model.norm.weight"),
         ("qwen2", {"trainable": ["lm_head"]}, "trainable: lm_head"),
+        ("qwen2", {"trainable": [r"model\.layers\.2\.mlp", "lm_head"]}, "trainable: lm_head"),
     ],
 )
 def test_a_pattern_of_nothing_in_the_model_is_refused(
@@ -132,4 +156,6 @@ def test_a_pattern_of_nothing_in_the_model_is_refused(
 ) -> None:
     with pytest.raises(UserError) as refused:
         skeleton_model(some_job(tmp_path, name, **keys))
+    tied = "lm_head.weight is tied: give model.embed_tokens.weight"
+    assert (refused.value.hint == tied) is (name == "qwen2")
     assert refused.value.code == "trainable-not-there" and words in refused.value.numbers[0] + refused.value.numbers[-1]
