@@ -67,7 +67,9 @@ def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, fin
     if pretraining:
         fields |= {"type": "text", "columns": {"text": columns.get("prompt", "instruction")}}
     elif formatting == "alpaca":
-        theirs = {ours: columns.get(key, ours) for key, ours in _INSTRUCTIONS.items() if key in columns or not columns}
+        theirs = {ours: columns[key] for key, ours in _INSTRUCTIONS.items() if key in columns}
+        # What is not named is not there, whatever the data have; without any names three are.
+        theirs |= {ours: "" for ours in ("history", *(("input",) if columns else ())) if ours not in theirs}
         fields |= {"type": "instructions", "columns": theirs}
     elif formatting in ("sharegpt", "openai"):
         tags = (_SHAREGPT if formatting == "sharegpt" else _OPENAI) | (said.get("tags") or {})

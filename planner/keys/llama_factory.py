@@ -79,7 +79,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         """,
         GENERATES: """
             do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty length_penalty
-            default_system skip_special_tokens infer_backend infer_dtype use_kv_cache vllm_maxlen vllm_gpu_util
+            skip_special_tokens infer_backend infer_dtype use_kv_cache vllm_maxlen vllm_gpu_util
             vllm_enforce_eager vllm_max_lora_rank vllm_config sglang_maxlen sglang_mem_fraction sglang_tp_size
             sglang_config sglang_lora_backend generation_max_length generation_num_beams kt_maxlen kt_use_cuda_graph
             kt_mode kt_force_think
@@ -117,6 +117,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     not_there={
         LEARNED: "mask_history enable_thinking preserve_thinking",
         ORDER: "disable_shuffling",
+        "another system message (write it into the template)": "default_system",
         "tools in another form than the template's": "tool_format",
         "going on from adapters that are there": "adapter_folder",
         "a tokenizer that splits special tokens": "split_special_tokens",

@@ -208,19 +208,27 @@ class Batches:
 
 
 def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
-    """The rows to train on, and those to evaluate on: `val_size` of them, drawn by the seed."""
+    """The rows to train on, and those to evaluate on: `val_size` of them, drawn by the seed. Where documents are packed
+    whole, it is of the documents, which are then packed apart, as other tools do."""
     assert job.val_size is not None
-    count = math.ceil(job.val_size * len(rows)) if job.val_size < 1 else int(job.val_size)
-    if count >= len(rows):
+    whole = job.packing is True
+    pieces = rows.layout.pieces[np.argsort(rows.layout.pieces[:, 0])]
+    total = len(pieces) if whole else len(rows)
+    count = math.ceil(job.val_size * total) if job.val_size < 1 else int(job.val_size)
+    if count >= total:
         raise UserError(
             "val_size leaves nothing to train on.", code="val-size-too-large", exit_code=Exit.USAGE,
-            numbers=(f"{len(rows)} rows, {count} of them to evaluate on",),
+            numbers=(f"{total} {'documents' if whole else 'rows'}, {count} of them to evaluate on",),
             hint="use a smaller val_size, or eval_dataset",
         )  # fmt: skip
     generator = torch.Generator().manual_seed(split_seed(job.seed))
-    held_out = np.zeros(len(rows), np.bool_)
-    held_out[torch.randperm(len(rows), generator=generator).numpy()[:count]] = True
-    return rows.chosen(~held_out), rows.chosen(held_out)
+    held_out = np.zeros(total, np.bool_)
+    held_out[torch.randperm(total, generator=generator).numpy()[:count]] = True
+    if not whole:
+        return rows.chosen(~held_out), rows.chosen(held_out)
+    log.info("data: %d of %d documents are to evaluate on, and packed apart", count, total)
+    trained, evaluated = (_packed(pieces[which], job.max_length) for which in (~held_out, held_out))
+    return rows.laid_out(trained), rows.laid_out(evaluated)
 
 
 def _rows(corpus: Corpus, job: Job, pad: int, closing: int | None) -> Rows:

@@ -96,7 +96,11 @@ class Rows:
 
     def chosen(self, which: NDArray[np.bool_]) -> Rows:
         """Some of them."""
-        return Rows(self.corpus, self.layout.chosen(which), max_length=self._max_length, pad=self.pad)
+        return self.laid_out(self.layout.chosen(which))
+
+    def laid_out(self, layout: Layout) -> Rows:
+        """Other rows of the corpus."""
+        return Rows(self.corpus, layout, max_length=self._max_length, pad=self.pad)
 
     def pieces(self, number: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
         """The tokens of each piece of a row, and which of them are learned."""

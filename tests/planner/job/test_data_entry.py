@@ -142,6 +142,7 @@ INFO = {
     "seen": {"file_name": "plain.json", "columns": {"images": "images"}},
     "drawn": {"file_name": "plain.json", "num_samples": 10},
     "lost": {"file_name": "lost.json"},
+    "partly": {"file_name": "plain.json", "columns": {"prompt": "q", "response": "a"}},
     "script": {"script_url": "here"},
 }  # fmt: skip
 
@@ -168,6 +169,14 @@ def test_llama_factorys_names_are_those_of_its_dataset_info(data: Path) -> None:
     assert conversation(mapped["messages"]) == [
         {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"},
     ]  # fmt: skip
+
+
+def test_llama_factorys_columns_that_are_not_named_are_not_there(data: Path) -> None:
+    plain, renamed = Job.parse(LLAMA_FACTORY + "dataset: [plain, partly]\n", data).data
+    record = {"instruction": "a", "input": "b", "output": "c", "system": "d", "history": [["e", "f"]]}
+    assert plain.mapped(record) == {"instruction": "a", "input": "b", "output": "c", "system": "d"}
+    assert "system" not in plain.columns  # and so is not taken
+    assert renamed.mapped({"q": "a", "input": "b", "a": "c"}) == {"instruction": "a", "output": "c"}
 
 
 def test_llama_factorys_data_may_lie_above_the_file(data: Path) -> None:
