@@ -232,7 +232,7 @@ def retry(
 
 @main.command()
 @ID
-@click.option("--epochs", type=float, help="Go on with a done job, to so many epochs in all.")
+@click.option("--epochs", type=float, help="Go on with a done job from its last checkpoint, to so many epochs in all.")
 @click.option("--max-steps", type=int, help="The same, to so many steps.")
 @queue.turn_options
 @json_option

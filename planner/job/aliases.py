@@ -119,7 +119,8 @@ class _Reading:
             if meaning.text == QUANTIZED:
                 self._refuse_quantized(key, f"{QUANTIZED} is not there yet; give one of them instead")
             else:
-                text = f"{meaning.text} is not there yet; leave this key out"
+                what, _, instead = meaning.text.partition("; ")
+                text = f"{what} is not there yet; {instead or 'leave this key out'}"
                 self.refuse(key, text, alone=meaning.text in _ALONE)
         elif meaning.kind != "part":
             self.unused.setdefault(meaning.text, []).append(key)

@@ -12,11 +12,12 @@ _CHATML = (
 _FILES = {
     "llama3": "llama3", "qwen": "qwen2_5", "qwen_25": "qwen2_5", "qwen3": "qwen3", "gemma": "gemma", "gemma3": "gemma3",
     "phi": "phi3", "phi_3": "phi3", "phi_35": "phi3_5", "cohere": "cohere", "aya": "cohere",
+    "qwen3_nothink": "qwen3_instruct_2507",
     "deepseek_v3": "deepseekv3", "gemma3n": "gemma3", "gemma4": "gemma4", "gemma4_unified": "gemma4",
 }  # fmt: skip
-_CHATMLS = ("chatml", "qwen3_nothink", "qwen3_5_nothink")
+_CHATMLS = ("chatml", "qwen3_5_nothink")
 NAMES = (*_CHATMLS, *_FILES)
-"""What a template may be called. Those that do not think are ChatML: what Qwen writes then."""
+"""What a template may be called. `qwen3_5_nothink` is ChatML: what that Qwen writes where it does not think."""
 _FAMILIES = """
     command_a deepseek_v2 exaone exaone4 falcon_h1 jamba llama4 mistral_v1 mistral_v2v3 mistral_v3_tekken
     mistral_v7_tekken nemotron_h phi_4 qwen3_5

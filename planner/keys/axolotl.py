@@ -215,7 +215,7 @@ AXOLOTL: Table = table(
         ORDER: "curriculum_sampling sample_packing_sequentially",
         "a part of the data": "dataset_shard_num dataset_shard_idx min_sample_len",
         "leaving out rows that are there twice": "dataset_exact_deduplication",
-        "streaming texts (give them as datasets)": "pretraining_dataset",
+        "streaming texts; give them as datasets of type completion": "pretraining_dataset",
         "longer contexts by PoSE": "use_pose",
         "another system message (write it into the template)": "default_system_message",
         "values of one's own for the chat template": "chat_template_kwargs",

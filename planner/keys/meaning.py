@@ -14,9 +14,9 @@ class Meaning:
     """What becomes of a key that asks for something.
 
     `text` by `kind`: "honoured": the key of offmate that it is; "unused": why it has no effect here; "planner": what
-    the planner decides instead; "not there": what it asks for, which offmate does not do; "part": the key of the
-    same file without which it says nothing, and whose line tells all. `fine`: values of a key that is not there
-    which ask for nothing, beside those that switch anything off.
+    the planner decides instead; "not there": what it asks for, which offmate does not do, and behind "; " what to give
+    instead; "part": the key of the same file without which it says nothing, and whose line tells all. `fine`: values
+    of a key that is not there which ask for nothing, beside those that switch anything off.
     """
 
     kind: Kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 import torch
@@ -86,7 +87,13 @@ def with_rows_for_tokens(model: nn.Module, job: Job) -> None:
     if short:
         torch.manual_seed(job.seed)
         rows = len(bare) + len(added)
-        cast(Any, model).resize_token_embeddings(rows, mean_resizing=not embedding.weight.is_meta)
+        said = logging.getLogger("transformers.modeling_utils")
+        before = said.level
+        said.setLevel(logging.ERROR)  # it tells how it draws them each time, also where trained ones come instead
+        try:
+            cast(Any, model).resize_token_embeddings(rows, mean_resizing=not embedding.weight.is_meta)
+        finally:
+            said.setLevel(before)
 
 
 def _check_learned(model: nn.Module, job: Job) -> None:
