@@ -46,6 +46,12 @@ def loggers_as_before():
     assert _turned_down() == before
 
 
+@pytest.fixture(autouse=True)
+def nobody_waits_for_the_hub(monkeypatch):
+    """A test that runs a job's code in its own process would have later ones wait an hour for the hub."""
+    monkeypatch.setattr("planner.hub._Patience.seconds", 0.0)
+
+
 def _turned_down():
     return logging.root.manager.disable, *(logging.getLogger(name).level for name in ("offmated", "planner", "worker"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.job.adapter import CONFIG, adapter_keys, adapter_revision
+from planner.job.adapter_keys import AdapterKeys
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 ALL_LINEAR = "all-linear"
@@ -34,7 +35,8 @@ def check_lora(
     """Mistakes in the keys of LoRA; `values` by canonical name, `names`: canonical name -> the name in the file. Fills
     the defaults into `values` for `method: lora`; else takes out keys that are switched off. `decided`: the keys say
     all, whatever is by now in the folder of the adapter that the job goes on from."""
-    if not decided and PLUS_EMBEDDING in values and values.get(PLUS) in SWITCHED_OFF:
+    asked = values.get(PLUS_EMBEDDING) not in (None, AdapterKeys.model_fields[PLUS_EMBEDDING].default)
+    if not decided and asked and values.get(PLUS) in SWITCHED_OFF:
         text = f"it says nothing without {PLUS}: give that too, or leave this key out"
         return [source.mistake(names[PLUS_EMBEDDING], "bad-value", text)]
     if values.get("method") != "lora":
