@@ -128,8 +128,9 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
     if "packing_strategy" in said and len(said) == 2:
         packing = next(value for key, value in said.items() if key != "packing_strategy")
         return {"packing": "wrapped" if packing is True and said["packing_strategy"] == "wrapped" else packing}
-    if set(said) <= _ADDED and all(isinstance(value, str) for value in said.values()):
-        return {next(iter(said)): ",".join(said.values())}  # type: ignore[arg-type]
+    lists = [value for value in said.values() if isinstance(value, str)]
+    if set(said) <= _ADDED and len(lists) == len(said):
+        return {next(iter(said)): ",".join(lists)}
     if set(said) == {"packing", "neat_packing"}:
         return {"packing": bool(said["packing"]) or bool(said["neat_packing"])}
     if set(said) == {"assistant_only_loss", "completion_only_loss"}:

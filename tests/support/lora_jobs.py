@@ -12,9 +12,11 @@ from peft.optimizers import create_loraplus_optimizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from planner.codec import to_json
 from planner.job.schema import Job
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.machine_rates import estimate_hardware
+from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.search.problem import Problem
@@ -25,6 +27,8 @@ from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
 from worker.training.learning_rate import decay_names, optimizer_of
 from worker.training.model import load_model
+from worker.training.run import run_job
+from worker.training.stop import StopRequest
 
 CPU = torch.device("cpu")
 
@@ -56,6 +60,18 @@ def plan_of(job: Job) -> tuple[Plan, Chain]:
     setting = {"cpu_budget_bytes": 2**30, "slices": job.gradient_accumulation_steps, "clip": bool(job.max_grad_norm)}
     budget = int(1.05 * Problem(chain=chain, hardware=hardware, gpu_budget_bytes=0, **setting).least().gpu_bytes)
     return Problem(chain=chain, hardware=hardware, gpu_budget_bytes=budget, **setting).plan(time_limit_s=1.0), chain
+
+
+def finished_run(job: Job, path: Path) -> RunFolder:
+    """A run of the job in a new folder, to its end."""
+    plan, chain = plan_of(job)
+    folder = RunFolder(path)
+    folder.path.mkdir()
+    folder.resolved.write_text(job.resolved_yaml())
+    document = {"plan": plan, "chain": chain, "hardware": estimate_hardware(CPU)}
+    folder.write_plan({key: to_json(value) for key, value in document.items()})
+    assert run_job(folder, StopRequest())
+    return folder
 
 
 def engine_of(job: Job, plan: Plan, chain: Chain) -> tuple[Engine, nn.Module]:

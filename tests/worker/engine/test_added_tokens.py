@@ -11,19 +11,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from planner.codec import to_json
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.hf_model import skeleton_model
-from planner.measure.machine_rates import estimate_hardware
 from planner.measure.tokenizer import load_tokenizer
-from planner.run.folder import RunFolder
-from tests.support.lora_jobs import CPU, engine_of, lora_job, plain_steps, plan_of
+from tests.support.lora_jobs import engine_of, finished_run, lora_job, plain_steps, plan_of
 from tests.support.texts import write_jsonl
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
-from worker.training.run import run_job
-from worker.training.stop import StopRequest
 
 NEW = ["<call>", "<answer>", "<tool>"]
 STEPS = 3
@@ -82,13 +77,7 @@ def test_their_rows_are_trained_as_in_plain_pytorch(
 
 def test_what_is_written_knows_them(tmp_path: Path) -> None:
     job = job_of(tmp_path, lora_modules_to_save=["embed_tokens", "lm_head"])
-    plan, chain = plan_of(job)
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.resolved.write_text(job.resolved_yaml())
-    document = {"plan": plan, "chain": chain, "hardware": estimate_hardware(CPU)}
-    folder.write_plan({key: to_json(value) for key, value in document.items()})
-    assert run_job(folder, StopRequest())
+    folder = finished_run(job, tmp_path / "run")
     tokenizer = AutoTokenizer.from_pretrained(folder.output)
     assert len(tokenizer) == 263 and len(tokenizer("<tool>")["input_ids"]) == 1
     base = AutoModelForCausalLM.from_pretrained(job.model)

@@ -15,20 +15,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from planner.codec import to_json
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.hf_model import skeleton_model
-from planner.measure.machine_rates import estimate_hardware
 from planner.measure.quantized import Packed4bit, Packed8bit, other_on_cuda
 from planner.measure.tensors import describe
-from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from tests.support.lora_jobs import CPU, engine_of, lora_job, plain_steps, plan_of, steps_of
+from tests.support.lora_jobs import engine_of, finished_run, lora_job, plain_steps, plan_of, steps_of
 from worker.training.model import load_model
-from worker.training.run import run_job
-from worker.training.stop import StopRequest
 
 STEPS = 10
 
@@ -169,13 +164,7 @@ def test_a_model_that_was_saved_quantized_is_the_same_base(tmp_path: Path, keys:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_run_ends_with_adapters_that_peft_loads_onto_the_quantized_base(tmp_path: Path, bits: int) -> None:
     job = job_of(tmp_path, load_in_8bit=bits == 8, max_steps=2, val_size=3, sample_prompts=["the"], sample_tokens=2)
-    plan, chain = plan_of(job)
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.resolved.write_text(job.resolved_yaml())
-    document = {"plan": plan, "chain": chain, "hardware": estimate_hardware(CPU)}
-    folder.write_plan({key: to_json(value) for key, value in document.items()})
-    assert run_job(folder, StopRequest())
+    folder = finished_run(job, tmp_path / "run")
     base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32, quantization_config=bnb_config(job))
     model = PeftModel.from_pretrained(base, folder.output)
     trained = {n: p for n, p in model.named_parameters() if "lora_B" in n}

@@ -12,16 +12,11 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GptOssConfig, Mxfp4Config
 
-from planner.codec import to_json
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.hf_model import skeleton_model
-from planner.measure.machine_rates import estimate_hardware
-from planner.run.folder import RunFolder
-from tests.support.lora_jobs import CPU, engine_of, plain_steps, plan_of, steps_of
+from tests.support.lora_jobs import engine_of, finished_run, plain_steps, plan_of, steps_of
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
-from worker.training.run import run_job
-from worker.training.stop import StopRequest
 
 STEPS = 3
 
@@ -86,13 +81,7 @@ def test_under_a_plan_it_trains_as_in_plain_pytorch(job: Job, keys: dict[str, An
 
 
 def test_what_is_written_is_found_again_under_its_names(job: Job, tmp_path: Path) -> None:
-    plan, chain = plan_of(job)
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.resolved.write_text(job.resolved_yaml())
-    document = {"plan": plan, "chain": chain, "hardware": estimate_hardware(CPU)}
-    folder.write_plan({key: to_json(value) for key, value in document.items()})
-    assert run_job(folder, StopRequest())
+    folder = finished_run(job, tmp_path / "run")
     assert "quantization_config" not in json.loads((folder.output / "config.json").read_text())
     model, told = AutoModelForCausalLM.from_pretrained(folder.output, output_loading_info=True)
     assert not any(told.values()), told
