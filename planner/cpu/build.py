@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import stat
@@ -22,6 +23,7 @@ COMPILERS = ("cc", "gcc", "clang")
 # No fast math and no contraction: what is computed is what is written, or it would not be PyTorch's to the last bit.
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 _PATIENCE_S = 120
+_INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
 class CannotBuildError(Exception):
@@ -47,9 +49,8 @@ def cache_folder() -> Path:
 
 def _built(source: Path) -> Path:
     compiler = _compiler()
-    code = source.read_bytes()
     version = _run([*compiler, "--version"]).splitlines()[:1]
-    parts = (code.decode(), *FLAGS, *compiler, *version, platform.machine(), *_instructions())
+    parts = (*_code(source), *FLAGS, *compiler, *version, platform.machine(), *_instructions())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -62,6 +63,14 @@ def _built(source: Path) -> Path:
             if not built.exists():  # nobody else has built it while we waited
                 _build(compiler, source, built)
     return built
+
+
+def _code(source: Path) -> Iterator[str]:
+    """The text of a file, and of those beside it that it includes."""
+    code = source.read_text("utf-8")
+    yield code
+    for name in _INCLUDED.findall(code):
+        yield from _code(source.parent / name)
 
 
 def _build(compiler: list[str], source: Path, built: Path) -> None:

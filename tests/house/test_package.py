@@ -65,7 +65,8 @@ def test_the_wheel_has_the_three_packages_and_the_migrations_and_nothing_else(wh
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"planner", "worker", "offmated"}
-    assert {"offmated/migrations/env.py", "planner/cpu/adamw.c", "planner/arrange/pack.c"} <= set(names)
+    code = {"planner/cpu/adamw.c", "planner/arrange/pack.c", "worker/runtime/arena.c", "worker/runtime/segments.h"}
+    assert {"offmated/migrations/env.py", *code} <= set(names)
     assert any(name.startswith("offmated/migrations/versions/") for name in names)
 
 

@@ -78,6 +78,16 @@ def test_another_source_or_compiler_is_another_file(cache, monkeypatch, tmp_path
 
 
 @with_compiler
+def test_what_a_source_includes_is_part_of_it(cache, tmp_path):
+    source = tmp_path / "number.c"
+    source.write_text('#include "number.h"\nint number(void) { return NUMBER; }\n')
+    for number in (1, 2):
+        (tmp_path / "number.h").write_text(f"#define NUMBER {number}\n")
+        assert build.load(source).number() == number
+    assert files(cache) == [".so"] * 2
+
+
+@with_compiler
 def test_the_choice_falls_on_the_built_kernel_once_for_all_threads(counted, caplog):
     caplog.set_level(logging.INFO)
     found = []
