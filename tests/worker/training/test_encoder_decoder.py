@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as T
+from peft import PeftModel
 from tokenizers.processors import TemplateProcessing
 
 from planner.codec import to_json
-from planner.errors import UserError
+from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.hf_model import pairs_of
@@ -23,11 +25,13 @@ from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, wri
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.training.learning_rate import learning_rate, optimizer_of
+from worker.training.merged import write_merged
 from worker.training.metrics import read_metrics
 from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
+from worker.verify_resume import _train, differences
 
 STEPS = 2
 EOS, PAD = 256, 257
@@ -139,6 +143,22 @@ def test_adapters_are_saved_as_those_of_an_encoder_decoder(tmp_path: Path) -> No
     config = json.loads((run.output / "adapter_config.json").read_text())
     assert config["task_type"] == "SEQ_2_SEQ_LM"
     assert "text2text-generation" in (run.output / "README.md").read_text()
+    write_merged(job, run.output, tmp_path / "merged")
+    base = T.AutoModelForSeq2SeqLM.from_pretrained(job.model)
+    wanted = PeftModel.from_pretrained(base, run.output).merge_and_unload().state_dict()
+    found = T.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged").state_dict()
+    assert found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+def test_a_stop_in_the_middle_changes_no_bit(tmp_path: Path) -> None:
+    job = t5_job(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=4)
+    whole = run_of(tmp_path, job)
+    stopped = RunFolder(tmp_path / "stopped")
+    shutil.copytree(whole.path, stopped.path)
+    assert _train(whole, 3) is Exit.STOPPED
+    assert _train(stopped, 1) is Exit.STOPPED and _train(stopped, 3) is Exit.STOPPED
+    assert [e["resumed_from"] for e in read_metrics(stopped.metrics) if e["event"] == "start"] == [None, 1]
+    assert differences(whole, stopped, 3) == []
 
 
 def test_a_row_is_a_prompt_and_its_completion_each_padded_by_itself(tmp_path: Path) -> None:
