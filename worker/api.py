@@ -184,15 +184,14 @@ class LoopEngine:
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int = 0) -> list[list[int]]:
         """The tokens that the model's own greedy `generate` gives after each of `prompts` (tokens), with the weights of
-        now, within the budget; `pad` follows where one ends before the others. Raises UserError where they do not fit,
-        where one is empty, and for an encoder-decoder.
+        now, within the budget; `pad` follows where one ends before the others. Raises UserError where they do not fit
+        and where one is empty.
         """
-        if _is_encoder_decoder(self._model) or not hasattr(self._model, "generate"):
-            why = "is an encoder-decoder, which" if hasattr(self._model, "generate") else "has no generate() and"
+        if not hasattr(self._model, "generate"):
             raise UserError(
-                f"{type(self._model).__name__} {why} cannot write texts under a plan.",
+                f"{type(self._model).__name__} has no generate() and cannot write texts.",
                 code="generation-not-usable", exit_code=Exit.USAGE,
-                hint="restore() gives the model back, whose own generate can",
+                hint="use a model of transformers with a head for texts",
             )  # fmt: skip
         if not prompts or not all(map(len, prompts)):
             number = f"prompt {list(map(len, prompts)).index(0)} of {len(prompts)} has no token" if prompts else "none"

@@ -6,6 +6,7 @@ whose tokens are the labels. What the decoder is given the model's own forward m
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 from torch import nn
@@ -42,7 +43,6 @@ def check_sides(job: Job, config: PreTrainedConfig) -> None:
         "train_on": (job.train_on != "completions", "what it learns is the completion, and all of it"),
         "long_rows": (job.long_rows == "split", "a part of a prompt has no completion; cut, drop or refuse it"),
         "chat_template": (job.chat_template is not None, "prompt and completion are texts, and no conversation"),
-        "sample_prompts": (job.sample_prompts is not None, "it cannot write texts under a plan yet"),
         "add_tokens": (job.add_tokens is not None, "adding tokens to one is not there yet"),
         "load_in_4bit": (job.load_in_4bit, "adapters on a quantized encoder-decoder are not there yet"),
         "load_in_8bit": (job.load_in_8bit, "adapters on a quantized encoder-decoder are not there yet"),
@@ -65,6 +65,7 @@ def have_mean_of_step(model: Any) -> None:
     those of its own micro-batch, which its class computes by itself. For one micro-batch it is the same to the bit."""
     own = model.forward
 
+    @functools.wraps(own)  # transformers' generate looks for the arguments by name
     def forward(*args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
         found = own(*args, **kwargs)
         if num_items_in_batch is not None and found.loss is not None:

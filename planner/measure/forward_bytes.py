@@ -14,6 +14,7 @@ from transformers import GenerationMixin
 from planner.cpu.meter import Meter
 from planner.graph import BlockNames, EagerPair, flatten_call, mappings_of
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
+from planner.measure.encoder_decoder import has_pairs
 from planner.measure.frame_bytes import frame_alone
 from planner.schedule.forward_program import ForwardBytes
 
@@ -90,8 +91,10 @@ def measure_generation(
     """The bytes of any pass of `model.generate` over `rows` prompts of up to `length` tokens, greedy and with a cache:
     those of the first, over the prompts, and of the last, whose cache is the largest. Where blocks are `eager`, which
     cannot be tried with a cache, more: those of a pass over prompts and answers, and of a cache as the config has it.
+    Of an encoder-decoder, which has none here, those of a pass over the prompts and over all that is written.
     """
-    last = length + new_tokens
+    pairs = has_pairs(model)
+    last = length + (0 if pairs else new_tokens)
     ids = torch.zeros((rows, last), dtype=torch.int64, device=device)
     mask = torch.ones_like(ids)
     mask[:, 0] = 0  # so that code that looks for padding finds some
@@ -101,12 +104,16 @@ def measure_generation(
     vocabulary = cast(Any, model).get_output_embeddings().weight.shape[0]
     # Of generate's own: tokens, masks and positions; scores of the next token in fp32, up to four times.
     own = rows * (4 * 4 * vocabulary + 64 * last)
-    if eager:
+    if eager or pairs:
         options["use_cache"] = False
+        if pairs:
+            options["decoder_input_ids"] = ids.new_zeros((rows, new_tokens))
+        else:
+            own += _cache_bytes(cast(Any, model), rows * last)
         whole = measure_forward(
             model, names, lambda: model(input_ids=ids, attention_mask=mask, **options), (ids, mask), device, eager=eager
         )
-        return whole.together(whole, own + _cache_bytes(cast(Any, model), rows * last))
+        return whole.together(whole, own)
     caches: list[Any] = []
 
     def begin(tokens: int) -> Any:

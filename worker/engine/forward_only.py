@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from planner.errors import Exit, UserError
 from planner.graph import EAGER, BlockNames, loss_of
-from planner.measure.forward_bytes import eval_mode, generator, measure_forward, measure_generation, quiet
+from planner.measure.forward_bytes import eval_mode, measure_forward, measure_generation
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program
 from planner.schedule.forward_program import ForwardBytes, TooLarge, forward_program
@@ -24,6 +23,7 @@ from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.units import format_bytes
 from worker.engine.actions import Actions
+from worker.engine.answers import RunPass, answers
 from worker.engine.block_calls import ModelBlock
 from worker.engine.lockstep import Lockstep
 from worker.engine.weights import Weights
@@ -34,7 +34,6 @@ from worker.runtime.step_values import StepValues
 
 log = logging.getLogger(__name__)
 
-RunPass = Callable[[Callable[[int], None], list[RandomState]], None]
 _MOST_SLICES = 8  # more would hardly save anything: weights travel once for all of them
 
 
@@ -69,7 +68,6 @@ class Forward:
             for block, option in zip(chain.blocks, plan.options, strict=True)
             if block.option(option).recipe == EAGER.name
         )
-        self._generator = generator(model)
         self.room_bytes = plan.gpu_budget_bytes or sys.maxsize  # less where the machine's cap leaves less
         self._measured: dict[tuple[object, ...], ForwardBytes] = {}
         self._lockstep: Lockstep | None = None
@@ -121,9 +119,8 @@ class Forward:
         return Evaluation(losses=tuple(losses[k] for k in range(len(batches))), peak_bytes=machine.peak_bytes())
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
-        """What the model says after each prompt, at most `new_tokens` tokens, always taking the likeliest next one:
-        `model.generate` on all prompts together, padded with `pad` on the left, its cache on the device. So weights
-        travel once a token for all of them, but where the budget wants smaller groups.
+        """What the model says after each prompt, at most `new_tokens` tokens: see `worker.engine.answers`, on all
+        prompts together. So weights travel once a token for all of them, but where the budget wants smaller groups.
 
         Raises UserError "generation-does-not-fit".
         """
@@ -132,16 +129,9 @@ class Forward:
         machine.reset_peak()
         while len(found) < len(prompts):
             size, program = self._generation(prompts[len(found) :], new_tokens)
-            ids, mask = _padded(prompts[len(found) : len(found) + size], pad)
+            some = prompts[len(found) : len(found) + size]
             with eval_mode(self._model), machine.computing(), self._passes(program, speaking=True) as run_pass:
-                given = {"input_ids": ids, "attention_mask": mask}
-                given = {k: machine.stage(t).to(machine.device, copy=True, non_blocking=True) for k, t in given.items()}
-                with _each_call_a_pass(self._generator, self._machine, run_pass):
-                    answer = cast(Any, self._generator).generate(
-                        **given, **quiet(self._model), max_new_tokens=new_tokens, do_sample=False, use_cache=True,
-                        pad_token_id=pad,
-                    )  # fmt: skip
-                found += answer[:, ids.shape[1] :].tolist()
+                found += answers(self._model, machine, run_pass, some, new_tokens=new_tokens, pad=pad)
         return found
 
     def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
@@ -262,27 +252,6 @@ class Forward:
             self._weights.come_back()
 
 
-@contextlib.contextmanager
-def _each_call_a_pass(model: nn.Module, machine: Machine, run_pass: RunPass) -> Iterator[None]:
-    """Inside, each call of `model` is a pass of one slice."""
-    own = model.forward
-    before = model.__dict__.get("forward")
-
-    @functools.wraps(own)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        results: list[Any] = []
-        run_pass(lambda k: results.append(own(*args, **kwargs)), [machine.random_state()])
-        return results.pop()
-
-    model.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        del model.__dict__["forward"]
-        if before is not None:
-            model.__dict__["forward"] = before
-
-
 _NO_UPDATES = StepValues(number=0, learning_rate=0.0, host_count=torch.zeros(()), device_count=torch.zeros(()))
 
 
@@ -293,14 +262,6 @@ def _groups(count: int, slices: int) -> Iterator[tuple[int, range]]:
         yield slices, range(0, whole, slices)
     if whole < count:
         yield count - whole, range(whole, whole + 1)
-
-
-def _padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Tokens and attention mask [prompts, longest], padded on the left: what is said follows on the right."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return ids, mask
 
 
 def _body(

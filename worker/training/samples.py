@@ -32,16 +32,11 @@ class Samples:
         """The samples of a job; None when it wants none. Raises UserError."""
         if job.sample_prompts is None:
             return None
-        if has_pairs(model):
-            raise UserError(
-                f"{job.model} is an encoder-decoder, which cannot write texts under a plan yet.",
-                code="generation-not-usable", exit_code=Exit.USAGE,
-                hint="the model folder's own generate can, in transformers",
-            )  # fmt: skip
         tokens = tuple(_tokens(prompt, number, tokenizer) for number, prompt in enumerate(job.sample_prompts, start=1))
         check_vocabulary(job, model, max(map(max, tokens)), "sample_prompts")
         positions = getattr(cast(Any, model).config, "max_position_embeddings", None)
-        longest = max(map(len, tokens)) + job.sample_tokens
+        ends = (max(map(len, tokens)), job.sample_tokens)
+        longest = max(ends) if has_pairs(model) else sum(ends)
         if isinstance(positions, int) and longest > positions:
             raise UserError(
                 "A sample would be longer than the model can read.", code="sample-too-long", exit_code=Exit.USAGE,

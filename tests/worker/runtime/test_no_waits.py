@@ -23,7 +23,8 @@ from worker.runtime.cpu import CpuMachine
 from worker.runtime.host_values import HostValues
 
 INSIDE = (
-    "worker/engine/actions.py", "worker/engine/adamw.py", "worker/engine/block_calls.py", "worker/runtime/cuda.py",
+    "worker/engine/actions.py", "worker/engine/adamw.py", "worker/engine/answers.py", "worker/engine/block_calls.py",
+    "worker/runtime/cuda.py",
     "worker/engine/device_items.py", "worker/engine/engine.py", "worker/engine/forward_only.py",
     "worker/engine/gradients.py", "worker/engine/host_items.py", "worker/runtime/interpreter.py",
     "worker/runtime/host_values.py", "worker/engine/lockstep.py", "worker/runtime/step_values.py",
@@ -66,8 +67,8 @@ ALLOWED = {
     ("worker/engine/engine.py", "Engine._values", "float"): "of a Python number",
     ("worker/engine/shared_rows.py", "SharedRows.tokens", "unique"): "of tokens in host memory",
     ("worker/engine/engine.py", "Engine._tear", "synchronize"): "after an error",
-    ("worker/engine/forward_only.py", "Forward.generate", "tolist"): "the answer, when all tokens are there",
-    ("worker/engine/forward_only.py", "_padded", "tensor"): "on the host",
+    ("worker/engine/answers.py", "answers", "tolist"): "the answer, when all tokens are there",
+    ("worker/engine/answers.py", "_padded", "tensor"): "on the host",
     ("worker/engine/forward_only.py", "Forward._passes", "synchronize"): "after an evaluation",
     ("worker/engine/host_items.py", "Host.hold", "copy_"): "before the first step",
     ("worker/engine/host_items.py", "new_states", "copy_"): "before the first step",

@@ -24,12 +24,12 @@ from tests.support.plain_engine import PlainEngine
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
+from worker.sample import answers
 from worker.training.learning_rate import learning_rate, optimizer_of
 from worker.training.merged import write_merged
 from worker.training.metrics import read_metrics
 from worker.training.model import load_model
 from worker.training.run import run_job
-from worker.training.samples import Samples
 from worker.training.stop import StopRequest
 from worker.verify_resume import _train, differences
 
@@ -190,7 +190,7 @@ def test_a_prompt_that_is_cut_keeps_its_end_and_a_completion_has_none(tmp_path: 
     "keys",
     [
         {"packing": True}, {"packing": "wrapped"}, {"train_on": "all"}, {"long_rows": "split"},
-        {"sample_prompts": ["a"]}, {"chat_template": "{{ messages }}"}, {"add_tokens": ["<a>"]},
+        {"chat_template": "{{ messages }}"}, {"add_tokens": ["<a>"]},
     ],
     ids=lambda keys: next(reversed(keys)),
 )  # fmt: skip
@@ -213,8 +213,28 @@ def test_texts_without_a_prompt_are_refused(tmp_path: Path) -> None:
     assert caught.value.code == "no-pairs"
 
 
-def test_an_encoder_decoder_is_not_asked_for_samples(tmp_path: Path) -> None:
-    job = t5_job(tmp_path).model_copy(update={"sample_prompts": ("a",)})
-    with pytest.raises(UserError) as caught:
-        Samples.of(job, tokenizer(), load_model(job))
-    assert caught.value.code == "generation-not-usable"
+@pytest.mark.parametrize("which", ["t5", "bart"])
+def test_a_job_says_what_plain_generation_says(tmp_path: Path, which: str) -> None:
+    prompts = ["the", "the 3 of"]
+    job = t5_job(tmp_path, sample_prompts=prompts, sample_tokens=5, val_size=2, eval_steps=1)
+    if which == "bart":
+        T.BartConfig(
+            d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+            encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=260, max_position_embeddings=32, pad_token_id=PAD,
+            bos_token_id=PAD, eos_token_id=EOS, decoder_start_token_id=PAD, forced_eos_token_id=EOS, num_beams=4,
+        ).save_pretrained(tmp_path / "model")  # fmt: skip
+    run = run_of(tmp_path, job)
+    assert run_job(run, StopRequest())
+    model = T.AutoModelForSeq2SeqLM.from_pretrained(run.output).eval()
+    asked = byte_tokenizer()
+    asked.padding_side, asked.pad_token = "right", asked.convert_ids_to_tokens(PAD)
+    texts = [f"{prompt}{asked.convert_ids_to_tokens(EOS)}" for prompt in prompts]
+    given = asked(texts, return_tensors="pt", padding=True)
+    said = model.generate(
+        input_ids=given["input_ids"], attention_mask=given["attention_mask"], max_new_tokens=5, do_sample=False,
+        num_beams=1,
+    )  # fmt: skip
+    wanted = tokenizer().batch_decode(said[:, 1:], skip_special_tokens=True)
+    assert answers(run, tuple(prompts), 5) == wanted
+    events = [event["text"] for event in read_metrics(run.metrics) if event["event"] == "sample"]
+    assert events[-2:] == wanted

@@ -1,0 +1,77 @@
+"""What a model says after prompts: its own greedy `generate`, where each call of the model is a pass of a program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from planner.measure.encoder_decoder import has_pairs
+from planner.measure.forward_bytes import generator, quiet
+from worker.runtime.machine import Machine, RandomState
+
+RunPass = Callable[[Callable[[int], None], list[RandomState]], None]
+
+
+def answers(
+    model: nn.Module, machine: Machine, run_pass: RunPass, prompts: Sequence[Sequence[int]],
+    *, new_tokens: int, pad: int,
+) -> list[list[int]]:  # fmt: skip
+    """At most `new_tokens` tokens for each of `prompts` (tokens), the likeliest next one each time, in one batch padded
+    with `pad`. A causal model has its cache on the device. A pass runs all of a model: the encoder of an
+    encoder-decoder reads the prompts once more for each token, and its decoder what it has written."""
+    writer, pairs = cast(Any, generator(model)), has_pairs(model)
+    ids, mask = (
+        machine.stage(t).to(machine.device, copy=True, non_blocking=True) for t in _padded(prompts, pad, left=not pairs)
+    )
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if pairs:  # generate would call the encoder by itself; so it has its answer, of which only the rows are looked at
+        given["encoder_outputs"] = BaseModelOutput(last_hidden_state=cast(Any, mask.new_zeros((*mask.shape, 1))))
+    with _each_call_a_pass(writer, machine, run_pass, {"input_ids": ids, "encoder_outputs": None} if pairs else {}):
+        said = writer.generate(
+            **given, **quiet(model), max_new_tokens=new_tokens, do_sample=False, num_beams=1, use_cache=not pairs,
+            pad_token_id=pad,
+        )  # fmt: skip
+    return cast(list[list[int]], said[:, 1 if pairs else ids.shape[1] :].tolist())
+
+
+@contextlib.contextmanager
+def _each_call_a_pass(
+    model: nn.Module, machine: Machine, run_pass: RunPass, instead: dict[str, Tensor | None]
+) -> Iterator[None]:
+    """Inside, each call of `model` is a pass of one slice, which is given `instead` for what `generate` gives."""
+    own = model.forward
+    before = model.__dict__.get("forward")
+
+    @functools.wraps(own)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        results: list[Any] = []
+        run_pass(lambda k: results.append(own(*args, **{**kwargs, **instead})), [machine.random_state()])
+        return results.pop()
+
+    model.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del model.__dict__["forward"]
+        if before is not None:
+            model.__dict__["forward"] = before
+
+
+def _padded(prompts: Sequence[Sequence[int]], pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
+    """Tokens and attention mask [prompts, longest], padded on the left where what is said follows on the right."""
+    longest = max(map(len, prompts))
+
+    def row(tokens: list[int], filler: int) -> list[int]:
+        rest = [filler] * (longest - len(tokens))
+        return rest + tokens if left else tokens + rest
+
+    return (
+        torch.tensor([row(list(prompt), pad) for prompt in prompts]),
+        torch.tensor([row([1] * len(prompt), 0) for prompt in prompts]),
+    )
