@@ -259,10 +259,10 @@ def _bnb_config(reading: _Reading, key: str, value: object) -> None:
 
 
 def _unpacked(reading: _Reading, key: str, value: object) -> None:
-    """axolotl's way to say that a model published in mxfp4 is unpacked, as it is here by itself."""
+    """axolotl's way to say that a model published in mxfp4 or fp8 is unpacked, as it is here by itself."""
     more = reading.source.values.get("model_quantization_config_kwargs")
-    if value == "Mxfp4Config" and isinstance(more, dict) and more == {"dequantize": True}:
-        why = "a model that was saved in mxfp4 is unpacked as it is read"
+    if value in ("Mxfp4Config", "FineGrainedFP8Config") and isinstance(more, dict) and more == {"dequantize": True}:
+        why = "a model that was saved in mxfp4 or fp8 is unpacked as it is read"
         reading.unused.setdefault(why, []).append(key)
     elif value not in SWITCHED_OFF:
         reading.refuse(key, "loading the model in another way is not there yet; leave this key out")

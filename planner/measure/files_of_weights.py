@@ -14,6 +14,7 @@ from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.measure.hf_model import model_config, working_dtype
 from planner.measure.hf_names import revision_of
+from planner.measure.quantized import unpacks
 
 _MEMORY_BYTES = 64 * 2**20
 
@@ -31,7 +32,7 @@ def weights_are_in_files(job: Job, model: nn.Module) -> bool:
         rows = cast(Any, model).get_input_embeddings().num_embeddings
         if rows != config.get_text_config().vocab_size:
             return False
-    return getattr(config, "dtype", None) == dtype
+    return getattr(config, "dtype", None) == dtype and not unpacks(config)
 
 
 def model_read_rate(job: Job) -> float:

@@ -34,8 +34,10 @@ _SAVED = (
     "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage", "load_in_8bit",
     "llm_int8_skip_modules",
 )  # fmt: skip
-_UNPACKED = "mxfp4"
-"""What gpt-oss is published in: experts are unpacked as they are read, and the model is as any other in its dtype."""
+UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
+"""What models are published in, as gpt-oss and DeepSeek's are, and the class of transformers by which they are unpacked
+as they are read: then a model is as any other in its dtype."""
+_PACKED_NAMES = ("_blocks", "_scales", "_scale_inv", "activation_scale")
 
 
 @torch.library.custom_op("offmate::unpack_int8", mutates_args=())
@@ -154,14 +156,14 @@ class Quantization:
         UserError for what is not there, and where bitsandbytes is missing."""
         its = _saved(config)
         by = its.get("quant_method") or ("bitsandbytes" if its.get("load_in_4bit") or its.get("load_in_8bit") else None)
-        if by == _UNPACKED and not (job.load_in_4bit or job.load_in_8bit):
+        if by in UNPACKED and not (job.load_in_4bit or job.load_in_8bit):
             return None
         if by is not None and (by != "bitsandbytes" or job.method != "lora" or job.use_dora):
             raise UserError(
                 f"{job.model} was saved quantized, and cannot be trained like this.", code="base-quantized",
                 exit_code=Exit.USAGE, numbers=(f"quantized by {by}, method: {job.method}",),
                 hint="leave load_in_4bit and load_in_8bit out: it is unpacked to the working dtype as it is read"
-                if by == _UNPACKED else "a base quantized by bitsandbytes is trained by method: lora (without DoRA); "
+                if by in UNPACKED else "a base quantized by bitsandbytes is trained by method: lora (without DoRA); "
                 "or give the model as published in bf16",
             )  # fmt: skip
         if by is None and not (job.load_in_4bit or job.load_in_8bit):
@@ -207,23 +209,39 @@ def loading_options(job: Job, config: PreTrainedConfig) -> dict[str, Any]:
         return quantized.options
     if not unpacks(config):
         return {}
-    from transformers.utils.quantization_config import Mxfp4Config
+    from transformers.utils import quantization_config
 
-    return {"quantization_config": cast(Any, Mxfp4Config)(dequantize=True)}
+    wanted = getattr(quantization_config, UNPACKED[method_of(config)])
+    return {"quantization_config": wanted(dequantize=True)}
 
 
 def unpacks(config: PreTrainedConfig) -> bool:
     """Whether the weights of the model with this config are unpacked as they are read."""
-    return _saved(config).get("quant_method") == _UNPACKED
+    return method_of(config) in UNPACKED
 
 
-def name_as_unpacked(model: nn.Module) -> None:
-    """Have a model whose weights were unpacked as they were read saved under the names that it has: transformers 5
-    would give them those of the packed ones, under which nothing is found again."""
-    for conversion in getattr(model, "_weight_conversions", None) or ():
-        if any(name.endswith("_blocks") for name in conversion.source_patterns):
-            vars(model).pop("_weight_conversions")
-            return
+def method_of(config: PreTrainedConfig) -> str:
+    """By what the weights of the model with this config were quantized as it was saved; empty: they were not."""
+    return str(_saved(config).get("quant_method") or "")
+
+
+def as_unpacked(model: nn.Module, alike: nn.Module) -> None:
+    """Have a model whose weights were unpacked as they were read be as one published so: in the dtypes of `alike`,
+    where transformers leaves what was not packed in its own; and saved under the names of such a one, where
+    transformers would take those of the packed ones, under which nothing is found again."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    for p, wanted in zip(model.parameters(), alike.parameters(), strict=True):
+        p.data = p.data.to(wanted.dtype)
+    its = cast(Any, model)
+    own = {tuple(c.target_patterns): c for c in get_model_conversion_mapping(its, add_legacy=False)}
+    names = [(c, tuple(c.target_patterns)) for c in getattr(model, "_weight_conversions", None) or ()]
+    kept = (own.get(targets) if _is_of_packed(c) else c for c, targets in names)
+    its._weight_conversions = [c for c in kept if c is not None]
+
+
+def _is_of_packed(conversion: Any) -> bool:
+    return any(name.endswith(_PACKED_NAMES) for name in (*conversion.source_patterns, *conversion.target_patterns))
 
 
 def _saved(config: PreTrainedConfig) -> dict[str, Any]:

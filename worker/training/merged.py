@@ -28,7 +28,7 @@ from planner.job.schema import Job
 from planner.measure.hf_model import model_config, skeleton_model
 from planner.measure.hf_names import revision_of
 from planner.measure.peft_lora import plain_name
-from planner.measure.quantized import unpacks
+from planner.measure.quantized import UNPACKED, method_of, unpacks
 
 _PACKED = ("load_in_4bit", "load_in_8bit", "quantize_moe_experts")
 _HULL = "base_model.model."  # how names in peft's model begin
@@ -133,13 +133,13 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], Any]:
 
     config = model_config(job)
     if getattr(config, "quantization_config", None):
-        unpacked = unpacks(config)
         raise UserError(
             f"{job.model} was saved quantized: nothing can be merged into its files.", code="base-quantized",
             exit_code=Exit.USAGE,
-            hint="peft merges in memory: load the model with Mxfp4Config(dequantize=True), the adapters onto it with "
-            "PeftModel.from_pretrained, then merge_and_unload()"
-            if unpacked else "merge into the model as it was published",
+            hint="peft merges in memory: load the model with quantization_config="
+            f"{UNPACKED[method_of(config)]}(dequantize=True), the adapters onto it with PeftModel.from_pretrained, "
+            "then merge_and_unload()"
+            if unpacks(config) else "merge into the model as it was published",
         )  # fmt: skip
     adapted: Any = skeleton_model(job.model_copy(update=dict.fromkeys(_PACKED, False)))
     weights = load_file(adapters / "adapter_model.safetensors")

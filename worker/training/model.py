@@ -17,11 +17,11 @@ from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.job.weights import check_weights
 from planner.measure.encoder_decoder import is_encoder_decoder
-from planner.measure.hf_model import build_model, model_class, model_config, working_dtype
+from planner.measure.hf_model import build_model, model_class, model_config, without_weights, working_dtype
 from planner.measure.hf_names import own_code, revision_of
 from planner.measure.packed_experts import experts_packed_as_read
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
-from planner.measure.quantized import loading_options, name_as_unpacked, parameters_of
+from planner.measure.quantized import as_unpacked, loading_options, parameters_of, unpacks
 from planner.measure.tokenizer import with_rows_for_tokens
 from planner.measure.trainable import freeze_others
 from planner.measure.trainer_options import set_trainer_options
@@ -71,7 +71,9 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
                 hint="check that the folder or the download is complete",
             ) from error  # fmt: skip
         model, info = loaded
-        name_as_unpacked(model)
+        if unpacks(config):
+            with without_weights():
+                as_unpacked(model, build_model(job, config))
         if missing := sorted(info["missing_keys"]):
             log.warning(
                 "model: %d weights are not in %s and start random: %s", len(missing), job.model, ", ".join(missing[:5])

@@ -1,19 +1,28 @@
-"""Models published with their experts in mxfp4, as gpt-oss is: unpacked as they are read, and trained as any other."""
+"""Models published in mxfp4 or fp8, as gpt-oss and DeepSeek's are: unpacked as they are read, trained as any other."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, GptOssConfig, Mxfp4Config
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    FineGrainedFP8Config,
+    GptOssConfig,
+    Mxfp4Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from planner.errors import UserError
 from planner.job.schema import Job
+from planner.measure.files_of_weights import weights_are_in_files
 from planner.measure.hf_model import skeleton_model
 from tests.support.lora_jobs import engine_of, finished_run, plain_steps, plan_of, steps_of
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
@@ -21,11 +30,22 @@ from tests.support.texts import make_job, sentences, tiny_llama_folder, write_js
 STEPS = 3
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    """A full fine-tuning of a tiny gpt-oss, whose folder has the form of the published ones."""
+@pytest.fixture(params=["mxfp4", "fp8", "fp8-experts", "fp8-static"])
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
+    """A full fine-tuning of a tiny model, whose folder has the form of the published ones."""
     folder = tmp_path / "model"
     tiny_llama_folder(folder)
+    keys: dict[str, Any] = {
+        "max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_steps": STEPS,
+        "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.0, "attn_implementation": "eager",
+    }  # fmt: skip
+    config = _publish_mxfp4(folder) if request.param == "mxfp4" else _publish_fp8(folder, request.param)
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    return make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(9)), **keys)
+
+
+def _publish_mxfp4(folder: Path) -> dict[str, Any]:
+    """The weights of a gpt-oss, and its config."""
     config = GptOssConfig(
         num_hidden_layers=2, hidden_size=64, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=260, sliding_window=16,
@@ -41,20 +61,50 @@ def job(tmp_path: Path) -> Job:
         weights[f"{name}_scales"] = torch.randint(119, 122, shape, dtype=torch.uint8, generator=drawn)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     packed = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
-    (folder / "config.json").write_text(json.dumps(config.to_dict() | packed | {"dtype": "bfloat16"}))
-    keys: dict[str, Any] = {
-        "max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_steps": STEPS,
-        "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.0, "attn_implementation": "eager",
+    return config.to_dict() | packed
+
+
+def _publish_fp8(folder: Path, kind: str) -> dict[str, Any]:
+    """The weights of a Qwen3, linear layers in fp8 with a scale for each 16 × 16 of them, or one for all of them and
+    another for what comes in (static), and its config."""
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 260, "eos_token_id": 256, "pad_token_id": 257,
     }  # fmt: skip
-    return make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(9)), **keys)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = Qwen3MoeConfig(**sizes, **experts) if kind == "fp8-experts" else Qwen3Config(**sizes)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    block = None if kind == "fp8-static" else 16
+    for name in [name for name in weights if name.endswith("proj.weight")]:
+        weight = weights[name].float()
+        rows, columns = block or weight.shape[0], block or weight.shape[1]
+        tiles = weight.view(weight.shape[0] // rows, rows, weight.shape[1] // columns, columns)
+        scales = tiles.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+        weights[name] = (tiles / scales).to(torch.float8_e4m3fn).view(weight.shape)
+        weights[f"{name}_scale_inv"] = scales[:, 0, :, 0] if block else scales.view(()).bfloat16()
+        if not block:
+            weights[name.replace("weight", "activation_scale")] = torch.tensor(0.5, dtype=torch.bfloat16)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    how: dict[str, Any] = {"activation_scheme": "dynamic", "weight_block_size": [block, block]}
+    if block is None:
+        how = {"activation_scheme": "static", "weight_block_size": None}
+    packed = {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"], **how}}
+    return json.loads((folder / "config.json").read_text()) | packed
 
 
 def unpacked(job: Job) -> Any:
-    """The model by transformers alone."""
-    return AutoModelForCausalLM.from_pretrained(
-        job.model, dtype=torch.bfloat16 if job.bf16 else torch.float32,
-        quantization_config=Mxfp4Config(dequantize=True),
-    )  # fmt: skip
+    """The model by transformers alone, all of it in one dtype."""
+    packed = json.loads((Path(job.model) / "config.json").read_text())["quantization_config"]["quant_method"]
+    how: Any = Mxfp4Config if packed == "mxfp4" else FineGrainedFP8Config
+    dtype = torch.bfloat16 if job.bf16 else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(
+        job.model, dtype=dtype, attn_implementation="eager", quantization_config=how(dequantize=True)
+    )
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+    return model
 
 
 @pytest.mark.parametrize("keys", [{}, {"method": "lora", "lora_r": 4, "bf16": True}], ids=["full", "lora-bf16"])
@@ -85,12 +135,21 @@ def test_what_is_written_is_found_again_under_its_names(job: Job, tmp_path: Path
     assert "quantization_config" not in json.loads((folder.output / "config.json").read_text())
     model, told = AutoModelForCausalLM.from_pretrained(folder.output, output_loading_info=True)
     assert not any(told.values()), told
-    before = unpacked(job).model.layers[0].mlp.experts.gate_up_proj
-    assert not torch.equal(model.model.layers[0].mlp.experts.gate_up_proj, before)
+    packed = set(load_file(Path(job.model) / "model.safetensors"))
+    names = {re.sub("_blocks$", "", name) for name in packed if not name.endswith(("_scales", "_inv", "on_scale"))}
+    assert set(load_file(folder.output / "model.safetensors")) == names  # as it is published
+    before = unpacked(job).model.layers[0].self_attn.q_proj.weight
+    assert not torch.equal(model.model.layers[0].self_attn.q_proj.weight, before)
 
 
 def test_it_is_not_packed_anew(job: Job) -> None:
     again = job.model_copy(update={"method": "lora", "load_in_4bit": True})
     with pytest.raises(UserError, match="was saved quantized") as refused:
         skeleton_model(again)
-    assert refused.value.numbers == ("quantized by mxfp4, method: lora",)
+    assert refused.value.numbers in [(f"quantized by {by}, method: lora",) for by in ("mxfp4", "fp8")]
+
+
+def test_its_weights_are_not_read_from_their_files(job: Job) -> None:
+    lora = {"method": "lora", "lora_r": 4, "lora_alpha": 8.0, "lora_dropout": 0.0}
+    job = job.model_copy(update={**lora, "lora_target_modules": ("q_proj",), "bf16": True})
+    assert not weights_are_in_files(job, skeleton_model(job))
