@@ -18,6 +18,7 @@ from typing import Any
 from planner.codec import json_object
 from planner.errors import Exit, UserError, first_line
 from planner.job.data_entry import DataEntry
+from planner.job.dataset_words import LEARNED_KEYS
 from planner.job.local_data import Kind, csv_columns, csv_rows, is_local, local_data
 from planner.job.records import Kind as RecordKind
 from planner.job.records import Record, check_record, is_chat, kind_of, no_columns
@@ -170,7 +171,14 @@ def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> RecordKind
         names = entry.names(columns)
     except ValueError as error:
         raise no_columns(name, str(error)) from error
-    return entry.kind or kind_of(names, name)
+    kind = entry.kind or kind_of(names, name)
+    if entry.learned is not None and kind not in ("messages", "conversations"):
+        raise UserError(
+            f"Which turns are learned is said of {name}, and its records are no conversations.",
+            code="no-turns", exit_code=Exit.USAGE, numbers=(f"they are read as {kind}",),
+            hint=f"leave {' and '.join(LEARNED_KEYS)} out of its entry",
+        )  # fmt: skip
+    return kind
 
 
 def _read(file: Path, kind: Kind, found: _Found, entry: Path) -> None:

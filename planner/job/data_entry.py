@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from planner.job.fields import Count, Text
-from planner.job.records import Kind, Record
+from planner.job.records import Kind, Record, role_of
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
 _PLACES = re.compile(r"\{(system|input|instruction)\}")
@@ -22,6 +23,9 @@ COLUMNS: dict[Type, tuple[str, ...]] = {
     "instructions": ("instruction", "output"), "segments": ("segments",),
 }  # fmt: skip
 """Type -> the columns that it must have, by offmate's names."""
+
+
+_LATER = ("max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens")
 
 
 class PromptFormat(BaseModel):
@@ -42,12 +46,31 @@ class PromptFormat(BaseModel):
         return _PLACES.sub(lambda found: texts[found[1]], self.with_input if more else self.without_input)
 
 
+EndMarks = Literal["turn", "all", "last", "none"]
+"""Which end marks are learned: those behind learned turns, behind all turns, the last one, or none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedTurns:
+    """Which turns of a conversation are learned, by axolotl's rules: what they say, and the end mark behind it.
+
+    `roles` whose turns are learned where a turn itself says nothing, None: all; `eos`: which of the tokenizer's end
+    tokens, `eot`: which of `marks`, tokens that end a turn; none of these: the tokenizer's end token.
+    """
+
+    roles: frozenset[str] | None
+    eos: EndMarks = "turn"
+    eot: EndMarks = "turn"
+    marks: tuple[str, ...] = ()
+
+
 class DataEntry(BaseModel):
     """Records of one file, folder or dataset of the hub.
 
     `columns`: offmate's name of a column -> the data's; `message_keys`: likewise of the keys of a message; `roles`: a
     role in the data -> the role that it is. `type` None: the columns say what the records are. `max_samples`: the first
-    so many of them.
+    so many of them. `roles_to_train` (roles by the data's names), `train_on_eos`, `train_on_eot`, `eot_tokens`: see
+    `learned`; all None where the chat template says what is learned.
     """
 
     model_config = _VALUE
@@ -64,12 +87,29 @@ class DataEntry(BaseModel):
     prompt_format: PromptFormat | None = None
     max_samples: Count | None = None
     drop_system: bool = False
+    roles_to_train: tuple[Text, ...] | None = None
+    train_on_eos: EndMarks | None = None
+    train_on_eot: EndMarks | None = None
+    eot_tokens: tuple[Text, ...] | None = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `max_samples` where there is none: checkpoints of before it was there are of the same entry."""
+        """Without the later fields where they say nothing: checkpoints of before they were there are of the same
+        entry."""
         found: dict[str, Any] = others(self)
-        return found if self.max_samples is not None else {k: v for k, v in found.items() if k != "max_samples"}
+        return {key: value for key, value in found.items() if key not in _LATER or value is not None}
+
+    @property
+    def learned(self) -> LearnedTurns | None:
+        """Which turns are learned; None: the assistant's, as the chat template has them."""
+        if self.roles_to_train is None and self.train_on_eos is None and self.train_on_eot is None:
+            return None
+        named = ("assistant",) if self.roles_to_train is None else self.roles_to_train
+        roles = {role for name in named if (role := role_of(self.roles.get(name, name))) is not None}
+        eos = self.train_on_eos or "turn"
+        return LearnedTurns(
+            roles=frozenset(roles), eos=eos, eot=self.train_on_eot or eos, marks=self.eot_tokens or ()
+        )
 
     @property
     def kind(self) -> Kind | None:

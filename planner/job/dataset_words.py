@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from planner.job.data_entry import DataEntry, simplest
+from planner.job.data_entry import DataEntry, EndMarks, simplest
+from planner.job.records import ROLES, role_of
 from planner.job.source import SWITCHED_OFF, shown
 
 _ALPACA = (
@@ -49,9 +50,10 @@ _NOT_THERE = {
 }
 _FIELDS = {"field": "text", "text_column": "text", "field_messages": "messages", "field_tools": "tools"}
 _MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "content", "message_field_training": "train"}
-_LEARNED = ({"assistant"}, {"gpt"}, {"assistant", "gpt"})
-_SAYS: tuple[tuple[str, object], ...] = (("roles_to_train", []), ("train_on_eos", "none"))
+_SAYS: tuple[tuple[str, object], ...] = (("roles_to_train", []), ("train_on_eos", "none"), ("train_on_eot", "none"))
 """Choices, though such values switch off elsewhere: no role is learned but by a turn's own word, and no end mark."""
+LEARNED_KEYS = ("roles_to_train", "train_on_eos", "train_on_eot")
+"""Keys of an entry that say which turns are learned, and with which end marks."""
 _FILE_READERS = ("json", "csv", "parquet", "arrow", "text")
 TEMPLATE_KEYS = ("chat_template", "chat_template_jinja", "conversation")
 """Keys of an entry that say which chat template its conversations have."""
@@ -110,12 +112,8 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             found["roles"] |= _roles(value)
         elif key in ("drop_system_message", "drop_system"):
             found["drop_system"] = bool(value)
-        elif key == "roles_to_train":
-            if not isinstance(value, list) or set(value) not in _LEARNED:
-                raise ValueError(f"roles_to_train is {shown(value)}; the assistant's turns are learned")
-        elif key == "train_on_eos":
-            if value != "turn":
-                raise ValueError(f"train_on_eos is {shown(value)}; learned turns have their end mark (turn)")
+        elif key in LEARNED_KEYS or key == "eot_tokens":
+            found[key] = value
         elif key in _NOT_THERE:
             raise ValueError(f"{key} asks for {_NOT_THERE[key]}")
         elif key not in (*_UNUSED, "template_thinking_key"):
@@ -123,7 +121,24 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     # That there is a column with the system text is not taken from its name alone.
     found["columns"] = {our: theirs for our, theirs in found["columns"].items() if our != theirs or our == "system"}
     found["message_keys"] = {ours: theirs for ours, theirs in found["message_keys"].items() if ours != theirs}
+    _settle_learned(found)
     return found
+
+
+def _settle_learned(found: dict[str, Any]) -> None:
+    """Leave out what says which turns are learned where that is the assistant's, each with its end mark."""
+    given = found.get("roles_to_train", ["assistant"])
+    if not isinstance(given, list):
+        raise ValueError(f"roles_to_train is {shown(given)}; it must be a list of roles")
+    roles = {name: role_of(found["roles"].get(name, name)) for name in map(str, given)}
+    if unknown := [name for name, role in roles.items() if role is None]:
+        raise ValueError(f"roles_to_train has {unknown[0]}, and no turn has that role; roles are {', '.join(ROLES)}")
+    for key in ("train_on_eos", "train_on_eot"):
+        if found.get(key) not in (None, *get_args(EndMarks)):
+            raise ValueError(f"{key} is {shown(found[key])}; it must be one of {', '.join(get_args(EndMarks))}")
+    if set(roles.values()) == {"assistant"} and {found.get(key, "turn") for key in LEARNED_KEYS[1:]} == {"turn"}:
+        for key in (*LEARNED_KEYS, "eot_tokens"):
+            found.pop(key, None)
 
 
 def _roles(given: Mapping[str, Any]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.job.data_entry import DataEntry
 from planner.job.dataset_info import read_names
-from planner.job.dataset_words import TEMPLATE_KEYS
+from planner.job.dataset_words import LEARNED_KEYS, TEMPLATE_KEYS
 from planner.job.dialects import LLAMA_FACTORY, TRL
 from planner.job.paths import data_finder, looks_local, resolve
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
@@ -27,6 +27,7 @@ def settle_data(
     """Put what the file says of its data into the entries of `values`; `names`: canonical name -> that in the file.
     Returns mistakes."""
     mistakes = _templates(values, names, source)
+    _end_marks(values, source)
     mistakes += _trls_dataset(values, source, tool, folder)
     if tool == LLAMA_FACTORY:
         for key in _DATA:
@@ -77,6 +78,16 @@ def _trls_dataset(values: dict[str, Any], source: Source, tool: str | None, fold
         split = source.values.get("dataset_test_split") or "test"
         values["eval_dataset"] = [{"path": path, **said, "split": split}]
     return []
+
+
+def _end_marks(values: dict[str, Any], source: Source) -> None:
+    """axolotl's `eot_tokens` are for the entries that say which turns are learned, with which end marks."""
+    marks = source.values.get("eot_tokens")
+    for key in _DATA:
+        entries = values.get(key)
+        if isinstance(entries, list) and marks not in SWITCHED_OFF:
+            chosen = [isinstance(entry, dict) and set(LEARNED_KEYS) & entry.keys() for entry in entries]
+            values[key] = [{"eot_tokens": marks, **e} if says else e for e, says in zip(entries, chosen, strict=True)]
 
 
 def _templates(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:

@@ -11,7 +11,7 @@ from planner.errors import Exit, UserError
 Record = Mapping[str, object]
 Message = dict[str, Any]
 """`role`, `content`, and whatever else the record gives it (tool_calls, reasoning_content, name, …), which is for the
-chat template. `train: False` where the record says that this turn is not learned."""
+chat template. `train` where the record says that this turn is learned, or is not."""
 Kind = Literal["messages", "conversations", "prompt", "alpaca", "text", "segments"]
 
 ALPACA = ("system", "instruction", "input", "output")
@@ -22,6 +22,7 @@ _ROLES = {
     "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
     "tool": "tool", "observation": "tool", "function": "tool",
 }  # fmt: skip
+ROLES = tuple(dict.fromkeys(_ROLES.values()))
 _OWN = frozenset({"role", "from", "content", "value", "train", "weight"})
 _INSTEAD = frozenset({"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"})
 """What a message may say in place of content."""
@@ -71,6 +72,11 @@ def text_of(record: Record, column: str) -> str:
     return value
 
 
+def role_of(name: str) -> str | None:
+    """The role that data call by this name; None for a name that is none's."""
+    return _ROLES.get(name)
+
+
 def conversation(value: object) -> list[Message]:
     """Messages from a record's list, in either spelling (role/content, from/value): see `Message`. A turn of the role
     `function_call` holds calls as JSON and becomes the assistant's `tool_calls`.
@@ -100,12 +106,15 @@ def _message(entry: object) -> Message:
 
 
 def _trained(entry: Mapping[str, object]) -> dict[str, bool]:
-    """`train: False` where the record keeps a turn from being learned, by axolotl's `train` or OpenAI's `weight`."""
+    """What the record says of a turn's being learned: `train` (axolotl's), or `weight: 0` (OpenAI's, whose 1 is only
+    that nothing is said)."""
     given = {key: entry[key] for key in ("train", "weight") if entry.get(key) is not None}
     for key, value in given.items():
         if value not in (0, 1):  # True and False are 1 and 0
             raise ValueError(f"a message's {key} is 0 or 1 (false or true), this is {str(value)[:80]!r}")
-    return {} if all(given.values()) else {"train": False}
+    if not all(given.values()):
+        return {"train": False}
+    return {"train": True} if "train" in given else {}
 
 
 def _calls(content: object) -> list[dict[str, Any]]:
@@ -195,5 +204,7 @@ def _content(content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+        if any(part.get(key) is not None for part in content for key in ("train", "weight")):
+            raise ValueError("a part of a message's content has train or weight; a turn is learned whole or not")
         return "".join(part["text"] for part in content)
     raise ValueError(f"a message's content is text, this is {str(content)[:80]!r}")

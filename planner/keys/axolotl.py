@@ -14,7 +14,7 @@ from planner.keys.meaning import (
     GENERATES,
     ITS_RATE,
     KERNELS,
-    LEARNED,
+    LEARNED_BY_ENTRY,
     LOGS,
     LOSS,
     ONE_DEVICE,
@@ -133,7 +133,8 @@ AXOLOTL: Table = table(
             eval_causal_lm_metrics
             do_bench_eval bench_dataset bench_split lm_eval_tasks lm_eval_batch_size lm_eval_post_train lm_eval_model
         """,
-        "a turn is learned with the end mark that the chat template writes": "eot_tokens",
+        "beside roles_to_train, train_on_eos or train_on_eot of an entry they are its end marks; else a turn is learned"
+        " with the one that the chat template writes": "eot_tokens",
         "no run is stopped by its loss": "loss_watchdog_threshold loss_watchdog_patience",
         GENERATES: """
             generate_samples num_generation_samples generation_max_new_tokens generation_temperature generation_top_p
@@ -219,7 +220,7 @@ AXOLOTL: Table = table(
         "longer contexts by PoSE": "use_pose",
         "another system message (write it into the template)": "default_system_message",
         "values of one's own for the chat template": "chat_template_kwargs",
-        LEARNED: "roles_to_train train_on_eos",
+        LEARNED_BY_ENTRY: "roles_to_train train_on_eos",
     },
     parts={
         "load_in_4bit": "bnb_config_kwargs",

@@ -14,13 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from planner.errors import Exit, UserError, first_line
+from planner.job.data_entry import LearnedTurns
 from planner.job.records import Message
 from planner.job.templates import GIVE_TEMPLATE
 from worker.data.bounds import bounded, check_length
+from worker.data.turns import Spans, Turns
 
 log = logging.getLogger(__name__)
 
-Spans = tuple[tuple[int, int], ...]
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SHOWN = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 """What a message may say beside its content. A template that leaves it out would train an answer without it."""
@@ -37,8 +38,11 @@ class ChatTemplate:
     form of it that TRL trains with, where TRL knows it; else by what a turn adds to the conversation before it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, everything: bool = False) -> None:
-        """`everything`: who says what does not matter, all of it is learned."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, everything: bool = False, learned: LearnedTurns | None = None
+    ) -> None:
+        """`everything`: who says what does not matter, all of it is learned. `learned`: these turns are, found in the
+        tokenizer's own template by axolotl's rules."""
         if not tokenizer.chat_template:
             raise UserError(
                 "The data are conversations, and the tokenizer has no chat template.", code="no-chat-template",
@@ -53,16 +57,19 @@ class ChatTemplate:
                 hint=GIVE_TEMPLATE,
             ) from error  # fmt: skip
         self._everything = everything
-        if not everything and not _GENERATION.search(self._template) and (form := _training_form(tokenizer)):
+        marked = everything or learned is not None or _GENERATION.search(self._template) is not None
+        if not marked and (form := _training_form(tokenizer)):
             log.info("data: the chat template is taken in the form that TRL trains with")
             self._template = form
         self._marked = _GENERATION.search(self._template) is not None
+        self._turns = Turns(learned, self._template, tokenizer) if learned is not None else None
+        self._tokenizer = tokenizer
         self._special: dict[str, str] = {k: str(v) for k, v in tokenizer.special_tokens_map.items()}
         self._marks = sorted({str(token) for token in tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
 
     def render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> tuple[str, Spans]:
         """The conversation's text, and the spans of characters that the assistant writes, its end mark included, less
-        the turns whose message has `train: False`.
+        the turns whose message has `train: False`, and with others' that have `train: True`.
 
         Raises UserError when the template refuses the conversation, leaves out something that a message says, or shows
         a turn in a form whose place cannot be told.
@@ -73,9 +80,21 @@ class ChatTemplate:
             self._refuse_dropped(text, plain, tools)
             if self._everything:
                 return text, ((0, len(text)),)
+
+            def place(index: int) -> tuple[int, int]:
+                bare = {"role": plain[index]["role"], "content": _ELSE}
+                return self._changing(text, plain, index, tools, bare)
+
+            if self._turns is not None:
+                return text, self._turns.spans(text, messages, place)
             if not self._marked:
                 spans = tuple(self._turn(text, plain, index, tools) for index in _answers(plain))
-        return text, self._learned(spans, messages)
+            spans = self._learned(spans, messages)
+            others = [m if m["role"] != "assistant" else m | {"train": False} for m in messages]
+            if any(message.get("train") for message in others):
+                by_word = Turns(LearnedTurns(roles=frozenset()), self._template, self._tokenizer)
+                spans = tuple(sorted((*spans, *by_word.spans(text, others, place))))
+        return text, spans
 
     def pair(
         self, prompt: Sequence[Message], completion: Sequence[Message], tools: list[Any] | None = None
@@ -133,7 +152,7 @@ class ChatTemplate:
             start = _common(text, self._render(messages[:index], tools, add_generation_prompt=True)[0])
         end = self._before_mark(text, _common(text, self._render(messages[: index + 1], tools)[0]))
         if end <= start or content not in text[start:end]:
-            start, end = self._changing(text, messages, index, tools)
+            start, end = self._changing(text, messages, index, tools, {**messages[index], "content": _ELSE})
             end = next((end + len(mark) for mark in self._marks if text.startswith(mark, end)), end)
         if end <= start or content not in text[start:end]:
             raise UserError(
@@ -146,10 +165,12 @@ class ChatTemplate:
             end = start + len(written)
         return start, end
 
-    def _changing(self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None) -> tuple[int, int]:
-        """The piece of `text` that is another one when `messages[index]` says something else."""
+    def _changing(
+        self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None, other_message: Message
+    ) -> tuple[int, int]:
+        """The piece of `text` that is another one with another message in place of `messages[index]`."""
         others = [*messages]
-        others[index] = {**messages[index], "content": _ELSE}
+        others[index] = other_message
         other = self._render(others, tools)[0]
         start = _common(text, other)
         return start, len(text) - _common(text[start:][::-1], other[start:][::-1])

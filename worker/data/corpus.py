@@ -262,8 +262,9 @@ def form_of(
     UserError."""
     entry = entry_of_pairs(entry, kind) if pairs else entry
     return detect(
-        kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format, system="system" in entry.columns
-    )
+        kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format,
+        system="system" in entry.columns, learned=entry.learned,
+    )  # fmt: skip
 
 
 def document_of(form: Format, entry: DataEntry, record: Record, place: str) -> Document | None:

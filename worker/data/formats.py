@@ -8,10 +8,11 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from planner.job.data_entry import PromptFormat
+from planner.job.data_entry import LearnedTurns, PromptFormat
 from planner.job.dataset_words import ALPACA as ALPACA_PROMPT
 from planner.job.records import ALPACA, Kind, Record, conversation, history_of, segments_of, text_of, tools_of
-from worker.data.chat import ChatTemplate, Spans
+from worker.data.chat import ChatTemplate
+from worker.data.turns import Spans
 
 TrainOn = Literal["completions", "pairs", "all"]
 
@@ -42,17 +43,20 @@ class Format:
 
 def detect(
     kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, train_on: TrainOn,
-    prompt: PromptFormat | None = None, system: bool = False,
+    prompt: PromptFormat | None = None, system: bool = False, learned: LearnedTurns | None = None,
 ) -> Format:  # fmt: skip
     """How records of a kind with these columns become documents; `train_on`: as in the job; `prompt`: how instructions
     are written, None for the chat template, or without one the Alpaca prompt; `system`: the column of that name begins
-    conversations. Raises UserError."""
+    conversations; `learned`: which turns of these, where the entry says that. Raises UserError."""
     everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca", "segments"))
+    if learned is not None and everything:  # turns of every role, but for what the template writes around them
+        learned, everything = replace(learned, roles=None), False
     if kind == "alpaca":
         uses = tuple(column for column in (*ALPACA, "history") if column in columns)
         found = _alpaca(tokenizer, uses, everything, prompt)
     else:
-        found = _format(kind, columns, tokenizer, everything=everything, pairs=train_on == "pairs", system=system)
+        found = _format(kind, columns, tokenizer, everything=everything, pairs=train_on == "pairs", system=system,
+                        learned=learned)  # fmt: skip
     if not everything:
         return found
 
@@ -65,11 +69,12 @@ def detect(
 
 def _format(
     kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *,
-    everything: bool, pairs: bool, system: bool,
+    everything: bool, pairs: bool, system: bool, learned: LearnedTurns | None,
 ) -> Format:  # fmt: skip
     if kind in ("messages", "conversations"):
         more = ("system", "tools") if system or kind == "conversations" else ("tools",)
-        return _chat(kind, tokenizer, tuple(column for column in more if column in columns), everything)
+        template = ChatTemplate(tokenizer, everything=everything, learned=learned)
+        return _chat(kind, template, tuple(column for column in more if column in columns))
     if kind == "prompt":
         tools = tuple(column for column in ("tools",) if column in columns)
         return _prompt_completion(tokenizer, tools, everything, pairs)
@@ -120,9 +125,7 @@ def _prompt_completion(
     return Format(name="prompt and completion", uses=("prompt", "completion", *more), document=document)
 
 
-def _chat(column: str, tokenizer: PreTrainedTokenizerBase, more: tuple[str, ...], everything: bool) -> Format:
-    template = ChatTemplate(tokenizer, everything=everything)
-
+def _chat(column: str, template: ChatTemplate, more: tuple[str, ...]) -> Format:
     def document(record: Record) -> Document | None:
         if not record.get(column):
             return None

@@ -9,7 +9,7 @@ import pytest
 
 from planner.errors import UserError
 from planner.job.data_check import check_data
-from planner.job.data_entry import DataEntry, PromptFormat
+from planner.job.data_entry import DataEntry, LearnedTurns, PromptFormat
 from planner.job.records import conversation
 from planner.job.schema import Job
 from tests.support.texts import write_jsonl
@@ -65,6 +65,36 @@ def test_axolotls_chat_entries_say_where_messages_roles_and_contents_are(folder:
     ]
 
 
+def test_which_turns_are_learned_is_said_by_an_entry_and_kept(folder: Path) -> None:
+    job = Job.parse(f"""{AXOLOTL}eot_tokens: [<|end|>]
+datasets:
+  - {{path: text.jsonl, type: chat_template, roles: {{user: [customer]}}, roles_to_train: [customer, gpt]}}
+  - {{path: text.jsonl, type: chat_template, roles_to_train: [], train_on_eos: none, train_on_eot: last}}
+  - {{path: text.jsonl, type: chat_template, roles_to_train: [gpt, assistant], train_on_eot: turn}}
+""", folder)  # fmt: skip
+    assert [found.learned for found in job.data] == [
+        LearnedTurns(roles=frozenset({"user", "assistant"}), marks=("<|end|>",)),
+        LearnedTurns(roles=frozenset(), eos="none", eot="last", marks=("<|end|>",)),
+        None,  # as by default
+    ]
+    (folder / "resolved.yaml").write_text(job.resolved_yaml())
+    assert Job.from_resolved(folder / "resolved.yaml") == job
+
+
+def test_which_turns_are_learned_is_for_conversations(folder: Path) -> None:
+    job = Job.parse(f"{AXOLOTL}datasets: [{{path: text.jsonl, roles_to_train: [user]}}]", folder)
+    with pytest.raises(UserError, match="its records are no conversations") as refused:
+        check_data(job)
+    assert (refused.value.code, refused.value.numbers) == ("no-turns", ("they are read as text",))
+
+
+def test_a_turn_says_itself_whether_it_is_learned() -> None:
+    talk = [{"role": "user", "content": "a", "train": True}, {"role": "user", "content": "b", "weight": 1}]
+    assert [message.get("train") for message in conversation(talk)] == [True, None]
+    with pytest.raises(ValueError, match="a turn is learned whole or not"):
+        conversation([{"role": "user", "content": [{"text": "a", "train": False}]}])
+
+
 def test_axolotls_alpaca_is_the_alpaca_prompt_whatever_template_the_tokenizer_has(folder: Path) -> None:
     prompt = entry(f"{AXOLOTL}datasets: [{{path: text.jsonl, type: alpaca}}]", folder).prompt_format
     assert prompt is not None
@@ -98,8 +128,9 @@ def test_axolotls_own_prompts_have_their_columns_and_formats(folder: Path) -> No
     ("lines", "words"),
     [
         ("type: oasst", 'type is "oasst"; columns are detected, known types are alpaca, completion'),
-        ("type: chat_template, train_on_eos: last", 'train_on_eos is "last"; learned turns have their end mark (turn)'),
-        ("type: chat_template, roles_to_train: [user]", 'roles_to_train is ["user"]; the assistant'),
+        ("type: chat_template, train_on_eos: first", 'train_on_eos is "first"; it must be one of turn, all, '),
+        ("type: chat_template, roles_to_train: [narrator]", "roles_to_train has narrator, and no turn has that role"),
+        ("type: chat_template, message_field_training_detail: d", "message_field_training_detail asks for learning"),
         ("type: alpaca, shards: 10", "shards asks for a shard of the data; give split, like train[:5%]"),
         ("typ: alpaca", "typ is no key of an entry"),
         ("type: {feld: x}", "feld is no key of a type"),

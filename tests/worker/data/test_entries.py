@@ -43,6 +43,20 @@ def test_a_mapped_conversation_is_learned_as_one_in_our_words(tmp_path: Path) ->
     assert mapped == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n⟦yes<|im_end|>⟧\n"
 
 
+def test_turns_of_other_roles_are_learned_where_the_entry_says_so(tmp_path: Path) -> None:
+    records = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}]
+    marks = "eot_tokens: [<|im_end|>], roles_to_train: "
+    shown = "<|im_start|>user\n%s\n<|im_start|>assistant\n%s\n"
+    found = learn(tmp_path, records, f"{marks} [user, assistant], train_on_eos: last")
+    assert found.sample() == shown % ("⟦hi⟧<|im_end|>", "⟦yes<|im_end|>⟧")
+    found = learn(tmp_path, records, f"{marks} [user]")
+    assert found.sample() == shown % ("⟦hi<|im_end|>⟧", "yes<|im_end|>")
+    found = learn(tmp_path, records, "train_on_eos: none", "train_on: all\n")
+    assert found.sample() == shown % ("⟦hi⟧<|im_end|>", "⟦yes⟧<|im_end|>"), "but not what the template writes"
+    with pytest.raises(UserError, match="has nothing to train on"):
+        learn(tmp_path, records, f"{marks} []")
+
+
 def test_alpaca_is_its_own_prompt_and_instructions_are_the_chat_templates(tmp_path: Path) -> None:
     records = [{"instruction": "Add.", "input": "1 2", "output": "3"}]
     assert learn(tmp_path, records, "type: alpaca").sample() == (

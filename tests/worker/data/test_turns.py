@@ -1,0 +1,102 @@
+"""Which turns are learned by axolotl's rules: what was said, and end marks by its four words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trl.chat_template_utils import get_training_chat_template
+
+from planner.errors import UserError
+from planner.job.data_entry import EndMarks, LearnedTurns
+from tests.worker.data.test_chat import CALL, TALKS, TOOLS, learned, tokenizer_of
+from worker.data.chat import ChatTemplate
+
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "be nice"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "no"},
+]
+END = "<|im_end|>"
+
+
+def spans(messages: list[dict[str, Any]], *, end: str = END, **choice: Any) -> list[str]:
+    """What is learned of a conversation under Qwen's template, with a tokenizer whose end token is `end`."""
+    tokenizer = tokenizer_of("qwen2_5")
+    tokenizer.eos_token = end
+    return learned(*ChatTemplate(tokenizer, learned=LearnedTurns(**choice)).render(messages))
+
+
+ANSWERS = frozenset({"assistant"})
+BOTH = frozenset({"assistant", "user"})
+
+
+@pytest.mark.parametrize(
+    ("roles", "eos", "found"),
+    [
+        (ANSWERS, "turn", ["yes", END, "no", END]),
+        (ANSWERS, "last", ["yes", "no", END]),
+        (ANSWERS, "none", ["yes", "no"]),
+        (ANSWERS, "all", [END, END, "yes", END, END, "no", END]),
+        (BOTH, "turn", ["hi", END, "yes", END, "hi", END, "no", END]),
+        (frozenset({"system"}), "last", ["be nice", END]),  # as axolotl: that of the last learned turn
+        (frozenset(), "turn", []),
+        (frozenset(), "all", [END] * 5),
+        (None, "none", ["be nice", "hi", "yes", "hi", "no"]),
+    ],
+)
+def test_turns_of_the_roles_are_learned_and_end_marks_by_their_word(
+    roles: frozenset[str] | None, eos: EndMarks, found: list[str]
+) -> None:
+    assert spans(TALK, roles=roles, eos=eos, eot=eos) == found
+
+
+def test_a_turns_own_word_is_before_its_role() -> None:
+    said = [message | word for message, word in zip(TALK, ({}, {"train": True}, {"train": False}, {}, {}), strict=True)]
+    assert spans(said, roles=ANSWERS) == ["hi", END, "no", END]
+    assert spans(said, roles=frozenset()) == ["hi", END]
+    text, found = ChatTemplate(tokenizer_of("qwen2_5")).render(said)  # no word of the entry: the answers are TRL's
+    assert learned(text, found) == ["hi", f"\nno{END}\n"]
+
+
+def test_learned_answers_are_trls_where_the_template_writes_nothing_between() -> None:
+    tokenizer = tokenizer_of("llama3")
+    tokenizer.add_special_tokens({"eos_token": "<|eot_id|>", "bos_token": "<|begin_of_text|>"})
+    theirs = tokenizer.apply_chat_template(
+        TALKS["two turns"], chat_template=get_training_chat_template(tokenizer), return_dict=True,
+        return_assistant_tokens_mask=True,
+    )  # fmt: skip
+    text, found = ChatTemplate(tokenizer, learned=LearnedTurns(roles=ANSWERS)).render(TALKS["two turns"])
+    ours = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    assert ours["input_ids"] == theirs["input_ids"]
+    mask = [int(any(s < end and e > start for start, end in found)) for s, e in ours["offset_mapping"]]
+    assert mask == theirs["assistant_masks"] and any(mask)
+
+
+def test_equal_turns_calls_and_what_a_template_writes_in_an_answer_are_told_apart() -> None:
+    talk = [*TALKS["calls"][:2], {"role": "tool", "content": "5"}, {"role": "assistant", "content": "5"}]
+    tokenizer = tokenizer_of("qwen3")
+    tokenizer.eos_token = END
+    choice = LearnedTurns(roles=frozenset({"assistant", "tool"}), eos="none", eot="none")
+    text, found = ChatTemplate(tokenizer, learned=choice).render(talk, TOOLS)
+    call, tool, answer = learned(text, found)
+    assert call.startswith("<tool_call>") and CALL[0]["function"]["name"] in call and (tool, answer) == ("5", "5")
+    assert text[: found[2][0]].endswith("<think>\n\n</think>\n\n"), "what nobody said is not learned, as in axolotl"
+
+
+def test_other_marks_than_the_end_of_text_have_their_own_word() -> None:
+    marks = (END, "<|nowhere|>")
+    assert spans(TALK[:3], end="<eos>", roles=BOTH, marks=marks, eos="none", eot="last") == ["hi", "yes", END]
+    assert spans(TALK[:3], end="<eos>", roles=BOTH, marks=marks, eos="all", eot="none") == ["hi", "yes"]
+    assert spans(TALK[:3], end="<eos>", roles=BOTH) == ["hi", "yes"], "the template never writes its end token"
+
+
+def test_marks_that_say_two_things_or_are_no_tokens_are_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        spans(TALK, roles=BOTH, marks=(END, "assistant"))
+    assert refused.value.code == "mark-of-several-tokens"
+    with pytest.raises(UserError) as refused:
+        spans(TALK, roles=BOTH, marks=(END, "<|im_start|>"), eos="none")
+    assert refused.value.code == "marks-disagree"
