@@ -35,8 +35,11 @@ from planner.keys.meaning import (
 from planner.machine.memory import computes_bf16
 
 _MORE = {"tokenizer": ("tokenizer_name_or_path",), "num_train_epochs": ("epochs",)}
-_PARTS = ("dataset_config", "dataset_train_split", "dataset_text_field", "cosine_min_lr_ratio")
-"""Read by `planner.job.foreign_data`, of TRL's one dataset, and by `planner.job.schedules`."""
+_PARTS = (
+    "dataset_config", "dataset_train_split", "dataset_text_field", "roles_to_train", "train_on_eos", "train_on_eot",
+    "cosine_min_lr_ratio",
+)  # fmt: skip
+"""Read by `planner.job.foreign_data`, of TRL's one dataset and axolotl's turns, and by `planner.job.schedules`."""
 ALIASES: dict[str, tuple[str, ...]] = {
     key: tuple(name for name in (*other_names().get(key, ()), *_MORE.get(key, ())) if name not in _PARTS)
     for key in (*other_names(), *_MORE)

@@ -33,6 +33,7 @@ _TYPES: dict[str, dict[str, Any]] = {
 }
 """A type -> the fields of the entry that it says; axolotl's, then offmate's own."""
 DATASET_TYPES = tuple(_TYPES)
+CONVERSATIONS = tuple(name for name, says in _TYPES.items() if says["type"] == "messages")
 
 _UNUSED = ("ds_type", "preprocess_shards", "trust_remote_code")  # suffixes say what a file is; no code is run
 _NOT_THERE = {

@@ -1,5 +1,5 @@
 """What other tools' files say of the data outside its entry, or in it of all: LLaMA-Factory's named datasets, TRL's
-split and column, and axolotl's templates of an entry."""
+split and column, axolotl's templates of an entry, and which turns are learned."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from planner.job.data_entry import DataEntry
 from planner.job.dataset_info import read_names
-from planner.job.dataset_words import LEARNED_KEYS, TEMPLATE_KEYS
+from planner.job.dataset_words import CONVERSATIONS, LEARNED_KEYS, TEMPLATE_KEYS
 from planner.job.dialects import LLAMA_FACTORY, TRL
 from planner.job.paths import data_finder, looks_local, resolve
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
+from planner.keys.meaning import LEARNED
 
 _DATA = ("dataset", "eval_dataset")
 _TRLS = {"dataset_config": "name", "dataset_train_split": "split", "dataset_text_field": "field"}
@@ -27,8 +28,8 @@ def settle_data(
     """Put what the file says of its data into the entries of `values`; `names`: canonical name -> that in the file.
     Returns mistakes."""
     mistakes = _templates(values, names, source)
-    _end_marks(values, source)
     mistakes += _trls_dataset(values, source, tool, folder)
+    mistakes += _learned(values, source, tool)
     if tool == LLAMA_FACTORY:
         for key in _DATA:
             try:
@@ -80,14 +81,30 @@ def _trls_dataset(values: dict[str, Any], source: Source, tool: str | None, fold
     return []
 
 
-def _end_marks(values: dict[str, Any], source: Source) -> None:
-    """axolotl's `eot_tokens` are for the entries that say which turns are learned, with which end marks."""
+def _learned(values: dict[str, Any], source: Source, tool: str | None) -> list[Mistake]:
+    """Which turns are learned, where the file says it of all its conversations; `eot_tokens` are for the entries of
+    which it is said, here or by themselves."""
+    said = {key: source.values[key] for key in LEARNED_KEYS if source.values.get(key) is not None}
     marks = source.values.get("eot_tokens")
-    for key in _DATA:
-        entries = values.get(key)
-        if isinstance(entries, list) and marks not in SWITCHED_OFF:
-            chosen = [isinstance(entry, dict) and set(LEARNED_KEYS) & entry.keys() for entry in entries]
-            values[key] = [{"eot_tokens": marks, **e} if says else e for e, says in zip(entries, chosen, strict=True)]
+    if said and tool == LLAMA_FACTORY:
+        return [source.mistake(key, "not-there", f"{LEARNED} is not there yet; leave this key out") for key in said]
+    for key in _DATA if said or marks not in SWITCHED_OFF else ():
+        given = values.get(key)
+        if isinstance(given, (str, list)):
+            entries = given if isinstance(given, list) else [given]
+            values[key] = [_with_learned(entry, said, marks) for entry in entries]
+    return []
+
+
+def _with_learned(entry: Any, said: dict[str, Any], marks: object) -> Any:
+    if not isinstance(entry, (str, dict)):
+        return entry  # what is wrong with it is told by whoever reads it
+    own = {"path": entry} if isinstance(entry, str) else entry
+    kind = own.get("type")
+    of_all = said if kind is None or str(kind).removesuffix(".default") in CONVERSATIONS else {}
+    if not of_all and not set(LEARNED_KEYS) & own.keys():
+        return entry
+    return {**({} if marks in SWITCHED_OFF else {"eot_tokens": marks}), **of_all, **own}
 
 
 def _templates(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:

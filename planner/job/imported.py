@@ -59,7 +59,8 @@ def _plain(key: str, value: Any, written: object) -> Any:
 
 
 def _said(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if value not in (None, [], {}, False, "train")}
+    silent: tuple[object, ...] = (None, [], {}, False, "train")
+    return {key: value for key, value in entry.items() if value not in silent or (key, value) == ("roles_to_train", [])}
 
 
 def _line(key: str, value: object, comment: str) -> str:

@@ -14,7 +14,6 @@ from planner.keys.meaning import (
     GENERATES,
     ITS_RATE,
     KERNELS,
-    LEARNED_BY_ENTRY,
     LOGS,
     LOSS,
     ONE_DEVICE,
@@ -58,7 +57,7 @@ AXOLOTL: Table = table(
         "report_to": "use_wandb use_mlflow use_trackio use_tensorboard",
         "tokenizer": "tokenizer_config",
         "add_tokens": "tokens",
-        "dataset": "datasets",
+        "dataset": "datasets roles_to_train train_on_eos train_on_eot",
         "eval_dataset": "test_datasets",
         "chat_template": "chat_template_jinja",
         "max_length": "sequence_len",
@@ -133,7 +132,7 @@ AXOLOTL: Table = table(
             eval_causal_lm_metrics
             do_bench_eval bench_dataset bench_split lm_eval_tasks lm_eval_batch_size lm_eval_post_train lm_eval_model
         """,
-        "beside roles_to_train, train_on_eos or train_on_eot of an entry they are its end marks; else a turn is learned"
+        "beside roles_to_train, train_on_eos or train_on_eot they are its end marks; else a turn is learned"
         " with the one that the chat template writes": "eot_tokens",
         "no run is stopped by its loss": "loss_watchdog_threshold loss_watchdog_patience",
         GENERATES: """
@@ -220,7 +219,6 @@ AXOLOTL: Table = table(
         "longer contexts by PoSE": "use_pose",
         "another system message (write it into the template)": "default_system_message",
         "values of one's own for the chat template": "chat_template_kwargs",
-        LEARNED_BY_ENTRY: "roles_to_train train_on_eos",
     },
     parts={
         "load_in_4bit": "bnb_config_kwargs",
@@ -266,6 +264,6 @@ AXOLOTL: Table = table(
     },
     fine={
         "dsv4_fp8_nonexpert_mode": ("none",), "nonexpert_quantization": ("none", "bf16"),
-        "rope_scaling": ("none",), "train_on_eos": ("turn",), "roles_to_train": (["assistant"], ["gpt"]),
+        "rope_scaling": ("none",),
     },
 )  # fmt: skip

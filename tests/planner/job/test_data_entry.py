@@ -10,6 +10,7 @@ import pytest
 from planner.errors import UserError
 from planner.job.data_check import check_data
 from planner.job.data_entry import DataEntry, LearnedTurns, PromptFormat
+from planner.job.imported import imported
 from planner.job.records import conversation
 from planner.job.schema import Job
 from tests.support.texts import write_jsonl
@@ -79,6 +80,25 @@ datasets:
     ]
     (folder / "resolved.yaml").write_text(job.resolved_yaml())
     assert Job.from_resolved(folder / "resolved.yaml") == job
+
+
+def test_which_turns_are_learned_may_be_said_of_all_conversations(folder: Path) -> None:
+    job = Job.parse(f"""{AXOLOTL}roles_to_train: []
+train_on_eos: all
+eval_dataset: text.jsonl
+datasets:
+  - {{path: text.jsonl, type: chat_template}}
+  - {{path: text.jsonl, type: chat_template, train_on_eos: last}}
+  - {{path: text.jsonl, type: completion}}
+""", folder)  # fmt: skip
+    nobody = LearnedTurns(roles=frozenset(), eos="all", eot="all")
+    assert [found.learned for found in (*job.data, *job.eval_data)] == [
+        nobody, LearnedTurns(roles=frozenset(), eos="last", eot="last"), None, nobody,
+    ]  # fmt: skip
+    again = imported(job.resolved_yaml(), folder, "resolved.yaml")
+    assert Job.parse(again, folder).data == job.data
+    with pytest.raises(UserError, match="another choice of what is learned is not there yet"):
+        Job.parse("stage: sft\nfinetuning_type: full\nmodel_name_or_path: model\ntrain_on_eos: all", folder)
 
 
 def test_which_turns_are_learned_is_for_conversations(folder: Path) -> None:

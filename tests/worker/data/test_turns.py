@@ -75,6 +75,26 @@ def test_learned_answers_are_trls_where_the_template_writes_nothing_between() ->
     assert mask == theirs["assistant_masks"] and any(mask)
 
 
+@pytest.mark.parametrize(
+    ("choice", "shown"),
+    [
+        ({"roles": ANSWERS}, ("hi@", "⟦yes⟧⟦@⟧", "hi@", "⟦no⟧⟦@⟧")),
+        ({"roles": BOTH, "eos": "last"}, ("⟦hi⟧@", "⟦yes⟧@", "⟦hi⟧@", "⟦no⟧⟦@⟧")),
+        ({"roles": frozenset({"user"}), "eos": "all"}, ("⟦hi⟧⟦@⟧", "yes⟦@⟧", "⟦hi⟧⟦@⟧", "no⟦@⟧")),
+        ({"roles": frozenset(), "eos": "none"}, ("hi@", "yes@", "hi@", "no@")),
+    ],
+)
+def test_turns_of_llamas_template_worked_out_by_hand(choice: dict[str, Any], shown: tuple[str, ...]) -> None:
+    tokenizer = tokenizer_of("llama3")
+    tokenizer.add_special_tokens({"eos_token": "<|eot_id|>", "bos_token": "<|begin_of_text|>"})
+    wanted = LearnedTurns(**choice, eot=choice.get("eos", "turn"))
+    text, found = ChatTemplate(tokenizer, learned=wanted).render(TALK[1:])
+    for start, end in reversed(found):
+        text = f"{text[:start]}⟦{text[start:end]}⟧{text[end:]}"
+    written = "<|start_header_id|>user<|end_header_id|>\n\n%s<|start_header_id|>assistant<|end_header_id|>\n\n%s"
+    assert text == "<|begin_of_text|>" + (2 * written % shown).replace("@", "<|eot_id|>")
+
+
 def test_equal_turns_calls_and_what_a_template_writes_in_an_answer_are_told_apart() -> None:
     talk = [*TALKS["calls"][:2], {"role": "tool", "content": "5"}, {"role": "assistant", "content": "5"}]
     tokenizer = tokenizer_of("qwen3")
