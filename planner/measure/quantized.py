@@ -34,7 +34,7 @@ _SAVED = (
     "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage", "load_in_8bit",
     "llm_int8_skip_modules",
 )  # fmt: skip
-UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
+_UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
 """What models are published in, as gpt-oss and DeepSeek's are, and the class of transformers by which they are unpacked
 as they are read: then a model is as any other in its dtype."""
 _PACKED_NAMES = ("_blocks", "_scales", "_scale_inv", "activation_scale")
@@ -156,14 +156,14 @@ class Quantization:
         UserError for what is not there, and where bitsandbytes is missing."""
         its = _saved(config)
         by = its.get("quant_method") or ("bitsandbytes" if its.get("load_in_4bit") or its.get("load_in_8bit") else None)
-        if by in UNPACKED and not (job.load_in_4bit or job.load_in_8bit):
+        if by in _UNPACKED and not (job.load_in_4bit or job.load_in_8bit):
             return None
         if by is not None and (by != "bitsandbytes" or job.method != "lora" or job.use_dora):
             raise UserError(
                 f"{job.model} was saved quantized, and cannot be trained like this.", code="base-quantized",
                 exit_code=Exit.USAGE, numbers=(f"quantized by {by}, method: {job.method}",),
                 hint="leave load_in_4bit and load_in_8bit out: it is unpacked to the working dtype as it is read"
-                if by in UNPACKED else "a base quantized by bitsandbytes is trained by method: lora (without DoRA); "
+                if by in _UNPACKED else "a base quantized by bitsandbytes is trained by method: lora (without DoRA); "
                 "or give the model as published in bf16",
             )  # fmt: skip
         if by is None and not (job.load_in_4bit or job.load_in_8bit):
@@ -211,18 +211,13 @@ def loading_options(job: Job, config: PreTrainedConfig) -> dict[str, Any]:
         return {}
     from transformers.utils import quantization_config
 
-    wanted = getattr(quantization_config, UNPACKED[method_of(config)])
+    wanted = getattr(quantization_config, _UNPACKED[_saved(config)["quant_method"]])
     return {"quantization_config": wanted(dequantize=True)}
 
 
 def unpacks(config: PreTrainedConfig) -> bool:
     """Whether the weights of the model with this config are unpacked as they are read."""
-    return method_of(config) in UNPACKED
-
-
-def method_of(config: PreTrainedConfig) -> str:
-    """By what the weights of the model with this config were quantized as it was saved; empty: they were not."""
-    return str(_saved(config).get("quant_method") or "")
+    return _saved(config).get("quant_method") in _UNPACKED
 
 
 def as_unpacked(model: nn.Module, alike: nn.Module) -> None:

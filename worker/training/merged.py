@@ -1,7 +1,7 @@
 """A model folder of base and adapters in one, made file by file: in memory is one weight at a time.
 
 Each weight goes through peft's own layer, and so becomes what peft's merge makes of it, in the dtype that the base is
-published in.
+published in. A base whose files have its weights packed, or no rows for tokens that the job added, is merged in memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
@@ -27,8 +28,10 @@ from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 from planner.measure.hf_model import model_config, skeleton_model
 from planner.measure.hf_names import revision_of
-from planner.measure.peft_lora import plain_name
-from planner.measure.quantized import UNPACKED, method_of, unpacks
+from planner.measure.peft_lora import load_adapter, plain_name
+from planner.measure.quantized import unpacks
+from planner.units import format_bytes
+from worker.training.model import load_model
 
 _PACKED = ("load_in_4bit", "load_in_8bit", "quantize_moe_experts")
 _HULL = "base_model.model."  # how names in peft's model begin
@@ -45,6 +48,24 @@ def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> 
         raise UserError(
             f"{folder} is not empty.", code="output-dir-used", exit_code=Exit.USAGE, hint="give a folder that is new"
         )
+    draft = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        if _is_in_files(job):
+            _merge_files(job, adapters, draft, beside)
+        else:
+            _merge_in_memory(job, adapters, draft, beside)
+        sync_tree(draft)
+        if folder.exists():
+            folder.rmdir()
+        draft.rename(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _merge_files(job: Job, adapters: Path, draft: Path, beside: int) -> None:
     base = _base_folder(job)
     files = _files(base)
     keys: dict[str, str] = {}
@@ -59,28 +80,64 @@ def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> 
         if not found:
             raise _not_mergeable(f"{base} has no {name} in its {len(files)} files of weights")
         named |= found
-    draft = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
-        weights = sum(file.stat().st_size for file in files)
-        check_space(draft, (1 + beside) * weights + FILES_BYTES, "the merged model")
-        for file in files:
-            _write(file, draft / file.name, named)
-        left_out = ("adapter_*", "*.index.json", *_ANOTHER_FORM)
-        if _is_sharded(base):
-            shutil.copyfile(base / SAFE_WEIGHTS_INDEX_NAME, draft / SAFE_WEIGHTS_INDEX_NAME)
-        for source in (base, adapters):
-            for file in source.iterdir():
-                if file.suffix in _BESIDE and file.is_file() and not any(file.match(form) for form in left_out):
-                    shutil.copyfile(file, draft / file.name)
-        sync_tree(draft)
-        if folder.exists():
-            folder.rmdir()
-        draft.rename(folder)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+    weights = sum(file.stat().st_size for file in files)
+    check_space(draft, (1 + beside) * weights + FILES_BYTES, "the merged model")
+    for file in files:
+        _write(file, draft / file.name, named)
+    if _is_sharded(base):
+        shutil.copyfile(base / SAFE_WEIGHTS_INDEX_NAME, draft / SAFE_WEIGHTS_INDEX_NAME)
+    for source in (base, adapters):
+        _copy_beside(source, draft)
+
+
+def _copy_beside(source: Path, draft: Path) -> None:
+    """What lies beside weights: configs, tokenizer, template."""
+    left_out = ("adapter_*", "*.index.json", *_ANOTHER_FORM)
+    for file in source.iterdir():
+        if file.suffix in _BESIDE and file.is_file() and not any(file.match(form) for form in left_out):
+            shutil.copyfile(file, draft / file.name)
+
+
+def _merge_in_memory(job: Job, adapters: Path, draft: Path, beside: int) -> None:
+    """As transformers and peft do it: the model as it is read, with adapters, is merged and saved."""
+    dtype = getattr(model_config(job), "dtype", None) or torch.float32
+    as_published = {"bf16": dtype == torch.bfloat16, "adapter_name_or_path": None, **dict.fromkeys(_PACKED, False)}
+    job = job.model_copy(update=as_published)
+    size_bytes = sum(p.numel() * dtype.itemsize for p in cast(Any, skeleton_model(job)).get_base_model().parameters())
+    check_space(draft, (1 + beside) * size_bytes + FILES_BYTES, "the merged model")
+    if (there := psutil.virtual_memory().available) < size_bytes:
+        raise UserError(
+            "The base, whose files have other weights than its layers, is merged in memory, and there is too little.",
+            code="not-mergeable", exit_code=Exit.USAGE,
+            numbers=(f"needed {format_bytes(size_bytes)}, free {format_bytes(there)}",),
+            hint="stop what else runs here, or merge on a machine with more memory",
+        )  # fmt: skip
+    model: Any = load_model(job)
+    load_adapter(model, str(adapters))
+    merged = model.merge_and_unload()
+    for p in merged.parameters():
+        p.data = p.data.to(dtype)
+    ends = [end.weight for end in (merged.get_input_embeddings(), merged.get_output_embeddings())]
+    if merged.config.get_text_config().tie_word_embeddings and not torch.equal(*ends):
+        raise _not_mergeable("embedding and head were trained, each by itself, and are one in the base")
+    merged.config.use_cache = True  # off for training only
+    merged.save_pretrained(draft, max_shard_size="5GB")
+    _copy_beside(adapters, draft)
+
+
+def _is_in_files(job: Job) -> bool:
+    """Whether the base's files have its weights as its layers have them. Raises UserError for one that was quantized as
+    it was saved, of which nothing else is known."""
+    config = model_config(job)
+    if getattr(config, "quantization_config", None) and not unpacks(config):
+        raise UserError(
+            f"{job.model} was saved quantized: nothing can be merged into its files.", code="base-quantized",
+            exit_code=Exit.USAGE, hint="merge into the model as it was published",
+        )  # fmt: skip
+    if unpacks(config) or job.add_tokens:
+        model: Any = skeleton_model(job.model_copy(update=dict.fromkeys(_PACKED, False)))
+        return not unpacks(config) and model.get_input_embeddings().num_embeddings == _rows(config)
+    return True
 
 
 def _base_folder(job: Job) -> Path:
@@ -131,29 +188,12 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], Any]:
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import ModulesToSaveWrapper
 
-    config = model_config(job)
-    if getattr(config, "quantization_config", None):
-        raise UserError(
-            f"{job.model} was saved quantized: nothing can be merged into its files.", code="base-quantized",
-            exit_code=Exit.USAGE,
-            hint="peft merges in memory: load the model with quantization_config="
-            f"{UNPACKED[method_of(config)]}(dequantize=True), the adapters onto it with PeftModel.from_pretrained, "
-            "then merge_and_unload()"
-            if unpacks(config) else "merge into the model as it was published",
-        )  # fmt: skip
     adapted: Any = skeleton_model(job.model_copy(update=dict.fromkeys(_PACKED, False)))
     weights = load_file(adapters / "adapter_model.safetensors")
     modules = list(cast(nn.Module, adapted).named_modules())
     whole: dict[str, Any] = {}
     base = adapted.get_base_model()
-    tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
-    if (added := job.add_tokens) and base.get_input_embeddings().num_embeddings != _rows(config):
-        raise UserError(
-            "The job added tokens for which the base has no rows, and nothing is merged into its files.",
-            code="not-mergeable", exit_code=Exit.USAGE, numbers=(f"add_tokens: {', '.join(added)}",),
-            hint="peft merges in memory: load the base, resize_token_embeddings(len(tokenizer)), the adapters onto it "
-            "with PeftModel.from_pretrained, then merge_and_unload()",
-        )  # fmt: skip
+    tied = getattr(base.config.get_text_config(), "tie_word_embeddings", False)
     ends = (base.get_input_embeddings(), base.get_output_embeddings()) if tied else ()
     for name, module in modules:
         if isinstance(module, ModulesToSaveWrapper):

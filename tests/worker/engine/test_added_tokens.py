@@ -19,6 +19,7 @@ from tests.support.lora_jobs import engine_of, finished_run, lora_job, plain_ste
 from tests.support.texts import write_jsonl
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
+from worker.training.merged import write_merged
 
 NEW = ["<call>", "<answer>", "<tool>"]
 STEPS = 3
@@ -85,6 +86,13 @@ def test_what_is_written_knows_them(tmp_path: Path) -> None:
     trained = dict(PeftModel.from_pretrained(base, folder.output).named_parameters())
     (rows,) = [p for name, p in trained.items() if "embed_tokens.modules_to_save" in name]
     assert rows.shape[0] == 263
+    write_merged(job, folder.output, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    base = AutoModelForCausalLM.from_pretrained(job.model)
+    base.resize_token_embeddings(len(tokenizer))
+    wanted = PeftModel.from_pretrained(base, folder.output).merge_and_unload().state_dict()
+    assert merged.keys() == wanted.keys() and all(torch.equal(merged[name], wanted[name]) for name in wanted)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "merged")) == 263
 
 
 def test_adapters_alone_are_refused_as_nobody_would_learn_them(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     FineGrainedFP8Config,
     GptOssConfig,
     Mxfp4Config,
@@ -26,6 +27,7 @@ from planner.measure.files_of_weights import weights_are_in_files
 from planner.measure.hf_model import skeleton_model
 from tests.support.lora_jobs import engine_of, finished_run, plain_steps, plan_of, steps_of
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
+from worker.training.merged import write_merged
 
 STEPS = 3
 
@@ -140,6 +142,20 @@ def test_what_is_written_is_found_again_under_its_names(job: Job, tmp_path: Path
     assert set(load_file(folder.output / "model.safetensors")) == names  # as it is published
     before = unpacked(job).model.layers[0].self_attn.q_proj.weight
     assert not torch.equal(model.model.layers[0].self_attn.q_proj.weight, before)
+
+
+def test_adapters_are_merged_into_it_unpacked(job: Job, tmp_path: Path) -> None:
+    lora = {"method": "lora", "lora_r": 4, "lora_alpha": 8.0, "lora_dropout": 0.0}
+    job = job.model_copy(update={**lora, "lora_target_modules": ("q_proj", "v_proj"), "max_steps": 1})
+    folder = finished_run(job, tmp_path / "run")
+    write_merged(job, folder.output, tmp_path / "merged")
+    model, told = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto", output_loading_info=True)
+    assert not any(told.values()), told
+    base = unpacked(job.model_copy(update={"bf16": True}))
+    wanted = PeftModel.from_pretrained(base, folder.output).merge_and_unload().state_dict()
+    found = model.state_dict()
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert model.dtype == torch.bfloat16 and len(AutoTokenizer.from_pretrained(tmp_path / "merged")) > 256
 
 
 def test_it_is_not_packed_anew(job: Job) -> None:
