@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from planner.job.fields import Count, Text
+from planner.job.fields import Count, Text, Values
 from planner.job.records import Kind, Record, role_of
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
@@ -25,7 +25,7 @@ COLUMNS: dict[Type, tuple[str, ...]] = {
 """Type -> the columns that it must have, by offmate's names."""
 
 
-_LATER = ("max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens")
+_LATER = ("max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens", "chat_template_kwargs")
 
 
 class PromptFormat(BaseModel):
@@ -70,7 +70,8 @@ class DataEntry(BaseModel):
     `columns`: offmate's name of a column -> the data's; `message_keys`: likewise of the keys of a message; `roles`: a
     role in the data -> the role that it is. `type` None: the columns say what the records are. `max_samples`: the first
     so many of them. `roles_to_train` (roles by the data's names), `train_on_eos`, `train_on_eot`, `eot_tokens`: see
-    `learned`; all None where the chat template says what is learned.
+    `learned`; all None where the chat template says what is learned. `chat_template_kwargs`: beside the job's, and
+    before these.
     """
 
     model_config = _VALUE
@@ -91,6 +92,7 @@ class DataEntry(BaseModel):
     train_on_eos: EndMarks | None = None
     train_on_eot: EndMarks | None = None
     eot_tokens: tuple[Text, ...] | None = None
+    chat_template_kwargs: Values = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from planner.job.data_entry import DataEntry, EndMarks, simplest
-from planner.job.records import ROLES, role_of
+from planner.job.records import ROLES, VALUES, role_of
 from planner.job.source import SWITCHED_OFF, shown
 
 _ALPACA = (
@@ -93,7 +93,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key == "type":
             _say_type(found, value)
-        elif key in ("split", "name", "revision", "max_samples"):
+        elif key in ("split", "name", "revision", "max_samples", VALUES):
             found[key] = value
         elif key == "data_files":
             found[key] = [value] if isinstance(value, str) else list(value)

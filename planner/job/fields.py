@@ -5,11 +5,12 @@ Each type carries the phrase that an error about it ends with: "max_length is 0;
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from planner import muon
+from planner.job.records import template_values
 from planner.job.source import SWITCHED_OFF
 from planner.units import parse_bytes
 
@@ -152,6 +153,11 @@ SpecialTokens = Annotated[
     BeforeValidator(_tokens),
     Field(description="a mapping of eos_token and its like to a token, additional_special_tokens to a list, or null"),
 ]  # fmt: skip
+Values = Annotated[
+    dict[str, Any] | None,
+    BeforeValidator(lambda value: template_values(value) or None if value not in SWITCHED_OFF else None),
+    Field(description="a mapping of values that the chat template asks for, such as enable_thinking: false, or null"),
+]
 Modules = Annotated[
     tuple[Text, ...] | None, BeforeValidator(_modules), Field(description="a list of modules' names, or null")
 ]

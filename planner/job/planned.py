@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 NOT_PLANNED = frozenset({
-    "tokenizer", "dataset", "chat_template", "max_samples", "packing", "train_on", "long_rows", "learning_rate",
-    "mix_strategy", "interleave_probs",
+    "tokenizer", "dataset", "chat_template", "chat_template_kwargs", "max_samples", "packing", "train_on", "long_rows",
+    "learning_rate", "mix_strategy", "interleave_probs",
     "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "num_train_epochs", "max_steps", "seed",
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",

@@ -23,6 +23,14 @@ _ROLES = {
     "tool": "tool", "observation": "tool", "function": "tool",
 }  # fmt: skip
 ROLES = tuple(dict.fromkeys(_ROLES.values()))
+VALUES = "chat_template_kwargs"
+"""The key and the column of what the chat template is told beside the messages."""
+_NOT_VALUES = frozenset({
+    "messages", "conversation", "conversations", "tools", "chat_template", "add_generation_prompt", "tokenize",
+    "continue_final_message", "return_assistant_tokens_mask", "return_dict", "return_tensors", "padding", "truncation",
+    "max_length",
+})  # fmt: skip
+"""What whoever renders a template says himself."""
 _OWN = frozenset({"role", "from", "content", "value", "train", "weight"})
 _INSTEAD = frozenset({"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"})
 """What a message may say in place of content."""
@@ -144,6 +152,28 @@ def tools_of(record: Record) -> list[Any] | None:
     return value
 
 
+def template_values(value: object) -> dict[str, Any]:
+    """What the chat template is told beside the messages, less what is null. Raises ValueError for what is no mapping,
+    or tells it what is not its own to be told."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"{VALUES} is a mapping, this is {str(value)[:80]!r}")
+    if taken := sorted(_NOT_VALUES & value.keys()):
+        raise ValueError(f"{VALUES} has {taken[0]}, which is not the template's own")
+    return {name: said for name, said in value.items() if said is not None}
+
+
+def values_of(record: Record) -> dict[str, Any]:
+    """A conversation's own values for the chat template, from the column `chat_template_kwargs`: a mapping, or JSON of
+    one. Raises ValueError."""
+    value = record.get(VALUES)
+    if isinstance(value, str) and value:
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError(f"{VALUES} is a mapping, or JSON of one, this is {str(value)[:80]!r}") from None
+    return template_values(value) if value else {}
+
+
 def segments_of(record: Record) -> list[tuple[str, bool]]:
     """The pieces of a text and whether each is learned, from the column `segments`: objects with text and label. Raises
     ValueError."""
@@ -183,12 +213,12 @@ def check_record(kind: Kind, record: Record) -> bool:
     wrong, as far as that can be told without a tokenizer."""
     if kind in ("messages", "conversations"):
         if record.get(kind) and conversation(record[kind]):
-            tools_of(record)
+            tools_of(record), values_of(record)
             if kind == "conversations":
                 text_of(record, "system")
         return bool(record.get(kind))
     if is_chat(kind, record):
-        tools_of(record)
+        tools_of(record), values_of(record)
         return bool(conversation(record["prompt"]) + conversation(record.get("completion")))
     if kind == "segments":
         return any(learned for _, learned in segments_of(record))

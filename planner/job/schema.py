@@ -50,6 +50,7 @@ from planner.job.fields import (
     Text,
     Tokens,
     ValSize,
+    Values,
     Written,
 )
 from planner.job.foreign_data import settle_data
@@ -83,6 +84,7 @@ class Job(AdapterKeys):
         tuple[Text | DataEntry, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")
     ]
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
+    chat_template_kwargs: Values = None
     special_tokens: SpecialTokens = None
     add_tokens: Tokens = None
     mix_strategy: Annotated[

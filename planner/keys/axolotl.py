@@ -41,7 +41,7 @@ AXOLOTL: Table = table(
         output_dir gradient_accumulation_steps learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
         max_grad_norm
         max_steps warmup_steps seed bf16 gradient_checkpointing eval_steps eval_strategy save_steps save_total_limit
-        chat_template lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters
+        chat_template chat_template_kwargs lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters
         attn_implementation special_tokens plugins
         load_in_4bit load_in_8bit quantize_moe_experts group_by_length load_best_model_at_end early_stopping_patience
         label_smoothing_factor neftune_noise_alpha lora_modules_to_save loraplus_lr_ratio loraplus_lr_embedding
@@ -218,7 +218,6 @@ AXOLOTL: Table = table(
         "streaming texts; give them as datasets of type completion": "pretraining_dataset",
         "longer contexts by PoSE": "use_pose",
         "another system message (write it into the template)": "default_system_message",
-        "values of one's own for the chat template": "chat_template_kwargs",
     },
     parts={
         "load_in_4bit": "bnb_config_kwargs",

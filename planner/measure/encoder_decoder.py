@@ -43,6 +43,7 @@ def check_sides(job: Job, config: PreTrainedConfig) -> None:
         "train_on": (job.train_on != "completions", "what it learns is the completion, and all of it"),
         "long_rows": (job.long_rows == "split", "a part of a prompt has no completion; cut, drop or refuse it"),
         "chat_template": (job.chat_template is not None, "prompt and completion are texts, and no conversation"),
+        "chat_template_kwargs": (job.chat_template_kwargs is not None, "its data are no conversations"),
         "add_tokens": (job.add_tokens is not None, "adding tokens to one is not there yet"),
         "load_in_4bit": (job.load_in_4bit, "adapters on a quantized encoder-decoder are not there yet"),
         "load_in_8bit": (job.load_in_8bit, "adapters on a quantized encoder-decoder are not there yet"),

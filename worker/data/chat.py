@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -39,10 +40,11 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, everything: bool = False, learned: LearnedTurns | None = None
-    ) -> None:
+        self, tokenizer: PreTrainedTokenizerBase, *, everything: bool = False, learned: LearnedTurns | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """`everything`: who says what does not matter, all of it is learned. `learned`: these turns are, found in the
-        tokenizer's own template by axolotl's rules."""
+        tokenizer's own template by axolotl's rules. `values`: what the template is told beside the messages."""
         if not tokenizer.chat_template:
             raise UserError(
                 "The data are conversations, and the tokenizer has no chat template.", code="no-chat-template",
@@ -65,7 +67,16 @@ class ChatTemplate:
         self._turns = Turns(learned, self._template, tokenizer) if learned is not None else None
         self._tokenizer = tokenizer
         self._special: dict[str, str] = {k: str(v) for k, v in tokenizer.special_tokens_map.items()}
+        self._values = {**(values or {})}
         self._marks = sorted({str(token) for token in tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
+
+    def told(self, values: Mapping[str, Any]) -> ChatTemplate:
+        """The template that is told these values, too, and before its others of the same names."""
+        if not values:
+            return self
+        found = copy.copy(self)
+        found._values = {**self._values, **values}
+        return found
 
     def render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> tuple[str, Spans]:
         """The conversation's text, and the spans of characters that the assistant writes, its end mark included, less
@@ -114,7 +125,8 @@ class ChatTemplate:
             return self._render(messages, None, add_generation_prompt=True)[0]
 
     def _render(self, messages: Sequence[Message], tools: list[Any] | None, **flags: bool) -> tuple[str, Spans]:
-        options: dict[str, Any] = {**self._special, **flags, "return_assistant_tokens_mask": self._marked}
+        options: dict[str, Any] = {**self._special, **self._values, **flags}
+        options["return_assistant_tokens_mask"] = self._marked
         # Declared to return a string; it returns a list of texts and a list of spans, one each per conversation.
         with bounded():
             found: Any = render_jinja_template([list(messages)], tools=tools, chat_template=self._template, **options)

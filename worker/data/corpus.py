@@ -38,7 +38,7 @@ from worker.data.sources import Source, open_source
 log = logging.getLogger(__name__)
 
 _KEYS = ("dataset", "tokenizer", "chat_template", "max_samples", "packing", "train_on")
-_WHERE_GIVEN = ("special_tokens", "model_revision", "tokenizer_revision")
+_WHERE_GIVEN = ("chat_template_kwargs", "special_tokens", "model_revision", "tokenizer_revision")
 _MIXED = ("mix_strategy", "interleave_probs", "seed")  # of which the tokens depend where entries are mixed
 _UNTIL: dict[str, Any] = {
     "interleave_under": "first_exhausted", "interleave_over": "all_exhausted",
@@ -264,6 +264,7 @@ def form_of(
     return detect(
         kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format,
         system="system" in entry.columns, learned=entry.learned,
+        values={**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})},
     )  # fmt: skip
 
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from planner.job.data_entry import LearnedTurns, PromptFormat
 from planner.job.dataset_words import ALPACA as ALPACA_PROMPT
-from planner.job.records import ALPACA, Kind, Record, conversation, history_of, segments_of, text_of, tools_of
+from planner.job.records import (
+    ALPACA,
+    VALUES,
+    Kind,
+    Record,
+    conversation,
+    history_of,
+    segments_of,
+    text_of,
+    tools_of,
+    values_of,
+)
 from worker.data.chat import ChatTemplate
 from worker.data.turns import Spans
 
@@ -44,19 +56,34 @@ class Format:
 def detect(
     kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, train_on: TrainOn,
     prompt: PromptFormat | None = None, system: bool = False, learned: LearnedTurns | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> Format:  # fmt: skip
     """How records of a kind with these columns become documents; `train_on`: as in the job; `prompt`: how instructions
     are written, None for the chat template, or without one the Alpaca prompt; `system`: the column of that name begins
-    conversations; `learned`: which turns of these, where the entry says that. Raises UserError."""
+    conversations; `learned`: which turns of these, where the entry says that; `values`: what the chat template is told
+    beside them, and beside the column `chat_template_kwargs`. Raises UserError."""
     everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca", "segments"))
     if learned is not None and everything:  # turns of every role, but for what the template writes around them
         learned, everything = replace(learned, roles=None), False
+
+    @cache
+    def template() -> ChatTemplate:
+        whole_pairs = train_on == "pairs" and kind == "prompt"
+        return ChatTemplate(tokenizer, everything=everything or whole_pairs, learned=learned, values=values)
+
     if kind == "alpaca":
         uses = tuple(column for column in (*ALPACA, "history") if column in columns)
-        found = _alpaca(tokenizer, uses, everything, prompt)
+        found = _alpaca(uses, template() if tokenizer.chat_template and prompt is None else None, prompt)
+    elif kind in ("messages", "conversations"):
+        first = ("system",) if system or kind == "conversations" else ()
+        found = _chat(kind, template(), tuple(c for c in (*first, "tools", VALUES) if c in columns))
+    elif kind == "prompt":
+        more = tuple(column for column in ("tools", VALUES) if column in columns)
+        found = _prompt_completion(template, more, pairs=train_on == "pairs")
+    elif kind == "segments":
+        found = Format(name="segments", uses=("segments",), document=_segments)
     else:
-        found = _format(kind, columns, tokenizer, everything=everything, pairs=train_on == "pairs", system=system,
-                        learned=learned)  # fmt: skip
+        found = Format(name="text", uses=("text",), document=_text)
     if not everything:
         return found
 
@@ -65,22 +92,6 @@ def detect(
         return replace(document, everything=True) if document is not None else None
 
     return replace(found, document=whole)
-
-
-def _format(
-    kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *,
-    everything: bool, pairs: bool, system: bool, learned: LearnedTurns | None,
-) -> Format:  # fmt: skip
-    if kind in ("messages", "conversations"):
-        more = ("system", "tools") if system or kind == "conversations" else ("tools",)
-        template = ChatTemplate(tokenizer, everything=everything, learned=learned)
-        return _chat(kind, template, tuple(column for column in more if column in columns))
-    if kind == "prompt":
-        tools = tuple(column for column in ("tools",) if column in columns)
-        return _prompt_completion(tokenizer, tools, everything, pairs)
-    if kind == "segments":
-        return Format(name="segments", uses=("segments",), document=_segments)
-    return Format(name="text", uses=("text",), document=_text)
 
 
 def _text(record: Record) -> Document | None:
@@ -104,22 +115,18 @@ def _completion(prompt: str, completion: str) -> Document | None:
     return Document(text=text, trained=((len(prompt), len(text)),))
 
 
-def _prompt_completion(
-    tokenizer: PreTrainedTokenizerBase, more: tuple[str, ...], everything: bool, pairs: bool
-) -> Format:
-    template: list[ChatTemplate] = []  # made for the first record that is a conversation
+def _prompt_completion(template: Callable[[], ChatTemplate], more: tuple[str, ...], *, pairs: bool) -> Format:
+    """`template`: made for the first record that is a conversation."""
 
     def document(record: Record) -> Document | None:
         if not isinstance(record.get("prompt"), list):
             return _completion(text_of(record, "prompt"), text_of(record, "completion"))
-        if not template:
-            template.append(ChatTemplate(tokenizer, everything=everything or pairs))
+        chat, tools = template().told(values_of(record)), tools_of(record)
+        prompt, completion = conversation(record["prompt"]), conversation(record.get("completion"))
         if pairs:
-            prompt, completion = conversation(record["prompt"]), conversation(record.get("completion"))
-            text, spans = template[0].pair(prompt, completion, tools_of(record))
-            return Document(text=text, trained=spans, special=False, ended=False)
-        prompt = [message | {"train": False} for message in conversation(record["prompt"])]
-        text, spans = template[0].render([*prompt, *conversation(record.get("completion"))], tools_of(record))
+            text, spans = chat.pair(prompt, completion, tools)
+        else:
+            text, spans = chat.render([*(message | {"train": False} for message in prompt), *completion], tools)
         return Document(text=text, trained=spans, special=False, ended=False)
 
     return Format(name="prompt and completion", uses=("prompt", "completion", *more), document=document)
@@ -132,17 +139,14 @@ def _chat(column: str, template: ChatTemplate, more: tuple[str, ...]) -> Format:
         messages = conversation(record[column])
         if "system" in more and (first := text_of(record, "system")) and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": first})
-        text, spans = template.render(messages, tools_of(record))
+        text, spans = template.told(values_of(record)).render(messages, tools_of(record))
         return Document(text=text, trained=spans, special=False, ended=False)
 
     return Format(name="conversations under the chat template", uses=(column, *more), document=document)
 
 
-def _alpaca(
-    tokenizer: PreTrainedTokenizerBase, uses: tuple[str, ...], everything: bool, prompt: PromptFormat | None
-) -> Format:
-    if tokenizer.chat_template and prompt is None:
-        template = ChatTemplate(tokenizer, everything=everything)
+def _alpaca(uses: tuple[str, ...], template: ChatTemplate | None, prompt: PromptFormat | None) -> Format:
+    if template is not None:
 
         def chat(record: Record) -> Document | None:
             instruction, more, output = (text_of(record, c) for c in ("instruction", "input", "output"))

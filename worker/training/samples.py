@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,7 +33,9 @@ class Samples:
         """The samples of a job; None when it wants none. Raises UserError."""
         if job.sample_prompts is None:
             return None
-        tokens = tuple(_tokens(prompt, number, tokenizer) for number, prompt in enumerate(job.sample_prompts, start=1))
+        values = job.chat_template_kwargs
+        prompts = enumerate(job.sample_prompts, start=1)
+        tokens = tuple(_tokens(prompt, number, tokenizer, values) for number, prompt in prompts)
         check_vocabulary(job, model, max(map(max, tokens)), "sample_prompts")
         positions = getattr(cast(Any, model).config, "max_position_embeddings", None)
         ends = (max(map(len, tokens)), job.sample_tokens)
@@ -54,7 +57,9 @@ class Samples:
         return str(self.tokenizer.decode(answer, skip_special_tokens=True))
 
 
-def _tokens(prompt: Any, number: int, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _tokens(
+    prompt: Any, number: int, tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any] | None
+) -> list[int]:
     found: Any
     if isinstance(prompt, str):
         found = tokenizer(prompt)["input_ids"]
@@ -64,7 +69,7 @@ def _tokens(prompt: Any, number: int, tokenizer: PreTrainedTokenizerBase) -> lis
             exit_code=Exit.USAGE, hint="give the prompt as text, or give chat_template",
         )  # fmt: skip
     else:
-        text = ChatTemplate(tokenizer, everything=True).prompt([dict(message) for message in prompt])
+        text = ChatTemplate(tokenizer, everything=True, values=values).prompt([dict(message) for message in prompt])
         found = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not found:
         raise UserError(

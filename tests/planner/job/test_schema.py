@@ -15,6 +15,19 @@ from tests import ROOT
 from tests.planner.job.conftest import BASE, parse, refusal
 
 
+def test_values_of_a_template_are_a_mapping_of_its_own(folder: Path) -> None:
+    head = "model: model\ndataset: text.jsonl\nchat_template_kwargs: "
+    assert Job.parse(head + "{enable_thinking: false, date: null}", folder).chat_template_kwargs == {
+        "enable_thinking": False
+    }
+    for wrong in ("[enable_thinking]", "true", "{tools: []}", "{add_generation_prompt: true}", "{1: 2}"):
+        with pytest.raises(UserError) as refused:
+            Job.parse(head + wrong, folder)
+        (line,) = refused.value.numbers
+        assert line.startswith("line 3: chat_template_kwargs: it is ")
+        assert "; it must be a mapping of values that the chat template asks for" in line
+
+
 def test_two_keys_are_enough_and_the_rest_has_defaults(folder: Path) -> None:
     job = parse("", folder)
     assert job.model == job.tokenizer == str(folder / "tiny")

@@ -106,6 +106,21 @@ def test_what_is_learned_is_what_trl_learns(name: str, talk: str) -> None:
     assert mask == theirs["assistant_masks"] and any(mask)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "nemotron_3_nano"])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_templates_values_are_told_as_trl_tells_them(name: str, thinks: bool) -> None:
+    tokenizer = tokenizer_of(name)
+    asked, answer = TALKS["system"][:-1], TALKS["system"][-1:]
+    text, _ = ChatTemplate(tokenizer, values={"enable_thinking": thinks}).pair(asked, answer)
+    options = {"tokenize": False, "enable_thinking": thinks}
+    assert text == tokenizer.apply_chat_template([*asked, *answer], **options)
+    prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, **options)
+    assert ChatTemplate(tokenizer, values={"enable_thinking": thinks}).prompt(asked) == prompt
+    assert ChatTemplate(tokenizer).told({"enable_thinking": thinks}).prompt(asked) == prompt
+    options["enable_thinking"] = not thinks
+    assert prompt != tokenizer.apply_chat_template(asked, add_generation_prompt=True, **options)
+
+
 @pytest.mark.parametrize("key", ["tool_calls", "reasoning_content"])
 def test_what_a_template_leaves_out_is_refused_by_name(key: str) -> None:
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", key: CALL}]

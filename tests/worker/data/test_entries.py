@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def learn(tmp_path: Path, records: list[dict[str, Any]], entry: str, lines: str 
     tiny_llama_folder(tmp_path / "model", chat_template=CHATML)
     job = Job.parse(f"model: model\ndataset: [{{path: data.jsonl, {entry}}}]\nmax_length: 512\n{lines}", tmp_path)
     check_data(job)
-    return Batches(job, byte_tokenizer(chat_template=CHATML))
+    return Batches(job, byte_tokenizer(chat_template=job.chat_template or CHATML))
 
 
 def test_a_mapped_conversation_is_learned_as_one_in_our_words(tmp_path: Path) -> None:
@@ -55,6 +56,24 @@ def test_turns_of_other_roles_are_learned_where_the_entry_says_so(tmp_path: Path
     assert found.sample() == shown % ("⟦hi⟧<|im_end|>", "⟦yes⟧<|im_end|>"), "but not what the template writes"
     with pytest.raises(UserError, match="has nothing to train on"):
         learn(tmp_path, records, f"{marks} []")
+
+
+def test_a_chat_template_is_told_values_of_the_job_the_entry_and_the_conversation(tmp_path: Path) -> None:
+    asking = "{% for m in messages %}<|im_start|>{{ m.content }} {{ mood | default('-') }}{{ think | default('-') }}"
+    asking += "<|im_end|>{% endfor %}"
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    records = [{"messages": talk, "chat_template_kwargs": said} for said in (None, {"mood": "gay"}, '{"mood": "low"}')]
+    job = f"chat_template_kwargs: {{mood: calm, think: false}}\nchat_template: {json.dumps(asking)}\n"
+    found = learn(tmp_path, records, "type: messages", job + "train_on: all\n")
+    written = [found.shown(row).pieces for row in range(3)]
+    texts = ["".join(piece for piece, _ in pieces) for pieces in written]
+    assert sorted(texts) == sorted(
+        f"<|im_start|>a {mood}False<|im_end|><|im_start|>b {mood}False<|im_end|>" for mood in ("calm", "gay", "low")
+    )
+    found = learn(tmp_path, records[:1], "chat_template_kwargs: {mood: odd, think: null}", job + "train_on: all\n")
+    assert "".join(piece for piece, _ in found.shown(0).pieces).startswith("<|im_start|>a oddFalse<|im_end|>")
+    with pytest.raises(UserError, match="tools, which is not the template's own"):
+        learn(tmp_path, [{"messages": talk, "chat_template_kwargs": {"tools": []}}], "type: messages")
 
 
 def test_alpaca_is_its_own_prompt_and_instructions_are_the_chat_templates(tmp_path: Path) -> None:

@@ -138,6 +138,15 @@ def test_a_sample_that_cannot_be_is_refused(tmp_path: Path, keys: dict[str, obje
         Samples.of(job, byte_tokenizer(), load_model(job))
 
 
+def test_a_samples_template_is_told_the_jobs_values(tmp_path: Path) -> None:
+    prompts = [[{"role": "user", "content": "a"}]]
+    job = tiny_job(tmp_path, sample_prompts=prompts, chat_template_kwargs={"enable_thinking": False})
+    template = "{{ messages[0].content }}{% if enable_thinking is false %}</think>{% endif %}"
+    tokenizer = byte_tokenizer(chat_template=template)
+    found = Samples.of(job, tokenizer, load_model(job))
+    assert found is not None and tokenizer.decode(found.tokens[0]) == "a</think>"
+
+
 def test_a_sample_without_a_token_is_named(tmp_path: Path) -> None:
     job = tiny_job(tmp_path, sample_prompts=["a", [{"role": "user", "content": "b"}]])
     with pytest.raises(UserError, match=r'(?s)entry 2 of sample_prompts: .*"role": "user".*empty-prompt'):
