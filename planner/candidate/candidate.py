@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
@@ -102,8 +103,7 @@ class Candidate:
 WORDS = ("prefetch", "offload", "evict", "cpu_update", "gpu_update", "states_update")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """An item in one of a stage's lists; those of a list are in order of urgency, then of number and place."""
 
     stage: int
@@ -112,11 +112,6 @@ class Entry:
     number: int
     place: int
     item: str
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """Its key in the list."""
-        return self.urgency, self.number, self.place
 
 
 def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: int) -> list[Entry]:
@@ -132,7 +127,7 @@ def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: i
 
     def travel(item: str, absences: tuple[Absence, ...], uses: Sequence[int]) -> None:
         for absence in absences:
-            due = min((use - absence.prefetch) % stages for use in uses)
+            due = min([(use - absence.prefetch) % stages for use in uses])
             # States are read at the stage's end, by the update.
             put(absence.prefetch, "prefetch", 2 * due + (item[0] == "s"), item)
             put(absence.evict, "evict", due, item)
@@ -190,6 +185,5 @@ def assemble(chain: Chain, candidate: Candidate, *, slices: int, clip: bool, rou
 
 def stage_of(block: int, direction: Direction, words: Mapping[str, Sequence[Entry]]) -> Stage:
     """The stage with these lists."""
-    order = {word: sorted(entries, key=lambda entry: entry.order) for word, entries in words.items()}
-    items = {word: tuple(entry.item for entry in entries) for word, entries in order.items()}
+    items = {word: tuple([entry.item for entry in sorted(entries)]) for word, entries in words.items()}
     return Stage(block=block, direction=direction, **items)

@@ -22,13 +22,15 @@ class Rows:
 
     def equal(self, name: str, left: Term, right: Term) -> None:
         """left = right."""
-        self._add(name, pulp.lpSum([left]) == pulp.lpSum([right]))
+        self._add(name, left, right, pulp.LpConstraintEQ)
 
     def at_most(self, name: str, left: Term, right: Term) -> None:
         """left <= right."""
-        self._add(name, pulp.lpSum([left]) <= pulp.lpSum([right]))
+        self._add(name, left, right, pulp.LpConstraintLE)
 
-    def _add(self, name: str, row: pulp.LpConstraint) -> None:
+    def _add(self, name: str, left: Term, right: Term, sense: int) -> None:
+        terms = pulp.LpAffineExpression().addInPlace(left).addInPlace(right, sign=-1)  # one copy: `==` makes four
+        row = pulp.LpConstraint(terms, sense)
         if len(row):  # a row without variables would be dropped, true or not
             self.problem.addConstraint(row, name)
         elif not row.valid(1e-9):

@@ -267,26 +267,28 @@ class HostParts:
 
 def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
     """What has a host copy."""
-    updated, ahead, trailing = plan.cpu_updated(), plan.ahead(), plan.trailing()
+    updated, ahead = plan.cpu_updated(), plan.ahead()
+    again = ahead | plan.trailing()  # whose gradient is read once more
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
-    between = {item[2:] for item in moved if item[0] == "g" and plan.rounds > 1}
+    weights, states, gradients = ({item[2:] for item in moved if item[0] == kind} for kind in "wsg")
+    held = updated | gradients if plan.rounds > 1 else updated
     packed = {
         t.name: chain.packed_bytes(t, plan.rounds, ahead=t.name in ahead) for t in chain.tensors() if t.name in updated
     }
     options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
     return HostParts(
         weights_bytes=sum(
-            t.bytes for t in chain.tensors() if not t.on_disk and (t.name in updated or f"w:{t.name}" in moved)
+            t.bytes for t in chain.tensors() if not t.on_disk and (t.name in updated or t.name in weights)
         ),
         states_bytes=sum(
             t.state_bytes - packed.get(t.name, 0)
             for t in chain.tensors()
-            if (t.name in updated and not t.states_on_disk) or f"s:{t.name}" in moved
+            if (t.name in updated and not t.states_on_disk) or t.name in states
         ),
         gradients_bytes=sum(
-            t.gradient_bytes if t.name in ahead | trailing else t.host_gradient_bytes(plan.rounds)
+            t.gradient_bytes if t.name in again else t.host_gradient_bytes(plan.rounds)
             for t in chain.tensors()
-            if t.name in updated | between
+            if t.name in held
         ),
         offloaded_bytes=plan.slices * sum(option.offloaded_bytes for option in options if not option.on_disk),
         kept_bytes=sum(t.master_bytes for t in chain.tensors() if t.name in ahead),

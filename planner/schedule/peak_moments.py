@@ -141,8 +141,8 @@ class _Made:
     taken: tuple[Rows, ...]
 
     @classmethod
-    def of(cls, chain: Chain, index: int, slices: int, rounds: int) -> _Made:
-        users, rows = chain.users(), tied_rows(chain, slices, rounds, begun=rounds > 1)
+    def of(cls, chain: Chain, index: int, rounds: int, rows: dict[str, Rows]) -> _Made:
+        users = chain.users()
         tensors = [t for t in chain.blocks[index].tensors if t.trainable]
         return cls(
             begun=rounds > 1,
@@ -175,8 +175,9 @@ class _Made:
 def moments(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> Iterator[Moment]:
     """All moments of a cycle, stage by stage; `slices` are those of a round, and of the rounds it is one after the
     first, when sums of gradients are there. Those that other stages make are in `standing_bytes`."""
+    rows = tied_rows(chain, slices, rounds, begun=rounds > 1)
     for stage, (direction, index) in enumerate(stage_order(len(chain.blocks))):
-        made = _Made.of(chain, index, slices, rounds)
+        made = _Made.of(chain, index, rounds, rows)
         ends = {0, min(1, slices - 1), max(0, slices - 2), slices - 1}
         for k in range(slices) if made.taken else sorted(ends):
             if direction is Direction.FORWARD:

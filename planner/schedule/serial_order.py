@@ -144,9 +144,9 @@ class SerialOrder:
             if self._fetched(item, r):
                 slot = self.slots.get(item[2:])
                 if slot is not None:
-                    yield replace(self._move(OpKind.READ, n, item, r), slot=slot)
+                    yield self._move(OpKind.READ, n, item, r, slot)
                 yield self._move(OpKind.ALLOC, n, item, r)
-                yield replace(self._move(OpKind.FETCH, n, item, r), slot=slot)
+                yield self._move(OpKind.FETCH, n, item, r, slot)
         for item in stage.offload:
             if item not in made and self._sends(item, n, r):
                 yield self._move(OpKind.SEND, n, item, r)
@@ -266,8 +266,8 @@ class SerialOrder:
         order = {name: number for number, s in enumerate(self.stages) for name in s.cpu_update}
         return sorted(order, key=lambda n: (self.users[n][0], order[n]))
 
-    def _move(self, kind: OpKind, n: int, item: str, r: int) -> Op:
-        return Op(kind=kind, stage=self.names[n], subject=item, bytes=self.sizes[item], round=r)
+    def _move(self, kind: OpKind, n: int, item: str, r: int, slot: int | None = None) -> Op:
+        return Op(kind=kind, stage=self.names[n], subject=item, bytes=self.sizes[item], round=r, slot=slot)
 
     def _completes(self, name: str, stage: Stage) -> bool:
         """The stage is the last that adds to the gradient of `name`: the backward of its first block."""

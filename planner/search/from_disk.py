@@ -10,6 +10,7 @@ from dataclasses import replace
 from planner.candidate.candidate import movable
 from planner.schedule.chain import Chain
 from planner.search.activations_on_disk import with_activations_on_disk
+from planner.search.garbage import seldom_collected
 from planner.search.problem import Problem
 from planner.search.states_on_disk import PARTS, as_few_as_fit, every, with_states_on_disk
 
@@ -17,6 +18,7 @@ _WORTH = 0.02  # of a step: what gains less is in memory
 _LEAST_BYTES = 2**20  # what is smaller takes a disk nearly as long
 
 
+@seldom_collected()
 def with_disk(problem: Problem, *, weights_in_files: bool) -> Problem:
     """The problem with what is read from disk: frozen weights where the model's files have them as they are, and
     optimizer states and activations where a disk is given for them."""

@@ -16,9 +16,10 @@ takes of the rest of the budget. Three steps are played, the second is taken.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from planner.candidate.candidate import Absence, Candidate, TensorSchedule
 from planner.candidate.setting import Setting
@@ -32,6 +33,7 @@ from planner.schedule.update_work import update_work
 
 _STEPS = 3
 _AHEAD = 0.5  # of the slots for states on disk, those that are read ahead
+_order = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,11 +206,12 @@ class _Play:
         return clock.reader
 
     def _may_come(self, window: Window) -> None:
-        insort(self.coming, (window.order, window), key=lambda entry: entry[0])
+        insort(self.coming, (window.order, window), key=_order)
 
     def _come(self, window: Window, n: int) -> None:
         """Its copy to the device is put on the link in stage `n`."""
-        self.coming.remove((window.order, window))
+        at = bisect_left(self.coming, window.order, key=_order)
+        del self.coming[next(k for k in range(at, len(self.coming)) if self.coming[k][1] is window)]
         self.clock.h2d = (
             max(self.clock.h2d, self.clock.now, window.ready_s) + window.size / self.machine.h2d_bytes_per_s
         )
@@ -223,14 +226,16 @@ class _Play:
             self.room[n] -= size
 
     def _come_early(self, n: int, end_s: float) -> None:
-        for _, window in list(self.coming):
-            start_s = max(self.clock.h2d, self.clock.now)
-            if start_s >= end_s - self.back_s[n % self.stages]:
-                return
+        start_s, room = max(self.clock.h2d, self.clock.now), self.room
+        end_s -= self.back_s[n % self.stages]
+        for _, window in list(self.coming) if start_s < end_s else ():
             if window.ready_s > start_s or window.updated == n:
                 continue
-            if window.fetch <= n or (self.room[n] >= window.size and min(self.room[n : window.fetch]) >= window.size):
+            if window.fetch <= n or (room[n] >= window.size and min(room[n : window.fetch]) >= window.size):
                 self._come(window, n)
+                start_s = max(self.clock.h2d, self.clock.now)
+                if start_s >= end_s:
+                    return
             elif not self.manner.overtake:
                 return
 

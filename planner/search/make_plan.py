@@ -18,6 +18,7 @@ from planner.ilp.narrow import narrowed
 from planner.ilp.program import Solution
 from planner.schedule.compile import order_program
 from planner.schedule.plan import Plan
+from planner.search.garbage import seldom_collected
 from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
 from planner.units import format_bytes, format_bytes_down
@@ -36,6 +37,7 @@ class LeastBudget:
     any_host_bytes: int
 
 
+@seldom_collected()
 def make_plan(step: Setting, *, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Plan:
     """The fastest plan found within the budgets, with its prediction and its bounds. `step` is a step in one round;
     the plan has as many rounds as is best.
