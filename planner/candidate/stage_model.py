@@ -18,6 +18,7 @@ from planner.schedule.serial_order import SerialOrder
 from planner.schedule.simulate import STEPS, Durations
 
 _TURN, _UPDATE, _FREE, _FETCH, _SEND, _CPU, _READ, _WRITE = range(8)  # the first three on the computing queue
+_KIND = {Queue.D2H: _SEND, Queue.CPU: _CPU, Queue.DISK_READ: _READ, Queue.DISK_WRITE: _WRITE}
 _Numbers = tuple[int, ...]
 _Work = tuple[int, float, _Numbers, _Numbers, tuple[str, ...]]  # kind, seconds, copies read and written, subjects
 
@@ -111,8 +112,7 @@ class StageModel:
             if op.kind is OpKind.FETCH:
                 found.append((_FETCH, seconds, read, written, (op.subject,)))
             elif queue is not Queue.COMPUTE:
-                kind = {Queue.D2H: _SEND, Queue.CPU: _CPU, Queue.DISK_READ: _READ, Queue.DISK_WRITE: _WRITE}[queue]
-                found.append((kind, seconds, read, written, (op.subject,)))
+                found.append((_KIND[queue], seconds, read, written, (op.subject,)))
             elif op.kind is OpKind.RUN:
                 found.append((_TURN, seconds, read, written, (op.subject,)))
             elif op.kind is not OpKind.ALLOC and (seconds or read or written):

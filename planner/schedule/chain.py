@@ -205,8 +205,7 @@ def slice_size(shapes: Mapping[str, Sequence[int]]) -> int:
 class _Derived:
     """What a chain works out from its fields when first asked: no field itself, of no interest to == or JSON."""
 
-    __slots__ = ("_rounded", "_tensors", "_users")
-    _tensors: tuple[Tensor, ...]
+    __slots__ = ("_rounded", "_users")
     _users: dict[str, tuple[int, ...]]
     _rounded: int
 
@@ -252,14 +251,8 @@ class Chain(_Derived):
                 raise ValueError(f"tensor {tensor.name} has two descriptions")
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor of a block once, in order of first use. Looked for once: see `users`."""
-        try:
-            return iter(self._tensors)
-        except AttributeError:
-            pass
-        found = tuple({t.name: t for block in self.blocks for t in block.tensors}.values())
-        object.__setattr__(self, "_tensors", found)
-        return iter(found)
+        """Every tensor of a block once, in order of first use."""
+        yield from {t.name: t for block in self.blocks for t in block.tensors}.values()
 
     def packed_bytes(self, tensor: Tensor, rounds: int, *, ahead: bool = False) -> int:
         """What the states of a tensor that the CPU updates take less on the host than on the device. Where its gradient

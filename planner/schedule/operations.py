@@ -44,8 +44,6 @@ class OpKind(StrEnum):
     CPU_STATES = "cpu_states"  # the same update in the next step, of the states, from the same gradient
     CPU_REPLAY = "cpu_replay"  # once more from what was before, where the norm does clip
 
-    queue: Queue  # that runs it: an attribute, as planning asks for it millions of times
-
 
 _QUEUES = {
     OpKind.FETCH: Queue.H2D, OpKind.SEND: Queue.D2H,
@@ -53,8 +51,6 @@ _QUEUES = {
     OpKind.CPU_UPDATE: Queue.CPU, OpKind.CPU_AHEAD: Queue.CPU, OpKind.CPU_REPLAY: Queue.CPU,
     OpKind.CPU_WEIGHT: Queue.CPU, OpKind.CPU_STATES: Queue.CPU,
 }  # fmt: skip
-for _kind in OpKind:
-    _kind.queue = _QUEUES.get(_kind, Queue.COMPUTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +78,7 @@ class Op:
     @property
     def queue(self) -> Queue:
         """The queue that runs it."""
-        return self.kind.queue
+        return _QUEUES.get(self.kind, Queue.COMPUTE)
 
     @property
     def place(self) -> str:

@@ -43,8 +43,13 @@ def _fitted(setting: Setting, candidate: Candidate) -> Evaluation | None:
     return seen if seen.fits else None
 
 
-def _play(setting: Setting, start: Evaluation, manner: Manner) -> Evaluation | None:
-    return _fitted(setting, timed(setting, start.candidate, start.plan, start.room_bytes, manner))
+def _play(setting: Setting, start: Evaluation, manner: Manner, before: set[Candidate]) -> Evaluation | None:
+    """None also where it comes to what was played `before`, as it often does."""
+    candidate = timed(setting, start.candidate, start.plan, start.room_bytes, manner)
+    if candidate in before:
+        return None
+    before.add(candidate)
+    return _fitted(setting, candidate)
 
 
 def _better(best: Evaluation, found: Evaluation | None) -> Evaluation:
@@ -54,13 +59,14 @@ def _better(best: Evaluation, found: Evaluation | None) -> Evaluation:
 def _played(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
     """The best of a few plays, from two starts and then from the best so far."""
     led = _fitted(setting, with_lead(setting, best.candidate, 1))
+    before: set[Candidate] = set()
     for start in (best, led):
         for manner in _FIRST:
             if start is not None and best.step_s > goal_s:
-                best = _better(best, _play(setting, start, manner))
+                best = _better(best, _play(setting, start, manner, before))
     for manner in _NEXT:
         if best.step_s > goal_s:
-            best = _better(best, _play(setting, best, manner))
+            best = _better(best, _play(setting, best, manner, before))
     return best
 
 
@@ -68,14 +74,14 @@ def _decided(setting: Setting, best: Evaluation, near_s: float) -> Evaluation:
     """The best after some changes of one to three decisions each, as they stand or played."""
     if best.step_s <= near_s or not (decisions := Decisions(setting)):
         return best
-    chance = Random(0)
+    chance, before = Random(0), set[Candidate]()
     for _ in range(min(_TRIES, (_LIGHT // max(1, best.operations)) ** 2)):
         if best.step_s <= near_s:
             break
         found = _fitted(setting, decisions.changed(best.candidate, chance))
         if found is not None:
             best = _better(best, found)
-            best = _better(best, _play(setting, found, chance.choice((*_FIRST, Manner()))))
+            best = _better(best, _play(setting, found, chance.choice((*_FIRST, Manner())), before))
     return best
 
 

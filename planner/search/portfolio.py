@@ -93,13 +93,13 @@ class Search:
         if self.solutions and self.solutions[0].step_s >= self.beat_s:
             return
         for solution in self.solutions:
-            if solution.step_s < self.beat_s and (candidate := self._rounded(solution, self.setting.budgets, "o-ilp")):
-                yield evaluate(self.setting, candidate)
+            if solution.step_s < self.beat_s and (seen := self._rounded(solution, self.setting.budgets, "o-ilp")):
+                yield seen
         spare = replace(self.setting.budgets, rate_scale=_TO_SPARE)
         enough = self._is_late() or not self.solutions or self.best_s <= self._near_s()
         for solution in () if enough else self._solve(spare)[:1]:
-            if candidate := self._rounded(solution, spare, "o-ilp with time to spare"):
-                yield evaluate(self.setting, candidate)
+            if seen := self._rounded(solution, spare, "o-ilp with time to spare"):
+                yield seen
         yield from quick if self._may_run_ahead() else ()
 
     def _is_late(self) -> bool:
@@ -130,6 +130,6 @@ class Search:
     def _solve(self, budgets: Budgets) -> list[Solution]:
         return hoped(replace(self.setting, budgets=budgets), gap=self.gap, deadline=self.deadline)
 
-    def _rounded(self, solution: Solution, budgets: Budgets, source: str) -> Candidate | None:
+    def _rounded(self, solution: Solution, budgets: Budgets, source: str) -> Evaluation | None:
         setting = replace(self.setting, budgets=budgets)
         return rounded_candidate(setting, solution, gap=self.gap, deadline=self.deadline, source=source)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.candidate.candidate import Candidate, Side, TensorSchedule, at_home, settled
-from planner.candidate.evaluate import evaluate
+from planner.candidate.evaluate import Evaluation, evaluate
 from planner.candidate.setting import Setting
 from planner.ilp.columns import Columns, limits_of
 from planner.ilp.instance import Instance, make_instance, tensor_lists
@@ -207,8 +207,8 @@ def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
 
 def rounded_candidate(
     setting: Setting, solution: Solution, *, gap: float, deadline: float, source: str
-) -> Candidate | None:  # fmt: skip
-    """A candidate of whole tensors near the solution that fits; None when none was found.
+) -> Evaluation | None:  # fmt: skip
+    """A candidate of whole tensors near the solution that fits, and what it does; None when none was found.
 
     Where whole tensors do not fit as the solver's bytes did, its choice for a budget that is smaller by the excess is
     rounded; near the least possible budget there is none, and every block is rounded by itself.
@@ -224,9 +224,9 @@ def rounded_candidate(
             placements = choose_placements(
                 setting.chain, setting.hardware, fractions.totals, limits, up=up, tight=tight
             )
-            candidate, (gpu_excess, cpu_excess) = _fitting(setting, placements, fractions.options, deadline, source)
-            if candidate is not None:
-                return candidate
+            found, (gpu_excess, cpu_excess) = _fitting(setting, placements, fractions.options, deadline, source)
+            if found is not None:
+                return found
             # What is a little too much may need a whole tensor less: ever more.
             smaller = _less(smaller, gpu_excess << attempt, cpu_excess << attempt)
             fractions = _solve_near(make_instance(smaller), solution, gap=gap, deadline=deadline)
@@ -235,7 +235,7 @@ def rounded_candidate(
 
 def _fitting(
     setting: Setting, placements: Sequence[Placement], options: Sequence[int], deadline: float, source: str
-) -> tuple[Candidate | None, tuple[int, int]]:
+) -> tuple[Evaluation | None, tuple[int, int]]:
     """The placements' candidate where it fits; else None and the bytes that are too many on device and host."""
     chain = setting.chain
     schedules = _schedules(setting, placements, options, deadline)
@@ -245,9 +245,10 @@ def _fitting(
     home = [at_home(chain, tensor, setting.clip) for tensor in chain.tensors() if tensor.name not in moving]
     names = tuple(block.options[o].name for block, o in zip(chain.blocks, options, strict=True))
     candidate = Candidate(options=names, schedules=(*schedules, *home), source=source)
-    candidate = tightened(chain, candidate, evaluate(setting, candidate).room_bytes)
     seen = evaluate(setting, candidate)
-    return (candidate, (0, 0)) if seen.fits else (None, (-min(0, *seen.room_bytes), -min(0, seen.host_bytes)))
+    if min(seen.room_bytes) < 0:
+        seen = evaluate(setting, tightened(chain, candidate, seen.room_bytes))
+    return (seen, (0, 0)) if seen.fits else (None, (-min(0, *seen.room_bytes), -min(0, seen.host_bytes)))
 
 
 def _schedules(

@@ -110,8 +110,8 @@ def test_with_clipping_states_trail_their_weight_and_the_solver_hopes_for_a_shor
     setting = next(s for s in rounds_that_fit(found.setting) if s.rounds == 1)
     solution = hoped(setting, gap=0.01, deadline=math.inf)[0]
     made = rounded_candidate(setting, solution, gap=0.01, deadline=math.inf, source="")
-    assert 0 < sum(j.tensor.bytes for j in made.schedules if j.trails) <= sum(solution.totals.of["U"]) + 1
-    assert evaluate(setting, made).fits
+    assert 0 < sum(j.tensor.bytes for j in made.candidate.schedules if j.trails) <= sum(solution.totals.of["U"]) + 1
+    assert made.fits
     limits = columns.limits_of
     monkeypatch.setattr(columns, "limits_of", lambda p: {k: of for k, of in limits(p).items() if k != "U"})
     assert trails_s < 0.85 * with_states_on_disk(asked).hope_s()
