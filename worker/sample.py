@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit, UserError, first_line
+from planner.job.adapter import takes_from_base
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -68,6 +69,7 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     from transformers.utils import logging as transformers_logging
 
     from planner.measure.peft_lora import load_adapter
+    from planner.measure.peft_parts import read_begun
     from planner.measure.tokenizer import load_tokenizer
     from worker.engine.engine import Engine
     from worker.runtime.arena import is_out_of_memory, take_over
@@ -89,9 +91,12 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     chat = tokenizer.chat_template is not None and not as_text
     asked = tuple(({"role": "user", "content": prompt},) if chat else prompt for prompt in prompts)
     job = job.model_copy(update={"sample_prompts": asked})
-    model = load_model(job)
+    takes = takes_from_base(job.init_lora_weights)
+    if takes:
+        read_begun(run.begun)
+    model = load_model(job, begun=run.begun if takes else None)
     if lora:
-        load_adapter(model, str(output))
+        load_adapter(model, str(output), as_ordinary=takes)
     samples = Samples.of(job, tokenizer, model)
     assert samples is not None
     try:

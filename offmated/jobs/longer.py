@@ -69,10 +69,13 @@ def link(checkpoint: Path, run: RunFolder) -> None:
     """Give a run the checkpoint to go on from: the same files under another name, which nobody writes to, so that it
     takes no room and stays where the first job's go. Raises UserError where that cannot be."""
     into = run.checkpoints / checkpoint.name
+    begun = RunFolder(checkpoint.parents[1]).begun
     try:
         into.mkdir(parents=True, mode=0o700)
         for file in checkpoint.iterdir():
             os.link(file, into / file.name)
+        if begun.exists():
+            os.link(begun, run.begun)
     except OSError as error:  # another file system behind a link, or one that knows no second name
         raise UserError(
             "The job cannot go on for longer: its checkpoint cannot be had under a second name.",

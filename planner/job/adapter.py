@@ -28,7 +28,13 @@ _SAYS_NOTHING = frozenset({
 """How it was made, or from what; once it is there, that is over."""
 _FINE: dict[str, tuple[object, ...]] = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva", "orthogonal")}
 """Values beside those that ask for nothing. Of all other ways to begin, pissa and olora for two, peft takes what the
-adapter begins with off the model's own weights, each time that it loads such an adapter."""
+adapter begins with off the model's own weights, each time that it loads such an adapter; ours are written converted."""
+
+
+def takes_from_base(begin: object) -> bool:
+    """Whether adapters that begin so (`init_lora_weights`) take over a part of the model's own weights, which then are
+    without it: W - scale B A."""
+    return isinstance(begin, str) and begin.startswith(("pissa", "olora"))
 
 
 def local_adapter(text: object, folder: Path | None) -> str:

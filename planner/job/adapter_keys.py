@@ -41,6 +41,7 @@ _Alphas = Annotated[
 ]
 
 
+_PissaByIterations = Annotated[str, Field(pattern="^pissa_niter_[1-9][0-9]{0,2}$")]
 _Rate = Annotated[Positive | None, BeforeValidator(nothing), Field(description="a number above 0, or null")]
 
 
@@ -69,7 +70,8 @@ class AdapterKeys(BaseModel):
     rank_pattern: _Ranks = None
     alpha_pattern: _Alphas = None
     init_lora_weights: Annotated[
-        bool | Literal["gaussian", "orthogonal"], Field(description="true, false, gaussian or orthogonal")
+        bool | Literal["gaussian", "orthogonal", "pissa", "olora"] | _PissaByIterations,
+        Field(description="true, false, gaussian, orthogonal, pissa, pissa_niter_N (N from 1 to 999) or olora"),
     ] = True
     lora_modules_to_save: Modules = None
     adapter_name_or_path: Annotated[Text | None, Field(description="a folder with an adapter, or null")] = None

@@ -149,6 +149,7 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
     _settle_reports(reading, reading.found.pop("report_to", []), values, given)
     for name, keys in reading.found.items():
         _settle(name, keys, reading, values, given)
+    _settle_pissa(reading, values, given)
     mistakes, dialect = reading.mistakes, reading.dialect
     defaults = dialect.fill(values, source.values)
     _settle_evaluations(reading, values, given)
@@ -190,6 +191,19 @@ def _settle(name: str, keys: list[str], reading: _Reading, values: dict[str, Any
     if new is None and value is not None and key != "chat_template":
         return
     given[name], values[name] = key, new
+
+
+def _settle_pissa(reading: _Reading, values: dict[str, Any], given: dict[str, str]) -> None:
+    """LLaMA-Factory's, which approximates unless it is told not to."""
+    if given.get("init_lora_weights") != "pissa_init" or values["init_lora_weights"] != "pissa":
+        return
+    count = reading.source.values.get("pissa_iter")
+    count = 16 if count is None else count
+    if isinstance(count, bool) or not isinstance(count, int) or not (count == -1 or 1 <= count <= 999):
+        text = f"it is {shown(count)}; it must be a number of iterations, or -1 for an exact decomposition"
+        reading.mistakes.append(reading.source.mistake("pissa_iter", "bad-value", text))
+    elif count > 0:
+        values["init_lora_weights"] = f"pissa_niter_{count}"
 
 
 def _settle_evaluations(reading: _Reading, values: dict[str, Any], given: dict[str, str]) -> None:

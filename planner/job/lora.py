@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.job.adapter import CONFIG, adapter_keys, adapter_revision
+from planner.job.adapter import CONFIG, adapter_keys, adapter_revision, takes_from_base
 from planner.job.adapter_keys import AdapterKeys
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
@@ -99,6 +99,8 @@ def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) 
         yield bad(BEGIN, f"it is orthogonal, which needs an even lora_r, and that is {rank}")
     if begin == "orthogonal" and any(values.get(key) is True for key in ("load_in_4bit", "load_in_8bit")):
         yield bad(BEGIN, "orthogonal on a base in 4 or 8 bits is not there; leave one of them out", "not-there")
+    if takes_from_base(begin):
+        yield from _apart_from_parts(values, bad)
     exclude = values.get("exclude_modules")
     if isinstance(exclude, str) and (wrong := _broken(exclude)):
         yield bad("exclude_modules", wrong)
@@ -106,6 +108,20 @@ def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) 
         patterns = values.get(key)
         if isinstance(patterns, dict) and (wrong := next(filter(None, map(_broken, map(str, patterns))), None)):
             yield bad(key, wrong)
+
+
+def _apart_from_parts(values: Mapping[str, Any], bad: Callable[..., Mistake]) -> Iterator[Mistake]:
+    """What adapters cannot be, or be beside, that begin with a part of the model's own weights."""
+    begin = values[BEGIN]
+    if quantized := [key for key in ("load_in_4bit", "load_in_8bit") if values.get(key) is True]:
+        bits = quantized[0].removeprefix("load_in_").removesuffix("bit")
+        yield bad(BEGIN, f"{begin} on a base in {bits} bits is not there; leave one of them out", "not-there")
+    if values.get("use_dora") is True:
+        yield bad(BEGIN, f"{begin} together with DoRA is not there; leave one of them out", "not-there")
+    if values.get(PARAMETERS):
+        yield bad(BEGIN, f"it is {begin}, which is for layers, and {PARAMETERS} are given too; leave one of them out")
+    if values.get(ADAPTER) not in SWITCHED_OFF:
+        yield bad(BEGIN, f"it is {begin}, and the job begins with the adapter in {ADAPTER}; leave one of them out")
 
 
 def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:

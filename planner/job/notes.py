@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from planner.job.adapter import takes_from_base
 from planner.job.lora import has_no_weights
 from planner.job.values import ADAMW_8BIT, MUON
 from planner.muon import MATCH_RMS
@@ -20,6 +21,11 @@ def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ..
     if has_no_weights(values["model"]):
         model, seed = values["model"], values["seed"]
         notes.append(f"{model} has no weights: the model starts from random ones under seed {seed}.")
+    if values["method"] == "lora" and takes_from_base(begin := values["init_lora_weights"]):
+        rank = 2 * values["lora_r"]
+        written = f"the adapter is written as LoRA of twice the rank, {rank}, for the model as published"
+        slow = "; each decomposition takes seconds to minutes, pissa_niter_16 less" if begin == "pissa" else ""
+        notes.append(f"init_lora_weights: {begin} takes a part of the model's own weights; {written}{slow}.")
     if values["optim"] == ADAMW_8BIT:
         exact = "adamw_torch has them in fp32, 6 bytes more a parameter"
         notes.append(f"optim: adamw_8bit rounds AdamW's moments; {exact}.")

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, ValidationError
 
+from planner.job.adapter import takes_from_base
 from planner.job.adapter_keys import AdapterKeys
 from planner.job.aliases import ALIASES, canonical
 from planner.job.batch import AUTO, DEFAULT_ROWS, check_batch
@@ -231,8 +232,10 @@ class Job(AdapterKeys):
         if folder is not None and Dialect.of(source.values).tool is None:
             notes = (*notes, *settle_precision(values, source, named_machine=only_planned))
         if only_planned:
-            alike = {"optim"} if values.get("optim") not in (ADAMW_8BIT, MUON) else set()
-            values = {key: value for key, value in values.items() if key not in NOT_PLANNED | alike}
+            alike = NOT_PLANNED | ({"optim"} if values.get("optim") not in (ADAMW_8BIT, MUON) else set())
+            if takes_from_base(values.get("init_lora_weights")):  # then no file has the weights as they are
+                alike = alike - {"init_lora_weights"}
+            values = {key: value for key, value in values.items() if key not in alike}
         elif folder is not None:
             dialect = Dialect.of(source.values)
             data_names = {key: _name_in(source, key) for key in ("dataset", "eval_dataset")}

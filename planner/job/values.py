@@ -26,6 +26,7 @@ _DTYPES: dict[object, bool | None] = {"bfloat16": True, "bf16": True, "float32":
 _SWITCHES = (
     "train_on_inputs", "train_on_prompt", "use_peft", "assistant_only_loss", "completion_only_loss", "bfloat16",
     "float32", "pure_bf16", "eager_attention", "neat_packing", "use_muon",
+    "pissa_init",
 )  # fmt: skip
 _FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "fp8", "flash_attn")
 _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
@@ -66,6 +67,8 @@ def translated(key: str, value: object) -> object:
         return True if value is True else None
     if key == "peft_init_lora_weights":
         return value or None  # where it is false, axolotl gives peft nothing
+    if key == "pissa_init" and isinstance(value, bool):
+        return "pissa" if value else None
     if key == "use_muon":
         return MUON if value is True else None
     if key == "eager_attention":

@@ -54,6 +54,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "bnb_4bit_use_double_quant": "double_quantization",
         "add_tokens": "add_special_tokens new_special_tokens",
         "optim": "use_muon",
+        "init_lora_weights": "pissa_init",
     },
     unused={
         LOGS: """
@@ -84,6 +85,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
             sglang_config sglang_lora_backend generation_max_length generation_num_beams kt_maxlen kt_use_cuda_graph
             kt_mode kt_force_think
         """,
+        "the adapter is always written for the model as published": "pissa_convert",
         "the embedding has a row for each token, or more": "resize_vocab",
         UPLOADS: "hf_hub_token ms_hub_token om_hub_token export_hub_model_id",
         "the model is written as it was trained": """
@@ -128,7 +130,6 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         QUANTIZED: "quantization_method kt_weight_path",
         "fp8 training": "fp8",
         OTHER_LORA: "kt_use_lora_experts",
-        "beginning with parts of the model's own weights (PiSSA)": "pissa_init",
         "a new adapter beside one that is merged first (offmate export merges it)": "create_new_adapter",
         OTHER_FORM: "train_dataset model_class dist_config",
         SOME_WEIGHTS: "use_llama_pro freeze_language_model",
@@ -140,7 +141,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "quantization_bit": "quantization_device_map",
         "fp8": "fp8_backend fp8_enable_fsdp_float8_all_gather",
         "add_special_tokens": "init_special_tokens",
-        "pissa_init": "pissa_iter pissa_convert",
+        "pissa_init": "pissa_iter",
         "finetuning_type: freeze": "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules",
         "finetuning_type: oft": "module_dropout oft_rank oft_block_size oft_target",
         "stage: dpo": """

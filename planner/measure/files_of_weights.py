@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from planner.cpu.direct import read_rate, room
+from planner.job.adapter import takes_from_base
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.measure.hf_model import model_config, working_dtype
@@ -22,9 +23,11 @@ _MEMORY_BYTES = 64 * 2**20
 def weights_are_in_files(job: Job, model: nn.Module) -> bool:
     """Whether the files of the job's model have its weights bit by bit: published in the dtype that they are used in,
     and neither put together when they are loaded, as those of experts are, nor quantized, nor given rows for tokens
-    that the job adds."""
+    that the job adds, nor without what adapters take over."""
     dtype = working_dtype(job)
     still = [p for p in model.parameters() if not p.requires_grad]
+    if takes_from_base(job.init_lora_weights):
+        return False
     if has_no_weights(job.model) or any(p.dim() > 2 or p.dtype != dtype for p in still):
         return False
     config = model_config(job)

@@ -5,30 +5,35 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from planner.errors import Exit, UserError, first_line
-from planner.job.adapter import WEIGHTS, adapter_keys
+from planner.job.adapter import WEIGHTS, adapter_keys, takes_from_base
 from planner.job.schema import Job
 from planner.measure.encoder_decoder import has_pairs
 from planner.measure.packed_experts import experts_shown, unpack_where_read
 from planner.measure.peft_parameters import keep_modules
+from planner.measure.peft_parts import check_parts, lay_out, take_parts, trained_halves
 from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
 from planner.measure.trainable import none_kept
 
 log = logging.getLogger(__name__)
 
 
-def with_adapters(model: nn.Module, job: Job, *, layers: int | None = None) -> nn.Module:
+def with_adapters(
+    model: nn.Module, job: Job, *, layers: int | None = None, begun: Mapping[str, Tensor] | None = None
+) -> nn.Module:  # fmt: skip
     """`model` in peft's hands: fresh adapters under `job.seed`, in fp32 as peft makes them, all else frozen.
 
-    `layers`: so many has the model of which this one has the first, and keys may be about the others. Raises UserError
+    `layers`: so many has the model of which this one has the first, and keys may be about the others. `begun`: how
+    adapters began that took over a part of the model's own weights; they begin so again. Raises UserError
     where peft is missing, or a target is not in the model.
     """
     try:
@@ -39,17 +44,26 @@ def with_adapters(model: nn.Module, job: Job, *, layers: int | None = None) -> n
             hint="pip install 'offmate[lora]'", exit_code=Exit.USAGE,
         ) from error  # fmt: skip
     assert job.lora_r is not None and job.lora_alpha is not None and job.lora_dropout is not None
+    takes = takes_from_base(job.init_lora_weights)
+    takes_now = takes and begun is None and not any(parameter.is_meta for parameter in model.parameters())
     config = LoraConfig(
         r=job.lora_r, lora_alpha=cast(int, job.lora_alpha), lora_dropout=job.lora_dropout,
         target_modules=_listed(job.lora_target_modules), target_parameters=_listed(job.lora_target_parameters),
         exclude_modules=_listed(job.exclude_modules), layers_to_transform=_listed(job.layers_to_transform),
         layers_pattern=_listed(job.layers_pattern), rank_pattern=dict(job.rank_pattern or {}),
-        alpha_pattern=cast(dict[str, int], dict(job.alpha_pattern or {})), init_lora_weights=job.init_lora_weights,
+        alpha_pattern=cast(dict[str, int], dict(job.alpha_pattern or {})),
+        init_lora_weights=cast(bool, job.init_lora_weights if takes_now or not takes else True),
         modules_to_save=_listed(job.lora_modules_to_save), use_rslora=job.use_rslora, use_dora=job.use_dora,
         task_type="SEQ_2_SEQ_LM" if has_pairs(model) else "CAUSAL_LM",
         base_model_name_or_path=job.model, revision=job.model_revision,
     )  # fmt: skip
     if quantized := is_quantized(model):
+        if takes:
+            raise UserError(
+                f"init_lora_weights: {job.init_lora_weights} takes a part of the model's own weights, and those of "
+                f"{job.model} are quantized.",
+                code="base-quantized", exit_code=Exit.USAGE, hint="init_lora_weights: true",
+            )  # fmt: skip
         compute_in(model, computes_in(job))
     torch.manual_seed(job.seed)
     try:
@@ -68,6 +82,11 @@ def with_adapters(model: nn.Module, job: Job, *, layers: int | None = None) -> n
             "The LoRA adapters cannot be added to this model.", code="lora-targets", numbers=(first_line(error),),
             hint=hint, exit_code=Exit.USAGE,
         ) from error  # fmt: skip
+    if takes:
+        check_parts(adapted, job.init_lora_weights)
+        if begun is not None:
+            take_parts(adapted, begun)
+        lay_out(adapted)
     if layers is None:
         _check_matches(adapted, job)
     names = [name for name, _ in adapted.named_modules()]
@@ -145,11 +164,14 @@ def _sorted(value: object) -> object:
     return tuple(sorted(value)) if isinstance(value, tuple) else value
 
 
-def load_adapter(adapted: nn.Module, folder: str, *, layers: int | None = None) -> None:
+def load_adapter(
+    adapted: nn.Module, folder: str, *, layers: int | None = None, as_ordinary: bool = False
+) -> None:  # fmt: skip
     """Let the adapter of `adapted`, as `with_adapters` gives it, be that in `folder`; `layers`: `adapted` has only the
-    first layers of the model. Raises UserError where it cannot
-    be read or is of another model, or where other weights of the model lie beside it: those would be trained with, and
-    be in nothing that is written. peft writes such with `save_embedding_layers`; equal ones are fine."""
+    first layers of the model; `as_ordinary`: it was written as `planner.measure.peft_parts` does. Raises UserError
+    where it cannot be read or is of another model, or where other weights of the model lie beside it: those would be
+    trained with, and be in nothing that is written. peft writes such with `save_embedding_layers`; equal ones are fine.
+    """
     from peft import set_peft_model_state_dict
 
     try:
@@ -158,6 +180,7 @@ def load_adapter(adapted: nn.Module, folder: str, *, layers: int | None = None) 
         raise _not_readable(folder, error) from error
     except SafetensorError as error:
         raise _not_usable(folder, first_line(error)) from error
+    weights = trained_halves(weights) if as_ordinary else weights
     parameters = dict(adapted.named_parameters(remove_duplicate=False))
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
     if layers is not None:

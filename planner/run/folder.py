@@ -55,6 +55,11 @@ class RunFolder:
         return self.path / "frozen.json"
 
     @property
+    def begun(self) -> Path:
+        """The adapters as they began, where they took over a part of the model's own weights."""
+        return self.path / "begun.safetensors"
+
+    @property
     def goes_on(self) -> Path:
         """There where the run goes on with a shorter one, from the checkpoint that it has been given."""
         return self.path / "goes-on"

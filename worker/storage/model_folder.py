@@ -10,7 +10,7 @@ gets there is for `planner.job.output_dir` to say.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,19 +21,25 @@ from planner.disk import check_space
 from planner.job.output_dir import Place
 from planner.job.room import FILES_BYTES
 
+Converted = Callable[[nn.Module, Mapping[str, Tensor]], contextlib.AbstractContextManager[Mapping[str, Tensor]]]
+"""Gives of trained weights what is written of them; inside, the model's configs say so."""
+
 
 class Output:
     """What a model folder needs to know of the model before an engine takes its weights away."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, converted: Converted | None = None) -> None:
+        """`converted`: for adapters that are written in another form, of twice the rank."""
         self._first: dict[str, str] = {}  # every name of a parameter -> its first
         seen: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._first[name] = seen.setdefault(id(parameter), name)
         self._adapters = hasattr(model, "peft_config")
+        self._converted = converted
         # adapters, and what is trained as a whole beside them, are written as fp32
         self.weight_bytes = (
-            4 * sum(p.numel() for p in model.parameters() if p.requires_grad) if self._adapters
+            (4 if converted is None else 8) * sum(p.numel() for p in model.parameters() if p.requires_grad)
+            if self._adapters
             else sum(p.nbytes for p in model.parameters())
         )  # fmt: skip
 
@@ -53,7 +59,7 @@ class Output:
             check_space(made, self.weight_bytes + FILES_BYTES, "the trained model")
             cast(Any, model).config.use_cache = True  # off for training only
             if self._adapters:
-                cast(Any, model).save_pretrained(made, state_dict=dict(weights), save_embedding_layers=False)
+                self._write_adapters(made, cast(Any, model), weights)
             else:
                 state_dict = self._state_dict(model, weights)
                 cast(Any, model).save_pretrained(made, state_dict=state_dict, max_shard_size="5GB")
@@ -66,6 +72,11 @@ class Output:
                 place.clear()
             raise
         return place.folder
+
+    def _write_adapters(self, folder: Path, model: Any, weights: Mapping[str, Tensor]) -> None:
+        form = contextlib.nullcontext(weights) if self._converted is None else self._converted(model, weights)
+        with form as written:
+            model.save_pretrained(folder, state_dict=dict(written), save_embedding_layers=False)
 
     def write_files(self, folder: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write what is beside the weights into `folder`. Raises what the libraries raise."""

@@ -24,6 +24,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from planner.disk import check_space, sync_tree
 from planner.errors import Exit, UserError
 from planner.hub import not_given
+from planner.job.adapter import adapter_keys, takes_from_base
 from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 from planner.measure.hf_model import model_config, skeleton_model
@@ -101,8 +102,8 @@ def _copy_beside(source: Path, draft: Path) -> None:
 def _merge_in_memory(job: Job, adapters: Path, draft: Path, beside: int) -> None:
     """As transformers and peft do it: the model as it is read, with adapters, is merged and saved."""
     dtype = getattr(model_config(job), "dtype", None) or torch.float32
-    as_published = {"bf16": dtype == torch.bfloat16, "adapter_name_or_path": None, **dict.fromkeys(_PACKED, False)}
-    job = job.model_copy(update=as_published)
+    as_published = {"bf16": dtype == torch.bfloat16, "adapter_name_or_path": None}
+    job = _as_merged(job, adapters).model_copy(update=as_published)
     size_bytes = sum(p.numel() * dtype.itemsize for p in cast(Any, skeleton_model(job)).get_base_model().parameters())
     check_space(draft, (1 + beside) * size_bytes + FILES_BYTES, "the merged model")
     if (there := psutil.virtual_memory().available) < size_bytes:
@@ -123,6 +124,14 @@ def _merge_in_memory(job: Job, adapters: Path, draft: Path, beside: int) -> None
     merged.config.use_cache = True  # off for training only
     merged.save_pretrained(draft, max_shard_size="5GB")
     _copy_beside(adapters, draft)
+
+
+def _as_merged(job: Job, adapters: Path) -> Job:
+    """The job whose model and adapters are those that are merged: a base as published, and adapters as written."""
+    its: dict[str, Any] = dict.fromkeys(_PACKED, False)
+    if takes_from_base(job.init_lora_weights):  # written as others, of twice the rank
+        its |= {**adapter_keys(str(adapters)), "init_lora_weights": True}
+    return job.model_copy(update=its)
 
 
 def _is_in_files(job: Job) -> bool:
@@ -188,7 +197,7 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], Any]:
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import ModulesToSaveWrapper
 
-    adapted: Any = skeleton_model(job.model_copy(update=dict.fromkeys(_PACKED, False)))
+    adapted: Any = skeleton_model(_as_merged(job, adapters))
     weights = load_file(adapters / "adapter_model.safetensors")
     modules = list(cast(nn.Module, adapted).named_modules())
     whole: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_given, patiently
+from planner.job.adapter import takes_from_base
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.job.weights import check_weights
@@ -21,6 +23,7 @@ from planner.measure.hf_model import build_model, model_class, model_config, wit
 from planner.measure.hf_names import own_code, revision_of
 from planner.measure.packed_experts import experts_packed_as_read
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
+from planner.measure.peft_parts import beginnings, read_begun, write_begun
 from planner.measure.quantized import as_unpacked, loading_options, parameters_of, unpacks
 from planner.measure.tokenizer import with_rows_for_tokens
 from planner.measure.trainable import freeze_others
@@ -29,9 +32,10 @@ from planner.measure.trainer_options import set_trainer_options
 log = logging.getLogger(__name__)
 
 
-def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
+def load_model(job: Job, *, layers: int | None = None, begun: Path | None = None) -> nn.Module:
     """The job's model on the CPU in its working dtype, in training mode, without a cache; `layers`: with its first
-    layers only. Raises UserError.
+    layers only. `begun`: the file that says how adapters began that took over a part of the model's own weights, which
+    is made where it is not there. Raises UserError.
 
     A folder without weights gives the model its own initialization under `job.seed`, in the working dtype. With `bf16`
     the weights are read as bf16 and the fp32 masters start from them: an fp32 copy beside would double the host memory
@@ -87,7 +91,13 @@ def load_model(job: Job, *, layers: int | None = None) -> nn.Module:
     with_rows_for_tokens(model, job)
     parameters, name = parameters_of(model), type(model).__name__
     if job.method == "lora":
-        model = with_adapters(model, job, layers=every)
+        takes = takes_from_base(job.init_lora_weights)
+        kept = read_begun(begun) if takes and begun is not None and begun.exists() else None
+        if takes and kept is None:
+            log.info("model: %s decomposes each weight that gets an adapter, on the CPU", job.init_lora_weights)
+        model = with_adapters(model, job, layers=every, begun=kept)
+        if takes and kept is None and begun is not None:
+            write_begun(begun, beginnings(model))
         if job.adapter_name_or_path is not None:
             check_adapter(job)
             load_adapter(model, job.adapter_name_or_path, layers=layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -15,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from planner.codec import from_json
 from planner.errors import UserError, disk_full, first_line, is_disk_full
 from planner.graph import EAGER
+from planner.job.adapter import takes_from_base
 from planner.job.frozen import check_frozen
 from planner.job.output_dir import Place
 from planner.job.room import check_room, checkpoint_bytes
@@ -22,6 +24,7 @@ from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.encoder_decoder import has_pairs
 from planner.measure.hf_model import pairs_of, working_dtype
+from planner.measure.peft_parts import as_published, read_begun
 from planner.measure.quantized import other_on_cuda
 from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
@@ -80,8 +83,7 @@ class _Run:
 
     def __init__(self, folder: RunFolder) -> None:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self.folder = folder
-        self.job = job = Job.from_resolved(folder.resolved)
+        self.folder, self.job = folder, (job := Job.from_resolved(folder.resolved))
         if job.lr_scheduler_type == "constant" and job.warmup_steps:
             log.warning("lr_scheduler_type constant has no warm-up, warmup_steps is not used; constant_with_warmup has")
         place = Place(folder=Path(job.output_dir) if job.output_dir else folder.output, token=folder.token())
@@ -104,13 +106,14 @@ class _Run:
             longer=folder.goes_on.exists(),
         )  # fmt: skip
         self.trained = TrainedWeights(folder.trained, origin=self.origin)
-        self.model = load_model(self._as_it_begins(place))
+        begun = folder.begun if takes_from_base(job.init_lora_weights) else None
+        self.model = load_model(self._as_it_begins(place, begun), begun=begun)
         if torch.cuda.is_available() and (other := other_on_cuda(self.model)) is not None:
             log.info("model: %s", other)
         check_reach(job, self.model, self.batches.largest_token)
         tell_special_tokens(job, self.model, self.tokenizer)
         self.samples = Samples.of(job, self.tokenizer, self.model)
-        output = Output(self.model)
+        output = Output(self.model, converted=functools.partial(as_published, begun) if begun is not None else None)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         stored = self.chain.stored_bytes(self.plan.cpu_updated())
         self.state_bytes = checkpoint_bytes(job, self.chain.saved_bytes, stored)
@@ -129,14 +132,20 @@ class _Run:
             ),
         )  # fmt: skip
 
-    def _as_it_begins(self, place: Place) -> Job:
+    def _as_it_begins(self, place: Place, begun: Path | None) -> Job:
         """The job, without the adapter that it goes on from where steps were done: what became of it is in their
-        checkpoint, and it may be another by now, or gone. Raises UserError where it is to be read and is another."""
+        checkpoint, and it may be another by now, or gone. Raises UserError where it is to be read and is another, and
+        where `begun` is to be there and is not."""
         job = self.job
-        if job.adapter_name_or_path is None:
+        if job.adapter_name_or_path is None and begun is None:
             return job
         if place.published() is not None or self.trained.find() is not None or self.checkpoints.latest() is not None:
+            if begun is not None:
+                read_begun(begun)
             return job.model_copy(update={"adapter_name_or_path": None})
+        if begun is not None:
+            begun.unlink(missing_ok=True)
+            return job
         check_frozen(job.model_copy(update={"dataset": (), "eval_dataset": None}), self.folder.read_frozen())
         return job
 

@@ -181,6 +181,29 @@ def test_loraplus_of_axolotl_decays_nothing(folder: Path) -> None:
     assert (job.loraplus_lr_ratio, job.weight_decay) == (16.0, 0.1)
 
 
+@pytest.mark.parametrize(
+    ("lines", "begins"),
+    [
+        ("pissa_init: true\n", "pissa_niter_16"),
+        ("pissa_init: true\npissa_iter: 4\npissa_convert: true\n", "pissa_niter_4"),
+        ("pissa_init: true\npissa_iter: -1\n", "pissa"),
+        ("pissa_init: false\npissa_iter: 4\n", True),
+    ],
+)
+def test_llama_factorys_pissa_approximates_unless_it_is_told_not_to(
+    folder: Path, lines: str, begins: str | bool
+) -> None:
+    text = LLAMA_FACTORY + "finetuning_type: lora\nlora_rank: 8\nlora_target: all\n" + lines
+    assert Job.parse(text, folder).init_lora_weights == begins
+
+
+@pytest.mark.parametrize("count", ["0", "true", "some", "1000"])
+def test_a_pissa_of_no_number_of_iterations_is_refused(folder: Path, count: str) -> None:
+    text = LLAMA_FACTORY + f"finetuning_type: lora\npissa_init: true\npissa_iter: {count}\n"
+    with pytest.raises(UserError, match=r"pissa_iter: it is .*; it must be a number of iterations, or -1"):
+        Job.parse(text, folder)
+
+
 def test_muon_has_the_rates_of_the_tool_whose_file_it_is(folder: Path) -> None:
     (ours, notes), (axolotls, told) = (
         Job.parse_with_notes(text + "muon\n", folder) for text in (OURS + "optim: ", AXOLOTL + "optimizer: ")

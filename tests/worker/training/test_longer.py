@@ -57,3 +57,11 @@ def test_more_steps_from_a_checkpoint_are_those_of_the_longer_run(
     with pytest.raises(UserError) as changed:
         run_job(another, StopRequest())
     assert changed.value.numbers == ("learning_rate: 0.001, was 0.01",), "only the length may differ"
+
+
+def test_how_adapters_began_that_took_a_part_of_the_model_goes_along(tmp_path: Path) -> None:
+    short, more = RunFolder(tmp_path / "short"), RunFolder(tmp_path / "more")
+    (short.checkpoints / "step-4").mkdir(parents=True)
+    short.begun.write_bytes(b"A and B")
+    link(short.checkpoints / "step-4", more)
+    assert more.begun.samefile(short.begun)
