@@ -67,9 +67,17 @@ def said(batches: Batches, job: Job, *, rows: int, color: bool) -> Iterator[str]
         yield text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}{end} … {text[-_SHOWN // 2 :]}"
         yield ""
     tokens, learned = batches.tokens, batches.learned
-    yield f"{batches.rows} rows, {tokens} tokens, {learned} of them learned ({learned / tokens:.0%})"
-    yield f"{batches.steps_per_epoch:.1f} steps an epoch of {batches.rows_per_step} rows, {batches.total_steps} in all"
+    yield f"{_counted(batches.rows)}, {tokens} tokens, {learned} of them learned ({learned / tokens:.0%})"
+    step, total = _counted(batches.rows_per_step), batches.total_steps
+    yield f"{batches.steps_per_epoch:.1f} steps an epoch of {step}, {total} in all"
+    if batches.rows < batches.rows_per_step:
+        few = f"a step has {batches.rows_per_step} rows, and there are {batches.rows}"
+        yield f"note: {few}: each step sees some of them more than once; give more data, or a smaller batch"
     yield f"{round(tokens * batches.total_steps / batches.steps_per_epoch)} tokens in all, max_length {job.max_length}"
+
+
+def _counted(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows} rows"
 
 
 if __name__ == "__main__":

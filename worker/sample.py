@@ -43,7 +43,9 @@ def _say(run: RunFolder, prompts: tuple[str, ...], options: argparse.Namespace) 
         told = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, found, strict=True)]
         print(json.dumps(told, ensure_ascii=False))
         return Exit.DONE
-    for answer in found:
+    for prompt, answer in zip(prompts, found, strict=True):
+        if len(prompts) > 1:
+            print(f"> {printable(prompt)}")
         print(printable(answer))
     return Exit.DONE
 

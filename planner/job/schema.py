@@ -98,6 +98,8 @@ class Job(AdapterKeys):
     max_target_length: TargetLength = None
     packing: Packing = False
     group_by_length: Switch = False
+    min_sample_len: Annotated[Count | None, Field(description="a whole number of tokens, 1 or more, or null")] = None
+    dataset_exact_deduplication: Switch = False
     per_device_train_batch_size: Annotated[
         Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"],
         Field(description="a whole number from 1 to 10^9, or auto"),

@@ -42,7 +42,7 @@ AXOLOTL: Table = table(
         max_grad_norm
         max_steps warmup_steps seed bf16 gradient_checkpointing eval_steps eval_strategy save_steps save_total_limit
         chat_template chat_template_kwargs lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters
-        attn_implementation special_tokens plugins
+        attn_implementation special_tokens plugins min_sample_len dataset_exact_deduplication
         load_in_4bit load_in_8bit quantize_moe_experts group_by_length load_best_model_at_end early_stopping_patience
         label_smoothing_factor neftune_noise_alpha lora_modules_to_save loraplus_lr_ratio loraplus_lr_embedding
         embedding_lr embedding_lr_scale
@@ -213,8 +213,7 @@ AXOLOTL: Table = table(
         "other texts for reserved tokens (change the tokenizer's files)": "added_tokens_overrides",
         "setting rows of tokens that were never learned": "fix_untrained_tokens",
         ORDER: "curriculum_sampling sample_packing_sequentially",
-        "a part of the data": "dataset_shard_num dataset_shard_idx min_sample_len",
-        "leaving out rows that are there twice": "dataset_exact_deduplication",
+        "a part of the data": "dataset_shard_num dataset_shard_idx",
         "streaming texts; give them as datasets of type completion": "pretraining_dataset",
         "longer contexts by PoSE": "use_pose",
         "another system message (write it into the template)": "default_system_message",

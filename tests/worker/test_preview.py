@@ -36,6 +36,14 @@ def test_rows_are_shown_with_what_is_learned_and_all_is_counted(job: Path, capsy
     )
 
 
+def test_a_batch_larger_than_the_data_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job.write_text(job.read_text() + "dataset_exact_deduplication: true\nmin_sample_len: 3\n")
+    assert main([str(job), "--rows=0"]) == Exit.DONE
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("1 row, ") and told[1] == "0.5 steps an epoch of 2 rows, 2 in all"
+    assert told[2].startswith("note: a step has 2 rows, and there are 1: each step sees some of them more than once")
+
+
 def test_what_is_learned_is_green_on_a_terminal(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(job), "--rows=1", "--color"]) == Exit.DONE
     assert "assistant\n\033[32myes<|im_end|>\033[0m\n" in capsys.readouterr().out

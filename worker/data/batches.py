@@ -95,6 +95,8 @@ class Batches:
             "data: %d rows, %d tokens; %d rows a step, %.1f steps an epoch, %d steps in all",
             len(rows), int(rows.lengths.sum()), self.rows_per_step, self.steps_per_epoch, self.total_steps,
         )  # fmt: skip
+        if len(rows) < self.rows_per_step:
+            log.warning("data: there are fewer rows than a step has; each step sees some of them more than once")
         content = rows.corpus.fingerprint.encode() + rows.layout.content()
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
 

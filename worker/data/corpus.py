@@ -32,13 +32,15 @@ from planner.job.frozen import Frozen, check_frozen
 from planner.job.records import Kind, Record
 from planner.job.schema import Job
 from worker.data.formats import Document, Format, detect
+from worker.data.left_out import LeftOut
 from worker.data.pairs import encode_pairs, entry_of_pairs
 from worker.data.sources import Source, open_source
 
 log = logging.getLogger(__name__)
 
 _KEYS = ("dataset", "tokenizer", "chat_template", "max_samples", "packing", "train_on")
-_WHERE_GIVEN = ("chat_template_kwargs", "special_tokens", "model_revision", "tokenizer_revision")
+_ONCE = ("dataset_exact_deduplication", "max_length", "long_rows")  # of which it depends what is there twice
+_WHERE_GIVEN = ("chat_template_kwargs", "min_sample_len", "special_tokens", "model_revision", "tokenizer_revision")
 _MIXED = ("mix_strategy", "interleave_probs", "seed")  # of which the tokens depend where entries are mixed
 _UNTIL: dict[str, Any] = {
     "interleave_under": "first_exhausted", "interleave_over": "all_exhausted",
@@ -69,7 +71,8 @@ def load_corpus(
     train on, or is to be read and is not what `frozen` says it was (`planner.job.frozen`; None: nobody knows).
     """
     values, mixed = job.model_dump(mode="json"), job.mix_strategy != "concat"
-    more = (*(key for key in _WHERE_GIVEN if values[key]), *(_MIXED if mixed else []))
+    more = (*(key for key in _WHERE_GIVEN if values[key]), *(_MIXED if mixed else []),
+            *(_ONCE if job.dataset_exact_deduplication else []))  # fmt: skip
     keys = {key: value for key, value in values.items() if key in (*_KEYS, *more)} | ({"pairs": True} if pairs else {})
     if (corpus := _open(folder, keys)) is not None:
         log.info("data: %d tokens as tokenized at the first start (%s)", len(corpus.tokens), folder)
@@ -129,10 +132,13 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
         log.warning("data: the tokenizer has no end-of-text token; documents follow each other without one")
     ends = array("q")
     count = 0
+    left_out = LeftOut(job, pairs=pairs)
     said_at = time.monotonic()
     with (folder / "tokens.raw").open("wb") as tokens, (folder / "trained.raw").open("wb") as trained:
         for documents in batched(_documents(job, tokenizer, pairs)):
             for ids, learned in encode(documents, tokenizer, job, pairs=pairs):
+                if left_out.takes(ids, learned):
+                    continue
                 tokens.write(ids.tobytes())
                 trained.write(learned.tobytes())
                 count += len(ids)
@@ -140,6 +146,7 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
             if time.monotonic() - said_at >= _SAY_EVERY_S:
                 log.info("data: %d documents, %d tokens so far", len(ends), count)
                 said_at = time.monotonic()
+    left_out.say()
     _save(folder / "ends.npy", np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64))
     for name, kind in (("tokens", np.int32), ("trained", np.bool_)):
         raw = folder / f"{name}.raw"

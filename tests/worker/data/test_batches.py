@@ -42,6 +42,24 @@ def encoded(record: dict[str, str]) -> tuple[int, ...]:
     return (*byte_tokenizer()(record["text"])["input_ids"], 256)
 
 
+def test_short_documents_and_those_that_came_before_are_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    texts = ["aaaa", "bb", "aaaa", "aaaax", "aaaay", "bb", "cccc"]
+    keys = {"min_sample_len": 4, "dataset_exact_deduplication": True, "per_device_train_batch_size": 1}
+    data = batches(tmp_path, [{"text": text} for text in texts], max_length=8, **keys)
+    whole = sorted(encoded({"text": text}) for text in ("aaaa", "aaaax", "aaaay", "cccc"))
+    assert sorted(rows(data, step)[0] for step in range(4)) == whole and data.rows == 4
+    assert "2 of 7 documents have fewer than 4 tokens" in caplog.text
+    assert "1 of 7 documents came before" in caplog.text
+    cut = batches(tmp_path, [{"text": text} for text in texts], max_length=4, **keys)
+    assert sorted(rows(cut, step)[0] for step in range(2)) == sorted(
+        encoded({"text": text})[:4] for text in ("aaaa", "cccc")
+    ), "as they are once they are cut"
+    assert batches(tmp_path, [{"text": text} for text in texts], per_device_train_batch_size=1).rows == 7
+
+
 def test_every_epoch_shows_every_row_once_in_its_own_order(tmp_path: Path) -> None:
     records = sentences(12)
     data = batches(tmp_path, records, max_length=64, per_device_train_batch_size=2, gradient_accumulation_steps=2)

@@ -1,0 +1,54 @@
+"""Documents that a job leaves out of its data, whatever they are about: short ones, and those that are there twice."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.job.schema import Job
+
+log = logging.getLogger(__name__)
+
+
+class LeftOut:
+    """Documents that the job leaves out: those shorter than `min_sample_len`, and such as came before, the same tokens
+    learned alike (`dataset_exact_deduplication`). As in axolotl, what is cut away makes no difference between two."""
+
+    def __init__(self, job: Job, *, pairs: bool = False) -> None:
+        """`pairs`: for an encoder-decoder, each side of which is cut by itself."""
+        self._least = job.min_sample_len or 0
+        self._once = job.dataset_exact_deduplication
+        self._seen_of = None if pairs or job.long_rows != "cut" or job.packing == "wrapped" else job.max_length
+        self._seen: set[bytes] = set()
+        self._all = self._short = self._again = 0
+
+    def takes(self, ids: NDArray[np.int32], learned: NDArray[np.bool_]) -> bool:
+        """Whether a document is left out."""
+        self._all += 1
+        if len(ids) < self._least:
+            self._short += 1
+            return True
+        if self._once:
+            digest = hashlib.blake2b(ids[: self._seen_of].tobytes(), digest_size=16)
+            digest.update(learned[: self._seen_of].tobytes())
+            if digest.digest() in self._seen:
+                self._again += 1
+                return True
+            self._seen.add(digest.digest())
+        return False
+
+    def say(self) -> None:
+        """Tell how many they were."""
+        if self._least:
+            log.info(
+                "data: %d of %d documents have fewer than %d tokens and are left out (min_sample_len)",
+                self._short, self._all, self._least,
+            )  # fmt: skip
+        if self._once:
+            log.info(
+                "data: %d of %d documents came before and are left out (dataset_exact_deduplication)",
+                self._again, self._all,
+            )  # fmt: skip
