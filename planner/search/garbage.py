@@ -11,15 +11,13 @@ _YOUNG = 100_000  # objects more than before; by default 700
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Within it garbage is looked for seldom, and not among what was there before. It may be nested."""
+    """Within it garbage is looked for seldom. It may be nested."""
     before = gc.get_threshold()
-    if before[0] >= _YOUNG:
+    if not 0 < before[0] < _YOUNG:  # 0: it is never looked for
         yield
         return
-    gc.freeze()
     gc.set_threshold(_YOUNG, *before[1:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
