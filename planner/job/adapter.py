@@ -46,8 +46,12 @@ def local_adapter(text: object, folder: Path | None) -> str:
         return text
     path = (folder / Path(text).expanduser()).absolute()
     for name in (CONFIG, WEIGHTS):
-        if not (path / name).is_file():
-            raise FileNotFoundError(f"there is no {name} in {path}; give the folder of one adapter, as peft saves it")
+        if (path / name).is_file():
+            continue
+        if "," in text:  # LLaMA-Factory merges all but the last into the model before it trains
+            way = "give the last alone, and the model that the others are merged into (offmate export) as the model"
+            raise FileNotFoundError(f"it is {shown(text)}; several adapters are not there yet: {way}")
+        raise FileNotFoundError(f"there is no {name} in {path}; give the folder of one adapter, as peft saves it")
     return str(path)
 
 

@@ -130,7 +130,9 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         QUANTIZED: "quantization_method kt_weight_path",
         "fp8 training": "fp8",
         OTHER_LORA: "kt_use_lora_experts",
-        "a new adapter beside one that is merged first (offmate export merges it)": "create_new_adapter",
+        "merging adapter_name_or_path first (offmate export does: give its folder as the model, without both keys)": (
+            "create_new_adapter"
+        ),
         OTHER_FORM: "train_dataset model_class dist_config",
         SOME_WEIGHTS: "use_llama_pro freeze_language_model",
         OPTIMIZER: "use_galore use_apollo use_badam use_adam_mini",
