@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,16 @@ NOTHING = "none"
 """The tokenizer and the data of a question."""
 
 
+def _wrong_entry(find: Callable[[object, Path | None], object], value: object, folder: Path | None) -> int | None:
+    """The place, from 0, of the first of a list's entries that is wrong by itself; None where there is none."""
+    for place, entry in enumerate(value if isinstance(value, list) else ()):
+        try:
+            find([entry], folder)
+        except (OSError, TypeError, ValueError):
+            return place
+    return None
+
+
 def resolve_paths(
     values: dict[str, Any], folder: Path | None, source: Source, name_of: Callable[[str], str], *, only_planned: bool
 ) -> list[Mistake]:
@@ -181,7 +192,11 @@ def resolve_paths(
             values[key] = find(values[key], folder)
         except (OSError, TypeError, ValueError) as error:
             code = next(code for kind, code in _PATH_CODES.items() if isinstance(error, kind))
-            mistakes.append(source.mistake(name_of(key), code, str(error)))
+            mistake = source.mistake(name_of(key), code, str(error))
+            entry = _wrong_entry(find, values[key], folder)
+            if mistake.line is not None and entry is not None:
+                mistake = replace(mistake, line=source.lines.get(f"{name_of(key)}[{entry}]", mistake.line))
+            mistakes.append(mistake)
     for key in ("model", "tokenizer") if folder is not None else ():
         said, place = values.get(f"{key}_revision"), str(values.get(key, ""))
         if said not in (None, "main") and place.startswith("/"):

@@ -49,8 +49,8 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A YAML mapping with the line of each of its keys; `name` is what errors call the file. `told`: keys that are not
-    the file's, but the command line's (--set)."""
+    """A YAML mapping with the line of each of its keys, and of what is in their lists as "key[0]"; `name` is what
+    errors call the file. `told`: keys that are not the file's, but the command line's (--set)."""
 
     name: str
     values: dict[str, Any]
@@ -233,7 +233,11 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
             hint="write one `key: value` per line, at least model and dataset; docs/jobs.md lists every key",
         )  # fmt: skip
     assert isinstance(node, yaml.MappingNode)
-    return Source(name=name, values=values, lines={key.value: key.start_mark.line + 1 for key, _ in node.value})
+    lines = {key.value: key.start_mark.line + 1 for key, _ in node.value}
+    for key, value in node.value:
+        if isinstance(value, yaml.SequenceNode):
+            lines |= {f"{key.value}[{place}]": item.start_mark.line + 1 for place, item in enumerate(value.value)}
+    return Source(name=name, values=values, lines=lines)
 
 
 def shown(value: object) -> str:

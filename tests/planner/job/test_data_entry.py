@@ -101,6 +101,13 @@ datasets:
         Job.parse("stage: sft\nfinetuning_type: full\nmodel_name_or_path: model\ntrain_on_eos: all", folder)
 
 
+def test_a_mistake_in_an_entry_is_told_at_its_own_line(folder: Path) -> None:
+    entries = "\n  - path: text.jsonl\n    type: completion\n  - path: text.jsonl\n    type: oasst\n  - gone.jsonl\n"
+    with pytest.raises(UserError) as refused:
+        Job.parse(f"model: model\ndataset:{entries}", folder)
+    assert [line.split(": type is")[0] for line in refused.value.numbers] == ["line 5: dataset"]
+
+
 def test_which_turns_are_learned_is_for_conversations(folder: Path) -> None:
     job = Job.parse(f"{AXOLOTL}datasets: [{{path: text.jsonl, roles_to_train: [user]}}]", folder)
     with pytest.raises(UserError, match="its records are no conversations") as refused:

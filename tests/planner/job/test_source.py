@@ -61,7 +61,7 @@ def test_aliases_and_merges_within_reason_are_read() -> None:
     source = read_yaml("base: &b {x: 1, y: [1]}\nother: {<<: *b, x: 2}\nlist: [*b, *b]\n", "job.yaml")
     assert source.values["other"] == {"x": 2, "y": [1]}
     assert source.values["list"] == 2 * [{"x": 1, "y": [1]}]
-    assert source.lines == {"base": 1, "other": 2, "list": 3}
+    assert source.lines == {"base": 1, "other": 2, "list": 3, "list[0]": 1, "list[1]": 1}  # where they are written
 
 
 def test_a_file_as_large_as_it_may_be_is_read() -> None:
