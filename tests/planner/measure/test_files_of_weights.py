@@ -41,7 +41,7 @@ def test_files_have_weights_that_are_published_as_they_are_used(
     (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr(files_of_weights, "model_config", lambda job: SimpleNamespace(dtype=published))
     monkeypatch.setattr(files_of_weights, "working_dtype", lambda job: computes)
-    job = SimpleNamespace(model=str(tmp_path), add_tokens=None)
+    job = SimpleNamespace(model=str(tmp_path), add_tokens=None, init_lora_weights=True)
     assert weights_are_in_files(job, model) is expected  # type: ignore[arg-type]
     (tmp_path / "model.safetensors").unlink()
     assert not weights_are_in_files(job, model)  # type: ignore[arg-type]
