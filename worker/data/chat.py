@@ -8,6 +8,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile
 from typing import Any
 
 from jinja2 import TemplateError
@@ -92,19 +93,20 @@ class ChatTemplate:
             if self._everything:
                 return text, ((0, len(text)),)
 
-            def place(index: int) -> tuple[int, int]:
-                bare = {"role": plain[index]["role"], "content": _ELSE}
-                return self._changing(text, plain, index, tools, bare)
+            def places(index: int) -> Spans:
+                return self._places(text, plain, index, tools)
 
             if self._turns is not None:
-                return text, self._turns.spans(text, messages, place)
-            if not self._marked:
-                spans = tuple(self._turn(text, plain, index, tools) for index in _answers(plain))
-            spans = self._learned(spans, messages)
+                return text, self._turns.spans(text, messages, places)
+            if self._marked:
+                spans = self._learned(spans, messages)
+            else:
+                wanted = [index for index in _answers(plain) if messages[index].get("train", True)]
+                spans = tuple(span for index in wanted for span in self._turn(text, plain, index, tools))
             others = [m if m["role"] != "assistant" else m | {"train": False} for m in messages]
             if any(message.get("train") for message in others):
                 by_word = Turns(LearnedTurns(roles=frozenset()), self._template, self._tokenizer)
-                spans = tuple(sorted((*spans, *by_word.spans(text, others, place))))
+                spans = tuple(sorted((*spans, *by_word.spans(text, others, places))))
         return text, spans
 
     def pair(
@@ -154,18 +156,23 @@ class ChatTemplate:
                     hint=f"give a chat_template that shows {key}, or take {key} out of the data",
                 )  # fmt: skip
 
-    def _turn(self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None) -> tuple[int, int]:
+    def _turn(self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None) -> Spans:
         """Where `messages[index]` stands in `text`: after what the template asks the assistant to go on from, up to
         where the conversation goes on. Where the template shows a turn otherwise once it is past: where the text
-        changes with what is said in it, and the end mark behind."""
-        content = messages[index]["content"].strip()
+        changes with what is said or called in it, and the end mark behind."""
+        content, calls = messages[index]["content"].strip(), messages[index].get("tool_calls")
         start = 0
         if index:
             start = _common(text, self._render(messages[:index], tools, add_generation_prompt=True)[0])
-        end = self._before_mark(text, _common(text, self._render(messages[: index + 1], tools)[0]))
-        if end <= start or content not in text[start:end]:
+        upto = self._render(messages[: index + 1], tools)[0]
+        end = self._before_mark(text, _common(text, upto))
+        if calls and not text.startswith(upto):
+            pieces = self._places(text, messages, index, tools)
+            if pieces and (pieces[0][0] < start or pieces[-1][1] > end):
+                return (*pieces[:-1], (pieces[-1][0], self._past_mark(text, pieces[-1][1])))
+        elif end <= start or content not in text[start:end]:
             start, end = self._changing(text, messages, index, tools, {**messages[index], "content": _ELSE})
-            end = next((end + len(mark) for mark in self._marks if text.startswith(mark, end)), end)
+            end = self._past_mark(text, end)
         if end <= start or content not in text[start:end]:
             raise UserError(
                 "The chat template does not show what the assistant says as it is in the data.",
@@ -175,7 +182,47 @@ class ChatTemplate:
         written = text[start:end].rstrip()
         if any(written.endswith(mark) for mark in self._marks):  # the newline after an end mark is the template's
             end = start + len(written)
-        return start, end
+        return ((start, end),)
+
+    def _places(self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None) -> Spans:
+        """Where what `messages[index]` says, its calls included, stands in `text`; nowhere where it is not shown.
+        Raises UserError where others' words are not told apart from it: a template may show the results of calls
+        within the turn that called, and what is said beside the calls behind them."""
+        message, behind = messages[index], messages[index + 1 : index + 2]
+        if (found := self._as_last(text, messages, index, tools, message)) is not None:
+            return (found,)
+        bare, other = {"role": message["role"], "content": _ELSE}, {**message, "content": _ELSE}
+        with contextlib.suppress(*_REFUSALS):
+            calls = self._as_last(text, messages, index, tools, {**message, "content": ""})
+            said = self._changing(text, messages, index, tools, other)
+            if message.get("tool_calls") and calls is not None and calls[1] <= said[0]:
+                return calls, said
+        with contextlib.suppress(*_REFUSALS):
+            start, end = self._changing(text, messages, index, tools, bare)
+            if end <= start:
+                return ()
+            if all(end <= self._changing(text, messages, index + 1, tools, {**m, "content": _ELSE})[0] for m in behind):
+                return ((start, end),)
+        raise UserError(
+            f"The chat template does not show turn {index + 1} of a conversation apart from what others say.",
+            code="turns-not-apart", exit_code=Exit.USAGE, numbers=(f"roles: {', '.join(m['role'] for m in messages)}",),
+            hint="give a chat_template that shows one turn after another",
+        )  # fmt: skip
+
+    def _as_last(
+        self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None, message: Message
+    ) -> tuple[int, int] | None:
+        """Where `text` has what changes with `message` at the place `index`, where nothing follows it, or else where
+        the results of its calls do not, as some templates refuse these without the calls; None where it does not."""
+        bare = {"role": message["role"], "content": _ELSE}
+        for behind in ([], [*dropwhile(lambda other: other["role"] == "tool", messages[index + 1 :])]):
+            with contextlib.suppress(*_REFUSALS):
+                shorter = [*messages[:index], message, *behind]
+                shown = self._render(shorter, tools)[0]
+                start, end = self._changing(shown, shorter, index, tools, bare)
+                if end > start and text.startswith(shown[:end]):
+                    return start, end
+        return None
 
     def _changing(
         self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None, other_message: Message
@@ -186,6 +233,10 @@ class ChatTemplate:
         other = self._render(others, tools)[0]
         start = _common(text, other)
         return start, len(text) - _common(text[start:][::-1], other[start:][::-1])
+
+    def _past_mark(self, text: str, end: int) -> int:
+        """`end`, or the end of the special token that stands there."""
+        return next((end + len(mark) for mark in self._marks if text.startswith(mark, end)), end)
 
     def _before_mark(self, text: str, end: int) -> int:
         """`end`, or the start of the special token that it lies within: two of them may begin alike."""

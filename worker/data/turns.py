@@ -42,12 +42,12 @@ class Turns:
         own = {pieces[0] for pieces in ids.values() if len(pieces) == 1}
         self._marks = ((own, learned.eot), ({tokenizer.eos_token_id} - {None}, learned.eos))
 
-    def spans(self, text: str, messages: Sequence[Message], place: Callable[[int], tuple[int, int]]) -> Spans:
-        """The spans of characters of `text` that are learned; `place` tells where what a turn says is in it, an empty
-        span where it is not. Raises UserError for a learned turn that is not shown."""
+    def spans(self, text: str, messages: Sequence[Message], places: Callable[[int], Spans]) -> Spans:
+        """The spans of characters of `text` that are learned; `places` tells where in it a turn's
+        words are, nowhere where it is not shown. Raises UserError for a learned turn that is not shown."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ids, places = encoded["input_ids"], encoded["offset_mapping"]
-        starts = [start for start, _ in places]
+        ids, tokens = encoded["input_ids"], encoded["offset_mapping"]
+        starts = [start for start, _ in tokens]
         roles, everywhere = self._learned.roles, any(which == "all" for _, which in self._marks)
         found: set[tuple[int, int]] = set()
         last: dict[int, int] = {}
@@ -55,21 +55,20 @@ class Turns:
             wanted = message.get("train", roles is None or message["role"] in roles)
             if not wanted and not everywhere:
                 continue
-            start, end = place(index)
-            if end <= start:
+            if not (pieces := places(index)):
                 if wanted and message["content"].strip():
                     raise _not_shown(message)
                 continue
             if wanted:
-                found.add((start, end))
-            behind = bisect_left(starts, end)
+                found |= {*pieces}
+            behind = bisect_left(starts, pieces[-1][1])
             for kind, (marks, which) in enumerate(self._marks):
                 near = range(behind, min(behind + _NEAR + 1, len(ids)))
                 if (at := next((at for at in near if ids[at] in marks), None)) is not None:
                     last[kind] = at
                     if which == "all" or (which == "turn" and wanted):
-                        found.add(tuple(places[at]))
-        found |= {tuple(places[at]) for kind, at in last.items() if self._marks[kind][1] == "last"}
+                        found.add(tuple(tokens[at]))
+        found |= {tuple(tokens[at]) for kind, at in last.items() if self._marks[kind][1] == "last"}
         return tuple(sorted(found))
 
 

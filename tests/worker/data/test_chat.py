@@ -82,6 +82,18 @@ def test_gemma4_of_which_trl_has_no_form_is_learned_by_its_turns() -> None:
     assert learned(*ChatTemplate(tokenizer).render(TALKS["two turns"])) == ["yes<turn|>", "yes<turn|>"]
 
 
+def test_calls_of_gemma4_are_learned_whatever_is_said_beside_them_and_behind() -> None:
+    tokenizer = byte_tokenizer(chat_template=named_template("gemma4"))
+    tokenizer.add_tokens(["<turn|>"], special_tokens=True)
+    call, (asked, calling, result, answer) = "<|tool_call>call:add{a:2,b:3}<tool_call|><|tool_response>", TALKS["calls"]
+    talk = [asked, calling | {"content": "I add."}, result, answer]
+    assert learned(*ChatTemplate(tokenizer).render(talk, TOOLS)) == [call, "I add.<turn|>", "5<turn|>"]
+    thought = calling | {"reasoning_content": "a sum"}  # which is shown until the user speaks again
+    talk = [asked, thought, result, answer, asked, thought, result, answer]
+    shown = [call, "5<turn|>", f"<|channel>thought\na sum\n<channel|>{call}", "5<turn|>"]
+    assert learned(*ChatTemplate(tokenizer).render(talk, TOOLS)) == shown
+
+
 @pytest.mark.parametrize("talk", list(TALKS))
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_learned_is_what_trl_learns(name: str, talk: str) -> None:

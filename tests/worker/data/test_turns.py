@@ -9,6 +9,8 @@ from trl.chat_template_utils import get_training_chat_template
 
 from planner.errors import UserError
 from planner.job.data_entry import EndMarks, LearnedTurns
+from planner.job.templates import named_template
+from tests.support.texts import byte_tokenizer
 from tests.worker.data.test_chat import CALL, TALKS, TOOLS, learned, tokenizer_of
 from worker.data.chat import ChatTemplate
 
@@ -120,3 +122,59 @@ def test_marks_that_say_two_things_or_are_no_tokens_are_refused() -> None:
     with pytest.raises(UserError) as refused:
         spans(TALK, roles=BOTH, marks=(END, "<|im_start|>"), eos="none")
     assert refused.value.code == "marks-disagree"
+
+
+GEMMAS_CALL, GEMMAS_END = "<|tool_call>call:add{a:2,b:3}<tool_call|><|tool_response>", "<turn|>"
+
+
+def gemma_learns(talk: list[dict[str, Any]], eos: EndMarks = "none") -> list[str]:
+    """What is learned of the assistant's turns under the template that is named gemma4."""
+    tokenizer = byte_tokenizer(chat_template=named_template("gemma4"))
+    tokenizer.add_special_tokens({"eos_token": GEMMAS_END})
+    return learned(*ChatTemplate(tokenizer, learned=LearnedTurns(roles=ANSWERS, eos=eos, eot=eos)).render(talk, TOOLS))
+
+
+def test_what_a_call_gave_is_not_learned_where_the_template_shows_it_within_the_turn_that_called() -> None:
+    talk = TALKS["calls"]
+    assert gemma_learns(talk) == [GEMMAS_CALL, "5"]
+    assert gemma_learns([*talk[:2], talk[2] | {"train": False}, talk[3]]) == [GEMMAS_CALL, "5"]
+    calling = talk[1] | {"reasoning_content": "a sum"}  # which is shown until the user speaks again
+    assert gemma_learns([talk[0], calling, *talk[2:]]) == [f"<|channel>thought\na sum\n<channel|>{GEMMAS_CALL}", "5"]
+    again = [*TALK[1:2], talk[1] | {"reasoning_content": "a sum"}, *talk[2:]]
+    assert gemma_learns([talk[0], calling, *talk[2:], *again])[:2] == [GEMMAS_CALL, "5"]
+
+
+def test_what_is_said_beside_a_call_and_shown_behind_its_result_is_learned_by_itself() -> None:
+    talk = TALKS["calls"]
+    talk = [talk[0], talk[1] | {"content": "I add."}, *talk[2:]]
+    assert gemma_learns(talk) == [GEMMAS_CALL, "I add.", "5"]
+    assert gemma_learns(talk, eos="turn") == [GEMMAS_CALL, "I add.", GEMMAS_END, "5", GEMMAS_END]
+
+
+def test_results_that_are_not_told_apart_from_their_call_are_refused() -> None:
+    """Where the first line changes with each turn, no shorter conversation tells what a turn says."""
+    written = "{{ messages | length }}{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
+    result = "{% if m.tool_calls %}={{ messages[loop.index].content }}]{% endif %}{% if m.role != 'tool' %}{{ m.content }}"
+    template = f"{written}{{% endfor %}}{result}{{% endif %}}{{% endfor %}}"
+    with pytest.raises(UserError) as refused:
+        ChatTemplate(byte_tokenizer(chat_template=template), learned=LearnedTurns(roles=ANSWERS)).render(TALKS["calls"])
+    assert refused.value.code == "turns-not-apart" and "turn 2 of" in refused.value.what
+
+
+ALTERNATING = (
+    "{%- set told = namespace(turns=0) %}{%- for m in messages if m.role != 'tool' and not m.tool_calls %}"
+    "{%- if (m.role == 'user') != (told.turns % 2 == 0) %}{{ raise_exception('roles must alternate') }}{%- endif %}"
+    "{%- set told.turns = told.turns + 1 %}{%- endfor %}{%- for m in messages %}"
+    "{%- if m.role == 'user' %}[INST]{{ m.content }}[/INST]{%- elif m.role == 'tool' %}[RESULTS]{{ m.content }}[/RESULTS]"
+    "{%- elif m.tool_calls %}[CALLS]{{ m.tool_calls[0].function.name }}<eos>{%- else %}{{ m.content }}<eos>{%- endif %}"
+    "{%- endfor %}"
+)
+"""As Mistral's: answers and questions alternate, calls and their results aside."""
+
+
+def test_calls_are_learned_under_templates_that_refuse_results_without_them() -> None:
+    none = LearnedTurns(roles=ANSWERS, eos="none", eot="none")
+    tokenizer = byte_tokenizer(chat_template=ALTERNATING)
+    assert learned(*ChatTemplate(tokenizer, learned=none).render(TALKS["calls"])) == ["[CALLS]add", "5"]
+    call, answer = learned(*ChatTemplate(tokenizer_of("gptoss"), learned=none).render(TALKS["calls"], TOOLS))
+    assert call.startswith(" to=functions.add<|channel|>") and '{"a": 2, "b": 3}' in call and answer == "5"
