@@ -189,14 +189,15 @@ class ChatTemplate:
         Raises UserError where others' words are not told apart from it: a template may show the results of calls
         within the turn that called, and what is said beside the calls behind them."""
         message, behind = messages[index], messages[index + 1 : index + 2]
-        if (found := self._as_last(text, messages, index, tools, message)) is not None:
-            return (found,)
         bare, other = {"role": message["role"], "content": _ELSE}, {**message, "content": _ELSE}
-        with contextlib.suppress(*_REFUSALS):
-            calls = self._as_last(text, messages, index, tools, {**message, "content": ""})
-            said = self._changing(text, messages, index, tools, other)
-            if message.get("tool_calls") and calls is not None and calls[1] <= said[0]:
-                return calls, said
+        silent = {**message, "content": ""}
+        if found := self._as_last(text, messages, index, tools, message):
+            return (found,)
+        if message.get("tool_calls") and (calls := self._as_last(text, messages, index, tools, silent)):
+            with contextlib.suppress(*_REFUSALS):
+                said = self._changing(text, messages, index, tools, other)
+                if calls[1] <= said[0]:
+                    return calls, said
         with contextlib.suppress(*_REFUSALS):
             start, end = self._changing(text, messages, index, tools, bare)
             if end <= start:

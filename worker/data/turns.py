@@ -43,8 +43,8 @@ class Turns:
         self._marks = ((own, learned.eot), ({tokenizer.eos_token_id} - {None}, learned.eos))
 
     def spans(self, text: str, messages: Sequence[Message], places: Callable[[int], Spans]) -> Spans:
-        """The spans of characters of `text` that are learned; `places` tells where in it a turn's
-        words are, nowhere where it is not shown. Raises UserError for a learned turn that is not shown."""
+        """The spans of characters of `text` that are learned; `places` tells where in it what a turn says
+        is, nowhere where it is not shown. Raises UserError for a learned turn that is not shown."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, tokens = encoded["input_ids"], encoded["offset_mapping"]
         starts = [start for start, _ in tokens]

@@ -153,9 +153,11 @@ def test_what_is_said_beside_a_call_and_shown_behind_its_result_is_learned_by_it
 
 def test_results_that_are_not_told_apart_from_their_call_are_refused() -> None:
     """Where the first line changes with each turn, no shorter conversation tells what a turn says."""
-    written = "{{ messages | length }}{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
-    result = "{% if m.tool_calls %}={{ messages[loop.index].content }}]{% endif %}{% if m.role != 'tool' %}{{ m.content }}"
-    template = f"{written}{{% endfor %}}{result}{{% endif %}}{{% endfor %}}"
+    template = (
+        "{{ messages | length }}{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
+        "{% endfor %}{% if m.tool_calls %}={{ messages[loop.index].content }}]{% endif %}"
+        "{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
     with pytest.raises(UserError) as refused:
         ChatTemplate(byte_tokenizer(chat_template=template), learned=LearnedTurns(roles=ANSWERS)).render(TALKS["calls"])
     assert refused.value.code == "turns-not-apart" and "turn 2 of" in refused.value.what
@@ -165,7 +167,7 @@ ALTERNATING = (
     "{%- set told = namespace(turns=0) %}{%- for m in messages if m.role != 'tool' and not m.tool_calls %}"
     "{%- if (m.role == 'user') != (told.turns % 2 == 0) %}{{ raise_exception('roles must alternate') }}{%- endif %}"
     "{%- set told.turns = told.turns + 1 %}{%- endfor %}{%- for m in messages %}"
-    "{%- if m.role == 'user' %}[INST]{{ m.content }}[/INST]{%- elif m.role == 'tool' %}[RESULTS]{{ m.content }}[/RESULTS]"
+    "{%- if m.role == 'user' %}[INST]{{ m.content }}[/INST]{%- elif m.role == 'tool' %}[RESULT]{{ m.content }}"
     "{%- elif m.tool_calls %}[CALLS]{{ m.tool_calls[0].function.name }}<eos>{%- else %}{{ m.content }}<eos>{%- endif %}"
     "{%- endfor %}"
 )
