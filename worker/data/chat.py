@@ -6,7 +6,6 @@ import contextlib
 import copy
 import logging
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile
 from typing import Any
@@ -20,7 +19,7 @@ from planner.job.data_entry import LearnedTurns
 from planner.job.records import Message
 from planner.job.templates import GIVE_TEMPLATE
 from worker.data.bounds import bounded, check_length
-from worker.data.turns import Spans, Turns
+from worker.data.turns import SOMETHING, Spans, Turns, common, ends_of
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,6 @@ _SHOWN = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What rendering raises for a conversation that is not as the template wants it."""
-_ELSE = "\ue000"  # of Unicode's private use: neither begins nor ends like anything in the data
 
 
 class ChatTemplate:
@@ -65,11 +63,13 @@ class ChatTemplate:
             log.info("data: the chat template is taken in the form that TRL trains with")
             self._template = form
         self._marked = _GENERATION.search(self._template) is not None
-        self._turns = Turns(learned, self._template, tokenizer) if learned is not None else None
-        self._tokenizer = tokenizer
         self._special: dict[str, str] = {k: str(v) for k, v in tokenizer.special_tokens_map.items()}
         self._values = {**(values or {})}
         self._marks = sorted({str(token) for token in tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
+        self._chosen = learned is not None
+        self._turns = Turns(learned or LearnedTurns(roles=frozenset()), self._template, tokenizer, self._ends())
+        if self._chosen:
+            self._turns.check_marks()
 
     def told(self, values: Mapping[str, Any]) -> ChatTemplate:
         """The template that is told these values, too, and before its others of the same names."""
@@ -96,7 +96,7 @@ class ChatTemplate:
             def places(index: int) -> Spans:
                 return self._places(text, plain, index, tools)
 
-            if self._turns is not None:
+            if self._chosen:
                 return text, self._turns.spans(text, messages, places)
             if self._marked:
                 spans = self._learned(spans, messages)
@@ -105,8 +105,7 @@ class ChatTemplate:
                 spans = tuple(span for index in wanted for span in self._turn(text, plain, index, tools))
             others = [m if m["role"] != "assistant" else m | {"train": False} for m in messages]
             if any(message.get("train") for message in others):
-                by_word = Turns(LearnedTurns(roles=frozenset()), self._template, self._tokenizer)
-                spans = tuple(sorted((*spans, *by_word.spans(text, others, places))))
+                spans = tuple(sorted((*spans, *self._turns.spans(text, others, places))))
         return text, spans
 
     def pair(
@@ -119,7 +118,7 @@ class ChatTemplate:
             text, _ = self._render(messages, tools)
             self._refuse_dropped(text, messages, tools)
             asked = self._render(messages[: len(prompt)], tools, add_generation_prompt=True)[0]
-        return text, ((_common(text, asked), len(text)),)
+        return text, ((common(text, asked), len(text)),)
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """The conversation's text up to where the assistant is to go on. Raises UserError when the template refuses."""
@@ -135,6 +134,11 @@ class ChatTemplate:
         (text,), spans = found
         check_length(text, len(str(messages)) + len(str(tools)))
         return text, tuple((start, end) for start, end in spans[0]) if spans else ()
+
+    def _ends(self) -> tuple[str, ...]:
+        with contextlib.suppress(*_REFUSALS):  # a template that is not for such a conversation
+            return ends_of(lambda messages, **flags: self._render(messages, None, **flags)[0], self._marks)
+        return ()
 
     def _refuse_dropped(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> None:
         """A template that shows the same text without something that was said is not the one for this data."""
@@ -163,15 +167,15 @@ class ChatTemplate:
         content, calls = messages[index]["content"].strip(), messages[index].get("tool_calls")
         start = 0
         if index:
-            start = _common(text, self._render(messages[:index], tools, add_generation_prompt=True)[0])
+            start = common(text, self._render(messages[:index], tools, add_generation_prompt=True)[0])
         upto = self._render(messages[: index + 1], tools)[0]
-        end = self._before_mark(text, _common(text, upto))
+        end = self._before_mark(text, common(text, upto))
         if calls and not text.startswith(upto):
             pieces = self._places(text, messages, index, tools)
             if pieces and (pieces[0][0] < start or pieces[-1][1] > end):
                 return (*pieces[:-1], (pieces[-1][0], self._past_mark(text, pieces[-1][1])))
         elif end <= start or content not in text[start:end]:
-            start, end = self._changing(text, messages, index, tools, {**messages[index], "content": _ELSE})
+            start, end = self._changing(text, messages, index, tools, {**messages[index], "content": SOMETHING})
             end = self._past_mark(text, end)
         if end <= start or content not in text[start:end]:
             raise UserError(
@@ -188,8 +192,8 @@ class ChatTemplate:
         """Where what `messages[index]` says, its calls included, stands in `text`; nowhere where it is not shown.
         Raises UserError where others' words are not told apart from it: a template may show the results of calls
         within the turn that called, and what is said beside the calls behind them."""
-        message, behind = messages[index], messages[index + 1 : index + 2]
-        bare, other = {"role": message["role"], "content": _ELSE}, {**message, "content": _ELSE}
+        message = messages[index]
+        bare, other = {"role": message["role"], "content": SOMETHING}, {**message, "content": SOMETHING}
         silent = {**message, "content": ""}
         if found := self._as_last(text, messages, index, tools, message):
             return (found,)
@@ -202,7 +206,8 @@ class ChatTemplate:
             start, end = self._changing(text, messages, index, tools, bare)
             if end <= start:
                 return ()
-            if all(end <= self._changing(text, messages, index + 1, tools, {**m, "content": _ELSE})[0] for m in behind):
+            behind = [{**next_one, "content": SOMETHING} for next_one in messages[index + 1 : index + 2]]
+            if all(end <= self._changing(text, messages, index + 1, tools, changed)[0] for changed in behind):
                 return ((start, end),)
         raise UserError(
             f"The chat template does not show turn {index + 1} of a conversation apart from what others say.",
@@ -215,7 +220,7 @@ class ChatTemplate:
     ) -> tuple[int, int] | None:
         """Where `text` has what changes with `message` at the place `index`, where nothing follows it, or else where
         the results of its calls do not, as some templates refuse these without the calls; None where it does not."""
-        bare = {"role": message["role"], "content": _ELSE}
+        bare = {"role": message["role"], "content": SOMETHING}
         for behind in ([], [*dropwhile(lambda other: other["role"] == "tool", messages[index + 1 :])]):
             with contextlib.suppress(*_REFUSALS):
                 shorter = [*messages[:index], message, *behind]
@@ -232,8 +237,8 @@ class ChatTemplate:
         others = [*messages]
         others[index] = other_message
         other = self._render(others, tools)[0]
-        start = _common(text, other)
-        return start, len(text) - _common(text[start:][::-1], other[start:][::-1])
+        start = common(text, other)
+        return start, len(text) - common(text[start:][::-1], other[start:][::-1])
 
     def _past_mark(self, text: str, end: int) -> int:
         """`end`, or the end of the special token that stands there."""
@@ -282,13 +287,6 @@ def _plain(messages: Sequence[Message]) -> list[Message]:
 
 def _answers(messages: Sequence[Message]) -> list[int]:
     return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-
-
-def _common(one: str, other: str) -> int:
-    """How many characters both begin with."""
-    if one.startswith(other) or other.startswith(one):
-        return min(len(one), len(other))
-    return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[: at + 1] != other[: at + 1])
 
 
 def _training_form(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -6,6 +6,8 @@ end mark is the first one within three tokens behind it.
 
 from __future__ import annotations
 
+import logging
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
@@ -15,25 +17,61 @@ from planner.errors import Exit, UserError
 from planner.job.data_entry import LearnedTurns
 from planner.job.records import Message
 
+log = logging.getLogger(__name__)
+
 Spans = tuple[tuple[int, int], ...]
+SOMETHING = "\ue000"  # of Unicode's private use: neither begins nor ends like anything in the data
 _NEAR = 3  # tokens that a template may write between what is said and its end mark
 
 
-class Turns:
-    """Finds what is learned by a choice of turns. Raises UserError for marks that are no marks of this tokenizer."""
+def common(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    if one.startswith(other) or other.startswith(one):
+        return min(len(one), len(other))
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[: at + 1] != other[: at + 1])
 
-    def __init__(self, learned: LearnedTurns, template: str, tokenizer: PreTrainedTokenizerBase) -> None:
+
+def ends_of(render: Callable[..., str], tokens: Sequence[str]) -> tuple[str, ...]:
+    """Those of the special `tokens` that a template ends an answer with: behind the last one, and behind one that the
+    conversation goes on from. `render` gives a conversation's text, under flags of the template."""
+    special = re.compile(r"\s*(" + "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) + ")")
+
+    def token(text: str) -> str | None:
+        found = special.match(text)
+        return found[1] or None if found is not None else None
+
+    asked = [{"role": "user", "content": SOMETHING}]
+    said = [*asked, {"role": "assistant", "content": SOMETHING}]
+    last = token(render(said).split(SOMETHING)[2])
+    past = token(render([*said, *asked]).split(SOMETHING)[2])
+    # Without an end mark the next turn's beginning stands there: it is another with the role, or how answers begin.
+    asking = render(asked, add_generation_prompt=True)
+    begins = token(asking[common(asking, render(asked)) :])
+    is_end = past == token(render(said, add_generation_prompt=True).split(SOMETHING)[2]) != begins
+    return tuple(dict.fromkeys(mark for mark in (last, past if is_end else None) if mark is not None))
+
+
+class Turns:
+    """Finds what is learned by a choice of turns. `ends`: what the template ends an answer with (`ends_of`), which
+    counts as `eot_tokens` where none are given. Raises UserError for marks that are no marks of this tokenizer."""
+
+    def __init__(
+        self, learned: LearnedTurns, template: str, tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]
+    ) -> None:  # fmt: skip
         self._learned, self._tokenizer = learned, tokenizer
-        end = tokenizer.eos_token
-        marks = [mark for mark in learned.marks if mark in template] if learned.marks else [end] if end else []
+        end: str | None = tokenizer.eos_token
+        ended = end is not None and (end in template or "eos_token" in template)
+        given = tuple(mark for mark in learned.marks if mark in template or (ended and mark == end))
+        self._lost = [mark for mark in learned.marks if mark not in given]
+        self._none = not (given if learned.marks else ended or ends)
+        marks = given if learned.marks else tuple(dict.fromkeys((*([end] if end else ()), *ends)))
         ids = {mark: tokenizer(mark, add_special_tokens=False)["input_ids"] for mark in marks}
-        given = learned.marks not in ((), (end,))
-        if given and (several := [mark for mark, pieces in ids.items() if len(pieces) != 1]):
+        if given not in ((), (end,)) and (several := [mark for mark in marks if len(ids[mark]) != 1]):
             raise UserError(
                 f"{several[0]} of eot_tokens is {len(ids[several[0]])} tokens.", code="mark-of-several-tokens",
                 exit_code=Exit.USAGE, hint=f"make it one: add_tokens: [{several[0]!r}]",
             )  # fmt: skip
-        if len(marks) > 1 and end in marks and learned.eos != learned.eot:
+        if len(given) > 1 and end in given and learned.eos != learned.eot:
             raise UserError(
                 f"{end} is the tokenizer's end token, and one of eot_tokens.", code="marks-disagree",
                 exit_code=Exit.USAGE, numbers=(f"train_on_eos is {learned.eos}, train_on_eot {learned.eot}",),
@@ -41,6 +79,20 @@ class Turns:
             )  # fmt: skip
         own = {pieces[0] for pieces in ids.values() if len(pieces) == 1}
         self._marks = ((own, learned.eot), ({tokenizer.eos_token_id} - {None}, learned.eos))
+
+    def check_marks(self) -> None:
+        """Raise UserError where end marks are to be learned and the template writes none that is known."""
+        lost = ", ".join(self._lost)
+        words = {self._learned.eot} if lost else {self._learned.eot, self._learned.eos}
+        if self._none and words != {"none"}:
+            raise UserError(
+                f"The chat template does not write {lost} of eot_tokens." if lost else
+                "The chat template writes no end mark that is known.", code="no-end-mark", exit_code=Exit.USAGE,
+                numbers=(f"the tokenizer's end token is {self._tokenizer.eos_token}",),
+                hint="name the tokens that end a turn there: eot_tokens: [...]; train_on_eos: none learns none",
+            )  # fmt: skip
+        if lost:
+            log.warning("data: the chat template does not write %s of eot_tokens", lost)
 
     def spans(self, text: str, messages: Sequence[Message], places: Callable[[int], Spans]) -> Spans:
         """The spans of characters of `text` that are learned; `places` tells where in it what a turn says

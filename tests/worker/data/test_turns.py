@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_turns_own_word_is_before_its_role() -> None:
     assert spans(said, roles=ANSWERS) == ["hi", END, "no", END]
     assert spans(said, roles=frozenset()) == ["hi", END]
     text, found = ChatTemplate(tokenizer_of("qwen2_5")).render(said)  # no word of the entry: the answers are TRL's
-    assert learned(text, found) == ["hi", f"\nno{END}\n"]
+    assert learned(text, found) == ["hi", END, f"\nno{END}\n"]
 
 
 def test_learned_answers_are_trls_where_the_template_writes_nothing_between() -> None:
@@ -112,7 +113,67 @@ def test_other_marks_than_the_end_of_text_have_their_own_word() -> None:
     marks = (END, "<|nowhere|>")
     assert spans(TALK[:3], end="<eos>", roles=BOTH, marks=marks, eos="none", eot="last") == ["hi", "yes", END]
     assert spans(TALK[:3], end="<eos>", roles=BOTH, marks=marks, eos="all", eot="none") == ["hi", "yes"]
-    assert spans(TALK[:3], end="<eos>", roles=BOTH) == ["hi", "yes"], "the template never writes its end token"
+
+
+def test_what_the_template_ends_an_answer_with_is_an_end_mark_where_none_are_given() -> None:
+    """As under ChatML with the tokenizer of a base model, whose end token is another."""
+    assert spans(TALK[:3], end="<eos>", roles=BOTH) == ["hi", END, "yes", END]
+    assert spans(TALK[1:], end="<eos>", roles=ANSWERS, eos="last", eot="last") == ["yes", "no", END]
+    assert spans(TALK[1:], end="<eos>", roles=ANSWERS, eos="none", eot="none") == ["yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("qwen3", ("<|im_end|>",)), ("gemma3", ("<end_of_turn>",)), ("llama3_2", ("<|eot_id|>",)),
+        ("phi3_5", ("<|end|>",)), ("gptoss", ("<|return|>", "<|end|>")), ("glm4moe", ()), ("idefics3", ()),
+    ],
+)  # fmt: skip
+def test_templates_end_answers_with_marks_or_with_the_next_turns_beginning(name: str, ends: tuple[str, ...]) -> None:
+    tokenizer = tokenizer_of(name)
+    tokens = sorted(set(re.findall(r"<[^<>\s{}']{1,30}>", tokenizer.chat_template)))
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    assert ChatTemplate(tokenizer, everything=True)._ends() == ends
+
+
+@pytest.mark.parametrize("between", ["[INST]", "<|im_start|>{{ m.role }}\n"])
+def test_what_begins_a_turn_is_not_taken_for_its_end(between: str) -> None:
+    ask = f"{{% for m in messages %}}{between}{{{{ m.content }}}}\n{{% endfor %}}"
+    tokenizer = byte_tokenizer(chat_template=ask + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[INST]", "<|im_start|>"]})
+    assert ChatTemplate(tokenizer)._ends() == ()
+
+
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+CLOSED = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "marks", "what"),
+    [
+        (PLAIN, (), "The chat template writes no end mark that is known."),
+        (PLAIN, ("<eos>",), "The chat template does not write <eos> of eot_tokens."),
+        (CLOSED, ("<|eot_id|>", "<|end|>"), "The chat template does not write <|eot_id|>, <|end|> of eot_tokens."),
+    ],
+)
+def test_end_marks_that_the_template_does_not_write_are_refused(
+    template: str, marks: tuple[str, ...], what: str
+) -> None:
+    tokenizer = byte_tokenizer(chat_template=template)
+    with pytest.raises(UserError) as refused:
+        ChatTemplate(tokenizer, learned=LearnedTurns(roles=BOTH, marks=marks))
+    assert str(refused.value) == (
+        f"{what}\n  the tokenizer's end token is <eos>\n  hint: name the tokens that end a turn there: "
+        "eot_tokens: [...]; train_on_eos: none learns none   [no-end-mark]"
+    )
+    ChatTemplate(tokenizer, learned=LearnedTurns(roles=BOTH, marks=marks, eos="none", eot="none"))
+
+
+def test_the_end_token_is_among_eot_tokens_where_the_template_writes_it_by_its_name() -> None:
+    tokenizer = byte_tokenizer(chat_template=CLOSED)
+    chosen = LearnedTurns(roles=ANSWERS, marks=("<eos>",), eot="all")
+    assert learned(*ChatTemplate(tokenizer, learned=chosen).render(TALK[1:3])) == ["<eos>", "yes", "<eos>"]
+
 
 
 def test_marks_that_say_two_things_or_are_no_tokens_are_refused() -> None:
@@ -159,7 +220,8 @@ def test_results_that_are_not_told_apart_from_their_call_are_refused() -> None:
         "{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
     )
     with pytest.raises(UserError) as refused:
-        ChatTemplate(byte_tokenizer(chat_template=template), learned=LearnedTurns(roles=ANSWERS)).render(TALKS["calls"])
+        choice = LearnedTurns(roles=ANSWERS, eos="none", eot="none")
+        ChatTemplate(byte_tokenizer(chat_template=template), learned=choice).render(TALKS["calls"])
     assert refused.value.code == "turns-not-apart" and "turn 2 of" in refused.value.what
 
 
