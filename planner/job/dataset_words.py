@@ -51,10 +51,9 @@ _NOT_THERE = {
 }
 _FIELDS = {"field": "text", "text_column": "text", "field_messages": "messages", "field_tools": "tools"}
 _MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "content", "message_field_training": "train"}
-_SAYS: tuple[tuple[str, object], ...] = (("roles_to_train", []), ("train_on_eos", "none"), ("train_on_eot", "none"))
-"""Choices, though such values switch off elsewhere: no role is learned but by a turn's own word, and no end mark."""
 LEARNED_KEYS = ("roles_to_train", "train_on_eos", "train_on_eot")
-"""Keys of an entry that say which turns are learned, and with which end marks."""
+"""Keys of an entry that say which turns are learned, and with which end marks. `[]` and `none` switch off elsewhere and
+are choices here: no role is learned but by a turn's own word, and no end mark."""
 _FILE_READERS = ("json", "csv", "parquet", "arrow", "text")
 TEMPLATE_KEYS = ("chat_template", "chat_template_jinja", "conversation")
 """Keys of an entry that say which chat template its conversations have."""
@@ -89,7 +88,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What an entry says, but its path, as fields of `DataEntry`."""
     found: dict[str, Any] = {"columns": {}, "message_keys": {}, "roles": {}}
     for key, value in entry.items():
-        if key in ("path", *TEMPLATE_KEYS) or (value in SWITCHED_OFF and (key, value) not in _SAYS):
+        if key in ("path", *TEMPLATE_KEYS) or value is None or (value in SWITCHED_OFF and key not in LEARNED_KEYS):
             continue
         if key == "type":
             _say_type(found, value)

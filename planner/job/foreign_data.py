@@ -88,6 +88,10 @@ def _learned(values: dict[str, Any], source: Source, tool: str | None) -> list[M
     marks = source.values.get("eot_tokens")
     if said and tool == LLAMA_FACTORY:
         return [source.mistake(key, "not-there", f"{LEARNED} is not there yet; leave this key out") for key in said]
+    entries = values.get("dataset")
+    if said and isinstance(entries, list) and entries and not any(map(_of_turns, entries)):
+        text = "it is for conversations, and by their type no entry of dataset has any; leave it out"
+        return [source.mistake(key, "bad-value", text) for key in said]
     for key in _DATA if said or marks not in SWITCHED_OFF else ():
         given = values.get(key)
         if isinstance(given, (str, list)):
@@ -100,11 +104,16 @@ def _with_learned(entry: Any, said: dict[str, Any], marks: object) -> Any:
     if not isinstance(entry, (str, dict)):
         return entry  # what is wrong with it is told by whoever reads it
     own = {"path": entry} if isinstance(entry, str) else entry
-    kind = own.get("type")
-    of_all = said if kind is None or str(kind).removesuffix(".default") in CONVERSATIONS else {}
+    of_all = said if _of_turns(entry) else {}
     if not of_all and not set(LEARNED_KEYS) & own.keys():
         return entry
     return {**({} if marks in SWITCHED_OFF else {"eot_tokens": marks}), **of_all, **own}
+
+
+def _of_turns(entry: Any) -> bool:
+    """Whether an entry may have conversations, by what it says of its type."""
+    kind = entry.get("type") if isinstance(entry, dict) else None
+    return kind is None or str(kind).removesuffix(".default") in CONVERSATIONS
 
 
 def _templates(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from planner.job.source import SWITCHED_OFF, Mistake, Source
 
-_STRATEGY, _SHARES = "mix_strategy", "interleave_probs"
+_STRATEGY, _SHARES, _ONCE = "mix_strategy", "interleave_probs", "dataset_exact_deduplication"
+_NOT_REPEATED = {
+    "val_size": "so what is held out would be trained on, too; give eval_dataset instead",
+    _ONCE: "and this key leaves out what repeats; give another mix_strategy, or leave this key out",
+}
 
 
 def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
     """Mistakes in what the keys say together; `values` by canonical name, `names`: canonical name -> the file's."""
     shares, entries = values.get(_SHARES), values.get("dataset")
-    over = values.get(_STRATEGY) == "interleave_over"
-    if over and isinstance(entries, (list, tuple)) and len(entries) > 1 and values.get("val_size") not in SWITCHED_OFF:
-        repeats = "mix_strategy: interleave_over repeats records, so what is held out would be trained on, too"
-        return [source.mistake(names["val_size"], "bad-value", f"{repeats}; give eval_dataset instead")]
+    if isinstance(entries, (list, tuple)) and (mistakes := _repeats(entries, values, names, source)):
+        return mistakes
     if isinstance(shares, str):
         try:
             shares = [float(part) for part in shares.split(",")]
@@ -39,3 +42,21 @@ def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source)
         if abs(total - 1) > 1e-6:
             text = f"its shares are {total:g} together; they must be 1"
     return [source.mistake(names[_SHARES], "bad-value", text)] if text is not None else []
+
+
+def _repeats(
+    entries: Sequence[object], values: dict[str, Any], names: dict[str, str], source: Source
+) -> list[Mistake]:  # fmt: skip
+    """Mistakes of keys that say nothing of records that come several times."""
+    mistakes = []
+    if len(entries) > 1 and values.get(_STRATEGY) == "interleave_over":
+        over = "mix_strategy: interleave_over repeats records"
+        for key, text in _NOT_REPEATED.items():
+            if values.get(key) not in SWITCHED_OFF:
+                mistakes.append(source.mistake(names[key], "bad-value", f"{over}, {text}"))
+    elif values.get(_ONCE) not in SWITCHED_OFF:
+        again = next((place for place, entry in enumerate(entries, 1) if entry in entries[: place - 1]), None)
+        if again is not None:
+            text = f"it leaves out all of entry {again} of dataset, which is as one before it; name it once"
+            mistakes.append(source.mistake(names[_ONCE], "bad-value", text))
+    return mistakes

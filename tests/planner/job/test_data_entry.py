@@ -101,6 +101,18 @@ datasets:
         Job.parse("stage: sft\nfinetuning_type: full\nmodel_name_or_path: model\ntrain_on_eos: all", folder)
 
 
+def test_which_turns_are_learned_is_not_said_of_all_where_no_entry_has_any(folder: Path) -> None:
+    lines = "train_on_eos: none\nroles_to_train: []\n"
+    for entries in ("[{path: text.jsonl, type: alpaca}]", "[{path: text.jsonl, type: instructions}]"):
+        with pytest.raises(UserError) as refused:
+            Job.parse(f"{AXOLOTL}{lines}datasets: {entries}", folder)
+        words = "it is for conversations, and by their type no entry of dataset has any; leave it out"
+        assert refused.value.numbers == (f"line 2: train_on_eos: {words}", f"line 3: roles_to_train: {words}")
+    with pytest.raises(UserError, match="train_on_eos is false; it must be one of turn"):
+        Job.parse(f"{AXOLOTL}train_on_eos: false\ndatasets: [{{path: text.jsonl, type: chat_template}}]", folder)
+    Job.parse(f"{AXOLOTL}{lines}datasets: [{{path: text.jsonl, type: alpaca}}, {{path: text.jsonl}}]", folder)
+
+
 def test_a_mistake_in_an_entry_is_told_at_its_own_line(folder: Path) -> None:
     entries = "\n  - path: text.jsonl\n    type: completion\n  - path: text.jsonl\n    type: oasst\n  - gone.jsonl\n"
     with pytest.raises(UserError) as refused:
@@ -156,6 +168,10 @@ def test_axolotls_own_prompts_have_their_columns_and_formats(folder: Path) -> No
     [
         ("type: oasst", 'type is "oasst"; columns are detected, known types are alpaca, completion'),
         ("type: chat_template, train_on_eos: first", 'train_on_eos is "first"; it must be one of turn, all, '),
+        ("type: chat_template, train_on_eos: false", "train_on_eos is false; it must be one of turn, all, last, none"),
+        ("type: chat_template, train_on_eot: no", "train_on_eot is false; it must be one of turn, all, last, none"),
+        ("type: chat_template, train_on_eos: 0", "train_on_eos is 0; it must be one of turn, all, last, none"),
+        ("type: chat_template, roles_to_train: false", "roles_to_train is false; it must be a list of roles"),
         ("type: chat_template, roles_to_train: [narrator]", "roles_to_train has narrator, and no turn has that role"),
         ("type: chat_template, message_field_training_detail: d", "message_field_training_detail asks for learning"),
         ("type: alpaca, shards: 10", "shards asks for a shard of the data; give split, like train[:5%]"),

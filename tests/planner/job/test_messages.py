@@ -161,13 +161,22 @@ def test_a_line_is_refused_with_key_reason_and_code(line: str, code: str, words:
         ("interleave_probs: [1.0, 0.0]", "interleave_probs: one is 0: interleave_over goes on until every entry"),
         ("interleave_probs: '1,0'", "interleave_probs: one is 0: interleave_over goes on until every entry"),
         ("val_size: 1", "val_size: mix_strategy: interleave_over repeats records, so what is held out would be"),
+        ("dataset_exact_deduplication: true", "mix_strategy: interleave_over repeats records, and this key leaves "),
     ],
 )
 def test_what_cannot_be_where_records_are_repeated_is_refused(lines: str, words: str, folder: Path) -> None:
-    base = "model: tiny\ndataset: [text.jsonl, text.jsonl]\nmix_strategy: "
+    base = "model: tiny\ndataset: [text.jsonl, {path: text.jsonl, max_samples: 1}]\nmix_strategy: "
     (line,) = refusal(f"{base}interleave_over\n{lines}\n", folder).numbers
     assert words in line
     Job.parse(f"{base}interleave_under\n{lines}\n", folder)
+
+
+def test_an_entry_that_is_there_twice_is_refused_where_what_is_there_twice_is_left_out(folder: Path) -> None:
+    base = "model: tiny\ndataset: [text.jsonl, text.jsonl]\n"
+    (line,) = refusal(f"{base}dataset_exact_deduplication: true\n", folder).numbers
+    words = "it leaves out all of entry 2 of dataset, which is as one before it; name it once"
+    assert line == f"line 3: dataset_exact_deduplication: {words}"
+    Job.parse(base, folder)
 
 
 @pytest.mark.parametrize(
