@@ -72,6 +72,11 @@ def ram_bytes() -> int:
     return total
 
 
+def free_ram_bytes() -> int:
+    """What of `ram_bytes` is free now, as far as it is known of a control group."""
+    return min(int(psutil.virtual_memory().available), ram_bytes())
+
+
 def device_bytes() -> int | None:
     """The memory of the device that jobs run on: a card's, the host's where there is no GPU; None when it is not sure
     what there is."""

@@ -117,13 +117,14 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
     return model.train()
 
 
-def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
-    """The job's model class made from `config`, initialized by its own code. Raises UserError."""
+def build_model(job: Job, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> nn.Module:
+    """The job's model class made from `config`, initialized by its own code; in `dtype`, None: its working dtype.
+    Raises UserError."""
     # Asked for by name, sdpa is refused by models that have only eager; left open, it is taken where there is one.
     attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
     try:
         model = model_class(config).from_config(
-            config, dtype=working_dtype(job), attn_implementation=attention, trust_remote_code=False
+            config, dtype=dtype or working_dtype(job), attn_implementation=attention, trust_remote_code=False
         )
     except Exception as error:  # as above
         code = own_code(getattr(config, "auto_map", None))

@@ -6,39 +6,42 @@ published in. A base whose files have its weights packed, or no rows for tokens 
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from planner.disk import check_space, sync_tree
 from planner.errors import Exit, UserError
-from planner.hub import not_given
 from planner.job.adapter import adapter_keys, takes_from_base
 from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
+from planner.machine.memory import free_ram_bytes
 from planner.measure.hf_model import model_config, skeleton_model
-from planner.measure.hf_names import revision_of
 from planner.measure.peft_lora import load_adapter, plain_name
 from planner.measure.quantized import unpacks
 from planner.units import format_bytes
+from worker.training.base_files import (
+    ANOTHER_FORM,
+    BESIDE,
+    base_folder,
+    dtype_of_base,
+    entries_of,
+    is_sharded,
+    not_mergeable,
+    weight_files,
+)
 from worker.training.model import load_model
 
 _PACKED = ("load_in_4bit", "load_in_8bit", "quantize_moe_experts")
 _HULL = "base_model.model."  # how names in peft's model begin
-_WEIGHTS, _BESIDE = "*.safetensors", (".json", ".jinja", ".txt", ".model")
-# Mistral's own form beside that of transformers, the base once more: a server that finds it would take that.
-_ANOTHER_FORM = ("consolidated*", "params.json")
 
 
 def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> None:
@@ -67,25 +70,25 @@ def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> 
 
 
 def _merge_files(job: Job, adapters: Path, draft: Path, beside: int) -> None:
-    base = _base_folder(job)
-    files = _files(base)
+    base = base_folder(job)
+    files = weight_files(base)
     keys: dict[str, str] = {}
     for file in files:
-        for key in _keys(file):
+        for key in entries_of(file)[0]:
             if (other := keys.setdefault(key, file.name)) != file.name:
-                raise _not_mergeable(f"{key} is in {other} and in {file.name} of {base}")
+                raise not_mergeable(f"{key} is in {other} and in {file.name} of {base}")
     parts, model = _parts(job, adapters)
     named: dict[str, Any] = {}
     for name, part in parts.items():
         found = _stored(name, part, model, keys)
         if not found:
-            raise _not_mergeable(f"{base} has no {name} in its {len(files)} files of weights")
+            raise not_mergeable(f"{base} has no {name} in its {len(files)} files of weights")
         named |= found
     weights = sum(file.stat().st_size for file in files)
     check_space(draft, (1 + beside) * weights + FILES_BYTES, "the merged model")
     for file in files:
         _write(file, draft / file.name, named)
-    if _is_sharded(base):
+    if is_sharded(base):
         shutil.copyfile(base / SAFE_WEIGHTS_INDEX_NAME, draft / SAFE_WEIGHTS_INDEX_NAME)
     for source in (base, adapters):
         _copy_beside(source, draft)
@@ -93,37 +96,53 @@ def _merge_files(job: Job, adapters: Path, draft: Path, beside: int) -> None:
 
 def _copy_beside(source: Path, draft: Path) -> None:
     """What lies beside weights: configs, tokenizer, template."""
-    left_out = ("adapter_*", "*.index.json", *_ANOTHER_FORM)
+    left_out = ("adapter_*", "*.index.json", *ANOTHER_FORM)
     for file in source.iterdir():
-        if file.suffix in _BESIDE and file.is_file() and not any(file.match(form) for form in left_out):
+        if file.suffix in BESIDE and file.is_file() and not any(file.match(form) for form in left_out):
             shutil.copyfile(file, draft / file.name)
 
 
 def _merge_in_memory(job: Job, adapters: Path, draft: Path, beside: int) -> None:
     """As transformers and peft do it: the model as it is read, with adapters, is merged and saved."""
-    dtype = getattr(model_config(job), "dtype", None) or torch.float32
-    as_published = {"bf16": dtype == torch.bfloat16, "adapter_name_or_path": None}
-    job = _as_merged(job, adapters).model_copy(update=as_published)
-    size_bytes = sum(p.numel() * dtype.itemsize for p in cast(Any, skeleton_model(job)).get_base_model().parameters())
+    job = _as_merged(job, adapters).model_copy(update={"adapter_name_or_path": None})
+    dtype = dtype_of_base(job)
+    model: Any = skeleton_model(job)
+    size_bytes, most_bytes = _sizes(model, dtype)
     check_space(draft, (1 + beside) * size_bytes + FILES_BYTES, "the merged model")
-    if (there := psutil.virtual_memory().available) < size_bytes:
+    if (there := free_ram_bytes()) < most_bytes:
         raise UserError(
             "The base, whose files have other weights than its layers, is merged in memory, and there is too little.",
             code="not-mergeable", exit_code=Exit.USAGE,
-            numbers=(f"needed {format_bytes(size_bytes)}, free {format_bytes(there)}",),
+            numbers=(f"needed {format_bytes(most_bytes)}, free {format_bytes(there)}",),
             hint="stop what else runs here, or merge on a machine with more memory",
         )  # fmt: skip
-    model: Any = load_model(job)
+    model = load_model(job, dtype=dtype)
     load_adapter(model, str(adapters))
     merged = model.merge_and_unload()
     for p in merged.parameters():
         p.data = p.data.to(dtype)
     ends = [end.weight for end in (merged.get_input_embeddings(), merged.get_output_embeddings())]
     if merged.config.get_text_config().tie_word_embeddings and not torch.equal(*ends):
-        raise _not_mergeable("embedding and head were trained, each by itself, and are one in the base")
+        raise not_mergeable("embedding and head were trained, each by itself, and are one in the base")
     merged.config.use_cache = True  # off for training only
     merged.save_pretrained(draft, max_shard_size="5GB")
     _copy_beside(adapters, draft)
+
+
+def _sizes(adapted: Any, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of the model, which is on meta here, in `dtype` with its adapters, and at most as it is merged in memory:
+    with what unpacking or merging the largest weight takes, up to four times that in fp32, and then with copies of the
+    experts that transformers saves one by one."""
+    base = adapted.get_base_model()
+    size, copies, largest = 0, 0, 0
+    for name, p in base.named_parameters():
+        its = p.numel() * (4 if ".lora_" in name else dtype.itemsize)  # adapters are fp32 in a base of any dtype
+        size += its
+        if p.dim() > 2 and len(_Split(plain_name(name), None, base).parts(p)) > 1:
+            copies += its
+        if p.dim() > 2 or ".base_layer." in name:
+            largest = max(largest, p.numel())
+    return size, size + max(copies, 4 * 4 * largest)
 
 
 def _as_merged(job: Job, adapters: Path) -> Job:
@@ -149,48 +168,6 @@ def _is_in_files(job: Job) -> bool:
     return True
 
 
-def _base_folder(job: Job) -> Path:
-    if Path(job.model).is_dir():
-        return Path(job.model)
-    try:
-        wanted = [_WEIGHTS, *(f"*{end}" for end in _BESIDE)]
-        return Path(
-            snapshot_download(
-                job.model, revision=revision_of(job), allow_patterns=wanted, ignore_patterns=list(_ANOTHER_FORM)
-            )
-        )
-    except Exception as error:
-        if (refused := not_given(f"the weights of {job.model}", error)) is not None:
-            raise refused from error
-        raise
-
-
-def _is_sharded(base: Path) -> bool:
-    """As transformers asks: one file of all weights goes before an index."""
-    return not (base / SAFE_WEIGHTS_NAME).is_file() and (base / SAFE_WEIGHTS_INDEX_NAME).is_file()
-
-
-def _files(base: Path) -> list[Path]:
-    """The files that transformers loads the base from, and none that lie beside them. Raises UserError."""
-    names = {SAFE_WEIGHTS_NAME}
-    if _is_sharded(base):
-        try:
-            names = set(json.loads((base / SAFE_WEIGHTS_INDEX_NAME).read_text("utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _not_mergeable(f"{base / SAFE_WEIGHTS_INDEX_NAME} is no index of weights: {error!r}") from error
-    if missing := sorted(name for name in names if not (base / name).is_file()):
-        raise _not_mergeable(f"{base} has no {missing[0]}")
-    return [base / name for name in sorted(names)]
-
-
-def _not_mergeable(number: str) -> UserError:
-    return UserError(
-        "The base has its weights in another form than its layers, and cannot be merged file by file.",
-        code="not-mergeable", exit_code=Exit.USAGE, numbers=(number,),
-        hint="peft merges in memory: PeftModel.from_pretrained(model, adapters).merge_and_unload()",
-    )  # fmt: skip
-
-
 def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], Any]:
     """Name of each weight that is another in the merged model -> peft's layer, its base on meta, or of modules trained
     as a whole the weight itself; and the base."""
@@ -207,7 +184,7 @@ def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], Any]:
     for name, module in modules:
         if isinstance(module, ModulesToSaveWrapper):
             if any(module is end for end in ends):
-                raise _not_mergeable(
+                raise not_mergeable(
                     f"{name.removeprefix(_HULL)} was trained by itself, and embedding and head are one in the base"
                 )
             for local, _ in module.modules_to_save["default"].named_parameters():
@@ -273,18 +250,11 @@ def _stored(name: str, part: Any, model: Any, keys: Container[str]) -> dict[str,
     return dict.fromkeys(found, replace(split, keys=found))
 
 
-def _keys(file: Path) -> list[str]:
-    with safe_open(file, "pt") as content:
-        return list(content.keys())
-
-
 @torch.no_grad()
 def _write(source: Path, target: Path, layers: Mapping[str, Any]) -> None:
     """A copy of the file, in which the weights that are others now are written over: shapes and dtypes stay."""
     shutil.copyfile(source, target)
-    with source.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(length))
+    entries, first = entries_of(source)
     with safe_open(source, "pt") as content, target.open("r+b") as file:
         there = {key: layers[key] for key in content.keys() if key in layers}  # noqa: SIM118, it is no mapping
         for layer in dict.fromkeys(there.values()):  # all parts of a weight at once
@@ -298,7 +268,7 @@ def _write(source: Path, target: Path, layers: Mapping[str, Any]) -> None:
                 else:
                     merged = _merged(layer, tensor)
                 assert (merged.shape, merged.dtype) == (tensor.shape, tensor.dtype), key
-                file.seek(8 + length + entries[key]["data_offsets"][0])
+                file.seek(first + entries[key]["data_offsets"][0])
                 file.write(merged.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 

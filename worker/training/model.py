@@ -32,15 +32,18 @@ from planner.measure.trainer_options import set_trainer_options
 log = logging.getLogger(__name__)
 
 
-def load_model(job: Job, *, layers: int | None = None, begun: Path | None = None) -> nn.Module:
-    """The job's model on the CPU in its working dtype, in training mode, without a cache; `layers`: with its first
-    layers only. `begun`: the file that says how adapters began that took over a part of the model's own weights, which
-    is made where it is not there. Raises UserError.
+def load_model(
+    job: Job, *, layers: int | None = None, begun: Path | None = None, dtype: torch.dtype | None = None
+) -> nn.Module:  # fmt: skip
+    """The job's model on the CPU in its working dtype or another `dtype`, in training mode, without a cache; `layers`:
+    with its first layers only. `begun`: the file that says how adapters began that took over a part of the model's own
+    weights, which is made where it is not there. Raises UserError.
 
     A folder without weights gives the model its own initialization under `job.seed`, in the working dtype. With `bf16`
     the weights are read as bf16 and the fp32 masters start from them: an fp32 copy beside would double the host memory
     of loading. For weights published in bf16 that is the same; others start one rounding away, and it is said.
     """
+    dtype = dtype or working_dtype(job)
     config = model_config(job)
     every = None if layers is None else int(config.get_text_config().num_hidden_layers)
     if layers is not None and not is_encoder_decoder(config):  # which has two chains of them
@@ -49,7 +52,7 @@ def load_model(job: Job, *, layers: int | None = None, begun: Path | None = None
     torch.manual_seed(job.seed)  # also for weights that a folder lacks
     if has_no_weights(job.model):
         log.info("model: %s has no weights; starting from random ones under seed %d", job.model, job.seed)
-        model = build_model(job, config)
+        model = build_model(job, config, dtype)
     else:
         check_weights(job)
         attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
@@ -59,7 +62,7 @@ def load_model(job: Job, *, layers: int | None = None, begun: Path | None = None
             with packing:
                 loaded: Any = patiently(
                     lambda: model_class(config).from_pretrained(
-                        job.model, config=config, dtype=working_dtype(job), attn_implementation=attention,
+                        job.model, config=config, dtype=dtype, attn_implementation=attention,
                         output_loading_info=True, trust_remote_code=False, revision=revision_of(job), **options,
                     ),
                     f"the model {job.model}",
@@ -77,12 +80,12 @@ def load_model(job: Job, *, layers: int | None = None, begun: Path | None = None
         model, info = loaded
         if unpacks(config):
             with without_weights():
-                as_unpacked(model, build_model(job, config))
+                as_unpacked(model, build_model(job, config, dtype))
         if missing := sorted(info["missing_keys"]):
             log.warning(
                 "model: %d weights are not in %s and start random: %s", len(missing), job.model, ", ".join(missing[:5])
             )
-        if job.bf16 and published == torch.float32:
+        if dtype == torch.bfloat16 and published == torch.float32:
             log.info("model: the published fp32 weights were rounded to bf16; the fp32 masters start from these")
     if code := own_code(getattr(config, "auto_map", None)):
         files = sorted({place.partition(".")[0] for place in code.values()})
@@ -105,7 +108,7 @@ def load_model(job: Job, *, layers: int | None = None, begun: Path | None = None
     freeze_others(model, job, layers=every)
     set_trainer_options(model, job)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    log.info("model: %s, %d parameters, %s; %d are trained", name, parameters, working_dtype(job), trained)
+    log.info("model: %s, %d parameters, %s; %d are trained", name, parameters, dtype, trained)
     return model.train()
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from planner.errors import UserError
 from planner.job.schema import Job
+from planner.machine.memory import free_ram_bytes
+from planner.measure.hf_model import skeleton_model
+from planner.measure.peft_lora import load_adapter
+from planner.units import format_bytes
 from tests.support.lora_jobs import config_of_peft, lora_job
 from worker.export import main
 from worker.storage.model_folder import Output
+from worker.training.base_files import weight_files
 from worker.training.card import model_card
-from worker.training.merged import _files, write_merged
+from worker.training.merged import _sizes, write_merged
 from worker.training.model import load_model
 
 EXPERTS = {"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "lora_dropout": 0.0}
@@ -102,6 +110,65 @@ def test_an_embedding_trained_by_itself_is_not_merged_into_a_base_whose_head_it_
         write_merged(job, adapters_of(job, tmp_path / "adapters"), tmp_path / "merged")
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["config-names-it", "config-names-none"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_in_memory_it_is_merged_in_the_dtype_of_the_base_and_takes_what_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, named: bool
+) -> None:
+    job = lora_job(tmp_path, add_tokens=["<tool>"], lora_modules_to_save=["embed_tokens", "lm_head"])
+    AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype).save_pretrained(job.model)
+    config = Path(job.model) / "config.json"
+    if not named:
+        config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "dtype"}))
+    trained: Any = load_model(job)
+    torch.manual_seed(3)
+    for p in trained.parameters():
+        p.data += 0.05 * torch.rand_like(p) if p.requires_grad else 0
+    trained.save_pretrained(tmp_path / "adapters", save_embedding_layers=False)
+    base_bytes = sum(p.numel() * (4 if "lora_" in name else 2) for name, p in trained.named_parameters())
+    needed = base_bytes + 4 * 4 * max(p.numel() for name, p in trained.named_parameters() if "base_layer" in name)
+    monkeypatch.setattr("worker.training.merged.free_ram_bytes", lambda: needed - 1)
+    with pytest.raises(UserError, match="there is too little") as refused:
+        write_merged(job, tmp_path / "adapters", tmp_path / "merged")
+    assert refused.value.numbers == (f"needed {format_bytes(needed)}, free {format_bytes(needed - 1)}",)
+    monkeypatch.setattr("worker.training.merged.free_ram_bytes", lambda: needed)
+    there: list[int] = []
+
+    def counted(model: Any, folder: str) -> None:
+        there.append(sum(p.nbytes for p in model.parameters()))
+        load_adapter(model, folder)
+
+    monkeypatch.setattr("worker.training.merged.load_adapter", counted)
+    write_merged(job, tmp_path / "adapters", tmp_path / "merged")
+    assert there == [base_bytes]
+    base = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype)
+    base.resize_token_embeddings(261)
+    wanted = PeftModel.from_pretrained(base, tmp_path / "adapters").merge_and_unload().state_dict()
+    found = load_file(tmp_path / "merged" / "model.safetensors")
+    assert found.keys() == wanted.keys() and all(torch.equal(found[n], w.to(dtype)) for n, w in wanted.items())
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_experts_that_are_published_one_by_one_are_saved_from_copies(tmp_path: Path, name: str) -> None:
+    job = lora_job(tmp_path, name, lora_target_modules=["q_proj"])
+    config = Path(job.model) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 40, "layer_types": None}))
+    model = skeleton_model(job)
+    size, most = _sizes(model, torch.bfloat16)
+    numbers = {name: p.numel() for name, p in model.named_parameters()}
+    assert size == sum(n * (4 if "lora_" in name else 2) for name, n in numbers.items())
+    experts = [n for name, n in numbers.items() if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    assert len(experts) == 80
+    assert most - size == (2 * sum(experts) if name == "mixtral" else 16 * max(experts))
+
+
+def test_no_more_memory_is_free_than_a_control_group_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 2**20 < free_ram_bytes() <= psutil.virtual_memory().total
+    monkeypatch.setattr("planner.machine.memory.ram_bytes", lambda: 2**20)
+    assert free_ram_bytes() == 2**20
+
+
 def test_the_room_asked_for_is_enough_for_adapters_and_whole_modules(tmp_path: Path) -> None:
     job = lora_job(tmp_path, "llama", lora_modules_to_save=["embed_tokens", "lm_head"], bf16=True)
     model = load_model(job)
@@ -170,7 +237,7 @@ def test_only_the_files_that_the_base_is_loaded_from_are_taken(tmp_path: Path) -
 def test_a_broken_index_is_told_as_such(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(UserError, match="is no index of weights"):
-        _files(tmp_path)
+        weight_files(tmp_path)
 
 
 def test_a_revision_of_the_base_is_what_is_trained_named_and_merged(
