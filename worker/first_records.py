@@ -63,6 +63,7 @@ def look(
     end the job with. Says nothing of what cannot be read here: parts of files, and of splits of the hub."""
     from worker.data.batches import rows_of
     from worker.data.corpus import Corpus, batched, check_tokenizer, encode
+    from worker.data.left_out import LeftOut
     from worker.data.pair_rows import layout_of_pairs
     from worker.data.pairs import closing_tokens
 
@@ -71,8 +72,15 @@ def look(
         (entry, first) for entry in entries
         if (first := _first(entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
     ]  # fmt: skip
-    documents = _documents(job, found, tokenizer, pairs)
-    encoded = [pair for alike in batched(documents) for pair in encode(alike, tokenizer, job, pairs=pairs)]
+    left_out, until = LeftOut(job, pairs=pairs), time.monotonic() + _MOST_S
+    documents = _documents(job, found, tokenizer, pairs, until)
+    encoded = [
+        pair for alike in batched(documents) for pair in encode(alike, tokenizer, job, pairs=pairs)
+        if not left_out.takes(*pair)
+    ]  # fmt: skip
+    whole = len(found) == len(entries) and all(first.whole for _, first in found) and time.monotonic() <= until
+    if whole:
+        left_out.check()
     if not encoded:
         return
     corpus = Corpus(
@@ -82,7 +90,7 @@ def look(
     try:
         layout_of_pairs(corpus, job, closing_tokens(tokenizer)) if pairs else rows_of(corpus, job)
     except UserError as error:
-        if error.code != "nothing-to-train" or (len(found) == len(entries) and all(f.whole for _, f in found)):
+        if error.code != "nothing-to-train" or whole:
             raise
         raise UserError(
             f"The first {len(encoded)} records have nothing to learn.", code=error.code, exit_code=Exit.USAGE,
@@ -97,12 +105,11 @@ def _first(entry: DataEntry, most: int) -> FirstRows | None:
 
 
 def _documents(
-    job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase, pairs: bool
+    job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase, pairs: bool, until: float
 ) -> Iterator[Document]:  # fmt: skip
-    """The documents of the rows, as many as are rendered within seconds."""
+    """The documents of the rows, as many as are rendered `until` then, of `time.monotonic()`."""
     from worker.data.corpus import document_of, form_of
 
-    until = time.monotonic() + _MOST_S
     for entry, first in found:
         kind = kind_in(entry, first.columns, entry.path)
         form = form_of(job, entry, kind, entry.names(first.columns), tokenizer, pairs=pairs)

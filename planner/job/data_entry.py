@@ -26,6 +26,7 @@ COLUMNS: dict[Type, tuple[str, ...]] = {
 
 
 _LATER = ("max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens", "chat_template_kwargs")
+"""Fields that entries had not from the start, left out of what is written where they say nothing."""
 
 
 class PromptFormat(BaseModel):

@@ -32,9 +32,9 @@ _NOT_VALUES = frozenset({
 })  # fmt: skip
 """What whoever renders a template says himself."""
 _OWN = frozenset({"role", "from", "content", "value", "train", "weight"})
+"""The keys of a message that are read here; all others are the template's."""
 _INSTEAD = frozenset({"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"})
 """What a message may say in place of content."""
-"""The keys of a message that are read here; all others are the template's."""
 
 
 def kind_of(columns: Collection[str], name: str) -> Kind:

@@ -73,6 +73,22 @@ def test_a_mask_that_learns_nothing_of_the_first_records_is_refused_however_many
     looked_at(make_job(model, data))
 
 
+def test_a_min_sample_len_that_leaves_nothing_is_refused_where_all_is_seen(model: Path, tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": TALK}] * MOST)
+    job = make_job(model, data, min_sample_len=1000, max_length=2000)
+    with pytest.raises(UserError) as told:
+        looked_at(job)
+    with pytest.raises(UserError) as later:
+        Batches(job, byte_tokenizer(chat_template=CHATML))
+    assert str(told.value) == str(later.value) == (
+        f"Every document has fewer tokens than min_sample_len.\n  {MOST} documents, the longest of 26 tokens\n"
+        "  hint: min_sample_len: 26 or less takes some of them   [nothing-to-train]"
+    )
+    long = {"messages": [TALK[0], TALK[1] | {"content": "a" * 999}]}
+    write_jsonl(data, [*([{"messages": TALK}] * MOST), long])
+    looked_at(job)
+
+
 def test_what_the_trainer_takes_is_taken(model: Path, tmp_path: Path) -> None:
     talks = write_jsonl(tmp_path / "talks.jsonl", [{"messages": UNLEARNED}, {"messages": TALK}, {"messages": []}])
     texts = write_jsonl(tmp_path / "texts.jsonl", [{"text": "x" * 90}])

@@ -147,6 +147,7 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
                 log.info("data: %d documents, %d tokens so far", len(ends), count)
                 said_at = time.monotonic()
     left_out.say()
+    left_out.check()
     _save(folder / "ends.npy", np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64))
     for name, kind in (("tokens", np.int32), ("trained", np.bool_)):
         raw = folder / f"{name}.raw"

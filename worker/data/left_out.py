@@ -8,6 +8,7 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.errors import Exit, UserError
 from planner.job.schema import Job
 
 log = logging.getLogger(__name__)
@@ -23,11 +24,12 @@ class LeftOut:
         self._once = job.dataset_exact_deduplication
         self._seen_of = None if pairs or job.long_rows != "cut" or job.packing == "wrapped" else job.max_length
         self._seen: set[bytes] = set()
-        self._all = self._short = self._again = 0
+        self._all = self._short = self._again = self._longest = 0
 
     def takes(self, ids: NDArray[np.int32], learned: NDArray[np.bool_]) -> bool:
         """Whether a document is left out."""
         self._all += 1
+        self._longest = max(self._longest, len(ids))
         if len(ids) < self._least:
             self._short += 1
             return True
@@ -39,6 +41,15 @@ class LeftOut:
                 return True
             self._seen.add(digest.digest())
         return False
+
+    def check(self) -> None:
+        """Raise UserError where all documents are left out; one of those that are alike is not."""
+        if self._all and self._short == self._all:
+            raise UserError(
+                "Every document has fewer tokens than min_sample_len.", code="nothing-to-train", exit_code=Exit.USAGE,
+                numbers=(f"{self._all} documents, the longest of {self._longest} tokens",),
+                hint=f"min_sample_len: {self._longest} or less takes some of them",
+            )  # fmt: skip
 
     def say(self) -> None:
         """Tell how many they were."""
