@@ -1,7 +1,8 @@
 """A model folder of base and adapters in one, made file by file: in memory is one weight at a time.
 
 Each weight goes through peft's own layer, and so becomes what peft's merge makes of it, in the dtype that the base is
-published in. A base whose files have its weights packed, or no rows for tokens that the job added, is merged in memory.
+published in. A base whose files have its weights packed, or no rows for tokens that the job added, or one weight for
+embedding and head that are two now, is merged in memory.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> 
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        if _is_in_files(job):
-            _merge_files(job, adapters, draft, beside)
-        else:
-            _merge_in_memory(job, adapters, draft, beside)
+        _check_base(job)
+        job = _as_merged(job, adapters)
+        adapted = skeleton_model(job)
+        merge = _merge_files if _is_in_files(job, adapted) else _merge_in_memory
+        merge(job, adapted, adapters, draft, beside)
         sync_tree(draft)
         if folder.exists():
             folder.rmdir()
@@ -69,7 +71,7 @@ def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> 
         raise
 
 
-def _merge_files(job: Job, adapters: Path, draft: Path, beside: int) -> None:
+def _merge_files(job: Job, adapted: nn.Module, adapters: Path, draft: Path, beside: int) -> None:
     base = base_folder(job)
     files = weight_files(base)
     keys: dict[str, str] = {}
@@ -77,7 +79,7 @@ def _merge_files(job: Job, adapters: Path, draft: Path, beside: int) -> None:
         for key in entries_of(file)[0]:
             if (other := keys.setdefault(key, file.name)) != file.name:
                 raise not_mergeable(f"{key} is in {other} and in {file.name} of {base}")
-    parts, model = _parts(job, adapters)
+    parts, model = _parts(adapted, adapters)
     named: dict[str, Any] = {}
     for name, part in parts.items():
         found = _stored(name, part, model, keys)
@@ -102,12 +104,12 @@ def _copy_beside(source: Path, draft: Path) -> None:
             shutil.copyfile(file, draft / file.name)
 
 
-def _merge_in_memory(job: Job, adapters: Path, draft: Path, beside: int) -> None:
+def _merge_in_memory(job: Job, adapted: nn.Module, adapters: Path, draft: Path, beside: int) -> None:
     """As transformers and peft do it: the model as it is read, with adapters, is merged and saved."""
-    job = _as_merged(job, adapters).model_copy(update={"adapter_name_or_path": None})
-    dtype = dtype_of_base(job)
-    model: Any = skeleton_model(job)
-    size_bytes, most_bytes = _sizes(model, dtype)
+    dtype, untied = dtype_of_base(job), _has_two_ends_of_one(adapted)
+    if untied:
+        _untie(adapted)
+    size_bytes, most_bytes = _sizes(adapted, dtype)
     check_space(draft, (1 + beside) * size_bytes + FILES_BYTES, "the merged model")
     if (there := free_ram_bytes()) < most_bytes:
         raise UserError(
@@ -116,14 +118,13 @@ def _merge_in_memory(job: Job, adapters: Path, draft: Path, beside: int) -> None
             numbers=(f"needed {format_bytes(most_bytes)}, free {format_bytes(there)}",),
             hint="stop what else runs here, or merge on a machine with more memory",
         )  # fmt: skip
-    model = load_model(job, dtype=dtype)
+    model: Any = load_model(job, dtype=dtype)
     load_adapter(model, str(adapters))
+    if untied:
+        _untie(model)
     merged = model.merge_and_unload()
     for p in merged.parameters():
         p.data = p.data.to(dtype)
-    ends = [end.weight for end in (merged.get_input_embeddings(), merged.get_output_embeddings())]
-    if merged.config.get_text_config().tie_word_embeddings and not torch.equal(*ends):
-        raise not_mergeable("embedding and head were trained, each by itself, and are one in the base")
     merged.config.use_cache = True  # off for training only
     merged.save_pretrained(draft, max_shard_size="5GB")
     _copy_beside(adapters, draft)
@@ -147,46 +148,68 @@ def _sizes(adapted: Any, dtype: torch.dtype) -> tuple[int, int]:
 
 def _as_merged(job: Job, adapters: Path) -> Job:
     """The job whose model and adapters are those that are merged: a base as published, and adapters as written."""
-    its: dict[str, Any] = dict.fromkeys(_PACKED, False)
+    its: dict[str, Any] = {**dict.fromkeys(_PACKED, False), "adapter_name_or_path": None}
     if takes_from_base(job.init_lora_weights):  # written as others, of twice the rank
         its |= {**adapter_keys(str(adapters)), "init_lora_weights": True}
     return job.model_copy(update=its)
 
 
-def _is_in_files(job: Job) -> bool:
-    """Whether the base's files have its weights as its layers have them. Raises UserError for one that was quantized as
-    it was saved, of which nothing else is known."""
+def _check_base(job: Job) -> None:
+    """Raise UserError for a base that was quantized as it was saved, of which nothing else is known."""
     config = model_config(job)
     if getattr(config, "quantization_config", None) and not unpacks(config):
         raise UserError(
             f"{job.model} was saved quantized: nothing can be merged into its files.", code="base-quantized",
             exit_code=Exit.USAGE, hint="merge into the model as it was published",
         )  # fmt: skip
-    if unpacks(config) or job.add_tokens:
-        model: Any = skeleton_model(job.model_copy(update=dict.fromkeys(_PACKED, False)))
-        return not unpacks(config) and model.get_input_embeddings().num_embeddings == _rows(config)
-    return True
 
 
-def _parts(job: Job, adapters: Path) -> tuple[dict[str, Any], Any]:
+def _is_in_files(job: Job, adapted: Any) -> bool:
+    """Whether the base's files have its weights as its layers have them, and each that is another in the merged one."""
+    config = model_config(job)
+    if unpacks(config) or _has_two_ends_of_one(adapted):
+        return False
+    return not job.add_tokens or len(adapted.get_input_embeddings().weight) == _rows(config)
+
+
+def _ends(adapted: Any) -> list[Any]:
+    base = adapted.get_base_model()
+    return [base.get_input_embeddings(), base.get_output_embeddings()]
+
+
+def _has_two_ends_of_one(adapted: Any) -> bool:
+    """Whether embedding and head are one weight in the base, and something was trained at one of them alone."""
+    from peft.tuners.lora import LoraLayer
+    from peft.utils.other import ModulesToSaveWrapper
+
+    trained = any(isinstance(end, LoraLayer | ModulesToSaveWrapper) for end in _ends(adapted))
+    return trained and bool(getattr(adapted.get_base_model().config, "tie_word_embeddings", False))
+
+
+def _untie(adapted: Any) -> None:
+    """Have embedding and head be two weights from here on: peft's merge into either would be one into both."""
+    from peft.tuners.lora import LoraLayer
+
+    config = adapted.get_base_model().config
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+    for end in _ends(adapted):
+        if isinstance(end, LoraLayer):
+            its: Any = end.get_base_layer()
+            its.weight = nn.Parameter(its.weight.detach().clone(), requires_grad=False)
+
+
+def _parts(adapted: Any, adapters: Path) -> tuple[dict[str, Any], Any]:
     """Name of each weight that is another in the merged model -> peft's layer, its base on meta, or of modules trained
     as a whole the weight itself; and the base."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import ModulesToSaveWrapper
 
-    adapted: Any = skeleton_model(_as_merged(job, adapters))
     weights = load_file(adapters / "adapter_model.safetensors")
     modules = list(cast(nn.Module, adapted).named_modules())
     whole: dict[str, Any] = {}
     base = adapted.get_base_model()
-    tied = getattr(base.config.get_text_config(), "tie_word_embeddings", False)
-    ends = (base.get_input_embeddings(), base.get_output_embeddings()) if tied else ()
     for name, module in modules:
         if isinstance(module, ModulesToSaveWrapper):
-            if any(module is end for end in ends):
-                raise not_mergeable(
-                    f"{name.removeprefix(_HULL)} was trained by itself, and embedding and head are one in the base"
-                )
             for local, _ in module.modules_to_save["default"].named_parameters():
                 whole[f"{name.removeprefix(_HULL)}.{local}"] = weights.pop(f"{name}.{local}")
     named = adapted.named_parameters()

@@ -133,7 +133,7 @@ def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokeniz
 
 def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str) -> None:
     """Raise UserError when the largest token of `where` is beyond what the model has embeddings for."""
-    there = cast(Any, model).get_input_embeddings().num_embeddings
+    there = len(cast(Any, model).get_input_embeddings().weight)
     if largest_token >= there:
         raise UserError(
             f"The tokenizer {job.tokenizer} does not belong to the model {job.model}.", code="vocabulary-mismatch",

@@ -103,11 +103,29 @@ def test_a_merged_model_is_what_peft_merges_in_every_bit(
     }
 
 
-def test_an_embedding_trained_by_itself_is_not_merged_into_a_base_whose_head_it_is(tmp_path: Path) -> None:
-    keys = {"lora_target_modules": ["c_attn"], "lora_modules_to_save": ["wte"]}
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"lora_target_modules": ["c_attn"], "lora_modules_to_save": ["wte"]},
+        {"lora_target_modules": ["c_attn"], "lora_modules_to_save": ["wte", "lm_head"]},
+        {"lora_target_modules": ["c_attn", "wte"]},
+        {"lora_target_modules": ["c_attn", "lm_head"]},
+    ],
+    ids=["whole-embedding", "both-whole", "embedding", "head"],
+)
+def test_what_was_trained_at_one_end_stays_there_where_both_are_one_in_the_base(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
     job = lora_job(tmp_path, "gpt2", **keys)
-    with pytest.raises(UserError, match="embedding and head are one"):
-        write_merged(job, adapters_of(job, tmp_path / "adapters"), tmp_path / "merged")
+    adapters = adapters_of(job, tmp_path / "adapters")
+    write_merged(job, adapters, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert not merged.config.tie_word_embeddings
+    assert not torch.equal(merged.transformer.wte.weight, merged.lm_head.weight)
+    apart = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(job.model), adapters).eval()
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(tokens).logits, apart(tokens).logits, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["config-names-it", "config-names-none"])

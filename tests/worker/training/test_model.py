@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from planner.errors import UserError
 from planner.measure.tokenizer import load_tokenizer
+from tests.support.lora_jobs import lora_job
 from tests.support.model_folders import write_model
 from tests.support.short_runs import equal, tiny_job
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
@@ -87,6 +88,13 @@ def test_a_tokenizer_of_another_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="token 260 is in the data, the model has 260"):
         check_reach(job, load_model(job), 260)
     check_reach(job, load_model(job), Batches(job, byte_tokenizer()).largest_token)
+
+
+def test_an_embedding_with_an_adapter_has_as_many_rows(tmp_path: Path) -> None:
+    job = lora_job(tmp_path, lora_target_modules=["embed_tokens", "q_proj"])
+    check_reach(job, load_model(job), 259)
+    with pytest.raises(UserError, match="token 260 is in the data, the model has 260"):
+        check_reach(job, load_model(job), 260)
 
 
 def test_more_tokens_than_learned_positions_are_an_error(tmp_path: Path) -> None:
