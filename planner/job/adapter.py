@@ -49,8 +49,10 @@ def local_adapter(text: object, folder: Path | None) -> str:
         if (path / name).is_file():
             continue
         if "," in text:  # LLaMA-Factory merges all but the last into the model before it trains
-            way = "give the last alone, and the model that the others are merged into (offmate export) as the model"
-            raise FileNotFoundError(f"it is {shown(text)}; several adapters are not there yet: {way}")
+            raise FileNotFoundError(
+                f"it is {shown(text)}; several adapters are not there yet: merge all but the last into the model (peft's"
+                " merge_and_unload), give what is saved then as the model, and the last alone"
+            )
         raise FileNotFoundError(f"there is no {name} in {path}; give the folder of one adapter, as peft saves it")
     return str(path)
 

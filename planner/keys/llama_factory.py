@@ -130,9 +130,8 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         QUANTIZED: "quantization_method kt_weight_path",
         "fp8 training": "fp8",
         OTHER_LORA: "kt_use_lora_experts",
-        "merging adapter_name_or_path first (offmate export does: give its folder as the model, without both keys)": (
-            "create_new_adapter"
-        ),
+        "merging adapter_name_or_path first (peft's merge_and_unload does, of a job's also offmate export ID: "
+        "give what is saved then as the model, without both keys)": "create_new_adapter",
         OTHER_FORM: "train_dataset model_class dist_config",
         SOME_WEIGHTS: "use_llama_pro freeze_language_model",
         OPTIMIZER: "use_galore use_apollo use_badam use_adam_mini",

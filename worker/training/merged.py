@@ -96,10 +96,10 @@ def _merge_files(job: Job, adapted: nn.Module, adapters: Path, draft: Path, besi
         _copy_beside(source, draft)
 
 
-def _copy_beside(source: Path, draft: Path) -> None:
-    """What lies beside weights: configs, tokenizer, template."""
+def _copy_beside(source: Path, draft: Path, form: str = "*") -> None:
+    """What lies beside weights: configs, tokenizer, template; of the names of this `form`."""
     left_out = ("adapter_*", "*.index.json", *ANOTHER_FORM)
-    for file in source.iterdir():
+    for file in source.glob(form):
         if file.suffix in BESIDE and file.is_file() and not any(file.match(form) for form in left_out):
             shutil.copyfile(file, draft / file.name)
 
@@ -127,6 +127,8 @@ def _merge_in_memory(job: Job, adapted: nn.Module, adapters: Path, draft: Path, 
         p.data = p.data.to(dtype)
     merged.config.use_cache = True  # off for training only
     merged.save_pretrained(draft, max_shard_size="5GB")
+    # Not what else there is: its configs may say that weights are packed, its tokenizer's files have no added tokens.
+    _copy_beside(base_folder(job), draft, "*processor_config.json")
     _copy_beside(adapters, draft)
 
 

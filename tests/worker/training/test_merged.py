@@ -138,6 +138,8 @@ def test_in_memory_it_is_merged_in_the_dtype_of_the_base_and_takes_what_is_asked
     config = Path(job.model) / "config.json"
     if not named:
         config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "dtype"}))
+    for beside in ("preprocessor_config.json", "hf_quant_config.json", "tokenizer.model"):
+        config.with_name(beside).write_text("{}")
     trained: Any = load_model(job)
     torch.manual_seed(3)
     for p in trained.parameters():
@@ -165,6 +167,8 @@ def test_in_memory_it_is_merged_in_the_dtype_of_the_base_and_takes_what_is_asked
     found = load_file(tmp_path / "merged" / "model.safetensors")
     assert found.keys() == wanted.keys() and all(torch.equal(found[n], w.to(dtype)) for n, w in wanted.items())
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
+    names = {file.name for file in (tmp_path / "merged").iterdir()}
+    assert names & {"preprocessor_config.json", "hf_quant_config.json", "tokenizer.model"} == {"preprocessor_config.json"}
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
