@@ -50,8 +50,8 @@ def local_adapter(text: object, folder: Path | None) -> str:
             continue
         if "," in text:  # LLaMA-Factory merges all but the last into the model before it trains
             raise FileNotFoundError(
-                f"it is {shown(text)}; several adapters are not there yet: merge all but the last into the model (peft's"
-                " merge_and_unload), give what is saved then as the model, and the last alone"
+                f"it is {shown(text)}; several adapters are not there yet: merge all but the last into the model (by "
+                "peft's merge_and_unload), give what is saved then as the model, and the last alone"
             )
         raise FileNotFoundError(f"there is no {name} in {path}; give the folder of one adapter, as peft saves it")
     return str(path)
