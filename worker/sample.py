@@ -71,7 +71,6 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     from transformers.utils import logging as transformers_logging
 
     from planner.measure.peft_lora import load_adapter
-    from planner.measure.peft_parts import read_begun
     from planner.measure.tokenizer import load_tokenizer
     from worker.engine.engine import Engine
     from worker.runtime.arena import is_out_of_memory, take_over
@@ -93,12 +92,9 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     chat = tokenizer.chat_template is not None and not as_text
     asked = tuple(({"role": "user", "content": prompt},) if chat else prompt for prompt in prompts)
     job = job.model_copy(update={"sample_prompts": asked})
-    takes = takes_from_base(job.init_lora_weights)
-    if takes:
-        read_begun(run.begun)
-    model = load_model(job, begun=run.begun if takes else None)
+    model = load_model(job, begun=run.begun)
     if lora:
-        load_adapter(model, str(output), as_ordinary=takes)
+        load_adapter(model, str(output), as_ordinary=takes_from_base(job.init_lora_weights))
     samples = Samples.of(job, tokenizer, model)
     assert samples is not None
     try:

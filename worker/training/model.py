@@ -33,17 +33,19 @@ log = logging.getLogger(__name__)
 
 
 def load_model(
-    job: Job, *, layers: int | None = None, begun: Path | None = None, dtype: torch.dtype | None = None
+    job: Job, *, layers: int | None = None, begun: Path | None = None, begins: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> nn.Module:  # fmt: skip
     """The job's model on the CPU in its working dtype or another `dtype`, in training mode, without a cache; `layers`:
     with its first layers only. `begun`: the file that says how adapters began that took over a part of the model's own
-    weights, which is made where it is not there. Raises UserError.
+    weights; `begins`: they do so now, and it is written. Raises UserError.
 
     A folder without weights gives the model its own initialization under `job.seed`, in the working dtype. With `bf16`
     the weights are read as bf16 and the fp32 masters start from them: an fp32 copy beside would double the host memory
     of loading. For weights published in bf16 that is the same; others start one rounding away, and it is said.
     """
-    dtype = dtype or working_dtype(job)
+    dtype, takes = dtype or working_dtype(job), job.method == "lora" and takes_from_base(job.init_lora_weights)
+    kept = read_begun(begun) if takes and begun is not None and not begins else None
     config = model_config(job)
     every = None if layers is None else int(config.get_text_config().num_hidden_layers)
     if layers is not None and not is_encoder_decoder(config):  # which has two chains of them
@@ -94,12 +96,10 @@ def load_model(
     with_rows_for_tokens(model, job)
     parameters, name = parameters_of(model), type(model).__name__
     if job.method == "lora":
-        takes = takes_from_base(job.init_lora_weights)
-        kept = read_begun(begun) if takes and begun is not None and begun.exists() else None
         if takes and kept is None:
             log.info("model: %s decomposes each weight that gets an adapter, on the CPU", job.init_lora_weights)
         model = with_adapters(model, job, layers=every, begun=kept)
-        if takes and kept is None and begun is not None:
+        if takes and begins and begun is not None:
             write_begun(begun, beginnings(model))
         if job.adapter_name_or_path is not None:
             check_adapter(job)

@@ -24,7 +24,7 @@ from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.encoder_decoder import has_pairs
 from planner.measure.hf_model import pairs_of, working_dtype
-from planner.measure.peft_parts import as_published, read_begun
+from planner.measure.peft_parts import as_published
 from planner.measure.quantized import other_on_cuda
 from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
@@ -107,7 +107,8 @@ class _Run:
         )  # fmt: skip
         self.trained = TrainedWeights(folder.trained, origin=self.origin)
         begun = folder.begun if takes_from_base(job.init_lora_weights) else None
-        self.model = load_model(self._as_it_begins(place, begun), begun=begun)
+        begins = (begun is not None or job.adapter_name_or_path is not None) and self._begins(place)
+        self.model = load_model(self._as_it_begins(begins), begun=begun, begins=begins)
         if torch.cuda.is_available() and (other := other_on_cuda(self.model)) is not None:
             log.info("model: %s", other)
         check_reach(job, self.model, self.batches.largest_token)
@@ -132,20 +133,18 @@ class _Run:
             ),
         )  # fmt: skip
 
-    def _as_it_begins(self, place: Place, begun: Path | None) -> Job:
+    def _begins(self, place: Place) -> bool:
+        """Whether no step was done yet. Raises UserError."""
+        return place.published() is None and self.trained.find() is None and self.checkpoints.latest() is None
+
+    def _as_it_begins(self, begins: bool) -> Job:
         """The job, without the adapter that it goes on from where steps were done: what became of it is in their
-        checkpoint, and it may be another by now, or gone. Raises UserError where it is to be read and is another, and
-        where `begun` is to be there and is not."""
+        checkpoint, and it may be another by now, or gone. Raises UserError where it is to be read and is another."""
         job = self.job
-        if job.adapter_name_or_path is None and begun is None:
+        if job.adapter_name_or_path is None:
             return job
-        if place.published() is not None or self.trained.find() is not None or self.checkpoints.latest() is not None:
-            if begun is not None:
-                read_begun(begun)
+        if not begins:
             return job.model_copy(update={"adapter_name_or_path": None})
-        if begun is not None:
-            begun.unlink(missing_ok=True)
-            return job
         check_frozen(job.model_copy(update={"dataset": (), "eval_dataset": None}), self.folder.read_frozen())
         return job
 

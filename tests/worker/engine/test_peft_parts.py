@@ -117,9 +117,15 @@ def test_what_is_trained_is_written_as_lora_on_the_model_as_published(tmp_path: 
     assert (longer.lora_r, longer.init_lora_weights) == (8, True)
 
 
-def test_a_run_whose_beginning_is_gone_is_not_gone_on_with(tmp_path: Path) -> None:
-    run = run_of(lora_job(tmp_path, max_steps=2, init_lora_weights="olora"), tmp_path / "run")
+def test_a_run_reads_its_beginning_once_and_is_not_gone_on_with_where_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(lora_job(tmp_path, max_steps=3, init_lora_weights="olora"), tmp_path / "run")
     assert not run_job(run, _After(run, 1))
+    read: list[Path] = []
+    monkeypatch.setattr("planner.measure.peft_parts.load_file", lambda file: read.append(file) or load_file(file))
+    assert not run_job(run, _After(run, 2))
+    assert read == [run.begun], "of a large model it is large"
     run.begun.unlink()
     with pytest.raises(UserError, match="began is not known any more") as refused:
         run_job(run, StopRequest())
