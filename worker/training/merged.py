@@ -7,17 +7,20 @@ embedding and head that are two now, is merged in memory.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from planner.disk import check_space, sync_tree
 from planner.errors import Exit, UserError
@@ -39,7 +42,7 @@ from worker.training.base_files import (
     not_mergeable,
     weight_files,
 )
-from worker.training.model import load_model
+from worker.training.model import load_model, tell_special_tokens
 
 _PACKED = ("load_in_4bit", "load_in_8bit", "quantize_moe_experts")
 _HULL = "base_model.model."  # how names in peft's model begin
@@ -62,6 +65,8 @@ def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> 
         adapted = skeleton_model(job)
         merge = _merge_files if _is_in_files(job, adapted) else _merge_in_memory
         merge(job, adapted, adapters, draft, beside)
+        if job.special_tokens:
+            _name_special_tokens(job, draft)
         sync_tree(draft)
         if folder.exists():
             folder.rmdir()
@@ -130,6 +135,16 @@ def _merge_in_memory(job: Job, adapted: nn.Module, adapters: Path, draft: Path, 
     # Not what else there is: its configs may say that weights are packed, its tokenizer's files have no added tokens.
     _copy_beside(base_folder(job), draft, "*processor_config.json")
     _copy_beside(adapters, draft)
+
+
+def _name_special_tokens(job: Job, draft: Path) -> None:
+    """Have the configs in `draft` name what the job has made of its tokens, as those of a model trained in full do."""
+    named = SimpleNamespace(config=AutoConfig.from_pretrained(draft, trust_remote_code=False), generation_config=None)
+    if (file := draft / GENERATION_CONFIG_NAME).is_file():
+        named.generation_config = GenerationConfig.from_dict(json.loads(file.read_text("utf-8")))
+    tell_special_tokens(job, cast(Any, named), AutoTokenizer.from_pretrained(draft, trust_remote_code=False))
+    for config in filter(None, vars(named).values()):
+        config.save_pretrained(draft)
 
 
 def _sizes(adapted: Any, dtype: torch.dtype) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from planner.job.schema import Job
 from planner.machine.memory import free_ram_bytes
 from planner.measure.hf_model import skeleton_model
 from planner.measure.peft_lora import load_adapter
+from planner.measure.tokenizer import load_tokenizer
 from planner.units import format_bytes
 from tests.support.lora_jobs import config_of_peft, lora_job
 from worker.export import main
@@ -170,6 +171,22 @@ def test_in_memory_it_is_merged_in_the_dtype_of_the_base_and_takes_what_is_asked
     assert (tmp_path / "merged" / "preprocessor_config.json").is_file()
     assert not (tmp_path / "merged" / "hf_quant_config.json").exists()
     assert not (tmp_path / "merged" / "tokenizer.model").exists()
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"add_tokens": ["<end>"], "lora_modules_to_save": ["embed_tokens", "lm_head"]}],
+    ids=["in-files", "in-memory"],
+)  # fmt: skip
+def test_the_merged_model_ends_its_answers_where_the_job_says(tmp_path: Path, keys: dict[str, Any]) -> None:
+    job = lora_job(tmp_path, special_tokens={"eos_token": "<end>" if keys else "!"}, **keys)
+    cast(Any, load_model(job)).save_pretrained(tmp_path / "adapters", save_embedding_layers=False)
+    tokenizer = load_tokenizer(job)
+    tokenizer.save_pretrained(tmp_path / "adapters")
+    write_merged(job, tmp_path / "adapters", tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert merged.config.eos_token_id == tokenizer.eos_token_id == (260 if keys else 0)
+    assert tokenizer.eos_token_id in torch.tensor(merged.generation_config.eos_token_id)
+    assert merged.config.dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
