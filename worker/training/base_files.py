@@ -18,6 +18,11 @@ from planner.measure.hf_names import revision_of
 
 BESIDE = (".json", ".jinja", ".txt", ".model")
 """How files beside those of weights end."""
+# In older forms, too: transformers lets these say what special tokens are, and llama.cpp takes a `.model` first.
+TOKENIZER = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "tekken.json",
+    "chat_template*",
+)  # fmt: skip
 # Mistral's own form beside that of transformers, the base once more: a server that finds it would take that.
 ANOTHER_FORM = ("consolidated*", "params.json")
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

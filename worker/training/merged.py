@@ -35,6 +35,7 @@ from planner.units import format_bytes
 from worker.training.base_files import (
     ANOTHER_FORM,
     BESIDE,
+    TOKENIZER,
     base_folder,
     dtype_of_base,
     entries_of,
@@ -97,13 +98,14 @@ def _merge_files(job: Job, adapted: nn.Module, adapters: Path, draft: Path, besi
         _write(file, draft / file.name, named)
     if is_sharded(base):
         shutil.copyfile(base / SAFE_WEIGHTS_INDEX_NAME, draft / SAFE_WEIGHTS_INDEX_NAME)
-    for source in (base, adapters):
-        _copy_beside(source, draft)
+    as_it_was = job.tokenizer == job.model and not (job.add_tokens or job.special_tokens)
+    _copy_beside(base, draft, but=() if as_it_was else TOKENIZER)
+    _copy_beside(adapters, draft)
 
 
-def _copy_beside(source: Path, draft: Path, form: str = "*") -> None:
-    """What lies beside weights: configs, tokenizer, template; of the names of this `form`."""
-    left_out = ("adapter_*", "*.index.json", *ANOTHER_FORM)
+def _copy_beside(source: Path, draft: Path, form: str = "*", *, but: tuple[str, ...] = ()) -> None:
+    """What lies beside weights: configs, tokenizer, template; of the names of this `form`, but these."""
+    left_out = ("adapter_*", "*.index.json", *ANOTHER_FORM, *but)
     for file in source.glob(form):
         if file.suffix in BESIDE and file.is_file() and not any(file.match(form) for form in left_out):
             shutil.copyfile(file, draft / file.name)

@@ -181,9 +181,12 @@ def test_the_merged_model_ends_its_answers_where_the_job_says(tmp_path: Path, ke
     job = lora_job(tmp_path, special_tokens={"eos_token": "<end>" if keys else "!"}, **keys)
     cast(Any, load_model(job)).save_pretrained(tmp_path / "adapters", save_embedding_layers=False)
     tokenizer = load_tokenizer(job)
+    older = Path(job.model) / "special_tokens_map.json"
+    older.write_text(json.dumps({"eos_token": tokenizer.decode(256)}))
     tokenizer.save_pretrained(tmp_path / "adapters")
     write_merged(job, tmp_path / "adapters", tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").eos_token_id == tokenizer.eos_token_id
     assert merged.config.eos_token_id == tokenizer.eos_token_id == (260 if keys else 0)
     assert tokenizer.eos_token_id in torch.tensor(merged.generation_config.eos_token_id)
     assert merged.config.dtype == torch.float32
