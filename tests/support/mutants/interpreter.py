@@ -147,9 +147,13 @@ class WatchedInterpreter(CudaInterpreter):
             self._known.patient.discard(name)
 
     def _all_stuck(self) -> bool:
+        """They are looked at one after another: what was done meanwhile may have set one going that was looked at."""
         tickets = self._known
+        done = dict(tickets.done)
+        if not tickets.cannot_go_on("MainThread"):
+            return False
         for queue, thread in self._queues.items():
             given = tickets.issued[queue] - len(thread._pending)
             if tickets.done[queue] < given and not tickets.cannot_go_on(f"offmate-{queue}"):
                 return False
-        return tickets.cannot_go_on("MainThread")
+        return tickets.done == done

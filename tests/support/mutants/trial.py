@@ -146,6 +146,7 @@ def holds(mutant: Mutant) -> Iterator[Hold]:
     yield Hold(mutant.on, mutant.op, Where.STREAM)
     yield Hold(mutant.on, mutant.op, Where.HOST)
     yield Hold(mutant.on, None, Where.STREAM)
+    yield Hold(mutant.on, None, Where.HOST)
 
 
 def noticed_by(device: Device, case: Case, mutant: Mutant) -> Hold | None:
