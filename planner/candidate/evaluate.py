@@ -71,7 +71,7 @@ def assembled(candidate: Candidate, setting: Setting) -> Plan:
 
 def device_bytes(candidate: Candidate, setting: Setting) -> int:
     """Its peak on the device."""
-    return gpu_peak_bytes(order_program(assembled(candidate, setting), setting.chain), setting.chain)
+    return _peak_bytes(assembled(candidate, setting), setting.chain)
 
 
 def host_bytes(candidate: Candidate, setting: Setting) -> int:
@@ -84,7 +84,11 @@ def fits(candidate: Candidate, setting: Setting) -> bool:
     plan = assembled(candidate, setting)
     if cpu_peak_bytes(plan, setting.chain) > setting.budgets.cpu_bytes:
         return False
-    return gpu_peak_bytes(order_program(plan, setting.chain), setting.chain) <= setting.budgets.gpu_bytes
+    return _peak_bytes(plan, setting.chain) <= setting.budgets.gpu_bytes
+
+
+def _peak_bytes(plan: Plan, chain: Chain) -> int:
+    return gpu_peak_bytes(order_program(plan, chain, by_pieces=False), chain)
 
 
 def _room_bytes(plan: Plan, program: Program, setting: Setting) -> list[int]:

@@ -205,8 +205,9 @@ def slice_size(shapes: Mapping[str, Sequence[int]]) -> int:
 class _Derived:
     """What a chain works out from its fields when first asked: no field itself, of no interest to == or JSON."""
 
-    __slots__ = ("_rounded", "_users")
+    __slots__ = ("_pieces", "_rounded", "_users")
     _users: dict[str, tuple[int, ...]]
+    _pieces: dict[str, tuple[Piece, ...]]
     _rounded: int
 
 
@@ -275,9 +276,16 @@ class Chain(_Derived):
         return sum(t.elements for t in (*self.tensors(), *self.frame_tensors) if t.is_matrix)
 
     def state_pieces(self, tensor: Tensor) -> tuple[Piece, ...]:
-        """Of a tensor whose states are on disk: the moments, and the master where it has one."""
-        widths = (4,) * (tensor.state_bytes // (4 * tensor.elements))
-        return StoredTensor(name=tensor.name, shape=(tensor.elements,), widths=widths).pieces(self.piece_elements)
+        """Of a tensor whose states are on disk: the moments, and the master where it has one. The largest first."""
+        try:
+            pieces = self._pieces
+        except AttributeError:
+            object.__setattr__(self, "_pieces", pieces := {})
+        if tensor.name not in pieces:
+            widths = (4,) * (tensor.state_bytes // (4 * tensor.elements))
+            stored = StoredTensor(name=tensor.name, shape=(tensor.elements,), widths=widths)
+            pieces[tensor.name] = stored.pieces(self.piece_elements)
+        return pieces[tensor.name]
 
     @property
     def rounded_elements(self) -> int:

@@ -30,12 +30,13 @@ def compile_program(plan: Plan, chain: Chain) -> Program:
     return replace(program, ops=with_waits(program.ops, chain, program.options))
 
 
-def order_program(plan: Plan, chain: Chain) -> Program:
-    """`compile_program` without the waits: all that `planner.schedule.memory` needs, in a fraction of the time."""
+def order_program(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Program:
+    """`compile_program` without the waits: all that `planner.schedule.memory` needs, in a fraction of the time. The
+    device's memory does not even need updates of states on disk `by_pieces`, of which there are thousands."""
     if len(plan.options) != len(chain.blocks):
         raise ValueError(f"the plan has {len(plan.options)} blocks, the chain {len(chain.blocks)}")
     return Program(
-        ops=tuple(serial_order(plan, chain)), resident=plan.resident, options=plan.options, slices=plan.slices,
+        ops=tuple(serial_order(plan, chain, by_pieces=by_pieces)), resident=plan.resident, options=plan.options, slices=plan.slices,
         rounds=plan.rounds, clip=plan.clip,
     )  # fmt: skip
 

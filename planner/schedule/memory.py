@@ -311,7 +311,7 @@ def ring_bytes(chain: Chain) -> int:
 
 def state_slot_bytes(chain: Chain) -> int:
     """Of a slot that any piece of states on disk fits into; 0 where none is there."""
-    return max((p.bytes for t in chain.tensors() if t.states_on_disk for p in chain.state_pieces(t)), default=0)
+    return max((chain.state_pieces(t)[0].bytes for t in chain.tensors() if t.states_on_disk), default=0)
 
 
 def state_ring_bytes(chain: Chain) -> int:

@@ -27,9 +27,10 @@ from planner.schedule.peak_moments import scratch_bytes
 from planner.schedule.plan import Direction, Plan, Stage
 
 
-def serial_order(plan: Plan, chain: Chain) -> Iterator[Op]:
-    """All operations of a step. Raises ValueError for a plan that moves what the chain does not have."""
-    order = SerialOrder(plan, chain)
+def serial_order(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Iterator[Op]:
+    """All operations of a step. Raises ValueError for a plan that moves what the chain does not have. Not `by_pieces`:
+    updates of states on disk are one operation each, and nothing is read or written for them."""
+    order = SerialOrder(plan, chain, by_pieces=by_pieces)
     for number in range(plan.rounds):
         for n in range(len(plan.stages)):
             yield from order.stage(n, number)
@@ -38,7 +39,7 @@ def serial_order(plan: Plan, chain: Chain) -> Iterator[Op]:
 class SerialOrder:
     """The operations of a plan, stage by stage; other stages may take the place of the plan's."""
 
-    def __init__(self, plan: Plan, chain: Chain) -> None:
+    def __init__(self, plan: Plan, chain: Chain, *, by_pieces: bool = True) -> None:
         self.plan, self.chain = plan, chain
         self.tensors = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
         self.sizes = {f"{kind}:{t.name}": t.item_bytes(kind) for t in self.tensors.values() for kind in "wgs"}
@@ -46,7 +47,7 @@ class SerialOrder:
         if unknown:
             raise ValueError(f"the plan moves what the chain does not have: {', '.join(unknown)}")
         self.users = chain.users()
-        self.slots, self.pieces = slots_of(chain), state_slots_of(chain, clip=plan.clip)
+        self.slots, self.pieces = slots_of(chain), state_slots_of(chain, clip=plan.clip) if by_pieces else {}
         self.stages = list(plan.stages)
         self.names = [stage.name for stage in plan.stages]
         stages = list(enumerate(plan.stages))

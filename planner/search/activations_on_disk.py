@@ -8,25 +8,25 @@ as far as the drive, its room and its life allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from planner.schedule.chain import Block, Chain, Option
 from planner.search.problem import Problem
+from planner.search.states_on_disk import hope_s, with_states_on_disk
 
 _WORTH = 0.03  # of a step: what gains less is not written, and whole blocks lose some of what the solver hopes for
 _ON_DISK = "-disk"
 
 
-def with_activations_on_disk(problem: Problem, decided: Callable[[Problem], Problem]) -> Problem:
-    """What `decided` makes of the problem; where a disk is given and the host has no memory for all activations, and
-    with some of them on disk the solver hopes for a step that is 3% shorter, or only so for any, what it makes of the
-    problem in which they may be there."""
-    plain = decided(problem)
-    if not may_be_stored(problem):
-        return plain
-    tried = decided(replace(problem, chain=with_twins(problem.chain)))
-    return tried if tried.hope_s() < (1 - _WORTH) * plain.hope_s() else plain
+def with_states_and_activations_on_disk(problem: Problem) -> Problem:
+    """The problem with the states on disk with which the solver hopes for the shortest step. Where the host has no
+    memory for all activations, either, and with some of them on disk the solver hopes for one that is 3% shorter, or
+    only so for any, they may be there, too."""
+    if may_be_stored(problem):
+        twins = replace(problem, chain=with_twins(problem.chain))
+        if hope_s(twins) < (1 - _WORTH) * hope_s(problem):
+            return with_states_on_disk(twins)
+    return with_states_on_disk(problem)
 
 
 def may_be_stored(problem: Problem) -> bool:

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from planner.candidate.candidate import movable
 from planner.schedule.chain import Chain
-from planner.search.activations_on_disk import with_activations_on_disk
+from planner.search.activations_on_disk import with_states_and_activations_on_disk
 from planner.search.garbage import seldom_collected
 from planner.search.problem import Problem
-from planner.search.states_on_disk import PARTS, as_few_as_fit, every, with_states_on_disk
+from planner.search.states_on_disk import PARTS, as_few_as_fit, every
 
 _WORTH = 0.02  # of a step: what gains less is in memory
 _LEAST_BYTES = 2**20  # what is smaller takes a disk nearly as long
@@ -23,7 +23,7 @@ def with_disk(problem: Problem, *, weights_in_files: bool) -> Problem:
     """The problem with what is read from disk: frozen weights where the model's files have them as they are, and
     optimizer states and activations where a disk is given for them."""
     read = with_weights_on_disk(problem) if weights_in_files else problem
-    return with_activations_on_disk(read, with_states_on_disk)
+    return with_states_and_activations_on_disk(read)
 
 
 def with_weights_on_disk(problem: Problem) -> Problem:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planner.arrange.pack import arranged_bytes, with_places
@@ -27,6 +28,7 @@ TIME_LIMIT_S = 900.0  # a last resort: what is found before it depends on how bu
 GAP = 0.01
 _LOST = 32  # of the budget a 32nd is left for what is lost between tensors; mostly it is less
 _TRIES = (0.6, 0.3, 0.1)  # of the time, for plans that leave ever more
+_REMEMBERED = 64  # settings: whether one fits, what the solver hopes for and the plan all begin with the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +124,10 @@ def least_budget(step: Setting) -> LeastBudget:
     return LeastBudget(gpu_bytes=least_gpu_bytes(step), any_host_bytes=least_gpu_bytes(any_host))
 
 
-def least_gpu_bytes(step: Setting, *, enough: int = 0) -> int:
-    """The smallest device budget beside the host's, or one that is at most `enough`. Raises UserError as above."""
-    found = _most_frugal(step, enough=enough)
+def least_gpu_bytes(step: Setting, *, enough: int = 0, rounds: int | None = None) -> int:
+    """The smallest device budget beside the host's, or one that is at most `enough`; in `rounds`, or in as many as
+    need the least. Raises UserError as above."""
+    found = _most_frugal(step, enough=enough, rounds=rounds)
     if found is None:
         raise _host_too_small(step)
     candidate, setting = found
@@ -133,10 +136,16 @@ def least_gpu_bytes(step: Setting, *, enough: int = 0) -> int:
     return arranged_bytes(order_program(assembled(candidate, setting), step.chain), step.chain)
 
 
-def _most_frugal(step: Setting, *, enough: int = 0) -> tuple[Candidate, Setting] | None:
+def rounds_of_least(step: Setting) -> int | None:
+    """In how many rounds the smallest device budget suffices; None where the host is too small for any."""
+    found = _most_frugal(step)
+    return found and found[1].rounds
+
+
+def _most_frugal(step: Setting, *, enough: int = 0, rounds: int | None = None) -> tuple[Candidate, Setting] | None:
     """The candidate with the fewest bytes on the device beside the host's, or one that has at most `enough`."""
     best: tuple[int, Candidate, Setting] | None = None
-    for setting in (s for small in _small_tensors(step) for s in in_rounds(small)):
+    for setting in (s for small in _small_tensors(step) for s in in_rounds(small) if rounds in (None, s.rounds)):
         candidate = _frugal(setting)
         size = device_bytes(candidate, setting) if candidate is not None else 0
         if candidate is not None and (best is None or size < best[0]):
@@ -146,7 +155,8 @@ def _most_frugal(step: Setting, *, enough: int = 0) -> tuple[Candidate, Setting]
     return best and best[1:]
 
 
-def rounds_that_fit(step: Setting) -> dict[Setting, Candidate]:
+@functools.lru_cache(_REMEMBERED)
+def rounds_that_fit(step: Setting) -> Mapping[Setting, Candidate]:
     """The rounds that fit the budgets, each with the options worth deciding among and its most frugal candidate.
     Tensors too small to be worth a transfer stay on the device where anything fits so; else all may leave."""
     for small in _small_tensors(step):
@@ -201,6 +211,7 @@ def bound_of(s: Setting) -> float:
     return lower_bound_s(replace(_small_tensors(s)[-1], states_anywhere=stored))
 
 
+@functools.lru_cache(_REMEMBERED)
 def _frugal(setting: Setting) -> Candidate | None:
     return frugal(setting, lambda d: device_bytes(d, setting), lambda d: host_bytes(d, setting))
 

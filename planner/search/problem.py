@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
 
 _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
+_REMEMBERED = 64  # hopes: who compares them plans the best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,27 +93,28 @@ class Problem:
 
     def hoped(self, *, states_anywhere: bool = False) -> Solution | None:
         """The solver's answer in as many rounds as are best. `states_anywhere`: see `Setting`."""
-        asked = replace(self.setting, states_anywhere=states_anywhere)
-        best: Solution | None = None
-        for bound_s, s in sorted(((bound_of(s), s) for s in rounds_that_fit(asked)), key=lambda each: each[0]):
-            if best and bound_s >= best.step_s:
-                break
-            solved = hoped(s, gap=GAP, deadline=time.monotonic() + TIME_LIMIT_S)
-            best = min([*([best] if best else []), *solved], key=lambda found: found.step_s, default=None)
-        return best
+        return _hoped(replace(self.setting, states_anywhere=states_anywhere))
 
-    def least_bytes(self, *, enough: int = 0) -> int | None:
-        """The least device budget beside the host's, or one that is at most `enough`; None where the host is too small
-        for any."""
+    def least_bytes(self, *, enough: int = 0, rounds: int | None = None) -> int | None:
+        """The least device budget beside the host's, or one that is at most `enough`, in `rounds` or in any number of
+        them; None where the host is too small for any."""
         try:
-            return least_gpu_bytes(self.setting, enough=enough)
+            return least_gpu_bytes(self.setting, enough=enough, rounds=rounds)
         except UserError:
             return None
 
-    def fits(self) -> bool:
-        """Whether there is a plan."""
-        least = self.least_bytes(enough=self.gpu_budget_bytes)
+    def fits(self, rounds: int | None = None) -> bool:
+        """Whether there is a plan, in so many rounds or in any number of them."""
+        if self._standing_bytes() > self.gpu_budget_bytes + self.cpu_budget_bytes:
+            return False
+        least = self.least_bytes(enough=self.gpu_budget_bytes, rounds=rounds)
         return least is not None and least <= self.gpu_budget_bytes
+
+    def _standing_bytes(self) -> int:
+        """Of weights and states that are in memory, of the device or the host."""
+        return sum(
+            (0 if t.on_disk else t.bytes) + (0 if t.states_on_disk else t.state_bytes) for t in self.chain.tensors()
+        )
 
     def least_cpu_bytes(self) -> int | None:
         """About the least host budget beside the device's, by bisection; None where no host is large enough."""
@@ -120,7 +123,7 @@ class Problem:
             return replace(self, cpu_budget_bytes=size).fits()
 
         tensors = list(self.chain.tensors())
-        standing = sum(t.bytes + (0 if t.states_on_disk else t.state_bytes) for t in tensors)
+        standing = self._standing_bytes()
         offloaded = sum(max(o.offloaded_bytes for o in b.options) for b in self.chain.blocks)
         low = max(0, standing - self.gpu_budget_bytes)  # all of it is somewhere
         high = standing + sum(t.gradient_bytes for t in tensors)
@@ -132,3 +135,14 @@ class Problem:
             middle = (low + high) // 2
             low, high = (low, middle) if fits(middle) else (middle, high)
         return high
+
+
+@functools.lru_cache(_REMEMBERED)
+def _hoped(step: Setting) -> Solution | None:
+    best: Solution | None = None
+    for bound_s, s in sorted(((bound_of(s), s) for s in rounds_that_fit(step)), key=lambda each: each[0]):
+        if best and bound_s >= best.step_s:
+            break
+        solved = hoped(s, gap=GAP, deadline=time.monotonic() + TIME_LIMIT_S)
+        best = min([*([best] if best else []), *solved], key=lambda found: found.step_s, default=None)
+    return best

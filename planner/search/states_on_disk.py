@@ -4,6 +4,7 @@ again in every step. Which, and how many, the solver decides: what is there leav
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from planner.ilp.instance import tensor_lists
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.schedule.state_pieces import stored_bytes
+from planner.search.make_plan import rounds_of_least
 from planner.search.problem import Problem
 from planner.search.round_placements import Carry
 from planner.units import format_bytes, format_bytes_down
@@ -26,12 +28,10 @@ def with_states_on_disk(problem: Problem) -> Problem:
     """The problem as it is where no disk is given, where a plan keeps its budgets, or where none does with all states
     on disk; else with those there with which the solver hopes for the shortest step, of as many as have room. Where
     a plan needs more than that, it has as few as it needs: how many that are says what there should be room for."""
+    everything = _all_that_may_help(problem)
+    if everything is None or not everything.fits():
+        return problem
     names = _may_be_on_disk(problem)
-    if not problem.hardware.disk_bytes or not names or problem.fits():
-        return problem
-    everything = _on_disk(problem, names)
-    if not everything.fits():
-        return problem
     chosen = _with_room(everything, _fastest(everything))
     found = _on_disk(problem, chosen)
     if found.fits():
@@ -41,6 +41,22 @@ def with_states_on_disk(problem: Problem) -> Problem:
     if _stored_bytes(more, names) <= problem.hardware.disk_bytes:
         return more
     return as_few_as_fit(problem, lambda parts: _on_disk(problem, every(names, parts)))
+
+
+def hope_s(problem: Problem) -> float:
+    """Seconds of the solver's step, before rounding, with those states on disk that it would have there; infinity where
+    it finds none."""
+    everything = _all_that_may_help(problem)
+    if everything is None:
+        return problem.hope_s()
+    solution = everything.hoped(states_anywhere=True) if everything.fits() else None
+    return solution.step_s if solution else math.inf
+
+
+def _all_that_may_help(problem: Problem) -> Problem | None:
+    """The problem with all states on disk that may be there; None where none may, or need be."""
+    names = _may_be_on_disk(problem)
+    return _on_disk(problem, names) if problem.hardware.disk_bytes and names and not problem.fits() else None
 
 
 def decided_anew(problem: Problem) -> Problem:
@@ -101,14 +117,17 @@ def _stored_bytes(problem: Problem, names: Collection[str]) -> int:
 
 
 def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Problem:
-    """`with_parts` of the fewest 256ths of what may be on disk that have a plan; `problem` where all have none."""
+    """`with_parts` of the fewest 256ths of what may be on disk that have a plan, in as many rounds as take the least
+    memory when all is there; `problem` where all have none."""
     low, high = 0, PARTS
-    if not (best := with_parts(high)).fits():
+    best = with_parts(high)
+    rounds = rounds_of_least(best.setting)
+    if rounds is None or not best.fits(rounds):
         return problem
     while high - low > 1:
         middle = (low + high) // 2
         tried = with_parts(middle)
-        if tried.fits():
+        if tried.fits(rounds):
             best, high = tried, middle
         else:
             low = middle

@@ -15,8 +15,8 @@ from planner.greedy.streaming import frugal, profile, streamed
 from planner.ilp import columns
 from planner.reports.make_receipt import disk_shares
 from planner.reports.receipt import Asked
-from planner.schedule.compile import OpKind, Queue, compile_program, with_waits
-from planner.schedule.memory import cpu_parts, cpu_peak_bytes, state_ring_bytes
+from planner.schedule.compile import OpKind, Queue, compile_program, order_program, with_waits
+from planner.schedule.memory import cpu_parts, cpu_peak_bytes, gpu_peak_bytes, state_ring_bytes
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import InvalidProgram, verify
 from planner.search import states_on_disk
@@ -114,6 +114,7 @@ def test_with_clipping_states_trail_their_weight_and_the_solver_hopes_for_a_shor
     assert made.fits
     limits = columns.limits_of
     monkeypatch.setattr(columns, "limits_of", lambda p: {k: of for k, of in limits(p).items() if k != "U"})
+    asked = replace(asked, hardware=replace(asked.hardware, name="one that is not remembered"))
     assert trails_s < 0.85 * with_states_on_disk(asked).hope_s()
 
 
@@ -274,3 +275,21 @@ def test_the_receipt_counts_states_on_drives_twice_where_a_checkpoint_names_them
     )
     assert one["optimizer states on drives, twice"] == 2 * stored and two["optimizer states on drives"] == stored
     assert one["a checkpoint being written"] == two["a checkpoint being written"] - stored
+
+
+def test_the_devices_peak_is_the_same_whether_updates_are_spelled_out_by_pieces():
+    for clip in (False, True):
+        found = with_states_on_disk(problem(140 * 10**6, clip=clip, masters=True))
+        plan = found.plan()
+        whole = order_program(plan, found.chain, by_pieces=False)
+        assert len(whole.ops) < len(order_program(plan, found.chain).ops)
+        assert gpu_peak_bytes(whole, found.chain) == plan.gpu_peak_bytes
+
+
+def test_where_weights_and_states_are_more_than_all_memory_nothing_is_searched(monkeypatch):
+    least = problem(10**9).chain
+    standing = sum(t.bytes + t.state_bytes for t in least.tensors())
+    monkeypatch.setattr(Problem, "least_bytes", lambda *_, **__: pytest.fail("a search"))
+    assert not problem(standing - 60 * 10**6 - 1).fits()
+    with pytest.raises(pytest.fail.Exception):
+        problem(standing - 60 * 10**6).fits()
