@@ -36,8 +36,8 @@ def order_program(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Progra
     if len(plan.options) != len(chain.blocks):
         raise ValueError(f"the plan has {len(plan.options)} blocks, the chain {len(chain.blocks)}")
     return Program(
-        ops=tuple(serial_order(plan, chain, by_pieces=by_pieces)), resident=plan.resident, options=plan.options, slices=plan.slices,
-        rounds=plan.rounds, clip=plan.clip,
+        ops=tuple(serial_order(plan, chain, by_pieces=by_pieces)), resident=plan.resident, options=plan.options,
+        slices=plan.slices, rounds=plan.rounds, clip=plan.clip,
     )  # fmt: skip
 
 
