@@ -209,7 +209,7 @@ def metrics(job_id: int) -> None:
 @ID
 @json_option
 def cancel(job_id: int, as_json: bool) -> None:
-    """End a job for good; a running one at once and without a checkpoint."""
+    """End a job for good; a running one at once, waiting for no checkpoint."""
     job = Client(Paths.from_environment()).cancel(job_id)
     print_json(job) if as_json else console().print(job_view.cancelled(job))
 

@@ -134,7 +134,7 @@ class Client:
         return self._object("GET", f"/jobs/{job_id}")
 
     def cancel(self, job_id: int) -> Json:
-        """Cancel a job; a running one ends soon after, without a checkpoint. UserError `job-ended` when it is over."""
+        """Cancel a job; a running one ends soon, waiting for no checkpoint. UserError `job-ended` when it is over."""
         return self._object("POST", f"/jobs/{job_id}/cancel")
 
     def retry(self, job_id: int, *, allow_changed_data: bool = False, **budgets: int) -> Json:

@@ -37,8 +37,8 @@ class JobState(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why the daemon stops a job. CANCEL: for good, without a checkpoint. SHUTDOWN, PAUSE, WINDOW (its hours are over),
-    YIELD (another program wants the GPU): with one, to go on later."""
+    """Why the daemon stops a job. CANCEL: for good, waiting for no checkpoint. SHUTDOWN, PAUSE, WINDOW (its hours
+    are over), YIELD (another program wants the GPU): with one, to go on later."""
 
     CANCEL = "cancel"
     SHUTDOWN = "shutdown"

@@ -28,7 +28,7 @@ TIME_LIMIT_S = 900.0  # a last resort: what is found before it depends on how bu
 GAP = 0.01
 _LOST = 32  # of the budget a 32nd is left for what is lost between tensors; mostly it is less
 _TRIES = (0.6, 0.3, 0.1)  # of the time, for plans that leave ever more
-_REMEMBERED = 64  # settings: whether one fits, what the solver hopes for and the plan all begin with the same
+REMEMBERED = 64  # settings: whether one fits, what the solver hopes for and the plan all begin with the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ def _most_frugal(step: Setting, *, enough: int = 0, rounds: int | None = None) -
     return best and best[1:]
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(REMEMBERED)
 def rounds_that_fit(step: Setting) -> Mapping[Setting, Candidate]:
     """The rounds that fit the budgets, each with the options worth deciding among and its most frugal candidate.
     Tensors too small to be worth a transfer stay on the device where anything fits so; else all may leave."""
@@ -211,7 +211,7 @@ def bound_of(s: Setting) -> float:
     return lower_bound_s(replace(_small_tensors(s)[-1], states_anywhere=stored))
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(REMEMBERED)
 def _frugal(setting: Setting) -> Candidate | None:
     return frugal(setting, lambda d: device_bytes(d, setting), lambda d: host_bytes(d, setting))
 

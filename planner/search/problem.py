@@ -15,6 +15,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.search.make_plan import (
     GAP,
+    REMEMBERED,
     TIME_LIMIT_S,
     LeastBudget,
     bound_of,
@@ -28,7 +29,6 @@ from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
 
 _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
-_REMEMBERED = 64  # hopes: who compares them plans the best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Problem:
         return high
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(REMEMBERED)
 def _hoped(step: Setting) -> Solution | None:
     best: Solution | None = None
     for bound_s, s in sorted(((bound_of(s), s) for s in rounds_that_fit(step)), key=lambda each: each[0]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,9 +87,8 @@ class ChatTemplate:
         Raises UserError when the template refuses the conversation, leaves out something that a message says, or shows
         a turn in a form whose place cannot be told.
         """
-        plain = _plain(messages)
         with _refusals_told(messages):
-            text, spans = self._render(plain, tools)
+            plain, text, spans = self._shown(_plain(messages), tools)
             self._refuse_dropped(text, plain, tools)
             if self._everything:
                 return text, ((0, len(text)),)
@@ -115,7 +115,7 @@ class ChatTemplate:
         TRL's `completion_only_loss`. Raises UserError as `render`."""
         messages = _plain([*prompt, *completion])
         with _refusals_told(messages):
-            text, _ = self._render(messages, tools)
+            messages, text, _ = self._shown(messages, tools)
             self._refuse_dropped(text, messages, tools)
             asked = self._render(messages[: len(prompt)], tools, add_generation_prompt=True)[0]
         return text, ((common(text, asked), len(text)),)
@@ -124,6 +124,15 @@ class ChatTemplate:
         """The conversation's text up to where the assistant is to go on. Raises UserError when the template refuses."""
         with _refusals_told(messages):
             return self._render(messages, None, add_generation_prompt=True)[0]
+
+    def _shown(self, messages: list[Message], tools: list[Any] | None) -> tuple[list[Message], str, Spans]:
+        """The messages with their text and what the template marks in it. Arguments of calls may be JSON of an object,
+        as OpenAI has them; where the template would write that as JSON once more, they are the object."""
+        text, spans = self._render(messages, tools)
+        if twice := {said for said in _arguments_as_json(messages) if json.dumps(said, ensure_ascii=False) in text}:
+            messages = [_with_objects(message, twice) for message in messages]
+            text, spans = self._render(messages, tools)
+        return messages, text, spans
 
     def _render(self, messages: Sequence[Message], tools: list[Any] | None, **flags: bool) -> tuple[str, Spans]:
         options: dict[str, Any] = {**self._special, **self._values, **flags}
@@ -283,6 +292,30 @@ def _refusals_told(messages: Sequence[Message]) -> Iterator[None]:
 def _plain(messages: Sequence[Message]) -> list[Message]:
     """The messages as the template gets them."""
     return [{key: value for key, value in message.items() if key != "train"} for message in messages]
+
+
+def _arguments_as_json(messages: Sequence[Message]) -> Iterator[str]:
+    """Arguments of calls that are JSON of an object."""
+    for said in (function.get("arguments") for message in messages for function in _called(message)):
+        with contextlib.suppress(ValueError):
+            if isinstance(said, str) and isinstance(json.loads(said), dict):
+                yield said
+
+
+def _with_objects(message: Message, arguments: set[str]) -> Message:
+    """The message, in whose calls these arguments are the objects that they are JSON of."""
+    message = copy.deepcopy(message)
+    for function in _called(message):
+        if isinstance(said := function.get("arguments"), str) and said in arguments:
+            function["arguments"] = json.loads(said)
+    return message
+
+
+def _called(message: Message) -> list[dict[str, Any]]:
+    """The functions that a message calls, as far as they are told as OpenAI does, or at once."""
+    calls = message.get("tool_calls")
+    told = [call.get("function", call) for call in (calls if isinstance(calls, list) else []) if isinstance(call, dict)]
+    return [function for function in told if isinstance(function, dict)]
 
 
 def _answers(messages: Sequence[Message]) -> list[int]:

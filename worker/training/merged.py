@@ -107,7 +107,7 @@ def _copy_beside(source: Path, draft: Path, form: str = "*", *, but: tuple[str, 
     """What lies beside weights: configs, tokenizer, template; of the names of this `form`, but these."""
     left_out = ("adapter_*", "*.index.json", *ANOTHER_FORM, *but)
     for file in source.glob(form):
-        if file.suffix in BESIDE and file.is_file() and not any(file.match(form) for form in left_out):
+        if file.suffix in BESIDE and file.is_file() and not any(file.match(other) for other in left_out):
             shutil.copyfile(file, draft / file.name)
 
 

@@ -171,3 +171,20 @@ def test_equal_answers_are_told_apart() -> None:
     text, spans = ChatTemplate(tokenizer).render(talk)
     assert learned(text, spans) == ["yes<|end|>", "yes<|end|>", "<think></think>yes<|end|>\n<eos>"]
     assert all(text[:start].endswith("<|assistant|>\n") for start, _ in spans)
+
+
+SPACED, CLOSE = '{"a": 2, "b": 3}', '{"a":2,"b":3}'
+
+
+@pytest.mark.parametrize("said", [SPACED, CLOSE])
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_arguments_that_are_json_are_not_written_as_json_of_it(name: str, said: str) -> None:
+    """OpenAI's form. Qwen 2.5's template writes whatever they are as JSON, Qwen 3's a text as it is."""
+    template = ChatTemplate(tokenizer_of(name))
+    call = {"type": "function", "function": {"name": "add", "arguments": said}}
+    asked, calling, *rest = TALKS["calls"]
+    talk = [asked, {**calling, "tool_calls": [call]}, *rest]
+    shown = f'"arguments": {said if name == "qwen3" else SPACED}'
+    assert shown in "".join(learned(*template.render(talk, TOOLS)))
+    assert shown in "".join(learned(*template.pair(talk[:1], talk[1:2], TOOLS)))
+    assert call["function"] == {"name": "add", "arguments": said}, "the data stay as they are"
