@@ -10,6 +10,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,9 +63,8 @@ def said(batches: Batches, job: Job, *, rows: int, color: bool) -> Iterator[str]
     for place in range(min(rows, batches.rows)):
         row = batches.shown(place)
         yield f"row {place + 1}: {row.tokens} tokens, {row.learned} of them learned"
-        pieces = [(printable(piece), learned) for piece, learned in row.pieces]
-        text = "".join(f"{begin}{piece}{end}" if learned else piece for piece, learned in pieces)
-        yield text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}{end} … {text[-_SHOWN // 2 :]}"
+        pieces = tuple((printable(piece), learned) for piece, learned in row.pieces)
+        yield replace(row, pieces=pieces).marked(_SHOWN, begin, end)
         yield ""
     tokens, learned = batches.tokens, batches.learned
     yield f"{_counted(batches.rows)}, {tokens} tokens, {learned} of them learned ({learned / tokens:.0%})"

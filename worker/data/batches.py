@@ -19,7 +19,6 @@ import math
 import tempfile
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,20 +35,12 @@ from worker.data.padding import EvalBatches, Layout, Rows
 from worker.data.pair_rows import PairRows, layout_of_pairs
 from worker.data.pairs import closing_tokens
 from worker.data.seeds import epoch_seed, split_seed
+from worker.data.shown_row import ShownRow
 
 log = logging.getLogger(__name__)
 
 _SHOWN = 1500  # characters of the sample in the log
 _AT_ONCE = 2**18  # tokens that are counted together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownRow:
-    """A row as text: its pieces and whether each is learned, and how many tokens are, of how many."""
-
-    pieces: tuple[tuple[str, bool], ...]
-    tokens: int
-    learned: int
 
 
 class Batches:
@@ -182,8 +173,7 @@ class Batches:
 
     def sample(self) -> str:
         """The first row of step 0 as text, learned tokens between ⟦ and ⟧, the middle cut out where it is long."""
-        text = "".join(f"⟦{piece}⟧" if learned else piece for piece, learned in self.shown(0).pieces)
-        return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
+        return self.shown(0).marked(_SHOWN)
 
     def _numbers(self, step: int) -> NDArray[np.int64]:
         """The rows of a step, longest first."""

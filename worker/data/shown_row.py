@@ -1,0 +1,32 @@
+"""A row of the data as people see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRow:
+    """A row as text: its pieces and whether each is learned, and how many tokens are, of how many."""
+
+    pieces: tuple[tuple[str, bool], ...]
+    tokens: int
+    learned: int
+
+    def marked(self, most: int, begin: str = "⟦", end: str = "⟧") -> str:
+        """The text, learned pieces between the marks. Of one longer than `most` characters the middle is cut out, and
+        what is learned on either side of the gap has both marks."""
+        half, length = most // 2, sum(len(text) for text, _ in self.pieces)
+        if length <= most:
+            return _between(self.pieces, begin, end)
+        first, last, at = [], [], 0
+        for text, learned in self.pieces:
+            first.append((text[: max(0, half - at)], learned))
+            last.append((text[max(0, length - half - at) :], learned))
+            at += len(text)
+        return f"{_between(first, begin, end)} … {_between(last, begin, end)}"
+
+
+def _between(pieces: Sequence[tuple[str, bool]], begin: str, end: str) -> str:
+    return "".join(f"{begin}{text}{end}" if learned else text for text, learned in pieces if text)
