@@ -3,6 +3,7 @@ few, in as little memory."""
 
 from __future__ import annotations
 
+import gc
 import json
 import tracemalloc
 from collections.abc import Iterator
@@ -134,6 +135,15 @@ def test_status_lists_the_last_that_are_over_and_the_head_of_the_queue(many: Ser
     assert (len(everything.jobs), everything.before, everything.behind) == (many.client.page(limit=1)["total"], 0, 0)
 
 
+@pytest.fixture
+def garbage_is_looked_for_as_in_the_daemon() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)  # Python's own
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("garbage_is_looked_for_as_in_the_daemon")
 def test_lists_take_no_more_memory_for_many_jobs(many: Served) -> None:
     """Neither while a page is made nor afterwards, though there is much to be read of each job."""
     steps = "".join(json.dumps({"event": "step", "step": n, "loss": 1.0, "step_s": 0.5}) + "\n" for n in range(400))
