@@ -9,11 +9,11 @@ from planner.candidate.candidate import Candidate, assemble
 from planner.candidate.setting import Setting
 from planner.candidate.stage_model import StageModel
 from planner.machine.hardware import Hardware
+from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program, order_program
 from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_peaks
 from planner.schedule.plan import Plan
-from planner.schedule.serial_order import stored_activations
 from planner.schedule.simulate import least_step_s, simulate
 from planner.schedule.verify import verify
 
@@ -55,7 +55,8 @@ def _disk_room(plan: Plan, setting: Setting) -> int:
     stored = plan.rounds * sum(stored_activations(plan, setting.chain).values())
     if not stored:
         return 0
-    return setting.hardware.disk_bytes - setting.chain.stored_bytes(plan.cpu_updated()) - stored
+    updated, chain = plan.cpu_updated(), setting.chain
+    return setting.hardware.disk_bytes - chain.stored_bytes(updated) - chain.passing_bytes(updated) - stored
 
 
 def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:

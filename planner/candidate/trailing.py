@@ -41,4 +41,4 @@ def ways_to_trail(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes
 
 
 def _may_trail(schedule: TensorSchedule) -> bool:
-    return schedule.side is Side.CPU and schedule.tensor.states_on_disk and schedule.tensor.has_master
+    return schedule.side is Side.CPU and schedule.tensor.states_on_disk and schedule.tensor.can_trail

@@ -84,7 +84,8 @@ def _absences(
     tensor = schedule.tensor
     work = cpu_work(tensor, setting.chain, setting.hardware)
     update_s = work / setting.hardware.cpu_updates(rounded=setting.chain.rounded_elements > 0)
-    drive_s = tensor.state_bytes * setting.hardware.disk_s_per_byte if tensor.states_on_disk else 0.0
+    moved_bytes = tensor.state_bytes + tensor.gradient_bytes * tensor.wholly_on_disk
+    drive_s = moved_bytes * setting.hardware.disk_s_per_byte if tensor.states_on_disk else 0.0
     if schedule.trails:
         drive_s = tensor.state_bytes / setting.hardware.disk_read_bytes_per_s
     for number, absence in enumerate(schedule.weight if kind == "w" else schedule.states):

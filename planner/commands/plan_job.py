@@ -28,10 +28,10 @@ from planner.measure.hf_model import beyond_positions, working_dtype
 from planner.measure.machine_rates import measure_hardware
 from planner.measure.target import find_target
 from planner.measure.times import Times
+from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain
 from planner.schedule.disk_use import DiskUse, disk_use
 from planner.schedule.plan import Plan
-from planner.schedule.serial_order import stored_activations
 from planner.search.activations_on_disk import may_be_stored, most_on_disk
 from planner.search.from_disk import disk_bytes, may_be_read, with_disk
 from planner.search.make_plan import without_loss

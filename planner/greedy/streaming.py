@@ -186,7 +186,8 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
     with as few of these updates."""
     options = profile(setting, "recompute")
     free = [t for block in movable(setting.chain, setting.hardware) for t in block]
-    order = sorted(free, key=lambda t: t.states_on_disk)  # of these the host has no states to be rid of
+    # Of these the host has no states to be rid of; what is wholly on disk does not travel where the device updates it.
+    order = sorted((t for t in free if not t.wholly_on_disk), key=lambda t: t.states_on_disk)
     last_first = [t for there in (False, True) for t in reversed(free) if t.states_on_disk == there]
 
     def at_home_plan(count: int) -> Candidate:
@@ -203,7 +204,7 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
         return streamed(setting, mixed, ahead=False, source="frugal, host full, fewer offloads")
 
     # With clipping an update on the device waits for the norm there, with all its data: nothing is gained.
-    ways = [(at_home_plan, len(order)), (recomputed_plan, len(least))]
+    ways = [(at_home_plan, len(free)), (recomputed_plan, len(least))]
     ways += [] if setting.clip else [(gpu_updated_plan, len(order))]
     candidates = (_fewest(way, most, lambda d: cpu_bytes(d) <= setting.budgets.cpu_bytes) for way, most in ways)
     return [candidate for candidate in candidates if candidate is not None]

@@ -7,7 +7,7 @@ model has a few units of bytes and a step a few units of time: about GB and seco
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.candidate.candidate import movable, settled
 from planner.candidate.setting import Budgets, Setting
@@ -58,6 +58,7 @@ class Instance:
     rounds: int
     clip: bool
     weights: list[float]  # of trainable tensors that may leave
+    wholly_on_disk: list[float]  # of these weights, those that the CPU has to update as the host has no copies of them
     frozen: list[float]  # of others that may leave
     on_disk: list[float]  # which part of these the host reads from disk
     ring: float  # host memory through which that goes, and the states that are on disk
@@ -143,6 +144,7 @@ def make_instance(setting: Setting) -> Instance:
         rounds=rounds,
         clip=clip,
         weights=[w / unit_bytes for w in weights],
+        wholly_on_disk=[sum(t.bytes for t in tensors if t.on_disk) / unit_bytes for tensors in trainable],
         frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
         on_disk=[_on_disk(tensors) for tensors in free],
         ring=(ring_bytes(chain) + state_ring_bytes(chain)) / unit_bytes,
@@ -178,7 +180,7 @@ def make_instance(setting: Setting) -> Instance:
         state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
         ahead_spread=[
             _spread(
-                [ahead_bytes(chain, replace(t, states_on_disk=_stored(t, setting)), rounds) / t.bytes for t in tensors]
+                [ahead_bytes(chain, t.with_states(on_disk=_stored(t, setting)), rounds) / t.bytes for t in tensors]
             )
             for tensors in trainable
         ],

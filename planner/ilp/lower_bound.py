@@ -62,7 +62,7 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
         choices = tuple((c.index, c.forward, c.backward, c.kept, c.offloaded, c.stored) for c in p.choices[i])
         stored = (p.stored.may_states[i], p.stored.must_states[i]) if p.stored else ()
         on_disk = (p.on_disk[i], stored)
-        sizes = (p.weights[i], p.frozen[i], on_disk, p.states[i], p.gpu_work[i])
+        sizes = (p.weights[i], p.wholly_on_disk[i], p.frozen[i], on_disk, p.states[i], p.gpu_work[i])
         work = (p.gpu_spread[i], p.cpu_spread[i])
         spreads = (p.gradient_spread[i], p.host_gradient_spread[i], p.parameter_spread[i], p.state_spread[i], work)
         groups.setdefault((alone, sizes, spreads, p.ahead_spread[i], choices), []).append(i)
@@ -78,6 +78,11 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
         total["Z"] = rows.variable(f"Z_{number}", count * p.frozen[first])
         total["H"] = rows.variable(f"H_{number}")  # of Z on the host: what is on disk may be what leaves first
         rows.at_most(f"host_{number}", total["Z"] - count * p.on_disk[first] * p.frozen[first], total["H"])
+        wholly = count * p.wholly_on_disk[first]
+        total["C"] = rows.variable(f"C_{number}")  # of X, working copies on the host
+        total["P"] = rows.variable(f"P_{number}", wholly)  # the others
+        rows.equal(f"copies_{number}", total["X"], total["C"] + total["P"])
+        rows.at_most(f"copies_on_host_{number}", total["C"], count * p.weights[first] - wholly)
         total |= _states_of_cpu_updates(rows, p, number, first, count, total["X"])
         total["A"] = rows.variable(f"A_{number}", count * limits["X"][first] if p.clip else 0.0)
         comp = [rows.variable(f"Comp_{number}_{c.index}") for c in p.choices[first]]
@@ -145,7 +150,8 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     rows.at_most("h2d", h2d, p.h2d * time)
     rows.at_most("d2h", d2h, p.d2h * time)
     rows.at_most("cpu", updated, p.cpu_update * time)
-    through_disk = pulp.lpSum(c.total["V"] for c in classes)
+    # A gradient and a working copy go there and come back; what the latter comes for, once more, depends.
+    through_disk = pulp.lpSum(c.total["V"] + 2 * c.total["P"] for c in classes)
     if p.stores_activations:
         written = rows.variable("W")
         stay = ring_at_turn(p.slices) * max(choice.slot for choices in p.choices for choice in choices)
@@ -158,7 +164,7 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
         if p.disk_sustained:
             rows.at_most("disk_sustained", through_disk, p.disk_sustained * time)
     rows.at_most("launch", p.rounds * p.launch, time)
-    host = [c.total["X"] + c.total["H"] for c in classes]
+    host = [c.total["C"] + c.total["H"] for c in classes]
     beside = on_cpu(p.host_gradient_spread, "least") + pulp.lpSum(c.total["S"] for c in classes)
     hosted = pulp.lpSum(_chosen(p, c, "hosted") for c in classes)
     copies = updated_there + states + hosted + pulp.lpSum(host) + beside

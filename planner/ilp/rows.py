@@ -52,6 +52,8 @@ def totals_are_parts_of_blocks(v: Columns) -> None:
     p, t = v.p, v.total
     for i in range(p.blocks):
         v.rows.at_most(f"eq4_3_weights_b{i}", t["X"][i] + t["N"][i] + t["D"][i] + t["K"][i], p.weights[i])
+        if p.wholly_on_disk[i]:
+            v.rows.at_most(f"wholly_on_disk_b{i}", p.wholly_on_disk[i], t["X"][i])
         v.rows.at_most(f"eq4_3_frozen_b{i}", t["R"][i], v.frozen_moved[i])
         v.rows.at_most(f"eq4_3_current_b{i}", t["E"][i], t["X"][i] + t["N"][i] + v.frozen_moved[i])
         v.rows.at_most(f"eq4_6_states_b{i}", t["Y"][i] + v.states_on_host(i), p.states[i])
@@ -210,7 +212,8 @@ def host_memory_fits(v: Columns) -> None:
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):
-        used += [(1 + p.host_gradient_ratio) * t["X"][i], v.states_on_host(i), -host_spares(v, i)]
+        used += [(1 + p.host_gradient_ratio) * t["X"][i] - p.wholly_on_disk[i]]
+        used += [v.states_on_host(i), -host_spares(v, i)]
         used += [(1 - p.on_disk[i]) * v.frozen_moved[i]]
         used += [t["N"][i], t["D"][i], t["K"][i], t["Y"][i], v.choice(i, "hosted")]
     if p.stores_activations:

@@ -46,7 +46,7 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
     v.rows.at_most(f"{name}eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
     passes = Passes.at(v, u) if updates else Passes()
     read, written = moved_activations(v, s)
-    if any(p.on_disk) or p.stores_activations or (updates and p.stored):
+    if any(p.on_disk) or any(p.wholly_on_disk) or p.stores_activations or (updates and p.stored):
         work = _read(v, s, u) + read + (p.disk / p.disk_write) * written + passes.drive_bytes(v)
         v.rows.at_most(f"{name}disk_s{s}", work, p.disk * time)
     traffic = pulp.lpSum(h2d) + pulp.lpSum(d2h) + UPDATE_TRAFFIC_BYTES * p.parameter_ratio * updated
@@ -55,13 +55,16 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
 
 
 def _read(v: Columns, s: int, u: int) -> Term:
-    """Bytes that a stage reads from disk: of the frozen weights fetched in it, as large a part as is there."""
+    """Bytes that a stage reads from disk: of the weights fetched in it, as large a part as is there."""
     p, flow = v.p, v.flow
-    share = sum(d * z for d, z in zip(p.on_disk, p.frozen, strict=True)) / max(1e-12, sum(p.frozen) + sum(p.weights))
+    frozen, trained = sum(d * z for d, z in zip(p.on_disk, p.frozen, strict=True)), sum(p.wholly_on_disk)
+    share = (frozen + trained) / max(1e-12, sum(p.frozen) + sum(p.weights))
     fetched = [flow["fetch_R"].moved(u), flow["fetch_E"].moved(s)]
+    updated = [flow["fetch_X"].moved(u)] if trained else []
     if u == 0:
         fetched.append(flow["fetch_R"].moved(p.stages))
-    return share * pulp.lpSum(fetched)
+        updated += [flow["fetch_X"].moved(p.stages)] if trained else []
+    return share * pulp.lpSum(fetched) + trained / max(1e-12, sum(p.weights)) * pulp.lpSum(updated)
 
 
 def _work(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term], list[Term]]:

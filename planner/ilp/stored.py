@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.candidate.trailing import trailing_bytes
 from planner.schedule.chain import Chain, Tensor
@@ -15,13 +15,14 @@ class Stored:
 
     may: list[float]
     must: list[float]  # where the CPU updates them
-    trails: list[float]  # of `may`, whose states can be a step behind the weight: there is a master
+    trails: list[float]  # of `may`, whose states can be a step behind the weight (`Tensor.can_trail`)
     may_states: list[float]
     must_states: list[float]
     whole: list[int]  # blocks of one tensor: embedding and head, each larger than all of a layer
     ratio: float  # bytes of states per byte of weight
     beside_ratio: float  # as an instance's `host_gradient_ratio`, of tensors whose states are on disk
     trailing_ratio: float  # more of it where states trail their weights, as the gradient then has memory of its own
+    wholly: float  # of `may`, the part of weights that are wholly on disk
     room: float | None  # for the states of all blocks; None where it is decided which are there
 
 
@@ -40,13 +41,14 @@ def stored_of(
     return Stored(
         may=[sum(t.bytes for t in tensors) / unit_bytes for tensors in may],
         must=[sum(t.bytes for t in tensors) / unit_bytes for tensors in must],
-        trails=[sum(t.bytes for t in tensors if t.has_master) / unit_bytes for tensors in may],
+        trails=[sum(t.bytes for t in tensors if t.can_trail) / unit_bytes for tensors in may],
         may_states=[sum(t.state_bytes for t in tensors) / unit_bytes for tensors in may],
         must_states=[sum(t.state_bytes for t in tensors) / unit_bytes for tensors in must],
         whole=[i for i, tensors in enumerate(trainable) if len(tensors) == 1],
         ratio=sum(t.state_bytes for t in every) / weights,
         beside_ratio=sum(beside_bytes(chain, t, rounds, stored=True) for t in every) / weights,
         trailing_ratio=sum(trailing_bytes(t, rounds) for t in every) / weights,
+        wholly=sum(t.bytes for t in every if t.on_disk) / weights,
         room=min(room_bytes, sum(t.state_bytes for t in every)) / unit_bytes if anywhere else None,
     )
 
@@ -54,5 +56,5 @@ def stored_of(
 def beside_bytes(chain: Chain, tensor: Tensor, rounds: int, *, stored: bool) -> int:
     """What the host has for a CPU update beside the working copy and states of full size, where these are on disk, and
     where they are not."""
-    placed = replace(tensor, states_on_disk=stored and tensor.state_bytes > 0)
+    placed = tensor.with_states(on_disk=stored and tensor.state_bytes > 0)
     return tensor.host_gradient_bytes(rounds) - chain.packed_bytes(placed, rounds)

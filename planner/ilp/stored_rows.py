@@ -81,7 +81,7 @@ def room_on_disk(v: Columns) -> None:
     """There is room for all states together, where it is not decided yet which are there, and for activations beside
     them."""
     p = v.p
-    states = p.stored.ratio * v.sum["V"].all() if p.stored else 0
+    states = (p.stored.ratio + 2 * p.stored.wholly) * v.sum["V"].all() if p.stored else 0
     if p.stored and p.stored.room is not None:
         v.rows.at_most("disk_room", states, p.stored.room)
     if p.stores_activations:
@@ -132,11 +132,15 @@ class Passes:
     def drive_bytes(self, v: Columns) -> Term:
         """As many as would take as long to read."""
         p = v.p
-        return p.stored.ratio * ((p.disk / p.disk_both) * self.whole + self.read) if p.stored else 0
+        if not p.stored:
+            return 0
+        passing = p.stored.wholly * (1 + 2 * p.disk / p.disk_write)  # the gradient there and back, the weight there
+        return p.stored.ratio * ((p.disk / p.disk_both) * self.whole + self.read) + passing * self.whole
 
     def host_bytes(self, v: Columns) -> Term:
         """Through the host's memory."""
-        return v.p.stored.ratio * (2 * self.whole + self.read) if v.p.stored else 0
+        stored = v.p.stored
+        return stored.ratio * (2 * self.whole + self.read) + 3 * stored.wholly * self.whole if stored else 0
 
 
 def own_drive_time(v: Columns) -> Term:
@@ -157,7 +161,7 @@ def drive_keeps_its_rate(v: Columns) -> None:
 def _written(v: Columns) -> Term:
     """All that a step writes."""
     p = v.p
-    states = p.stored.ratio * v.sum["V"].all() if p.stored else 0
+    states = (p.stored.ratio + 2 * p.stored.wholly) * v.sum["V"].all() if p.stored else 0
     return states + p.rounds * written_activations(v)
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from planner.machine.drives import RATED_SIZES
 from planner.machine.hardware import Hardware
 from planner.reports.receipt import Asked, Load, Receipt, Share, Solved
+from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, Program, Queue, compile_program
-from planner.schedule.disk_use import ACCEPT, DiskUse, step_activation_bytes
+from planner.schedule.disk_use import ACCEPT, DiskUse, step_activation_bytes, step_weight_bytes
 from planner.schedule.memory import cpu_parts, parts_at_peak
 from planner.schedule.plan import Plan
-from planner.schedule.serial_order import stored_activations
 from planner.schedule.simulate import durations_s, host_traffic_bytes, simulate, written_bytes
 
 LAUNCHING = "launching the GPU's operations"
@@ -47,7 +47,8 @@ def receipt(
         gpu_budget_bytes=plan.gpu_budget_bytes,
         cpu_budget_bytes=plan.cpu_budget_bytes,
         disk=disk_shares(
-            chain, asked, chain.stored_bytes(plan.cpu_updated()), sum(stored_activations(plan, chain).values())
+            chain, asked, chain.stored_bytes(plan.cpu_updated()),
+            sum(stored_activations(plan, chain).values()), chain.passing_bytes(plan.cpu_updated()),
         ),
         disk_use=_disk_use(plan, chain, hardware, rated_writes),
         gpu_peak_bytes=plan.gpu_peak_bytes,
@@ -111,22 +112,26 @@ def gpu_shares(program: Program, chain: Chain) -> tuple[Share, ...]:
 def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
     """What the host holds; the bytes add up to its peak."""
     parts = cpu_parts(plan, chain)
+    passing = "weights and gradients" if chain.passing_bytes(plan.cpu_updated()) else "weights"
     return _shares(
         ("working copies of weights", parts.weights_bytes),
         ("masters and moments", parts.states_bytes),
         ("gradients", parts.gradients_bytes),
         ("offloaded activations", parts.offloaded_bytes),
         ("weights and states before the norm", parts.kept_bytes),
-        ("weights on their way from disk", parts.ring_bytes),
+        (f"{passing} on their way from disk", parts.ring_bytes),
         ("states on their way from and to disk", parts.state_ring_bytes),
         ("activations on their way to and from disk", parts.activation_ring_bytes),
         ("Muon's products", parts.products_bytes),
     )
 
 
-def disk_shares(chain: Chain, asked: Asked, stored: int = 0, activations: int = 0) -> tuple[Share, ...]:
+def disk_shares(
+    chain: Chain, asked: Asked, stored: int = 0, activations: int = 0, weights: int = 0
+) -> tuple[Share, ...]:
     """Checkpoints, the one that is being written while the others are still there, and the trained model; `stored`
-    bytes of optimizer states, which a single checkpoint names: then they are there twice; `activations` of a round."""
+    bytes of optimizer states, which a single checkpoint names: then they are there twice; `activations` of a round;
+    `weights`: gradients and working copies that are wholly on disk."""
     named = asked.keep == 1
     checkpoint = chain.saved_bytes - stored * named
     model = sum(t.bytes for t in _tensors(chain) if t.trainable or asked.whole)
@@ -135,18 +140,18 @@ def disk_shares(chain: Chain, asked: Asked, stored: int = 0, activations: int = 
     return _shares(
         ("optimizer states on drives" + ", twice" * named, stored * (1 + named)), (each, kept * checkpoint),
         ("a checkpoint being written", checkpoint), ("the trained model, twice", 2 * model),
-        ("activations on drives", activations),
+        ("gradients and working copies on drives", weights), ("activations on drives", activations),
     )  # fmt: skip
 
 
 def _disk_use(plan: Plan, chain: Chain, hardware: Hardware, said: int | str | None) -> DiskUse | None:
-    activations = step_activation_bytes(plan, chain)
-    written = chain.stored_bytes(plan.cpu_updated()) + activations
+    activations, weights = step_activation_bytes(plan, chain), step_weight_bytes(plan, chain)
+    written = chain.stored_bytes(plan.cpu_updated()) + weights + activations
     rated = said if isinstance(said, int) else hardware.disk_rated_bytes
     stated = isinstance(said, int) or rated != RATED_SIZES * hardware.disk_bytes
     found = DiskUse(
         written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, activation_bytes=activations,
-        again_bytes=chain.stored_bytes(plan.trailing()),
+        again_bytes=chain.stored_bytes(plan.trailing()), weight_bytes=weights,
     )  # fmt: skip
     return found if written else None
 

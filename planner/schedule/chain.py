@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.checks import check_numbers
 from planner.eight_bits import moment_bytes
-from planner.schedule.state_pieces import LEAST_BYTES, PAGE, Piece, StoredTensor
+from planner.schedule.state_pieces import LEAST_BYTES, Piece, StoredTensor, whole_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +18,10 @@ class Tensor:
     `bytes` is the working copy that computes and travels; `state_bytes` everything the optimizer keeps for it
     (moments, and the fp32 master where the working copy is narrower). `row_bytes` is one row's gradient of an embedding
     that is tied to the head: with several slices the rows of the step's tokens are kept aside
-    (`planner.schedule.peak_moments.Rows`). `on_disk`, of a frozen one: the host keeps no copy of it;
-    where it travels it is read from the model's files each time. `states_on_disk`, of a trained one: where the CPU
-    updates it, the host keeps no optimizer states of it; they are read for the update, and written after it.
+    (`planner.schedule.peak_moments.Rows`). `on_disk`: the host keeps no copy of it.
+    A frozen one is read from the model's files each time it travels; of a trained one, which the CPU updates, working
+    copy and gradient are on a drive as its states are. `states_on_disk`, of a trained one: where the CPU updates it,
+    the host keeps no optimizer states of it; they are read for the update, and written after it.
     `rounded`: its moments are in 8 bits (`planner.eight_bits`). `shorter_side`: of a matrix that Muon updates
     (`planner.muon`), whose only moment is its momentum; 0: AdamW updates it. `gpu_update_s`, `cpu_update_s`: how long
     such an update takes on the device and on the CPU; 0: as long as one of AdamW.
@@ -42,8 +43,8 @@ class Tensor:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        if self.on_disk and self.trainable:
-            raise ValueError(f"tensor {self.name} is trained: it cannot be read from the model's files")
+        if self.on_disk and self.trainable and not (self.states_on_disk and self.has_master):
+            raise ValueError(f"tensor {self.name} is trained: it is on disk with its states and its master, or not")
         if self.states_on_disk and not self.state_bytes:
             raise ValueError(f"tensor {self.name} has no optimizer states that could be on disk")
         if self.rounded and (self.states_on_disk or self.state_bytes != sum(self.state_sizes)):
@@ -66,6 +67,20 @@ class Tensor:
         return self.trainable and self.state_bytes >= LEAST_BYTES and not (self.rounded or self.is_matrix)
 
     @property
+    def wholly_on_disk(self) -> bool:
+        """It is trained, and the host has neither working copy nor gradient of it: both pass through a ring."""
+        return self.on_disk and self.trainable
+
+    def with_states(self, *, on_disk: bool) -> Tensor:
+        """The same with its states on disk, or not; then it is not wholly there."""
+        return replace(self, states_on_disk=on_disk, on_disk=self.on_disk and (on_disk or not self.trainable))
+
+    @property
+    def can_trail(self) -> bool:
+        """Its states on disk may be updated in the step after that of its weight."""
+        return self.has_master and not self.on_disk
+
+    @property
     def has_master(self) -> bool:
         """The optimizer keeps an fp32 original beside the moments; the working copy is its rounding."""
         if self.rounded or self.is_matrix:
@@ -84,7 +99,8 @@ class Tensor:
     def host_gradient_bytes(self, rounds: int) -> int:
         """What the gradient's host copy takes beside the working copy. Where there is a master and no further round
         reads the weight, the gradient overwrites the working copy: the update makes that anew from the master."""
-        return 0 if self.has_master and rounds == 1 and self.gradient_bytes == self.bytes else self.gradient_bytes
+        overwrites = self.has_master and rounds == 1 and self.gradient_bytes == self.bytes
+        return 0 if overwrites or self.on_disk else self.gradient_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -136,7 +152,7 @@ class Option:
     @property
     def stored_bytes(self) -> int:
         """What goes to a drive: whole pages."""
-        return -(-self.offloaded_bytes // PAGE) * PAGE if self.on_disk else 0
+        return whole_pages(self.offloaded_bytes) if self.on_disk else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +280,10 @@ class Chain(_Derived):
     def stored_bytes(self, updated: Collection[str]) -> int:
         """Of the states that are on disk, where the CPU updates tensors of such names: once, in no whole pages."""
         return sum(t.state_bytes for t in self.tensors() if t.states_on_disk and t.name in updated)
+
+    def passing_bytes(self, updated: Collection[str]) -> int:
+        """Likewise, of working copies and gradients of what is wholly there."""
+        return sum(t.bytes + t.gradient_bytes for t in self.tensors() if t.wholly_on_disk and t.name in updated)
 
     @property
     def saved_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, overwritten, reads
+from planner.schedule.operations import gradient_slots_of
 from planner.schedule.plan import Direction
 
 _GRADIENT = -1  # in place of a version: the gradient is there
@@ -33,13 +34,15 @@ class Contents:
         self.gradient: dict[str, int] = {}  # tensor -> contributions so far
         self.sent: set[str] = set()  # complete gradients on the host
         self.on_disk = {t.name for t in chain.tensors() if t.on_disk}
-        self.slots: dict[int | None, str] = {}  # what was read last
+        self.gradient_slots = gradient_slots_of(chain)  # of what is wholly on disk
+        self.slots: dict[int | None, tuple[str, int]] = {}  # weights that were read last, and their versions
+        self.in_gradient_slot: dict[int | None, tuple[str, int]] = {}  # likewise, of gradients and what they become
         self.pieces = {t.name: len(chain.state_pieces(t)) for t in chain.tensors() if t.states_on_disk}
         self.written: dict[str, int] = {}  # piece of states -> the version that is on disk
         self.in_ring: dict[int | None, tuple[str, int]] = {}  # piece of states in a slot, and its version
         self.passing: dict[int | None, tuple[str, OpKind]] = {}  # activations in a slot, and how they came there
         self.on_drive: set[str] = set()  # activations that were written, and not read yet
-        self.has_master = {t.name: t.has_master for t in chain.tensors()}
+        self.can_trail = {t.name for t in chain.tensors() if t.can_trail}
         self.followed_pieces: dict[str, set[int]] = {}  # of tensors whose states have begun to follow
         self.updated_pieces: dict[str, set[int]] = {}  # of tensors whose update has begun
         self.trailing: set[str] = set()  # whose states are a version behind the weight
@@ -77,6 +80,8 @@ class Contents:
                 self.in_ring[op.slot] = op.subject, self.written.get(op.subject, 0)
             case OpKind.READ | OpKind.WRITE if op.subject[0] == "a":
                 self._pass(op)
+            case OpKind.READ | OpKind.WRITE if op.subject[0] == "g" or (op.kind is OpKind.WRITE and op.piece is None):
+                self._pass_whole(op)
             case OpKind.WRITE:
                 piece, version = self.in_ring.get(op.slot, ("", 0))
                 if piece != op.subject or version <= self.written.get(piece, 0):
@@ -85,7 +90,7 @@ class Contents:
             case OpKind.READ:
                 if op.subject[2:] not in self.on_disk or op.slot is None:
                     raise InvalidProgram(f"{op.name}: {op.subject} is not on disk")
-                self.slots[op.slot] = op.subject
+                self.slots[op.slot] = op.subject, self.host[op.subject]
             case OpKind.FETCH:
                 self._fetch(op)
             case OpKind.SEND:
@@ -126,6 +131,8 @@ class Contents:
         item = op.subject
         self.gone(op, item)
         if item[0] == "g":
+            if op.slot is not None and self.in_gradient_slot.get(op.slot) != (item, self.host.get(item)):
+                raise InvalidProgram(f"{op.name}: its slot does not hold {item}")
             if self.host.get(item) != self.gradient.get(item[2:], 0):
                 raise InvalidProgram(f"{op.name}: the host's copy of {item} is not the sum so far")
             self.device[item] = self.host[item]
@@ -140,7 +147,7 @@ class Contents:
                 raise InvalidProgram(f"{op.name}: {item} was not sent to the host")
             self.device[item] = self.host.pop(item)
             return
-        if item[2:] in self.on_disk and (op.slot is None or self.slots.get(op.slot) != item):
+        if item[2:] in self.on_disk and (op.slot is None or self.slots.get(op.slot) != (item, self.host[item])):
             raise InvalidProgram(f"{op.name}: {item} was not read from disk, or something else was after it")
         if item[2:] in self.updated_pieces:
             raise InvalidProgram(f"{op.name}: the update of {item} is not over")
@@ -153,9 +160,11 @@ class Contents:
     def _send(self, op: Op) -> None:
         item = op.subject
         self.gone(op, item)
-        if op.slot is not None:
+        if item[0] == "a" and op.slot is not None:
             self.passing[op.slot] = item, op.kind
             return
+        if item[2:] in self.gradient_slots and (item[0] != "g" or op.slot is None):
+            raise InvalidProgram(f"{op.name}: nothing takes {item} to its disk")
         if item[0] == "g":
             if self.gradient[item[2:]] % self._of_round(item[2:]):
                 raise InvalidProgram(f"{op.name}: the gradient is not complete")
@@ -166,7 +175,25 @@ class Contents:
                 self.sent.add(item)
             if item[2:] in self.overwritten:
                 self.host[f"w:{item[2:]}"] = _GRADIENT
+            if op.slot is not None:
+                self.in_gradient_slot[op.slot] = item, self.device[item]
+                self.host.pop(item, None)  # until it is written
+                return
         self.host[item] = self.device[item]
+
+    def _pass_whole(self, op: Op) -> None:
+        """A gradient on its way to its drive, or back; or the weight that has taken its place. What is on the drive
+        counts as the host's."""
+        item = op.subject
+        if op.kind is OpKind.READ:
+            if item not in self.host:
+                raise InvalidProgram(f"{op.name}: {item} is not on disk")
+            self.in_gradient_slot[op.slot] = item, self.host[item]
+            return
+        there, version = self.in_gradient_slot.get(op.slot, ("", 0))
+        if there != item or (item[0] == "w" and version != self.version[item[2:]]):
+            raise InvalidProgram(f"{op.name}: its slot does not hold {item} as it is now")
+        self.host[item] = version
 
     def _pass(self, op: Op) -> None:
         """Activations on their way to a drive, or back: each time once."""
@@ -213,6 +240,9 @@ class Contents:
         """The gradient is there, and so are its items of these kinds, current, and nowhere else."""
         if f"g:{name}" not in self.sent:
             raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
+        slot = self.gradient_slots.get(name)
+        if slot is not None and self.in_gradient_slot.get(slot) != (f"g:{name}", self.host.get(f"g:{name}", -1)):
+            raise InvalidProgram(f"{op.name}: its gradient was not read from disk")
         for kind in kinds:
             there = self.host[f"{kind}:{name}"]
             if there != (_GRADIENT if kind == "w" and name in self.overwritten else self.version[name]):
@@ -224,7 +254,7 @@ class Contents:
         """The tensor is updated when all its pieces are. `trails`: but for its states."""
         if piece is None or op.kind not in (OpKind.CPU_UPDATE, OpKind.CPU_WEIGHT):
             raise InvalidProgram(f"{op.name}: states on disk are updated once, when the norm is known")
-        if trails and not (self.program.clip and self.has_master[name]):
+        if trails and not (self.program.clip and name in self.can_trail):
             raise InvalidProgram(f"{op.name}: nothing lets the states of {name} trail")
         if name in self.trailing:
             raise InvalidProgram(f"{op.name}: the states of {name} are a step behind")
@@ -242,7 +272,11 @@ class Contents:
             del self.updated_pieces[name]
             self.updated[name] = self.updated.get(name, 0) + 1
             self.version[name] += 1
-            self.host[f"w:{name}"] = self.host[f"s:{name}"] = self.version[name]
+            self.host[f"s:{name}"] = self.version[name]
+            if name in self.gradient_slots:
+                self.in_gradient_slot[self.gradient_slots[name]] = f"w:{name}", self.version[name]
+            else:
+                self.host[f"w:{name}"] = self.version[name]
             if trails:
                 self.trailing.add(name)
             else:
@@ -306,7 +340,7 @@ class Contents:
             raise InvalidProgram(f"the cycle does not close: {odd} is on the device at one end of the step only")
         if self.tentative:
             raise InvalidProgram(f"{min(self.tentative)} is updated ahead of the norm and never replayed")
-        for name in self.gradient:
+        for name in self.gradient.keys() - self.gradient_slots.keys():  # an update may read those in the next step
             self.host.pop(f"g:{name}", None)
         self.gradient.clear()
         self.normed.clear()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from planner.errors import UserError
 from planner.machine.drives import RATED_SIZES, rated_bytes
+from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.schedule.serial_order import stored_activations
 
 ACCEPT = "accept"
 _UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
@@ -20,8 +20,9 @@ MOST_WORN = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """Optimizer states and activations on disk. `written_bytes`: in each step; as much is read, and `again_bytes` of
-    states twice, which trail their weight. `activation_bytes`: of what is written, activations. `rated_bytes`: what may
+    """What is on disk. `written_bytes`: in each step; as much is read, and `again_bytes` of states twice, which trail
+    their weight. `activation_bytes`: of what is written, activations; `weight_bytes`: gradients and working copies, of
+    which the latter are read in each pass. `rated_bytes`: what may
     be written to the drives altogether until the first is worn, 0: not known; `stated`: somebody said so, else it is
     taken from their sizes; `accepted`: somebody said that it does not matter. `steps`: of the whole run, None: not
     known yet."""
@@ -33,6 +34,7 @@ class DiskUse:
     steps: int | None = None
     activation_bytes: int = 0
     again_bytes: int = 0
+    weight_bytes: int = 0
 
     @property
     def share(self) -> float | None:
@@ -58,11 +60,14 @@ class DiskUse:
 
     def lines(self) -> Iterator[str]:
         """For people, in powers of ten, as makers count."""
-        states = self.written_bytes - self.activation_bytes
+        states = self.written_bytes - self.activation_bytes - self.weight_bytes
         twice = f" ({_decimal(self.again_bytes)} read twice)" if self.again_bytes else ""
-        each = {f"optimizer states{twice}": states, "activations": self.activation_bytes}
-        parts = [f"{_decimal(size)} of {what}" for what, size in each.items() if size]
-        yield f"each step reads and writes {' and '.join(parts)}"
+        each = {
+            f"optimizer states{twice}": states, "gradients and weights (read in each pass)": self.weight_bytes,
+            "activations": self.activation_bytes,
+        }  # fmt: skip
+        *first, last = [f"{_decimal(size)} of {what}" for what, size in each.items() if size]
+        yield f"each step reads and writes {' and '.join([', '.join(first)] * bool(first) + [last])}"
         if self.steps_of_life is None:
             yield "how much may be written to the drive is not known: its data sheet has it (TBW)"
             return
@@ -82,21 +87,27 @@ def disk_use(
     """Of a run on this machine, of so many `steps`, with states or activations in `folders`; None where none are.
     `said`: the job's `disk_rated_writes`. `parts`: asked where nobody said it, which part of these each of `folders`
     has, to one another; None: equal ones."""
-    activations = step_activation_bytes(plan, chain)
-    written = chain.stored_bytes(plan.cpu_updated()) + activations
+    activations, weights = step_activation_bytes(plan, chain), step_weight_bytes(plan, chain)
+    written = chain.stored_bytes(plan.cpu_updated()) + weights + activations
     if not written:
         return None
     stated = isinstance(said, int)
     rated = said if isinstance(said, int) else _rated(folders, parts)
     return DiskUse(
         written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, steps=steps,
-        activation_bytes=activations, again_bytes=chain.stored_bytes(plan.trailing()),
+        activation_bytes=activations, again_bytes=chain.stored_bytes(plan.trailing()), weight_bytes=weights,
     )  # fmt: skip
 
 
 def step_activation_bytes(plan: Plan, chain: Chain) -> int:
     """Of activations, what a step writes to disk."""
     return plan.rounds * sum(stored_activations(plan, chain).values())
+
+
+def step_weight_bytes(plan: Plan, chain: Chain) -> int:
+    """Of what is wholly on disk, what a step writes there: working copies, and the gradients of each round."""
+    there = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
+    return sum(t.bytes + plan.rounds * t.gradient_bytes for t in there)
 
 
 def most_written_bytes(

@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields, replace
 
 from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
-from planner.schedule.operations import ACTIVATION_SLOTS, SLOTS, STATE_SLOTS
+from planner.schedule.operations import ACTIVATION_SLOTS, GRADIENT_SLOTS, SLOTS, STATE_SLOTS
 from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, scratch_bytes, tied_rows
 from planner.schedule.plan import Direction, Plan, stage_order
+from planner.schedule.state_pieces import PAGE, whole_pages
 
-_PAGE = 4096  # files are read from whole ones on
-_BETWEEN = 4 * _PAGE  # tensors begin at multiples of 64 bytes
+_BETWEEN = 4 * PAGE  # tensors begin at multiples of 64 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +242,7 @@ class HostParts:
     gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds, where they do not
                        take the working copy's place
     offloaded_bytes    activations of a round's slices, but for those that go on to a disk
-    ring_bytes         slots through which weights come from disk
+    ring_bytes         slots through which weights come from disk, and gradients go there and come back
     state_ring_bytes   slots through which states come from disk and go there
     activation_ring_bytes    slots through which activations go to disk and come back
     kept_bytes         weights and states before an update that runs ahead of the norm
@@ -301,12 +301,17 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
 
 def slot_bytes(chain: Chain) -> int:
     """Of a slot that any weight on disk fits into, from wherever in a file it comes; 0 where none is there."""
-    return max(((-(-t.bytes // _PAGE) + 1) * _PAGE for t in chain.tensors() if t.on_disk), default=0)
+    return max((whole_pages(t.bytes) + PAGE for t in chain.tensors() if t.on_disk), default=0)
+
+
+def gradient_slot_bytes(chain: Chain) -> int:
+    """Of a slot that any gradient of what is wholly on disk fits into; 0 where nothing is."""
+    return max((whole_pages(t.bytes) for t in chain.tensors() if t.wholly_on_disk), default=0)
 
 
 def ring_bytes(chain: Chain) -> int:
-    """All slots."""
-    return SLOTS * slot_bytes(chain)
+    """All slots of both kinds."""
+    return SLOTS * slot_bytes(chain) + GRADIENT_SLOTS * gradient_slot_bytes(chain)
 
 
 def state_slot_bytes(chain: Chain) -> int:

@@ -37,8 +37,8 @@ class OpKind(StrEnum):
     SEND = "send"
     CPU_UPDATE = "cpu_update"
     CPU_AHEAD = "cpu_ahead"  # a CPU update before the norm is known, as if it did not clip; what was before is kept
-    READ = "read"  # of a file, into a slot of host memory; a fetch follows, or the update of a piece of states
-    WRITE = "write"  # of an updated piece of states, or of activations that were sent, from its slot
+    READ = "read"  # of a file, into a slot of host memory; a fetch follows, or an update
+    WRITE = "write"  # from its slot: what was sent, an updated piece of states, a working copy that an update made
     PEEK = "peek"  # a read of a piece of states that stay as they are
     CPU_WEIGHT = "cpu_weight"  # a CPU update whose states are forgotten: those on disk trail the weight
     CPU_STATES = "cpu_states"  # the same update in the next step, of the states, from the same gradient
@@ -164,7 +164,9 @@ def overwritten(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
     trail, read the gradient after the update has made the working copy anew."""
     rounds = ops[-1].round + 1
     again = {name for op in ops if op.kind in (OpKind.CPU_REPLAY, OpKind.CPU_STATES) for name in op.names}
-    lost = {t.name for t in chain.tensors() if t.trainable and not t.host_gradient_bytes(rounds)}
+    lost = {
+        t.name for t in chain.tensors() if t.trainable and not (t.on_disk or t.host_gradient_bytes(rounds))
+    }
     return frozenset(lost - again)
 
 
@@ -178,17 +180,21 @@ def packed(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
 
 def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collection[str]) -> Iterator[Access]:
     """The copies an operation reads and writes: "d:" + item on the device, "h:" + item on the host, "slot:" + number,
-    "disk:" + piece or activations, "clip"."""
+    "disk:" + piece or item, "clip". Of a tensor that is wholly on disk, "h:g:" and "h:w:" are what its slot holds for
+    its update."""
     match op.kind:
         case OpKind.ALLOC | OpKind.FREE:
             yield f"d:{op.subject}", True
         case OpKind.READ | OpKind.PEEK:
-            if op.piece is not None or op.subject[0] == "a":  # a model's own files are never written
-                yield f"disk:{op.subject}", False
+            yield f"disk:{op.subject}", False
             yield f"slot:{op.slot}", True
+            if op.subject[0] == "g":
+                yield f"h:{op.subject}", True
         case OpKind.WRITE:
             yield f"slot:{op.slot}", False
             yield f"disk:{op.subject}", True
+            if op.subject[0] == "w":
+                yield f"h:{op.subject}", False
         case OpKind.FETCH:
             yield f"h:{op.subject}" if op.slot is None else f"slot:{op.slot}", False
             yield f"d:{op.subject}", True
@@ -279,6 +285,18 @@ FIRST_ACTIVATION_SLOT = SLOTS + STATE_SLOTS
 def activation_slots() -> Iterator[int]:
     """Of whatever goes through that ring, one after another: a slot is empty again when all of them had their turn."""
     return itertools.cycle(range(FIRST_ACTIVATION_SLOT, FIRST_ACTIVATION_SLOT + ACTIVATION_SLOTS))
+
+
+GRADIENT_SLOTS = 3
+"""Tensors of the ring of host memory through which gradients of what is wholly on disk go there and come back for their
+updates: while one is updated, the next is read and the one before is written, as a weight."""
+FIRST_GRADIENT_SLOT = FIRST_ACTIVATION_SLOT + ACTIVATION_SLOTS
+
+
+def gradient_slots_of(chain: Chain) -> dict[str, int]:
+    """Tensor that is wholly on disk -> the slot of its gradient, in turns: so neighbours have different ones."""
+    there = (t for t in chain.tensors() if t.wholly_on_disk)
+    return {t.name: FIRST_GRADIENT_SLOT + number % GRADIENT_SLOTS for number, t in enumerate(there)}
 
 
 def ring_at_turn(slices: int, items: int = ACTIVATION_SLOTS) -> int:

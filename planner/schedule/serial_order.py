@@ -11,15 +11,14 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from planner.schedule.activation_turns import StoredActivations, activation_turns
 from planner.schedule.chain import Chain
 from planner.schedule.operations import (
-    ACTIVATION_SLOTS,
     SLOTS,
     STATE_SLOTS,
     Op,
     OpKind,
-    activation_slots,
-    ring_at_turn,
+    gradient_slots_of,
     slots_of,
     state_slots_of,
 )
@@ -47,7 +46,8 @@ class SerialOrder:
         if unknown:
             raise ValueError(f"the plan moves what the chain does not have: {', '.join(unknown)}")
         self.users = chain.users()
-        self.slots, self.pieces = slots_of(chain), state_slots_of(chain, clip=plan.clip) if by_pieces else {}
+        self.slots = {"w": slots_of(chain), "g": gradient_slots_of(chain), "s": {}}
+        self.pieces = state_slots_of(chain, clip=plan.clip) if by_pieces else {}
         self.stages = list(plan.stages)
         self.names = [stage.name for stage in plan.stages]
         stages = list(enumerate(plan.stages))
@@ -143,14 +143,14 @@ class SerialOrder:
     def _stage_start(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
         for item in stage.prefetch:
             if self._fetched(item, r):
-                slot = self.slots.get(item[2:])
-                if slot is not None:
-                    yield self._move(OpKind.READ, n, item, r, slot)
-                yield self._move(OpKind.ALLOC, n, item, r)
-                yield self._move(OpKind.FETCH, n, item, r, slot)
+                fetch = self._move(OpKind.FETCH, n, item, r)
+                if fetch.slot is not None:
+                    yield replace(fetch, kind=OpKind.READ)
+                yield replace(fetch, kind=OpKind.ALLOC, slot=None)
+                yield fetch
         for item in stage.offload:
             if item not in made and self._sends(item, n, r):
-                yield self._move(OpKind.SEND, n, item, r)
+                yield from self._sent(n, item, r)
         for name in stage.cpu_update:
             if f"g:{name}" not in made and not self._waits_for_norm(name):
                 carried = n < self.sent.get(f"g:{name}", n + 1)  # the gradient of the step before
@@ -164,7 +164,7 @@ class SerialOrder:
             yield from self._updates(n, stage, r, made)
         for item in stage.offload:
             if item in made and self._sends(item, n, r):
-                yield self._move(OpKind.SEND, n, item, r)
+                yield from self._sent(n, item, r)
         updates = list(self._cpu_updates(n, stage, r, made)) if self._last(r) else []
         stale = {f"w:{name}" for op in updates for name in op.names}  # they leave before the host has newer ones
         evicted = [item for item in stage.evict if self._evicts(item, n, r)]
@@ -229,15 +229,30 @@ class SerialOrder:
             kind = OpKind.CPU_UPDATE if self._waits_for_norm(name) else OpKind.CPU_REPLAY
             yield from self._update_on_cpu(kind, n, name, r)
 
+    def _sent(self, n: int, item: str, r: int) -> Iterator[Op]:
+        """To the host, or through it to disk."""
+        send = self._move(OpKind.SEND, n, item, r)
+        yield send
+        if send.slot is not None:
+            yield replace(send, kind=OpKind.WRITE)
+
     def _update_on_cpu(self, kind: OpKind, n: int, name: str, r: int, *, carried: bool = False) -> Iterator[Op]:
-        """Where its states are on disk, piece by piece: read, update, write."""
+        """Where its states are on disk, piece by piece: read, update, write. Where it is wholly there, its gradient is
+        read before, and what has become of the weight is written from the same slot."""
         update = Op(kind=kind, stage=self.names[n], subject=name, carried=carried, round=r)
         if name not in self.pieces:
             yield update
-        for piece, slot in self.pieces.get(name, ()):
+            return
+        gradient = replace(self._move(OpKind.READ, n, f"g:{name}", r), carried=carried)
+        if gradient.slot is not None:
+            yield gradient
+        for piece, slot in self.pieces[name]:
             its = replace(update, subject=f"{name}#{piece.number}", slot=slot)
             states = replace(its, subject=f"s:{its.subject}", bytes=piece.bytes)
             yield from (replace(states, kind=OpKind.READ), its, replace(states, kind=OpKind.WRITE))
+        if gradient.slot is not None:
+            weight = f"w:{name}"
+            yield replace(gradient, kind=OpKind.WRITE, subject=weight, bytes=self.sizes[weight])
 
     def _weight_on_cpu(self, n: int, name: str, r: int) -> Iterator[Op]:
         """Piece by piece, by states that stay on disk as they are."""
@@ -267,72 +282,11 @@ class SerialOrder:
         order = {name: number for number, s in enumerate(self.stages) for name in s.cpu_update}
         return sorted(order, key=lambda n: (self.users[n][0], order[n]))
 
-    def _move(self, kind: OpKind, n: int, item: str, r: int, slot: int | None = None) -> Op:
+    def _move(self, kind: OpKind, n: int, item: str, r: int) -> Op:
+        """A copy, through a slot where the item is on disk; memory that is freed is the device's alone."""
+        slot = self.slots[item[0]].get(item[2:]) if kind is not OpKind.FREE else None
         return Op(kind=kind, stage=self.names[n], subject=item, bytes=self.sizes[item], round=r, slot=slot)
 
     def _completes(self, name: str, stage: Stage) -> bool:
         """The stage is the last that adds to the gradient of `name`: the backward of its first block."""
         return self.users[name][0] == stage.block
-
-
-_Turns = dict[int, list[tuple[str, int]]]
-
-
-class StoredActivations:
-    """Those that go to disk in each round and come back, through the slots of a ring. In forward they use these in
-    turns. Those that are in the ring when backward begins, and are the first to be fetched, stay there, and go to no
-    disk. What is read then has a slot as soon as another has been fetched from it.
-
-    slots       item -> its slot on its way from the device; of those in `reads` it has another one on its way back
-    sizes       item -> bytes on disk, of those that are written
-    reads       item -> the slot it is read into
-    first       items that are read before any is fetched, from turn number `first_turn` on, the head's first
-    after       item -> the one that is read into its slot when it has been fetched
-    """
-
-    def __init__(self, plan: Plan, chain: Chain, back_at: _Turns) -> None:
-        options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
-        size = {f"a:{i}.{k}": o.stored_bytes for i, o in enumerate(options) if o.on_disk for k in range(plan.slices)}
-        made = list(size)
-        back = [item for turn in sorted(back_at) for item, _ in back_at[turn] if item in size] if made else []
-        self.slots = dict(zip(made, activation_slots(), strict=False))
-        stay = back[: ring_at_turn(plan.slices, len(made))]
-        at = {item: self.slots[item] for item in stay}
-        free = [self.slots[item] for item in made[-ACTIVATION_SLOTS:] if item not in at]
-        self.first = back[len(stay) :][: len(free)]
-        self.reads = dict(zip(self.first, free, strict=False))
-        self.after = dict(zip(back, back[len(stay) + len(free) :], strict=False))
-        for item, following in self.after.items():
-            self.reads[following] = at[item] if item in at else self.reads[item]
-        self.sizes = {item: size[item] for item in self.reads}
-        self.first_turn = (len(chain.blocks) - 1) * plan.slices
-
-
-def block_of(item: str) -> int:
-    """The block of activations "a:3.1"."""
-    return int(item[2:].partition(".")[0])
-
-
-def stored_activations(plan: Plan, chain: Chain) -> dict[str, int]:
-    """Item -> bytes of the activations that each round of the plan writes to disk."""
-    if not any(block.option(name).on_disk for block, name in zip(chain.blocks, plan.options, strict=True)):
-        return {}
-    return StoredActivations(plan, chain, activation_turns(plan, chain)[0]).sizes
-
-
-def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
-    """Turn number -> offloaded activations that come back before it, and that are released after it.
-
-    Both are one turn away from the block's own: the copies have a turn to hide behind.
-    """
-    numbers = {stage.name: n for n, stage in enumerate(plan.stages)}
-    back: dict[int, list[tuple[str, int]]] = {}
-    free: dict[int, list[tuple[str, int]]] = {}
-    for index, block in enumerate(chain.blocks[:-1]):
-        size = block.option(plan.options[index]).offloaded_bytes
-        for k in range(plan.slices) if size else ():
-            forward = numbers[f"F{index}"] * plan.slices + k
-            backward = numbers[f"B{index}"] * plan.slices + k
-            free.setdefault(forward + 1, []).append((f"a:{index}.{k}", size))
-            back.setdefault(max(forward + 2, backward - 1), []).append((f"a:{index}.{k}", size))
-    return back, free

@@ -27,7 +27,7 @@ class Piece:
     @property
     def bytes(self) -> int:
         """In memory and in the file: whole pages."""
-        return -(-self.elements * sum(self.widths) // PAGE) * PAGE
+        return whole_pages(self.elements * sum(self.widths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,11 @@ class StoredTensor:
             )
             for number, first in enumerate(range(0, elements, piece_elements))
         )  # fmt: skip
+
+
+def whole_pages(size: int) -> int:
+    """So many bytes, and the rest of their last page."""
+    return -(-size // PAGE) * PAGE
 
 
 def stored_bytes(pieces: Iterable[Piece], homes: int) -> int:

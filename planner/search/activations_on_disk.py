@@ -40,9 +40,10 @@ def may_be_stored(problem: Problem) -> bool:
 
 
 def most_on_disk(chain: Chain, slices: int) -> int:
-    """Bytes of all states, and of all activations of so many slices that may travel."""
+    """Bytes of all states, working copies and gradients, and of all activations of so many slices that may travel."""
     activations = sum(max(option.offloaded_bytes for option in block.options) for block in chain.blocks)
-    return sum(t.state_bytes for t in chain.tensors()) + slices * activations
+    trained = sum(t.state_bytes + t.bytes + t.gradient_bytes for t in chain.tensors() if t.trainable)
+    return trained + slices * activations
 
 
 def with_twins(chain: Chain) -> Chain:

@@ -58,4 +58,6 @@ class Decisions:
         if tensor.trainable and True in may["X"]:
             on_cpu = replace(placement, side=Side.CPU, after_backward=True)
             placements += [replace(on_cpu, after_forward=forward) for forward in may["E"]]
+        if tensor.wholly_on_disk:  # where the device updates it, it stays
+            placements = [p for p in placements if p.side is Side.CPU or p == placement]
         return in_their_stages(self.setting, placements)

@@ -55,8 +55,8 @@ def may_be_read(problem: Problem) -> bool:
 
 
 def disk_bytes(chain: Chain) -> int:
-    """Of the weights that are on disk."""
-    return sum(t.bytes for t in chain.tensors() if t.on_disk)
+    """Of the frozen weights that are on disk."""
+    return sum(t.bytes for t in chain.tensors() if t.on_disk and not t.trainable)
 
 
 def _may_be_on_disk(problem: Problem) -> list[str]:

@@ -24,11 +24,11 @@ from operator import itemgetter
 from planner.candidate.candidate import Absence, Candidate, TensorSchedule
 from planner.candidate.setting import Setting
 from planner.candidate.windows import Window, windows_of
+from planner.schedule.activation_turns import StoredActivations, activation_turns
 from planner.schedule.compile import reads
 from planner.schedule.memory import state_ring_bytes
 from planner.schedule.operations import ACTIVATION_SLOTS
 from planner.schedule.plan import Direction, Plan
-from planner.schedule.serial_order import StoredActivations, activation_turns
 from planner.schedule.update_work import update_work
 
 _STEPS = 3

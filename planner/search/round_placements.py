@@ -101,7 +101,11 @@ def choose_placements(
             if kind == "X" and "V" in target:
                 stored = [t for t in may if t.states_on_disk]
                 may = [t for t in may if not t.states_on_disk]
-                chosen[i]["V"] = carry.take("V", stored, target["V"], _weight, target["V"] if tight else 0.0)
+                wholly = [t for t in stored if t.on_disk]  # the host has no copies of them
+                stored = [t for t in stored if not t.on_disk]
+                target["V"] -= sum(t.bytes for t in wholly)
+                taken = carry.take("V", stored, target["V"], _weight, target["V"] if tight else 0.0)
+                chosen[i]["V"] = wholly + taken
             least = target[kind] if kind in "XN" and tight else 0.0
             chosen[i][kind] = carry.take(kind, may, target[kind], _weight, least)
             if kind == "X":
@@ -118,7 +122,7 @@ def choose_placements(
         kinds = chosen[i]
         kinds["U"] = []
         for tensor in kinds.get("V", ()):  # the first blocks' gradients come last
-            if tensor.bytes <= trailing and tensor.has_master and limits["U"][i]:
+            if tensor.bytes <= trailing and tensor.can_trail and limits["U"][i]:
                 kinds["U"].append(tensor)
                 trailing -= tensor.bytes
         left = [t for t in trainable[i] if limits["K"][i] and not any(t in kinds[kind] for kind in ("X", "N", "D"))]

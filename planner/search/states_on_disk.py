@@ -11,7 +11,7 @@ from dataclasses import replace
 from planner.candidate.candidate import movable
 from planner.errors import Exit, UserError
 from planner.ilp.instance import tensor_lists
-from planner.schedule.chain import Chain
+from planner.schedule.chain import Chain, Tensor
 from planner.schedule.plan import Plan
 from planner.schedule.state_pieces import stored_bytes
 from planner.search.make_plan import rounds_of_least
@@ -25,12 +25,15 @@ PARTS = 256
 
 
 def with_states_on_disk(problem: Problem) -> Problem:
-    """The problem as it is where no disk is given, where a plan keeps its budgets, or where none does with all states
-    on disk; else with those there with which the solver hopes for the shortest step, of as many as have room. Where
-    a plan needs more than that, it has as few as it needs: how many that are says what there should be room for."""
+    """The problem as it is where no disk is given, where a plan keeps its budgets, or where none does with all that may
+    be on disk; else with those states there with which the solver hopes for the shortest step, of as many as have
+    room. Where a plan needs more than that, it has as few as it needs: how many that are says what there should be room
+    for. Where all states are not enough, as few weights as are needed are wholly there, too."""
     everything = _all_that_may_help(problem)
-    if everything is None or not everything.fits():
+    if everything is None:
         return problem
+    if not everything.fits():
+        return with_weights_wholly_on_disk(everything, problem)
     names = _may_be_on_disk(problem)
     chosen = _with_room(everything, _fastest(everything))
     found = _on_disk(problem, chosen)
@@ -64,10 +67,23 @@ def decided_anew(problem: Problem) -> Problem:
     return with_states_on_disk(_on_disk(problem, ())) if states_on_disk(problem.chain) else problem
 
 
+def with_weights_wholly_on_disk(everything: Problem, otherwise: Problem) -> Problem:
+    """The problem, with all states on disk, and as few layers' weights wholly there as make a plan keep its budgets;
+    `otherwise` where none does."""
+    names = _may_be_wholly_on_disk(everything)
+    if not (names and everything.cpu_updates):
+        return otherwise
+    found = as_few_as_fit(everything, lambda parts: _wholly_on_disk(everything, every(names, parts)))
+    return otherwise if found is everything else found
+
+
 def with_all_on_disk(problem: Problem) -> Problem:
-    """The problem with all states on disk that may be there: what has room on the disk that is given, where one is."""
+    """The problem with all states on disk that may be there: what has room on the disk that is given, where one is; and
+    with all weights wholly there that may, where it is not enough."""
     names = _may_be_on_disk(problem)
     everything = _on_disk(problem, names)
+    if not everything.fits() and (more := _may_be_wholly_on_disk(everything)):
+        return _wholly_on_disk(everything, more)
     return _on_disk(problem, _with_room(everything, names)) if problem.hardware.disk_bytes else everything
 
 
@@ -140,9 +156,11 @@ def states_on_disk(chain: Chain) -> bool:
 
 
 def disk_need_bytes(plan: Plan, chain: Chain, *, homes: int) -> int:
-    """What states on disk take there: those of the tensors that the CPU updates."""
-    there = [t for t in chain.tensors() if t.states_on_disk and t.name in plan.cpu_updated()]
-    return stored_bytes((piece for t in there for piece in chain.state_pieces(t)), homes)
+    """What states on disk take there, and weights that are wholly there: those of the tensors that the CPU updates."""
+    updated = plan.cpu_updated()
+    there = [t for t in chain.tensors() if t.states_on_disk and t.name in updated]
+    states = stored_bytes((piece for t in there for piece in chain.state_pieces(t)), homes)
+    return states + chain.passing_bytes(updated)
 
 
 def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) -> None:
@@ -159,16 +177,30 @@ def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) 
 
 def _may_be_on_disk(problem: Problem) -> list[str]:
     """What the CPU may update; small ones would take a drive nearly as long as large ones."""
-    tensors = movable(problem.chain, replace(problem.hardware, min_transfer_bytes=0))
-    return [t.name for block in tensors for t in block if t.storable]
+    return [t.name for block in _movable(problem) for t in block if t.storable]
+
+
+def _movable(problem: Problem) -> list[list[Tensor]]:
+    return movable(problem.chain, replace(problem.hardware, min_transfer_bytes=0))
 
 
 def _on_disk(problem: Problem, names: Collection[str]) -> Problem:
     chosen = frozenset(names)
-    blocks = tuple(
-        replace(
-            block, tensors=tuple(replace(t, states_on_disk=t.name in chosen) for t in block.tensors)
-        )
-        for block in problem.chain.blocks
-    )  # fmt: skip
+    return _changed(problem, lambda t: t.with_states(on_disk=t.name in chosen))
+
+
+def _may_be_wholly_on_disk(problem: Problem) -> list[str]:
+    """Of what has its states on disk, weights of layers: the embedding and the head are as large as many of those, and
+    so would the slots be through which they came."""
+    layers = _movable(problem)[1:-1]
+    return [t.name for tensors in layers for t in tensors if t.states_on_disk and t.has_master]
+
+
+def _wholly_on_disk(problem: Problem, names: Collection[str]) -> Problem:
+    chosen = frozenset(names)
+    return _changed(problem, lambda t: replace(t, on_disk=True) if t.name in chosen else t)
+
+
+def _changed(problem: Problem, of: Callable[[Tensor], Tensor]) -> Problem:
+    blocks = tuple(replace(block, tensors=tuple(map(of, block.tensors))) for block in problem.chain.blocks)
     return replace(problem, chain=replace(problem.chain, blocks=blocks, piece_elements=PIECE_ELEMENTS))

@@ -33,13 +33,16 @@ class Device:
 
     def fetch(self, item: str) -> None:
         """Host to device."""
-        for target, source in zip(self.items[item], self._host.items[item], strict=True):
+        for target, source in zip(self.items[item], self._host.copies(item), strict=True):
             _copy(target, source)
 
     def fetch_from(self, slot: int, item: str) -> None:
-        """Likewise, of a weight or of activations that were read into a slot."""
+        """Likewise, of what was read into a slot."""
         host = self._host
-        sources = host.stored.in_slot(item, slot) if item[0] == "a" else [host.in_slot(item, slot)]
+        if item[0] == "a":
+            sources = host.stored.in_slot(item, slot)
+        else:
+            sources = [host.in_slot(item, slot) if item[0] == "w" else host.stored_weights.in_slot(item[2:], slot)]
         for target, source in zip(self.items[item], sources, strict=True):
             _copy(target, source)
 
@@ -51,10 +54,13 @@ class Device:
             _copy(target, source)
 
     def send_to(self, slot: int, item: str) -> None:
-        """Likewise, of activations that go on to disk from a slot."""
+        """Likewise, of what goes on to disk from a slot."""
         host, sources = self._host, self.items[item]
-        host.items[item] = host.stored.park(item, slot, sources)
-        for target, source in zip(host.items[item], sources, strict=True):
+        if item[0] == "a":
+            targets = host.items[item] = host.stored.park(item, slot, sources)
+        else:
+            targets = [host.stored_weights.in_slot(item[2:], slot)]
+        for target, source in zip(targets, sources, strict=True):
             _copy(target, source)
 
 

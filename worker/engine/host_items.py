@@ -14,6 +14,7 @@ from planner.eight_bits import moment_bytes
 from planner.schedule.operations import SLOTS
 from worker.engine.file_items import FileItems
 from worker.engine.stored_activations import StoredActivations, span
+from worker.engine.stored_weights import StoredWeights
 from worker.runtime.machine import Machine
 from worker.runtime.slabs import carve, slab_bytes
 
@@ -36,9 +37,11 @@ class Host:
     than fp32, one more (the master, or where states are packed its lower half), "a:" as many as the block saved. Only
     what the program moves or updates on the CPU is here."""
 
-    def __init__(self, machine: Machine, activations: StoredActivations | None = None) -> None:
-        """`activations`: those that go on to disk."""
-        self.activations = activations
+    def __init__(
+        self, machine: Machine, activations: StoredActivations | None = None, weights: StoredWeights | None = None
+    ) -> None:
+        """`activations`: those that go on to disk; `weights`: those that are wholly there."""
+        self.activations, self.weights = activations, weights
         self.items: dict[str, list[Tensor]] = {}
         self._machine = machine
         self._parked: dict[str, Tensor] = {}
@@ -52,8 +55,9 @@ class Host:
         """Let go of all of it."""
         for kept in (self.items, self._parked, self._spare, self._masters, self._in_slots):
             kept.clear()
-        if self.activations is not None:
-            self.activations.clear()
+        for stored in (self.activations, self.weights):
+            if stored is not None:
+                stored.clear()
         self._slots, self._files = [], FileItems()
 
     def swap(self, item: str) -> list[Tensor]:
@@ -99,23 +103,53 @@ class Host:
         """Let a weight be read from the file that its memory is mapped from, whenever it is fetched. Raises UserError
         "weights-not-in-files"."""
         self.items[f"w:{name}"] = [weight]  # still mapped: nothing is read before somebody looks
-        if not self._slots:
-            self._slots = [self._machine.host_empty((slot_bytes,), torch.uint8) for _ in range(SLOTS)]
+        self._make_slots(slot_bytes)
         self._files.add(f"w:{name}", weight)
 
-    def is_on_disk(self, item: str) -> bool:
-        """Whether the item is read from a file."""
+    def move_to_disk(self, name: str, weight: Tensor, slot_bytes: int) -> None:
+        """Have a weight and its gradients on disk, and of neither a copy. Raises UserError "disk-failed"."""
+        assert self.weights is not None
+        self._make_slots(slot_bytes)
+        like = self.weights.add(name, weight)
+        self.items |= {f"w:{name}": [like], f"g:{name}": [like]}
+
+    def _make_slots(self, slot_bytes: int) -> None:
+        if not self._slots:
+            self._slots = [self._machine.host_empty((slot_bytes,), torch.uint8) for _ in range(SLOTS)]
+
+    def is_mapped(self, item: str) -> bool:
+        """Whether the item is the memory of a file."""
         return item in self._files
 
+    def is_wholly_on_disk(self, name: str) -> bool:
+        """Whether of the tensor's items none is here."""
+        return self.weights is not None and name in self.weights
+
+    def copies(self, item: str) -> list[Tensor]:
+        """Between steps: the item's tensors, in memory of their own where it is on disk. Raises UserError."""
+        if self.weights is not None and item[2:] in self.weights:
+            return [self.weights.get(item[2:])]
+        return self.items[item]
+
     def read(self, item: str, slot: int) -> None:
-        """From its file into a slot. Raises UserError "disk-failed"."""
-        self._in_slots[slot] = item, self._files.read(item, self._slots[slot])
+        """From its file, or its drive, into a slot. Raises UserError "disk-failed"."""
+        memory = self._slots[slot]
+        if self.weights is not None and item[2:] in self.weights:
+            self._in_slots[slot] = item, self.weights.read_into(item, memory)
+        else:
+            self._in_slots[slot] = item, self._files.read(item, memory)
 
     def in_slot(self, item: str, slot: int) -> Tensor:
         """What was read there."""
         there, weight = self._in_slots[slot]
         assert there == item, (there, item)
         return weight
+
+    @property
+    def stored_weights(self) -> StoredWeights:
+        """The weights that are wholly on disk, of which there are some."""
+        assert self.weights is not None
+        return self.weights
 
     @property
     def stored(self) -> StoredActivations:

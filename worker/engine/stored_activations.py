@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.schedule.operations import ACTIVATION_SLOTS, FIRST_ACTIVATION_SLOT
-from planner.schedule.state_pieces import PAGE
+from planner.schedule.state_pieces import whole_pages
 from worker.engine.stored_states import Scratch
 from worker.runtime.machine import Machine
 from worker.runtime.slabs import carve, slab_bytes
@@ -65,7 +65,7 @@ class StoredActivations:
         self._kept.read(item, self._used(item, slot))
 
     def _used(self, item: str, slot: int) -> Tensor:
-        size = -(-slab_bytes([layout.bytes for layout in self._layouts[item]]) // PAGE) * PAGE
+        size = whole_pages(slab_bytes([layout.bytes for layout in self._layouts[item]]))
         memory = self._ring[slot - FIRST_ACTIVATION_SLOT]
         assert size <= memory.nbytes, (item, size, memory.nbytes)
         return memory[:size]

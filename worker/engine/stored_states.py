@@ -116,8 +116,9 @@ class StoredStates:
             self.store.read(name, piece.number, self._slots[0])
             yield piece, self.store.parts(name, piece.number, self._slots[0])
 
-    def take_over(self, works: Mapping[str, Tensor]) -> None:
-        """Make working copies from the masters of the checkpoint that the store has resumed. Raises UserError."""
+    def masters_taken_over(self) -> Iterator[tuple[Piece, Tensor]]:
+        """Piece by piece, tensor by tensor, what the checkpoint has that the store has resumed: all states are checked,
+        those without a master, too. Raises UserError."""
         for piece, parts in self.store.check(self._slots[0]):
             if len(parts) > 2:
-                works[piece.name].view(-1)[piece.first : piece.first + piece.elements] = parts[2]
+                yield piece, parts[2]

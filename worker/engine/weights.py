@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from planner.cpu.rounded import both_numbers
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, Queue, overwritten, packed
-from planner.schedule.memory import activation_slot_bytes
+from planner.schedule.memory import activation_slot_bytes, gradient_slot_bytes
 from planner.schedule.memory import slot_bytes as weight_slot_bytes
+from planner.schedule.operations import gradient_slots_of
+from planner.schedule.state_pieces import Piece
 from worker.engine.device_items import Device
 from worker.engine.host_items import Host, Moments, new_states
 from worker.engine.state_parts import parts_of
 from worker.engine.stored_activations import StoredActivations
 from worker.engine.stored_states import Scratch, Store, StoredStates
+from worker.engine.stored_weights import StoredWeights
 from worker.runtime.arena import Memory
 from worker.runtime.machine import Machine
 
@@ -36,7 +39,7 @@ class Weights:
         self, model: nn.Module, program: Program, chain: Chain, machine: Machine, memory: Memory,
         store: Store | None = None, scratch: Scratch | None = None,
     ) -> None:  # fmt: skip
-        """`store`: of the optimizer states that are on disk; `scratch`: of the activations."""
+        """`store`: of the optimizer states that are on disk; `scratch`: of all else that passes through it."""
         self.stored = None if store is None else StoredStates(store, machine)
         on_disk = {name for op in program.queue(Queue.DISK_WRITE) if op.piece is not None for name in op.names}
         given = {f"s:{piece.name}" for piece in store.pieces} if store is not None else set()
@@ -45,7 +48,11 @@ class Weights:
         self._begun = store is None or store.resumed
         options = [block.option(name) for block, name in zip(chain.blocks, program.options, strict=True)]
         slot_bytes = max(map(activation_slot_bytes, options))
-        self.host = Host(machine, StoredActivations(scratch, machine, slot_bytes) if slot_bytes else None)
+        self.host = Host(
+            machine,
+            StoredActivations(scratch, machine, slot_bytes) if slot_bytes else None,
+            StoredWeights(scratch, machine, gradient_slots_of(chain), gradient_slot_bytes(chain)),
+        )
         self.device = Device(self.host, machine.device)
         self.left_out: dict[str, int] = {}
         self._machine, self._memory, self._model = machine, memory, model
@@ -61,7 +68,7 @@ class Weights:
         self.frame = {name: p for name, p in self._parameters.items() if name not in in_blocks}
         self._on_host = frozenset(_host_items(program))
         self._overwritten = overwritten(chain, program.ops)
-        self._on_disk = {t.name for t in chain.tensors() if t.on_disk}
+        self._on_disk = {t.name: t.trainable for t in chain.tensors() if t.on_disk}
         self._slot_bytes = weight_slot_bytes(chain)
         self._packed = packed(chain, program.ops)
         every = (*chain.tensors(), *chain.frame_tensors)
@@ -94,7 +101,8 @@ class Weights:
         weight, machine = parameter.detach().contiguous(), self._machine
         kinds = [kind for kind in "wgs" if f"{kind}:{name}" in self._on_host]
         if kinds and name in self._on_disk:
-            self.host.leave_on_disk(name, weight, self._slot_bytes)
+            to_disk = self.host.move_to_disk if self._on_disk[name] else self.host.leave_on_disk
+            to_disk(name, weight, self._slot_bytes)
             weight = weight.clone() if f"w:{name}" in self._resident else weight  # what is mapped stays, the copy goes
         elif kinds:
             self.host.hold(
@@ -130,7 +138,7 @@ class Weights:
     def leave(self, items: Iterable[str]) -> None:
         """Between steps: send what is on the device to the host, and let its memory go."""
         for item in items:
-            if not self.host.is_on_disk(item):
+            if not (self.host.is_mapped(item) or self.host.is_wholly_on_disk(item[2:])):
                 self.device.send(item)
             self.device.free(item)
 
@@ -167,7 +175,8 @@ class Weights:
         """One tensor's of `state`."""
         with self._whole(name) as states:
             parts = {part: t.cpu() for part, t in self._parts(name, states).items()}
-            parts.setdefault("master", self._current(f"w:{name}")[0].detach().cpu())
+            if "master" not in parts:
+                parts["master"] = self._current(f"w:{name}")[0].detach().cpu()
             if name in self.left_out:
                 parts["left_out"] = torch.tensor(float(self.left_out[name]))
             yield name, parts
@@ -194,9 +203,8 @@ class Weights:
     def _beside_disk(self, name: str) -> dict[str, Tensor]:
         """Of a tensor whose states are on disk, what is not there."""
         rest: dict[str, Tensor] = {}
-        weight = self._current(f"w:{name}")[0]
-        if weight.dtype == torch.float32:
-            rest["master"] = weight.detach().cpu()
+        if self._parameters[name].dtype == torch.float32:
+            rest["master"] = self._current(f"w:{name}")[0].detach().cpu()
         if name in self.left_out:
             rest["left_out"] = torch.tensor(float(self.left_out[name]))
         return rest
@@ -225,7 +233,7 @@ class Weights:
 
     def _current(self, item: str) -> list[Tensor]:
         """The copy that is up to date when no step runs. A resident one is: what the CPU updated was fetched again."""
-        return self.device.items[item] if item in self._resident else self.host.items[item]
+        return self.device.items[item] if item in self._resident else self.host.copies(item)
 
     @torch.no_grad()
     def load(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
@@ -250,18 +258,30 @@ class Weights:
                 if self.host.is_packed(name):
                     continue
                 self._copy_parts(name, copies.get(f"s:{name}", ()), parts)
+            if self.host.is_wholly_on_disk(name):
+                self.host.stored_weights.put(name, parts["master"])
             if self.host.is_packed(name):
                 with self.host.whole_states(name) as states:
                     self._copy_parts(name, states, parts)
         if stored is not None and stored.resumed and not written:
             missing -= {name for name in self.trained if name in stored}
-            stored.take_over({item[2:]: own[0] for item, own in self.host.items.items() if item[0] == "w"})
+            for piece, master in stored.masters_taken_over():
+                self._take_over(piece, master)
             for name in (name for name in self.trained if name in stored):
                 for copy in self.device.items.get(f"w:{name}", ()):  # a step fetches it again after its update
-                    copy.copy_(self.host.items[f"w:{name}"][0])
+                    copy.copy_(self.host.copies(f"w:{name}")[0])
         self._begun = True
         if missing:
             raise ValueError(f"nothing was given for {min(missing)}")
+
+    def _take_over(self, piece: Piece, master: Tensor) -> None:
+        """A part of a working copy is its master's rounding."""
+        wholly = self.host.is_wholly_on_disk(piece.name)
+        work = self.host.stored_weights.own(piece.name) if wholly else self.host.items[f"w:{piece.name}"][0]
+        last = piece.first + piece.elements
+        work.view(-1)[piece.first : last] = master
+        if wholly and last == work.numel():
+            self.host.stored_weights.keep(piece.name)
 
     def _copy_parts(self, name: str, states: Sequence[Tensor], parts: Mapping[str, Tensor]) -> None:
         for part, target in self._parts(name, states).items():
@@ -283,8 +303,8 @@ class Weights:
         for name, parameter in self._parameters.items():
             copies = self.device.items if (item := f"w:{name}") in self._resident else self.host.items
             if item in copies:  # else it was not taken
-                own = copies[item][0].detach()
-                mapped = copies is self.host.items and self.host.is_on_disk(item)
+                own = self._current(item)[0].detach()
+                mapped = copies is self.host.items and self.host.is_mapped(item)
                 parameter.data = own if mapped else own.to("cpu", copy=True)
             parameter.grad = None
             for items in (self.host.items, self.device.items):

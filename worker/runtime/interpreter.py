@@ -128,9 +128,14 @@ class Cursor:
         return not self._values.updating
 
     def run_carried(self) -> None:
-        """Issue the updates that the last step left to the next one, which will then do without them."""
+        """Issue the updates that the last step left to the next one, which will then do without them. Some of what they
+        wait for only operations of that step say, which stand before them: so all is over before the first, and before
+        each that takes a whole tensor's slot."""
         if self._previous is not None:
+            self._interpreter.drain()
             for op in self._carried:
+                if op.kind is OpKind.READ and op.piece is None:
+                    self._interpreter.drain()
                 self._interpreter.issue(op, self._previous)
             self._interpreter.flush()
         self.forget()

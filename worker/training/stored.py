@@ -15,11 +15,11 @@ from planner.job.schema import Job
 from planner.measure.drive import expected_shares
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
+from planner.schedule.activation_turns import block_of, stored_activations
 from planner.schedule.chain import Chain
 from planner.schedule.memory import activation_slot_bytes
 from planner.schedule.plan import Plan
-from planner.schedule.serial_order import block_of, stored_activations
-from planner.schedule.state_pieces import StoredTensor, stored_bytes
+from planner.schedule.state_pieces import StoredTensor, stored_bytes, whole_pages
 from worker.storage.activations import ActivationsOnDisk
 from worker.storage.checkpoint import Checkpoint
 from worker.storage.states import StatesOnDisk
@@ -80,19 +80,22 @@ def _by_rate(job: Job, need_bytes: int) -> list[int]:
     return found
 
 
-def activation_sizes(plan: Plan, chain: Chain) -> dict[str, int]:
-    """Of the activations that the plan writes to disk, what each may take there at most."""
+def passing_sizes(plan: Plan, chain: Chain) -> dict[str, int]:
+    """Of the activations that the plan writes to disk, and of the working copies and gradients of what is wholly there,
+    what each may take there at most."""
     options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
-    return {item: activation_slot_bytes(options[block_of(item)]) for item in stored_activations(plan, chain)}
+    sizes = {item: activation_slot_bytes(options[block_of(item)]) for item in stored_activations(plan, chain)}
+    there = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
+    return sizes | {f"{kind}:{t.name}": whole_pages(t.bytes) for t in there for kind in "wg"}
 
 
 @contextlib.contextmanager
 def open_scratch(
     job: Job, plan: Plan, chain: Chain, run: RunFolder | None = None
 ) -> Iterator[ActivationsOnDisk | None]:
-    """What keeps the activations of a run, or without one of whatever passes; None where none go to disk. Raises
-    UserError."""
-    sizes = activation_sizes(plan, chain)
+    """What keeps the activations of a run, and its weights that are wholly on disk, or without one of whatever passes;
+    None where there are neither. Raises UserError."""
+    sizes = passing_sizes(plan, chain)
     if not sizes:
         yield None
         return

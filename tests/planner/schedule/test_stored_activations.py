@@ -9,10 +9,10 @@ import pytest
 from planner.candidate.evaluate import evaluate
 from planner.candidate.setting import Budgets, Setting
 from planner.greedy.streaming import profile, streamed
+from planner.schedule.activation_turns import stored_activations
 from planner.schedule.compile import Op, OpKind, Queue, compile_program, with_waits
 from planner.schedule.memory import cpu_parts, gpu_peak_bytes
 from planner.schedule.operations import ACTIVATION_SLOTS
-from planner.schedule.serial_order import stored_activations
 from planner.schedule.simulate import host_traffic_bytes, least_step_s, simulate
 from planner.schedule.verify import InvalidProgram, verify
 from planner.search.activations_on_disk import with_twins

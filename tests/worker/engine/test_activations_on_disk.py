@@ -21,7 +21,7 @@ from tests.support.tiny_models import make_model
 from worker.engine.engine import Engine
 from worker.runtime.cpu import CpuMachine
 from worker.storage.activations import ActivationsOnDisk
-from worker.training.stored import activation_sizes
+from worker.training.stored import passing_sizes
 
 torch.set_num_threads(1)
 FORMS = {
@@ -47,7 +47,7 @@ def make(tmp_path):
         plan = replace(plan, options=(plan.options[0], *layers, plan.options[-1]), gpu_budget_bytes=0)
         program = compile_program(plan, chain)
         verify(program, chain)
-        sizes = activation_sizes(plan, chain)
+        sizes = passing_sizes(plan, chain)
         scratch = ActivationsOnDisk([tmp_path / "drive"], sizes) if keeps else None
         engine = Engine(
             its, plan=plan, chain=chain, device=CPU, optimizer=adamw(its), max_grad_norm=clip, scratch=scratch,

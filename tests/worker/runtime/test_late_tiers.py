@@ -37,7 +37,7 @@ from worker.storage.activations import ActivationsOnDisk
 from worker.storage.states import StatesOnDisk
 from worker.training.learning_rate import optimizer_of
 from worker.training.model import load_model
-from worker.training.stored import activation_sizes, stored_tensors
+from worker.training.stored import passing_sizes, stored_tensors
 
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
@@ -124,7 +124,7 @@ def test_steps_with_activations_on_disk_are_plain_pytorchs(device: Device, tmp_p
     for mood in MOODS:
         gc.collect()
         model = make_model("llama")
-        scratch = ActivationsOnDisk([tmp_path / "drive"], activation_sizes(plan, chain) or {"none": 4096})
+        scratch = ActivationsOnDisk([tmp_path / "drive"], passing_sizes(plan, chain) or {"none": 4096})
         engine = Engine(
             model, plan=plan, chain=chain, device=CUDA, optimizer=adamw(model), max_grad_norm=0.5, scratch=scratch
         )

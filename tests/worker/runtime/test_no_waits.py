@@ -34,7 +34,7 @@ INSIDE = (
     "planner/graph/inductor.py", "planner/graph/eager.py", "planner/graph/label.py", "planner/graph/block_code.py",
     "planner/graph/result.py", "planner/graph/signature.py", "planner/graph/tangents.py", "worker/runtime/arena.py",
     "planner/graph/pieces.py", "worker/runtime/recording.py", "worker/engine/shared_rows.py",
-    "worker/engine/unusable.py", "worker/engine/stored_activations.py",
+    "worker/engine/unusable.py", "worker/engine/stored_activations.py", "worker/engine/stored_weights.py",
 )  # fmt: skip
 NOT_THERE = {
     "planner/cpu/adamw.py": "updates on the CPU; those on a GPU only call PyTorch's kernel by it",
@@ -72,6 +72,7 @@ ALLOWED = {
     ("worker/engine/forward_only.py", "Forward._passes", "synchronize"): "after an evaluation",
     ("worker/engine/host_items.py", "Host.hold", "copy_"): "before the first step",
     ("worker/engine/host_items.py", "new_states", "copy_"): "before the first step",
+    ("worker/engine/stored_weights.py", "StoredWeights.put", "copy_"): "not in a step: as it begins or is loaded",
     ("worker/runtime/host_values.py", "HostValues._follow", "to"): "on the host",
     ("worker/engine/gradients.py", "Gradients.add", "copy_"): "from the device to the device",
     ("planner/graph/chunks.py", "ChunkedHead.compute", "copy_"): "from the device to the device",

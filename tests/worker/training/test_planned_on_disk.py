@@ -22,7 +22,8 @@ from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from planner.search import states_on_disk
+from planner.search import activations_on_disk, states_on_disk
+from planner.search.problem import Problem
 from tests.support.runs import make_run
 from tests.worker.training.test_run import plain_run
 from worker.training.loop import Training
@@ -34,8 +35,19 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 BYTES = 300_000  # of weights, states and gradients there are 710,000
 
 
-def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **keys: object) -> tuple[Job, RunFolder]:
-    """The run folder as the planner leaves it, of a model that is small for states on disk."""
+def all_wholly_on_disk(problem: Problem) -> Problem:
+    """So small weights are less than the rings through which they pass: no planner would."""
+    found = states_on_disk._on_disk(problem, states_on_disk._may_be_on_disk(problem))
+    return states_on_disk._wholly_on_disk(found, states_on_disk._may_be_wholly_on_disk(found))
+
+
+def planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, wholly: bool = False, **keys: object
+) -> tuple[Job, RunFolder]:
+    """The run folder as the planner leaves it, of a model that is small for states on disk. `wholly`: with the
+    layers' weights there, too."""
+    if wholly:
+        monkeypatch.setattr(activations_on_disk, "with_states_on_disk", all_wholly_on_disk)
     monkeypatch.setattr(states_on_disk, "PIECE_ELEMENTS", 1024)
     monkeypatch.setattr("planner.schedule.chain.LEAST_BYTES", 4096)
     job, run = make_run(
@@ -45,6 +57,8 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **keys: object) -> 
     answer = plan_job(job, torch.device("cpu"), cache=None, measure=False)
     assert answer.plan.cpu_peak_bytes <= BYTES
     assert any(t.states_on_disk and t.name in answer.plan.cpu_updated() for t in answer.chain.tensors())
+    there = [t.name for t in answer.chain.tensors() if t.wholly_on_disk]
+    assert len(there) == (21 if wholly else 0) and answer.plan.cpu_updated().issuperset(there)
     run.plan.write_text(json.dumps(answer.to_json()))
     return job, run
 
@@ -78,10 +92,11 @@ run_job(RunFolder(Path(sys.argv[1])), StopRequest())
 """
 
 
+@pytest.mark.parametrize("wholly", [False, True], ids=["states", "wholly"])
 def test_a_run_with_clipping_goes_on_after_a_sigkill_from_states_that_its_checkpoint_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wholly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, run = planned(tmp_path, monkeypatch, save_total_limit=1)
+    job, run = planned(tmp_path, monkeypatch, wholly=wholly, save_total_limit=1)
     plan = json.loads(run.plan.read_text())
     updated = {name for stage in plan["plan"]["stages"] for name in stage["cpu_update"]}
     tensors = {t["name"]: t for b in plan["chain"]["blocks"] for t in b["tensors"]}
@@ -118,11 +133,12 @@ def test_a_run_with_clipping_goes_on_after_a_sigkill_from_states_that_its_checkp
     assert list((tmp_path / "drive").iterdir()) == []
 
 
+@pytest.mark.parametrize("wholly", [False, True], ids=["states", "wholly"])
 def test_a_run_without_clipping_whose_checkpoints_are_copies_goes_on_after_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wholly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    job, run = planned(tmp_path, monkeypatch, max_grad_norm=None, save_total_limit=2)
+    job, run = planned(tmp_path, monkeypatch, wholly=wholly, max_grad_norm=None, save_total_limit=2)
     stop = StopRequest()
     step = Training._step
 

@@ -1,0 +1,69 @@
+"""When offloaded activations come back and are released, and how those that go to disk pass through their ring."""
+
+from __future__ import annotations
+
+from planner.schedule.chain import Chain
+from planner.schedule.operations import ACTIVATION_SLOTS, activation_slots, ring_at_turn
+from planner.schedule.plan import Plan
+
+_Turns = dict[int, list[tuple[str, int]]]
+
+
+class StoredActivations:
+    """Those that go to disk in each round and come back, through the slots of a ring. In forward they use these in
+    turns. Those that are in the ring when backward begins, and are the first to be fetched, stay there, and go to no
+    disk. What is read then has a slot as soon as another has been fetched from it.
+
+    slots       item -> its slot on its way from the device; of those in `reads` it has another one on its way back
+    sizes       item -> bytes on disk, of those that are written
+    reads       item -> the slot it is read into
+    first       items that are read before any is fetched, from turn number `first_turn` on, the head's first
+    after       item -> the one that is read into its slot when it has been fetched
+    """
+
+    def __init__(self, plan: Plan, chain: Chain, back_at: _Turns) -> None:
+        options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
+        size = {f"a:{i}.{k}": o.stored_bytes for i, o in enumerate(options) if o.on_disk for k in range(plan.slices)}
+        made = list(size)
+        back = [item for turn in sorted(back_at) for item, _ in back_at[turn] if item in size] if made else []
+        self.slots = dict(zip(made, activation_slots(), strict=False))
+        stay = back[: ring_at_turn(plan.slices, len(made))]
+        at = {item: self.slots[item] for item in stay}
+        free = [self.slots[item] for item in made[-ACTIVATION_SLOTS:] if item not in at]
+        self.first = back[len(stay) :][: len(free)]
+        self.reads = dict(zip(self.first, free, strict=False))
+        self.after = dict(zip(back, back[len(stay) + len(free) :], strict=False))
+        for item, following in self.after.items():
+            self.reads[following] = at[item] if item in at else self.reads[item]
+        self.sizes = {item: size[item] for item in self.reads}
+        self.first_turn = (len(chain.blocks) - 1) * plan.slices
+
+
+def block_of(item: str) -> int:
+    """The block of activations "a:3.1"."""
+    return int(item[2:].partition(".")[0])
+
+
+def stored_activations(plan: Plan, chain: Chain) -> dict[str, int]:
+    """Item -> bytes of the activations that each round of the plan writes to disk."""
+    if not any(block.option(name).on_disk for block, name in zip(chain.blocks, plan.options, strict=True)):
+        return {}
+    return StoredActivations(plan, chain, activation_turns(plan, chain)[0]).sizes
+
+
+def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
+    """Turn number -> offloaded activations that come back before it, and that are released after it.
+
+    Both are one turn away from the block's own: the copies have a turn to hide behind.
+    """
+    numbers = {stage.name: n for n, stage in enumerate(plan.stages)}
+    back: dict[int, list[tuple[str, int]]] = {}
+    free: dict[int, list[tuple[str, int]]] = {}
+    for index, block in enumerate(chain.blocks[:-1]):
+        size = block.option(plan.options[index]).offloaded_bytes
+        for k in range(plan.slices) if size else ():
+            forward = numbers[f"F{index}"] * plan.slices + k
+            backward = numbers[f"B{index}"] * plan.slices + k
+            free.setdefault(forward + 1, []).append((f"a:{index}.{k}", size))
+            back.setdefault(max(forward + 2, backward - 1), []).append((f"a:{index}.{k}", size))
+    return back, free
