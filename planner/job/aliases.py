@@ -5,6 +5,7 @@ What becomes of a key is in `planner.keys`; here it is done.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from planner.job.dialects import AXOLOTL, Dialect
 from planner.job.evaluation import EVALUATED
 from planner.job.fields import DEFAULT_EPOCHS
 from planner.job.lora import PLUS, PLUS_EMBEDDING
+from planner.job.pretraining import TEXTS, entries_of
 from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown, to_user_error
 from planner.job.trackers import reports
 from planner.job.values import check_value, done_otherwise, merged, translated
@@ -65,6 +67,7 @@ _PLUGINS = {
     "swanlab": REPORTS, "lm_eval": EVALUATES,
 }  # fmt: skip
 """axolotl's that change no number that is learned -> why they say nothing."""
+_OTHER_STAGES = ("rm", "ppo", "dpo", "kto")  # LLaMA-Factory's that are not there
 _EIGHT = "load_in_8bit"
 _METHODS = (*ALIASES["method"], "method")
 _PER_EPOCH = "evals_per_epoch"
@@ -164,7 +167,7 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
     if values.get("bf16") == "auto":
         values["bf16"] = computes_bf16() is not False
     left_out = (f"not used: {', '.join(keys)} ({why})" for why, keys in reading.unused.items())
-    return values, mistakes, (*_renamed(given), *([defaults] if defaults else []), *left_out)
+    return values, mistakes, (*_renamed(given), *defaults, *left_out)
 
 
 def _settle(name: str, keys: list[str], reading: _Reading, values: dict[str, Any], given: dict[str, str]) -> None:
@@ -175,7 +178,7 @@ def _settle(name: str, keys: list[str], reading: _Reading, values: dict[str, Any
     reading.mistakes += wrong
     if wrong:
         given[name] = wrong[0].key
-        values[name] = said[keys[0]]
+        values[name] = entries_of(said[keys[0]]) if keys[0] == TEXTS else said[keys[0]]
         return
     found = merged(said) if len(said) > 1 else said
     if len(found) > 1:
@@ -255,9 +258,15 @@ def _plugins(reading: _Reading, key: str, value: object) -> None:
 
 
 def _stage(reading: _Reading, key: str, value: object) -> None:
-    if value not in ("sft", "pt", *SWITCHED_OFF):
-        text = f"it is {shown(value)}; offmate trains on texts and conversations; leave this key out"
-        reading.refuse(key, text, alone=True)
+    if value in ("sft", "pt", *SWITCHED_OFF):
+        return
+    near = difflib.get_close_matches(str(value).lower(), ("sft", "pt", *_OTHER_STAGES), n=1)
+    if near and near[0] not in _OTHER_STAGES:
+        text = f"it is {shown(value)}; did you mean {near[0]}?"
+        reading.mistakes.append(reading.source.mistake(key, "bad-value", text))
+        return
+    text = f"it is {shown(value)}; offmate trains on texts and conversations; give sft or pt, or leave this key out"
+    reading.refuse(key, text, alone=value in _OTHER_STAGES)
 
 
 def _bnb_config(reading: _Reading, key: str, value: object) -> None:

@@ -150,12 +150,12 @@ def is_rendered(job: Job) -> bool:
     return False
 
 
-def first_rows(entry: DataEntry, most: int) -> FirstRows | None:
-    """The first `most` rows of an entry; None where they are not to be had by reading a file: the hub's, those of a
-    saved dataset, of which part of a split. Raises UserError."""
+def first_rows(entry: DataEntry, most: int, most_bytes: int = MOST_BYTES) -> FirstRows | None:
+    """The first `most` rows of an entry, of so many bytes; None where they are not to be had by reading a file: the
+    hub's, those of a saved dataset, of which part of a split. Raises UserError."""
     if not is_local(entry.path) or not entry.whole or (data := local_data(Path(entry.path))).kind == "saved":
         return None
-    found = _Found(rows=[], columns={}, left_bytes=MOST_BYTES)
+    found = _Found(rows=[], columns={}, left_bytes=most_bytes)
     for file in data.files:
         _read(file, data.kind, found, Path(entry.path))
         if len(found.rows) > most:

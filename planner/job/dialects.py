@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner.job.pretraining import long_texts, read_otherwise
 from planner.job.source import SWITCHED_OFF
 from planner.job.trainable import of_llama_factory
 from planner.job.values import MUON
@@ -27,7 +28,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "warmup_steps": 0.03, "bf16": "auto", "long_rows": "drop",
     },
     LLAMA_FACTORY: {"max_length": 2048},
-    TRL: {"learning_rate": 2e-5, "bf16": "auto", "train_on": "pairs"},
+    TRL: {
+        "learning_rate": 2e-5, "bf16": "auto", "train_on": "pairs",
+        "router_aux_loss_coef": "auto", "router_aux_loss_mean": True,
+    },
 }  # fmt: skip
 """What an absent key means there, where it means something else than here."""
 
@@ -68,11 +72,11 @@ class Dialect:
         evaluates = bool(file.get("val_set_size") or file.get("test_datasets"))
         return evaluates and bool(save and every and save % every == 0)
 
-    def fill(self, values: dict[str, Any], file: Mapping[str, object]) -> str | None:
+    def fill(self, values: dict[str, Any], file: Mapping[str, object]) -> tuple[str, ...]:
         """Put the tool's defaults into `values` (by canonical name) where the file has none; `file`: as it is written.
-        Returns what to tell of it."""
+        Returns what to tell of it: of the defaults, then what else is to be known of it."""
         if self.tool is None:
-            return None
+            return ()
         absent = dict(DEFAULTS[self.tool])
         if self.tool == LLAMA_FACTORY:
             if file.get("finetuning_type") is None:
@@ -97,26 +101,31 @@ class Dialect:
             absent["bnb_4bit_use_double_quant"] = False
         if self.tool == AXOLOTL and _are_completions(values.get("dataset")):
             absent["long_rows"] = "split"
+        packs = values.get("packing") is True
+        if self.tool == AXOLOTL and (long := long_texts(file, packs=packs)):
+            absent["long_rows"] = long
         if self.tool == AXOLOTL and values.get("optim") == MUON:
             absent["muon_adjust_lr_fn"] = ORIGINAL
         if self.tool == AXOLOTL and (added := _new_tokens(values)):
             values["add_tokens"] = added
         if self.chooses_best(file):
             absent["load_best_model_at_end"] = True
+        if values.get("label_smoothing_factor") not in SWITCHED_OFF:  # TRL's is of the logits alone, too
+            absent.pop("router_aux_loss_coef", None)
         if values.get("train_batch_size") is not None:
             absent.pop("per_device_train_batch_size", None)
         filled = {key: value for key, value in absent.items() if values.get(key) is None}
         values |= filled
         others = (
             _muons_apart(self.tool, values, filled), _decay_of_loraplus(self.tool, values), _rows_of_tokens(values),
-            _embeddings_of_loraplus(self.tool, values),
+            _embeddings_of_loraplus(self.tool, values), _routers_of_packed(self.tool, values),
+            read_otherwise(file, packs=packs) if self.tool == AXOLOTL else "",
+            _rows_of_texts(values) if self.tool == LLAMA_FACTORY and file.get("stage") == "pt" else "",
         )  # fmt: skip
-        apart = "; ".join(filter(None, others))
-        if not filled:
-            return apart or None
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
-        told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}"
-        return f"{told}; {apart}" if apart else told
+        told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}" if filled else ""
+        apart = f"in this file of {self.tool}'s: {words}" if (words := "; ".join(filter(None, others))) else ""
+        return tuple(filter(None, (told, apart)))
 
 
 def _new_tokens(values: Mapping[str, Any]) -> list[object]:
@@ -165,6 +174,21 @@ def _embeddings_of_loraplus(tool: str, values: Mapping[str, Any]) -> str:
     if not any(word in targets for word in ("emb", "wte")):
         return ""
     return "loraplus_lr_embedding is for both matrices of an embedding's adapter, as in peft, and there for B alone"
+
+
+def _rows_of_texts(values: Mapping[str, Any]) -> str:
+    """How LLaMA-Factory cuts texts into rows: 1000 texts at a time, and what does not fill a row is not learned."""
+    if values.get("packing") != "wrapped":
+        return ""
+    rest = "all texts are learned to their end, of which it leaves out what does not fill a row, of each 1000"
+    return f"{rest}; a tokenizer that begins texts with a token begins each, and there each row"
+
+
+def _routers_of_packed(tool: str, values: Mapping[str, Any]) -> str:
+    """axolotl gives the model no mask of packed rows, and so padding counts where experts are chosen alike."""
+    if tool != AXOLOTL or values.get("packing") is not True or not values.get("router_aux_loss_coef"):
+        return ""
+    return "the routers' loss is without the padding of packed rows, which counts there"
 
 
 def _makes_adapters(values: Mapping[str, Any]) -> bool:

@@ -172,6 +172,10 @@ Shares = Annotated[
 Noise = Annotated[
     Positive | None, BeforeValidator(nothing), Field(description="a number above 0, or 0 or null for no noise")
 ]
+RouterShare = Annotated[
+    NotNegative | Literal["auto"] | None,
+    Field(description="a number, 0 or more, auto, or null for what the model's config says"),
+]
 Patience = Annotated[
     Count | None, BeforeValidator(nothing), Field(description="a whole number of evaluations from 1 to 10^9, or null")
 ]

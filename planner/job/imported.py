@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,16 @@ import yaml
 
 from planner.job.dialects import Dialect
 from planner.job.schema import CANONICAL, Job
-from planner.job.source import read_yaml
+from planner.job.source import SWITCHED_OFF, read_yaml
 from planner.job.templates import named_template
 from planner.keys import TABLES
 
 _RENAMED = "in offmate's names: "
+_READ_FROM = {
+    "trainable": ("freeze_trainable_modules", "freeze_extra_modules"), "trainable_layers": ("freeze_trainable_layers",),
+    "packing": ("stage",), "add_tokens": ("special_tokens",), "lr_scheduler_type": ("cosine_min_lr_ratio",),
+}  # fmt: skip
+"""Key -> the tool's keys that it may follow from, which are no other names of it."""
 
 
 def imported(text: str, folder: Path, name: str) -> str:
@@ -34,10 +40,14 @@ def imported(text: str, folder: Path, name: str) -> str:
             continue
         said = given.get(key)
         value = _plain(key, values[key], source.values.get(said) if said else None)
-        lines.append(_line(key, value, _comment(key, said, tool)))
+        lines.append(_line(key, value, _comment(key, said or _read_from(key, source.values), tool)))
     kept = [note for note in notes if not note.startswith((_RENAMED, "the file reads as"))]
     lines += ["", *(f"# {note}" for note in kept)] if kept else []
     return "\n".join(lines) + "\n"
+
+
+def _read_from(key: str, file: Mapping[str, object]) -> str | None:
+    return ", ".join(name for name in _READ_FROM.get(key, ()) if file.get(name) not in SWITCHED_OFF) or None
 
 
 def _comment(key: str, said: str | None, tool: str | None) -> str:

@@ -11,6 +11,15 @@ from planner.job.values import ADAMW_8BIT, MUON
 from planner.muon import MATCH_RMS
 
 
+def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
+    """What to say of a warm-up that a run of so many steps is no longer than; None for others."""
+    if schedule == "constant" or warmup_steps < 1 or warmup_steps < steps:
+        return None
+    run = f"the run has {steps} step{'' if steps == 1 else 's'}"
+    rises = "the rate only rises, and never gets to learning_rate"
+    return f"warmup_steps is {warmup_steps:g}, and {run}: {rises}; below 1 it is a share of all steps, such as 0.1."
+
+
 def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ...]:
     """The notes on a job of these values by canonical key, of which its file gives the keys in `given`."""
     notes = []
@@ -40,4 +49,6 @@ def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ..
         notes.append("muon_adjust_lr_fn is not used: it is of optim: muon.")
     if values["max_steps"] is not None and "num_train_epochs" in given:
         notes.append(f"max_steps ({values['max_steps']}) decides the length; num_train_epochs is not used.")
+    if (steps := values["max_steps"]) is not None:
+        notes += filter(None, [all_warmup(values["lr_scheduler_type"], values["warmup_steps"], steps)])
     return tuple(notes)

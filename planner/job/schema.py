@@ -42,6 +42,7 @@ from planner.job.fields import (
     Positive,
     Prompts,
     ReportTo,
+    RouterShare,
     Shares,
     Size,
     SpecialTokens,
@@ -64,9 +65,9 @@ from planner.job.precision import settle_precision
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.source import Source, read_text, read_yaml, to_user_error
 from planner.job.trainable import check_trainable
-from planner.job.values import ADAMW_8BIT, MUON, check_optimizer
+from planner.job.values import ADAMW_8BIT, MUON, check_loss, check_optimizer
 from planner.job.window import check_window
-from planner.job.wrong_values import mistakes_of, told_keys
+from planner.job.wrong_values import mistakes_of
 
 
 class Job(AdapterKeys):
@@ -124,6 +125,8 @@ class Job(AdapterKeys):
     adam_epsilon: Positive = 1e-8
     label_smoothing_factor: Beta = 0.0
     neftune_noise_alpha: Noise = None
+    router_aux_loss_coef: RouterShare = None
+    router_aux_loss_mean: Switch = False
     optim: Annotated[
         Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit", "muon"],
         Field(description="adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU memory"),
@@ -245,6 +248,7 @@ class Job(AdapterKeys):
         mistakes += resolve_paths(values, folder, source, lambda key: _name_in(source, key), only_planned=only_planned)
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source) + check_optimizer(values, names, source)
+        mistakes += check_loss(values, names, source)
         mistakes += check_lora(values, names, source, decided=folder is None)
         mistakes += check_trainable(values, names, source)
         if folder is not None:
@@ -253,7 +257,7 @@ class Job(AdapterKeys):
         mistakes += [] if only_planned else check_mixture(values, names, source)
         mistakes += check_batch(values, names, source) + check_window(values, names, source)
         mistakes += [] if only_planned or mistakes else check_weights(values, names, source)
-        broken = told_keys(mistakes)
+        broken = {mistake.key for mistake in mistakes}
         try:
             job = cls.model_validate(values)
         except ValidationError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planner.job.pretraining import TEXTS, check_texts, entries_of
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 from planner.job.templates import FAMILIES
 from planner.job.trainable import of_axolotl, with_rows
@@ -34,6 +35,9 @@ _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
 _TEMPLATES = ("chat_template", "template")
 _WITH_SYSTEM = ("gemma3n", "gemma4", "cohere")
 _STRATEGIES = ("bfd", "wrapped")
+_CONFIGS = ("model_config", "overrides_of_model_config")
+"""axolotl's, what of the model's config is to be otherwise."""
+_ROUTERS, _SHARE = "output_router_logits", "router_aux_loss_coef"
 _LONG = {"truncate": "cut", "raise": "refuse"}
 
 
@@ -61,6 +65,8 @@ def translated(key: str, value: object) -> object:
         return "full"
     if key == "unfrozen_parameters":
         return of_axolotl(value)
+    if key == TEXTS:
+        return entries_of(value)
     if key == "quantization_bit":
         return True if value in (4, 8) else None
     if key == "lora_target_linear":
@@ -69,6 +75,10 @@ def translated(key: str, value: object) -> object:
         return value or None  # where it is false, axolotl gives peft nothing
     if key == "pissa_init" and isinstance(value, bool):
         return "pissa" if value else None
+    if key == "moe_aux_loss_coef":
+        return value or None  # the config's then, as it is
+    if key in _CONFIGS and isinstance(value, dict):
+        return (value.get(_SHARE, "auto") if value.get(_ROUTERS) else 0) if value else None
     if key == "use_muon":
         return MUON if value is True else None
     if key == "eager_attention":
@@ -158,6 +168,14 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
     return found or dict([next(iter((saying or said).items()))])
 
 
+def check_loss(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
+    """The mistake of a part of the loss that another leaves out."""
+    if values.get(_SHARE) in SWITCHED_OFF or values.get("label_smoothing_factor") in SWITCHED_OFF:
+        return []
+    text = "label_smoothing_factor is given too, and a smoothed loss is made of the logits alone; keep one of the two"
+    return [source.mistake(names[_SHARE], "bad-value", text)]
+
+
 def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
     """The mistakes of states on a disk that are in 8 bits, or Muon's, and of rates that exclude one another."""
     apart = [key for key in RATES if values.get(key) not in SWITCHED_OFF]
@@ -179,6 +197,8 @@ def check_value(key: str, name: str, value: object, source: Source) -> list[Mist
     """Mistakes in values whose meaning depends on the name they came under, or that we know by name."""
     if key == "warmup_ratio" and value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1):
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; it must be a share of all steps, below 1")]
+    if key == TEXTS:
+        return check_texts(value, source)
     if key in _SWITCHES and value is not None and not isinstance(value, bool):
         return [source.mistake(key, "wrong-type", f"it is {shown(value)}; it must be true or false")]
     if name == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
@@ -194,6 +214,14 @@ def check_value(key: str, name: str, value: object, source: Source) -> list[Mist
     if key == "quantization_bit" and value not in (4, 8, *SWITCHED_OFF):
         text = f"it is {shown(value)}; a base in 4 or 8 bits is there, and no other yet"
         return [source.mistake(key, "not-there", text)]
+    if key in _CONFIGS and value not in SWITCHED_OFF:
+        asks = value if isinstance(value, dict) else {shown(value): None}
+        if other := [name for name in asks if name not in (_ROUTERS, _SHARE)]:
+            text = f"it has {other[0]}; a changed model is not there yet (change its config.json)"
+            return [source.mistake(key, "not-there", text)]
+        if not isinstance(asks.get(_ROUTERS), bool):
+            text = f"{_SHARE} counts beside {_ROUTERS}: true or false; give that, too"
+            return [source.mistake(key, "bad-value", text)]
     if key == "train_sampling_strategy" and value not in ("random", "group_by_length", *SWITCHED_OFF):
         text = f"it is {shown(value)}; the order is random, or has rows of like length together (group_by_length)"
         return [source.mistake(key, "not-there", text)]

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from planner.job.source import Mistake, Source, shown
-
-
-def told_keys(mistakes: Iterable[Mistake]) -> set[str]:
-    """The keys that mistakes are about, and what is missing for no other cause."""
-    found = {mistake.key for mistake in mistakes}
-    return found | ({"dataset"} if "pretraining_dataset" in found else set())
 
 
 def mistakes_of(

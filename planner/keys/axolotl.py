@@ -57,7 +57,7 @@ AXOLOTL: Table = table(
         "report_to": "use_wandb use_mlflow use_trackio use_tensorboard",
         "tokenizer": "tokenizer_config",
         "add_tokens": "tokens",
-        "dataset": "datasets roles_to_train train_on_eos train_on_eot",
+        "dataset": "datasets pretraining_dataset roles_to_train train_on_eos train_on_eot",
         "eval_dataset": "test_datasets",
         "chat_template": "chat_template_jinja",
         "max_length": "sequence_len",
@@ -89,6 +89,7 @@ AXOLOTL: Table = table(
         "gpu_budget": "gpu_memory_limit",
         "bf16": "bfloat16 float32",
         "attn_implementation": "eager_attention",
+        "router_aux_loss_coef": "model_config overrides_of_model_config",
     },
     unused={
         LOGS: """
@@ -113,7 +114,7 @@ AXOLOTL: Table = table(
             preprocess_iterable dataloader_pin_memory dataloader_num_workers dataloader_prefetch_factor
             remove_unused_columns sample_packing_group_size sample_packing_bin_size sample_packing_eff_est
             sample_packing_mp_start_method eval_sample_packing pad_to_sequence_len pad_to_multiple_of
-            multipack_real_batches batch_flattening pretrain_multipack_buffer_size pretrain_multipack_attn
+            multipack_real_batches batch_flattening pretrain_multipack_buffer_size
             tokenizer_use_fast tokenizer_legacy total_num_tokens total_supervised_tokens max_packed_sequence_len
             sample_packing_seq_len_multiplier
         """,
@@ -179,7 +180,7 @@ AXOLOTL: Table = table(
     """,
     not_there={
         "a config other than the model's": "base_model_config",
-        CHANGED_MODEL: "overrides_of_model_config model_config rope_scaling scaling_softmax dense_mixer",
+        CHANGED_MODEL: "rope_scaling scaling_softmax dense_mixer",
         "norms in fp32": "fp32_norms",
         "loading the model in another way": """
             overrides_of_model_kwargs model_quantization_config reinit_weights trainer_cls
@@ -214,7 +215,6 @@ AXOLOTL: Table = table(
         "setting rows of tokens that were never learned": "fix_untrained_tokens",
         ORDER: "curriculum_sampling sample_packing_sequentially",
         "a part of the data": "dataset_shard_num dataset_shard_idx",
-        "streaming texts; give them as datasets of type completion": "pretraining_dataset",
         "longer contexts by PoSE": "use_pose",
         "another system message (write it into the template)": "default_system_message",
     },
@@ -257,7 +257,7 @@ AXOLOTL: Table = table(
         "scaling_softmax": "scaling_softmax_factor scaling_softmax_bias",
         "use_pose": "pose_split_on_token_ids pose_max_context_len pose_num_chunks",
         "use_eaft": "eaft_alpha eaft_k",
-        "pretraining_dataset": "pretraining_sample_concatenation",
+        "pretraining_dataset": "pretraining_sample_concatenation pretrain_multipack_attn",
         "load_best_model_at_end": "metric_for_best_model greater_is_better",
     },
     fine={

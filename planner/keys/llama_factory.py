@@ -55,6 +55,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "add_tokens": "add_special_tokens new_special_tokens",
         "optim": "use_muon",
         "init_lora_weights": "pissa_init",
+        "router_aux_loss_coef": "moe_aux_loss_coef",
     },
     unused={
         LOGS: """
@@ -124,7 +125,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "going on from adapters that are there": "adapter_folder",
         "a tokenizer that splits special tokens": "split_special_tokens",
         "new rows made from descriptions": "new_special_tokens_config",
-        CHANGED_MODEL: "rope_scaling mixture_of_depths moe_aux_loss_coef",
+        CHANGED_MODEL: "rope_scaling mixture_of_depths",
         "shifted sparse attention": "shift_attn",
         "random weights (give a folder with a config and none)": "train_from_scratch",
         QUANTIZED: "quantization_method kt_weight_path",

@@ -4,7 +4,6 @@ earlier versions among them."""
 from __future__ import annotations
 
 from planner.keys.meaning import (
-    CHANGED_MODEL,
     LOSS,
     OTHER_LORA,
     OWN_CODE,
@@ -21,7 +20,7 @@ TRL: Table = TRANSFORMERS | table(
     same="""
         use_rslora use_dora attn_implementation lora_r
         lora_alpha lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save
-        max_length packing model_revision load_in_4bit load_in_8bit bnb_4bit_quant_type
+        max_length packing router_aux_loss_coef model_revision load_in_4bit load_in_8bit bnb_4bit_quant_type
     """,
     honoured={
         "model": "model_name_or_path",
@@ -49,7 +48,6 @@ TRL: Table = TRANSFORMERS | table(
     not_there={
         "loading the model in another way": "model_init_kwargs",
         "preparing the data in another way": "dataset_kwargs",
-        CHANGED_MODEL: "router_aux_loss_coef",
         "cutting long rows at their beginning": "truncation_mode",
         LOSS: "loss_type",
         OTHER_LORA: "lora_task_type",

@@ -27,6 +27,7 @@ from planner.measure.hf_names import own_code, own_code_refused, revision_of
 from planner.measure.peft_lora import with_adapters
 from planner.measure.quantized import Quantization
 from planner.measure.rates import check_rates
+from planner.measure.router_loss import weighs_routers
 from planner.measure.tokenizer import with_rows_for_tokens
 from planner.measure.trainable import check_tokens_learned, freeze_others
 from planner.measure.trainer_options import set_trainer_options
@@ -75,6 +76,11 @@ def pairs_of(job: Job) -> bool:
     config = model_config(job)
     check_sides(job, config)
     return is_encoder_decoder(config)
+
+
+def masked_of(job: Job) -> bool:
+    """Whether its batches say what of them is padding, as a mixture's routers need it. Raises UserError."""
+    return weighs_routers(job, model_config(job))
 
 
 def beyond_positions(job: Job) -> str | None:
@@ -161,14 +167,17 @@ def without_weights() -> Iterator[None]:
 def sample_batch(job: Job, model: nn.Module | None = None) -> dict[str, torch.Tensor]:
     """A slice of the largest shape the job can have: `input_ids` and `labels`, zeros [rows, max_length], int64; where
     documents are packed `position_ids`, of two of them in each row. Of an encoder-decoder the labels are of
-    `max_target_length` tokens, and there is an `attention_mask` of rows that end with padding."""
+    `max_target_length` tokens; there, and where a mixture's routers are in the loss, is an `attention_mask` of rows
+    that end with padding."""
     shape = (job.slice_rows, job.max_length)
+    mask = torch.ones(shape, dtype=torch.int64)
+    mask[:, -1] = 0
     if model is not None and has_pairs(model):
-        mask = torch.ones(shape, dtype=torch.int64)
-        mask[:, -1] = 0
         labels = torch.zeros((job.slice_rows, job.most_target_tokens), dtype=torch.int64)
         return {"input_ids": torch.zeros_like(mask), "attention_mask": mask, "labels": labels}
     batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
+    if model is not None and weighs_routers(job, cast(Any, model).config):
+        batch["attention_mask"] = mask
     if job.packing is True:
         first = torch.arange(job.max_length // 2)
         batch["position_ids"] = torch.cat((first, torch.arange(job.max_length - len(first)))).repeat(job.slice_rows, 1)

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.encoder_decoder import has_pairs, have_mean_of_step
-
-_ROUTERS_SHARES = ("router_aux_loss_coef", "aux_loss_coef")
-"""Names that transformers' mixtures have for how much of the routers' loss they add to the model's."""
+from planner.measure.router_loss import set_router_loss
 
 
 class SmoothedLoss:
@@ -48,11 +46,8 @@ def set_trainer_options(model: nn.Module, job: Job) -> None:
 
         activate_neftune(cast(Any, model), job.neftune_noise_alpha)  # type: ignore[no-untyped-call]
     if job.label_smoothing_factor:
-        causal = _causal(model)
-        causal.loss_function = SmoothedLoss(job.label_smoothing_factor)
-        for share in _ROUTERS_SHARES:  # Trainer takes the logits only, and so leaves out what routers add to the loss
-            if isinstance(getattr(causal, share, None), (int, float)):
-                setattr(causal, share, 0.0)
+        _causal(model).loss_function = SmoothedLoss(job.label_smoothing_factor)
+    set_router_loss(model, job)
 
 
 def check_trainer_options(model: nn.Module, job: Job) -> None:

@@ -22,6 +22,7 @@ from planner.machine.hardware import Hardware
 from planner.measure.analysis import Analysis, analyse, estimate_times
 from planner.measure.drive import with_drive
 from planner.measure.files_of_weights import weights_are_in_files
+from planner.measure.hf_model import masked_of
 from planner.schedule.chain import Block, Chain
 from planner.search.from_disk import with_disk
 from planner.search.make_plan import GAP
@@ -64,6 +65,13 @@ def hopeful(
 
     Raises UserError for a model that cannot be used.
     """
+    if masked_of(job):
+        raise UserError(
+            "Of a mixture that learns with its routers' loss the planner cannot decide the micro-batches.",
+            code="router-loss-per-slice", exit_code=Exit.USAGE,
+            numbers=(f"train_batch_size: {job.train_batch_size}, in micro-batches of which each adds its own",),
+            hint="give per_device_train_batch_size and gradient_accumulation_steps, or router_aux_loss_coef: 0",
+        )  # fmt: skip
     chains = _Chains(job, device, hardware, distinct_tokens)
     splits = []
     for rows in chains.candidates:

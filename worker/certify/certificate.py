@@ -12,7 +12,7 @@ from planner.commands.plan_job import Answer, plan_job
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
-from planner.measure.hf_model import pairs_of, working_dtype
+from planner.measure.hf_model import masked_of, pairs_of, working_dtype
 from planner.measure.tokenizer import load_tokenizer
 from planner.reports.certificate import Certificate
 from planner.schedule.chain import Chain
@@ -44,7 +44,7 @@ def certify(
     job = job if job.is_split else job.with_slices(answer.rows)
     room = Room.of(answer.chain, device)
     pairs = pairs_of(job)
-    batches = Batches(job, load_tokenizer(job), folder / "data", pairs=pairs)
+    batches = Batches(job, load_tokenizer(job), folder / "data", pairs=pairs, masked=masked_of(job))
     kept = room.layers() if layers is None else min(layers, room.all_layers)
     plan, chain = answer.plan, answer.chain
     if kept < room.all_layers and pairs:

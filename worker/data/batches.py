@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen
+from planner.job.notes import all_warmup
 from planner.job.schema import Job
 from worker.data.corpus import Corpus, load_corpus
 from worker.data.padding import EvalBatches, Layout, Rows
@@ -52,9 +53,9 @@ class Batches:
 
     def __init__(
         self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, frozen: Frozen | None = None,
-        *, pairs: bool = False,
+        *, pairs: bool = False, masked: bool = False,
     ) -> None:  # fmt: skip
-        """`pairs`: for an encoder-decoder."""
+        """`pairs`: for an encoder-decoder; `masked`: for a model that is to know what is padding."""
         self._job = job
         self._tokenizer = tokenizer
         if folder is None:
@@ -65,7 +66,7 @@ class Batches:
         self._orders: dict[int, NDArray[np.int64]] = {}
         pad = pad if pad is not None else 0
         closing = closing_tokens(tokenizer) if pairs else None
-        rows = _rows(corpus, job, pad, closing)
+        rows = _rows(corpus, job, pad, closing, masked=masked)
         self.largest_token = int(corpus.tokens.max())
         self.evaluation: EvalBatches | None = None
         """What is held out, or the job's `eval_dataset`."""
@@ -78,7 +79,7 @@ class Batches:
             corpus = load_corpus(
                 other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen, pairs=pairs
             )  # fmt: skip
-            found = _rows(corpus, other, pad, closing)
+            found = _rows(corpus, other, pad, closing, masked=masked)
             self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             self.evaluation = EvalBatches(found, job.slice_rows)
         self._rows = rows
@@ -86,6 +87,8 @@ class Batches:
             "data: %d rows, %d tokens; %d rows a step, %.1f steps an epoch, %d steps in all",
             len(rows), int(rows.lengths.sum()), self.rows_per_step, self.steps_per_epoch, self.total_steps,
         )  # fmt: skip
+        if (note := all_warmup(job.lr_scheduler_type, job.warmup_steps, self.total_steps)) is not None:
+            log.warning("data: %s", note)
         if len(rows) < self.rows_per_step:
             log.warning("data: there are fewer rows than a step has; each step sees some of them more than once")
         content = rows.corpus.fingerprint.encode() + rows.layout.content()
@@ -114,7 +117,7 @@ class Batches:
         return steps * self.rows_per_step // len(self._rows)
 
     def step(self, step: int) -> list[dict[str, Tensor]]:
-        """Step `step` (from 0): for each slice `input_ids` and `labels`, int64 [rows, length], padded on the right."""
+        """Step `step` (from 0): for each slice a batch as `worker.data.padding.Rows.batch` makes it."""
         numbers = self._numbers(step)
         size = self._job.slice_rows
         return [self._rows.batch(numbers[start : start + size]) for start in range(0, len(numbers), size)]
@@ -223,10 +226,10 @@ def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
     return rows.laid_out(trained), rows.laid_out(evaluated)
 
 
-def _rows(corpus: Corpus, job: Job, pad: int, closing: int | None) -> Rows:
+def _rows(corpus: Corpus, job: Job, pad: int, closing: int | None, *, masked: bool) -> Rows:
     """Those of a corpus; `closing`: of pairs, whose prompts have so many special tokens behind them."""
     if closing is None:
-        return Rows(corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad)
+        return Rows(corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad, masked=masked)
     layout = layout_of_pairs(corpus, job, closing)
     return PairRows(corpus, layout, max_length=job.max_length, pad=pad, most_target=job.most_target_tokens)
 

@@ -36,9 +36,8 @@ def buckets(max_length: int) -> tuple[int, ...]:
 
 
 def width(batch: Mapping[str, Tensor]) -> int:
-    """Tokens of a batch's rows, padding included; of pairs those of both sides."""
-    sides = ("input_ids", "labels") if "attention_mask" in batch else ("input_ids",)
-    return sum(batch[side].shape[1] for side in sides)
+    """Tokens of a batch's rows, padding included: of what is read and of what is predicted, together."""
+    return int(batch["input_ids"].shape[1] + batch["labels"].shape[1])
 
 
 def num_items(batch: Mapping[str, Tensor]) -> int:
@@ -83,13 +82,13 @@ class Layout:
 
 
 class Rows:
-    """Rows of a corpus, and batches of them."""
+    """Rows of a corpus, and batches of them; `masked`: these say what of them is padding."""
 
-    def __init__(self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int) -> None:
-        self.corpus, self.layout, self.pad = corpus, layout, pad
+    def __init__(self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int, masked: bool = False) -> None:
+        self.corpus, self.layout, self.pad, self.masked = corpus, layout, pad, masked
         self.lengths = layout.lengths
         self._max_length = max_length
-        self.width = max_length
+        self.width = 2 * max_length
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -100,7 +99,7 @@ class Rows:
 
     def laid_out(self, layout: Layout) -> Rows:
         """Other rows of the corpus."""
-        return Rows(self.corpus, layout, max_length=self._max_length, pad=self.pad)
+        return Rows(self.corpus, layout, max_length=self._max_length, pad=self.pad, masked=self.masked)
 
     def pieces(self, number: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
         """The tokens of each piece of a row, and which of them are learned."""
@@ -114,7 +113,8 @@ class Rows:
     def batch(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
         """`input_ids` and `labels`, int64 [rows, length], padded on the right to one of the `buckets`. Where pieces are
         isolated also `position_ids`, which begin again with every piece and with the padding: by these transformers'
-        models keep attention within a piece. A piece's first token is not learned, there is nothing before it."""
+        models keep attention within a piece. A piece's first token is not learned, there is nothing before it. Where
+        they are masked also `attention_mask`."""
         longest = int(self.lengths[numbers].max())
         length = next(bucket for bucket in buckets(self._max_length) if bucket >= longest)
         ids = np.full((len(numbers), length), self.pad, np.int64)
@@ -132,6 +132,9 @@ class Rows:
                 at = end
             positions[place, at:] = np.arange(length - at)
         found = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+        if self.masked:
+            there = np.arange(length) < self.lengths[numbers, None]
+            found["attention_mask"] = torch.from_numpy(there.astype(np.int64))
         return {**found, "position_ids": torch.from_numpy(positions)} if self.layout.isolated else found
 
 

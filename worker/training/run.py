@@ -23,7 +23,7 @@ from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.encoder_decoder import has_pairs
-from planner.measure.hf_model import pairs_of, working_dtype
+from planner.measure.hf_model import masked_of, pairs_of, working_dtype
 from planner.measure.peft_parts import as_published
 from planner.measure.quantized import other_on_cuda
 from planner.measure.tokenizer import load_tokenizer
@@ -94,8 +94,8 @@ class _Run:
             log.info("plan: %d of %d blocks run by their own code, recomputed", eager, len(self.chain.blocks))
         self.tokenizer = load_tokenizer(job)
         self.batches = Batches(
-            job, self.tokenizer, folder.path / "data", folder.read_frozen(), pairs=pairs_of(job)
-        )  # fmt: skip
+            job, self.tokenizer, folder.path / "data", folder.read_frozen(), pairs=pairs_of(job), masked=masked_of(job)
+        )
         self.forecast = Forecast(self.plan, self.chain, hardware, self.batches.width)
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
         self.origin = Origin.of(

@@ -22,7 +22,7 @@ VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosi
           "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": "false", "run_name": "one",
           "trackio_project_name": "mine", "layers_to_transform": "null", "layers_pattern": "null",
           "rank_pattern": "null", "alpha_pattern": "{}", "init_lora_weights": "true",
-          "add_tokens": "['<a>']",
+          "add_tokens": "['<a>']", "router_aux_loss_coef": "0.01",
           "trainable": "[lm_head]"}  # fmt: skip
 
 
@@ -30,7 +30,8 @@ SPELLED_OTHERWISE = {
     "train_on_inputs", "train_on_prompt", "assistant_only_loss", "completion_only_loss", "use_peft", "base_model",
     "model_name_or_path", "packing_strategy", "excess_length_strategy", "gpu_memory_limit", "bfloat16", "float32",
     "pure_bf16", "dtype", "torch_dtype", "eager_attention", "quantization_bit", "train_sampling_strategy", "eos_token",
-    "evals_per_epoch", "use_muon", "pissa_init",
+    "evals_per_epoch", "use_muon", "pissa_init", "model_config", "overrides_of_model_config",
+    "pretraining_dataset",
     "use_wandb", "use_mlflow", "use_trackio", "use_tensorboard", "project",
 }  # fmt: skip
 """Aliases with values of their own, or that tell whose a file is."""

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from planner.errors import UserError
+from planner.job.imported import imported
 from planner.job.schema import Job
 from tests.support.texts import tiny_llama_folder, write_jsonl
 
@@ -329,3 +330,26 @@ def test_a_question_about_a_card_by_its_name_is_about_that_card(folder: Path, mo
     driver(monkeypatch, None)
     assert Job.question(OURS, folder).bf16
     assert not Job.question(f"{OURS}bf16: false\n", folder).bf16
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LLAMA_FACTORY.replace("sft", "pt") + "finetuning_type: full\n", "all texts are learned to their end"),
+        (
+            "base_model: model\npretraining_dataset: text.jsonl\nmax_steps: 3\nsample_packing: true\n",
+            "where there the next repeats up to 256 tokens",
+        ),
+        ("base_model: model\npretraining_dataset: text.jsonl\nmax_steps: 3\n", "each text has an end token"),
+        (
+            AXOLOTL + "sample_packing: true\nmodel_config: {output_router_logits: true}\n",
+            "the routers' loss is without the padding of packed rows",
+        ),
+    ],
+    ids=["short rows", "long texts", "ends", "routers"],
+)
+def test_what_is_learned_otherwise_is_said_and_stays_in_an_imported_file(text: str, said: str, folder: Path) -> None:
+    (folder / "text.jsonl").write_text('{"text": "a"}\n')
+    (note,) = (line for line in Job.parse_with_notes(text, folder)[1] if line.startswith("in this file of "))
+    assert said in note
+    assert f"# {note}" in imported(text, folder, "job.yaml").splitlines()

@@ -55,3 +55,22 @@ def test_offmates_own_file_stays_what_it_is(folder: Path) -> None:
     assert lines[:4] == [
         "# job.yaml, in offmate's words.", f"model: {folder}/tiny", f"dataset: {folder}/text.jsonl", "max_steps: 3",
     ]  # fmt: skip
+
+
+def test_keys_that_follow_from_others_of_the_file_name_these(folder: Path) -> None:
+    text = """\
+model_name_or_path: tiny
+stage: pt
+finetuning_type: freeze
+freeze_trainable_layers: 3
+freeze_extra_modules: embed_tokens
+dataset: text.jsonl
+"""
+    lines = imported(text, folder, "freeze.yaml").splitlines()
+    assert lines[2:7] == [
+        "# freeze_extra_modules in the file", "trainable:", r"- .*\.{layers}\.", "- .*embed_tokens",
+        "trainable_layers: 3  # freeze_trainable_layers in the file",
+    ]  # fmt: skip
+    assert "packing: wrapped  # stage in the file" in lines
+    bare = imported(text.replace("freeze_trainable_layers: 3\n", ""), folder, "freeze.yaml")
+    assert "trainable_layers: 2  # what LLaMA-Factory does where nothing is said" in bare

@@ -111,5 +111,20 @@ def test_a_file_about_something_else_altogether_gets_one_line(folder: Path) -> N
         assert len(refused.value.numbers) == 1 and refused.value.code == "not-there"
 
 
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [
+        ("sfft", 'it is "sfft"; did you mean sft?'),
+        ("SFT", 'it is "SFT"; did you mean sft?'),
+        ("orpo", 'it is "orpo"; offmate trains on texts and conversations; give sft or pt, or leave this key out'),
+    ],
+)
+def test_a_misspelled_stage_hides_no_other_mistake(stage: str, told: str, folder: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        Job.parse(f"model_name_or_path: tiny\nstage: {stage}\ndataset: text.jsonl\ncutof_len: 9\n", folder)
+    assert refused.value.numbers[0] == f"line 2: stage: {told}"
+    assert "cutof_len: unknown key; did you mean cutoff_len?" in refused.value.numbers[1]
+
+
 def test_the_docs_have_the_table() -> None:
     assert (ROOT / "docs" / "keys.md").read_text() == page(), "python -m planner.keys > docs/keys.md"

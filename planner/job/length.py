@@ -1,0 +1,33 @@
+"""What is told of runs that are shorter than their job says of them. Light: no torch."""
+
+from __future__ import annotations
+
+import math
+
+from planner.job.data_check import first_rows
+from planner.job.notes import all_warmup
+from planner.job.schema import Job
+
+_MOST_BYTES = 2**20  # read of each entry: data that are few are small
+_MOST = 1000
+
+
+def notes_on_length(job: Job) -> tuple[str, ...]:
+    """Notes on a checked job whose data are so few that it is seen by their records alone."""
+    if job.packing == "wrapped" or job.long_rows == "split" or job.mix_strategy == "interleave_over":
+        return ()  # a record may be several rows
+    records = 0
+    for entry in job.data:
+        found = first_rows(entry, _MOST, _MOST_BYTES)
+        if found is None or not found.whole:
+            return ()
+        records += min(len(found.rows), entry.most(job.max_samples) or _MOST)
+    step = job.train_batch_size or job.slice_rows * job.gradient_accumulation_steps
+    notes: list[str | None] = []
+    if records < step:
+        few = f"a step has {step} rows, and the data {records} record{'' if records == 1 else 's'}"
+        notes.append(f"{few}: each step sees some of them more than once; give more data, or a smaller batch.")
+    if job.max_steps is None:
+        most = max(1, math.ceil(round(job.num_train_epochs * records / step, 6)))
+        notes.append(all_warmup(job.lr_scheduler_type, job.warmup_steps, most))
+    return tuple(filter(None, notes))
