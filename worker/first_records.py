@@ -2,15 +2,17 @@
 
 So it is told at submission what would otherwise end the job when it has its turn: a tokenizer that does not load, a
 chat template that fails, a record that it cannot show, a mask under which nothing is learned. Exit codes and errors as
-`worker.trainer` has them.
+`worker.trainer` has them. The last line that it prints is a list in JSON: what else the submitter is to be told.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 MOST = 64
 """Records of each entry."""
 _MOST_S = 20.0  # where conversations are long
+_OF_TEMPLATES = ("worker.data.chat", "worker.data.turns")  # who warns of what every record has
 
 
 def main(arguments: list[str]) -> int:
@@ -51,9 +54,39 @@ def _look(folder: RunFolder) -> Exit:
 
     job = Job.from_resolved(folder.resolved)
     tokenizer, pairs = load_tokenizer(job), pairs_of(job)
-    for entries in (job.data, job.eval_data):
-        look(job, entries, tokenizer, pairs=pairs)
+    with _warnings() as notes:
+        for entries in (job.data, job.eval_data):
+            look(job, entries, tokenizer, pairs=pairs)
+    print(json.dumps([*notes]))
     return Exit.DONE
+
+
+class _Warnings(logging.Handler):
+    """Keeps what is warned of, each once."""
+
+    def __init__(self, notes: dict[str, None]) -> None:
+        super().__init__(logging.WARNING)
+        self._notes = notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._notes[record.getMessage().removeprefix("data: ")] = None
+
+
+@contextmanager
+def _warnings() -> Iterator[dict[str, None]]:
+    """What is said of the chat template meanwhile."""
+    notes: dict[str, None] = {}
+    handler, loggers = _Warnings(notes), [logging.getLogger(name) for name in _OF_TEMPLATES]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.WARNING)
+    try:
+        yield notes
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
 
 
 def look(

@@ -45,7 +45,10 @@ def main(arguments: list[str]) -> int:
 def _train(folder: RunFolder, stop: StopRequest) -> Exit:
     from worker.training.run import run_job
 
-    return Exit.DONE if run_job(folder, stop) else Exit.STOPPED
+    if not run_job(folder, stop):
+        return Exit.STOPPED
+    stop.ignore()  # what is done is done, also where it is paused as it ends
+    return Exit.DONE
 
 
 if __name__ == "__main__":

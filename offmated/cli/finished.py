@@ -24,7 +24,8 @@ from planner.errors import Exit, UserError
     "--gguf", metavar="TYPE", is_flag=False, flag_value="auto",
     help="As one GGUF file, by llama.cpp's converter: auto (16 bits), f32, f16, bf16, q8_0.",
 )  # fmt: skip
-def export(job_id: int, target: Path, gguf: str | None) -> None:
+@click.option("--merge", is_flag=True, help="Says what is done in any case: adapters are merged.")
+def export(job_id: int, target: Path, gguf: str | None, merge: bool) -> None:
     """Write the model of job ID, its adapters merged into it, to TARGET, which is new: a folder, or a file where its
     name ends in .gguf."""
     only_here("export")
@@ -41,14 +42,15 @@ def export(job_id: int, target: Path, gguf: str | None) -> None:
 @click.option("--text", is_flag=True, help="Continue the prompts as they are, without the chat template.")
 @json_option
 def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool, as_json: bool) -> None:
-    """Print what the finished model of job ID says to each PROMPT, within the budgets of the job's plan."""
+    """Print what the finished model of job ID says to each PROMPT, within the budgets of the job's plan; while no job
+    has the GPU."""
     only_here("sample")
     client = Client(Paths.from_environment())
     run = client.job(job_id)["run_dir"]
     if at_work := next(iter(client.jobs(JobState.RUNNING)), None):
         raise UserError(
             f"Job {at_work['id']} has the GPU.", code="gpu-busy", exit_code=Exit.USAGE,
-            hint=f"wait for it, or type: offmate pause {at_work['id']}",
+            hint=f"wait for it (offmate wait {at_work['id']}), or type offmate pause, and offmate resume afterwards",
         )  # fmt: skip
     words = [f"--tokens={tokens}", *(["--text"] if text else []), *(["--json"] if as_json else []), "--", *prompts]
     sys.exit(answered([sys.executable, "-P", "-m", "worker.sample", run, *words], as_json))

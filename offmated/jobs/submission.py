@@ -24,6 +24,7 @@ from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.data_check import check_data, is_rendered
 from planner.job.frozen import fingerprint, freeze, package_versions
+from planner.job.length import notes_on_length
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
 from planner.job.trackers import missing_package
@@ -138,7 +139,7 @@ def _take_in(
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
     made: list[Path] = []
-    told = [*notes, *filter(None, map(missing_package, job.report_to))]
+    told = [*notes, *filter(None, map(missing_package, job.report_to)), *notes_on_length(job)]
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)
@@ -162,8 +163,8 @@ def _take_in(
         if checkpoint is not None:
             _write(run.goes_on, f"{checkpoint}\n")
         _flush(draft)
-        if (unseen or is_rendered(job)) and (note := look_at_first_records(run)):
-            told.append(note)
+        if unseen or is_rendered(job):
+            told.extend(look_at_first_records(run))
         turn = _in_window(turn, job.schedule or window)
         row = store.add(
             name, make_folder, turn, key=key, notes=told, output_dir=output_dir,
@@ -180,23 +181,26 @@ def _take_in(
             shutil.rmtree(left, ignore_errors=True)
 
 
-def look_at_first_records(run: RunFolder) -> str | None:
+def look_at_first_records(run: RunFolder) -> tuple[str, ...]:
     """Raise the UserError that the job in `run` would end with for its first records, found by a process that has a
-    tokenizer. What does not come to an answer, as where the hub has the tokenizer and is not reached, is left to the
-    job's turn: a note says so."""
+    tokenizer; notes on them. What does not come to an answer, as where the hub has the tokenizer and is not reached, is
+    left to the job's turn: a note says so."""
     command = [sys.executable, "-P", "-m", "worker.first_records", str(run.path)]
     try:
-        code = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LOOK_S,
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=LOOK_S,
             check=False,
-        ).returncode  # fmt: skip
+        )  # fmt: skip
+        code, said = done.returncode, done.stdout
     except subprocess.TimeoutExpired:
-        code = Exit.FAILED
+        code, said = Exit.FAILED, b""
     error = run.read_error()
     run.error.unlink(missing_ok=True)
     if error is not None and error["code"] != "hub-not-reached":
         raise UserError.from_json(error)
-    return None if code == Exit.DONE else "the first records could not be looked at: they are when the job has its turn"
+    if code != Exit.DONE:
+        return ("the first records could not be looked at: they are when the job has its turn",)
+    return tuple(json.loads(said.splitlines()[-1]))
 
 
 def _in_window(turn: Turn, window: str | None) -> Turn:

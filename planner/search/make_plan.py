@@ -221,7 +221,7 @@ def _host_too_small(setting: Setting) -> UserError:
         "No schedule fits this host memory budget.",
         code="host-memory-too-small",
         numbers=(f"budget {format_bytes_down(setting.budgets.cpu_bytes)}",),
-        hint="a larger --cpu-budget, or a smaller batch",
+        hint=f"{_meant(setting)}a larger --cpu-budget, or a smaller batch",
         exit_code=Exit.DOES_NOT_FIT,
     )
 
@@ -240,9 +240,20 @@ def _too_small(setting: Setting) -> UserError:
         "No schedule fits this memory budget.",
         code="budget-too-small",
         numbers=tuple(numbers),
-        hint=f"give --gpu-budget {least_text} or, in the job file, gpu_budget: {least_text}",
+        hint=f"{_meant(setting)}give --gpu-budget {least_text} or, in the job file, "
+        f"gpu_budget: {least_text}",
         exit_code=Exit.DOES_NOT_FIT,
     )
+
+
+def _meant(setting: Setting) -> str:
+    """The question behind a budget that is too small for any model: people leave the unit out, and mean no bytes."""
+    model_bytes = sum(tensor.bytes + tensor.state_bytes for tensor in setting.chain.tensors())
+    for key, budget in (("gpu_budget", setting.budgets.gpu_bytes), ("cpu_budget", setting.budgets.cpu_bytes)):
+        if 0 < budget < 2**20 <= model_bytes:
+            meant = f"{budget}{'GB' if budget < 1000 else 'MB'}"
+            return f"{key} is {budget} bytes, as a number without a unit is: did you mean {meant}? Else "
+    return ""
 
 
 def round_up(count: int) -> str:

@@ -73,7 +73,7 @@ class House:
         model.mkdir()
         (model / "config.json").write_text('{"model_type": "llama"}')
         (model / "tokenizer.json").write_text("{}")
-        (home / "text.jsonl").write_text('{"text": "one"}\n')
+        (home / "text.jsonl").write_text('{"text": "one"}\n' * 8)
 
     def up(self) -> None:
         """Start the daemon and wait until it answers."""

@@ -53,7 +53,7 @@ def served(*, patience_s: float = PATIENCE_S) -> Iterator[Served]:
     (home / "model").mkdir()
     (home / "model" / "config.json").write_text('{"model_type": "llama"}')
     (home / "model" / "tokenizer.json").write_text("{}")
-    (home / "text.jsonl").write_text('{"text": "one"}\n')
+    (home / "text.jsonl").write_text('{"text": "one"}\n' * 8)
     paths = Paths.at(home / "state")
     paths.create()
     store = Store(f"sqlite:///{paths.database}", patience_s=patience_s)

@@ -130,6 +130,24 @@ def test_a_tokenizer_that_does_not_load_is_told(
     assert "[tokenizer-not-usable]" in capsys.readouterr().err
 
 
+def test_a_template_whose_end_mark_is_no_token_is_told_once(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talks = [write_jsonl(tmp_path / f"{name}.jsonl", [{"messages": TALK}]) for name in "ab"]
+    run = tmp_path / "run"
+    run.mkdir()
+
+    def told(**keys: object) -> list[str]:
+        job = make_job(model, talks, eval_dataset=str(talks[0]), special_tokens={"bos_token": "<eos>"}, **keys)
+        (run / "resolved.yaml").write_text(job.resolved_yaml())
+        assert main([str(run)]) == Exit.DONE
+        return [*json.loads(capsys.readouterr().out.splitlines()[-1])]
+
+    assert told() == []
+    (note,) = told(chat_template="llama3")
+    assert note.startswith("the chat template ends answers with <|eot_id|>, which is no token of this tokenizer")
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose folders `datasets` takes for datasets of the hub."""

@@ -53,3 +53,10 @@ def test_what_the_trainer_would_refuse_is_told(job: Path, capsys: pytest.Capture
     write_jsonl(job.parent / "data.jsonl", [{"messages": [{"role": "user", "content": 3}]}])
     assert main([str(job)]) == Exit.USAGE
     assert "[broken-record]" in capsys.readouterr().err
+
+
+def test_a_warmup_longer_than_the_run_is_told(job: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job.write_text(job.read_text() + "warmup_steps: 10\n")
+    with caplog.at_level("WARNING"):
+        assert main([str(job)]) == Exit.DONE
+    assert "warmup_steps is 10, and the run has 6 steps: the rate only rises" in caplog.text

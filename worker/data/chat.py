@@ -20,7 +20,7 @@ from planner.job.data_entry import LearnedTurns
 from planner.job.records import Message
 from planner.job.templates import GIVE_TEMPLATE
 from worker.data.bounds import bounded, check_length
-from worker.data.turns import SOMETHING, Spans, Turns, common, ends_of
+from worker.data.turns import SOMETHING, Spans, Turns, common, ends_of, split_end
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,13 @@ class ChatTemplate:
         self._turns = Turns(learned or LearnedTurns(roles=frozenset()), self._template, tokenizer, self._ends())
         if self._chosen:
             self._turns.check_marks()
+
+    def warn_of_split_end(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Say in the log where answers end with a mark that is no token."""
+        with contextlib.suppress(*_REFUSALS):
+            note = split_end(lambda messages, **flags: self._render(messages, None, **flags)[0], tokenizer)
+            if note is not None:
+                log.warning("data: %s", note)
 
     def told(self, values: Mapping[str, Any]) -> ChatTemplate:
         """The template that is told these values, too, and before its others of the same names."""

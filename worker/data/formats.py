@@ -69,7 +69,9 @@ def detect(
     @cache
     def template() -> ChatTemplate:
         whole_pairs = train_on == "pairs" and kind == "prompt"
-        return ChatTemplate(tokenizer, everything=everything or whole_pairs, learned=learned, values=values)
+        found = ChatTemplate(tokenizer, everything=everything or whole_pairs, learned=learned, values=values)
+        found.warn_of_split_end(tokenizer)
+        return found
 
     if kind == "alpaca":
         uses = tuple(column for column in (*ALPACA, "history") if column in columns)

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 Spans = tuple[tuple[int, int], ...]
 SOMETHING = "\ue000"  # of Unicode's private use: neither begins nor ends like anything in the data
+_MARK = re.compile(r"<[^\s<>]+>")
 _NEAR = 3  # tokens that a template may write between what is said and its end mark
 
 
@@ -49,6 +50,28 @@ def ends_of(render: Callable[..., str], tokens: Sequence[str]) -> tuple[str, ...
     begins = token(asking[common(asking, render(asked)) :])
     is_end = past == token(render(said, add_generation_prompt=True).split(SOMETHING)[2]) != begins
     return tuple(dict.fromkeys(mark for mark in (last, past if is_end else None) if mark is not None))
+
+
+def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """What to say of a template that ends answers with a mark, `<…>`, which is no token of this tokenizer; None for
+    others, those among them that end answers as plain text does. `render` as in `ends_of`."""
+    asked = [{"role": "user", "content": SOMETHING}]
+    shown, _, behind = render([*asked, {"role": "assistant", "content": SOMETHING}]).rpartition(SOMETHING)
+    end = _MARK.match(behind.lstrip())
+    marks = _MARK.findall(shown + render(asked, add_generation_prompt=True) + behind)
+    sizes = {mark: len(tokenizer(mark, add_special_tokens=False)["input_ids"]) for mark in marks}
+    if not shown or end is None or sizes[end[0]] == 1:
+        return None
+    split = [mark for mark, size in sizes.items() if size > 1]
+    others = ", ".join(mark for mark in split if mark != end[0])
+    own = tokenizer.eos_token
+    return (
+        f"the chat template ends answers with {end[0]}, which is no token of this tokenizer but split into "
+        f"{sizes[end[0]]}{f', as are {others}' if others else ''}"
+        f"{f'; its own end token, {own}, is not written' if own and own not in behind else ''}: "
+        f"give the chat_template that belongs to this tokenizer (null: the one that it has), or add_tokens: {split} "
+        f"and special_tokens: {{eos_token: {end[0]!r}}}"
+    )
 
 
 class Turns:

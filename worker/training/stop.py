@@ -6,6 +6,8 @@ import os
 import signal
 from types import FrameType
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 class Stopped(BaseException):
     """Raised where a request to stop arrives while nothing is worth a checkpoint."""
@@ -23,12 +25,19 @@ class StopRequest:
 
     def install(self) -> None:
         """Listen from now on. Main thread only."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             signal.signal(number, self._handle)
 
     def begin(self) -> None:
         """From now on a first request waits until somebody looks at `asked`."""
         self._begun = True
+
+    @staticmethod
+    def ignore() -> None:
+        """From now on no request is heard, until the process has ended: Python gives up handlers before torch does the
+        rest, which takes a second."""
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

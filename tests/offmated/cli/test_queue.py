@@ -113,3 +113,17 @@ def test_a_job_goes_on_by_a_request_of_its_own_and_a_word_that_is_not_known_is_r
     with pytest.raises(UserError) as refused:
         home.client._object("POST", f"/jobs/{first}/rerun", {"max_steps": 5})
     assert refused.value.code == "bad-request"
+
+
+def test_a_model_is_asked_once_no_job_has_the_gpu_and_export_may_be_told_to_merge(home: Served) -> None:
+    number = home.client.submit(JOB, str(home.folder))["id"]
+    for phase in (JobState.PLANNING, JobState.RUNNING):
+        taken = home.store.take(number, phase, ME)
+        assert taken is not None
+        if phase is JobState.PLANNING:
+            home.store.end(taken, 0)
+    asked = offmate(home, "sample", str(number), "hi")
+    assert (asked.exit_code, "[gpu-busy]" in asked.stderr) == (Exit.USAGE, True)
+    assert "or type offmate pause, and offmate resume afterwards" in asked.stderr
+    home.store.end(taken, 0)
+    assert offmate(home, "export", "99", "merged", "--merge").exit_code == Exit.NO_SUCH_JOB, "the option is known"

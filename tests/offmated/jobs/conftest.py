@@ -18,7 +18,7 @@ def paths(tmp_path: Path) -> Paths:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    (tmp_path / "text.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "text.jsonl").write_text('{"text": "one"}\n' * 8)
     paths = Paths.at(tmp_path / "state")
     paths.runs.mkdir(parents=True)
     return paths

@@ -34,6 +34,13 @@ def test_a_conversation_that_the_template_refuses_is_refused_while_the_person_is
     assert not list(paths.runs.iterdir()) and not store.jobs()
 
 
+def test_a_template_that_is_not_the_tokenizers_is_noted(store: Store, paths: Paths) -> None:
+    asked = {"role": "user", "content": "hi"}
+    write_jsonl(paths.state.parent / "talks.jsonl", [{"messages": [asked, {"role": "assistant", "content": "yes"}]}])
+    _, notes = submit(store, paths, JOB + "chat_template: phi\n", paths.state.parent)
+    assert notes[-1].startswith("the chat template ends answers with <|end|>, which is no token of this tokenizer")
+
+
 def test_a_job_whose_records_cannot_be_looked_at_is_taken_in_with_a_note(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ def test_a_job_that_is_there_already_is_told_of_and_taken_in(store: Store, paths
 def test_the_same_once_more_says_that_data_of_the_hub_stay_at_their_commits(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submission, "look_at_first_records", lambda run: None)  # it would ask the hub
+    monkeypatch.setattr(submission, "look_at_first_records", lambda run: ())  # it would ask the hub
     hub = JOB.replace("text.jsonl", f"[{{path: owner/set, revision: {'a' * 40}}}]")
     for text, more in ((JOB, ""), (hub, ", those of the hub at the commits that it has")):
         row, _ = submit(store, paths, text, paths.state.parent)
@@ -118,7 +118,7 @@ def test_data_that_cannot_be_trained_on_leave_nothing_behind(store: Store, paths
 def test_the_log_says_which_data_nobody_has_looked_at(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(submission, "look_at_first_records", lambda run: None)  # which would ask the hub
+    monkeypatch.setattr(submission, "look_at_first_records", lambda run: ())  # which would ask the hub
     row, _ = submit(store, paths, JOB.replace("text.jsonl", "[owner/set, text.jsonl]"), paths.state.parent)
     (line,) = RunFolder(Path(row.run_dir)).tail_of_log(9)
     assert line.endswith("owner/set is of the Hugging Face hub: it is read when the job has its turn, before all else")

@@ -81,6 +81,20 @@ def test_what_does_not_fit_is_refused_with_the_least_possible_budget() -> None:
     assert gpu_peak_bytes(compile_program(plan, chain), chain) <= budget
 
 
+@pytest.mark.parametrize(
+    ("gpu", "cpu", "meant"),
+    [(10, 128 * GB, "10GB"), (8192, 128 * GB, "8192MB"), (2**33, 64, "64GB"), (2**33, 10 * GB, "")],
+)
+def test_a_budget_without_its_unit_is_asked_about(gpu: int, cpu: int, meant: str) -> None:
+    with pytest.raises(UserError) as refused:
+        Problem(
+            chain=llama(), hardware=RTX_3060, gpu_budget_bytes=gpu, cpu_budget_bytes=cpu, slices=1, clip=False
+        ).plan()  # fmt: skip
+    asked = f", as a number without a unit is: did you mean {meant}? Else "
+    assert (asked in refused.value.hint) == (meant != "")
+    assert ("did you mean" in refused.value.hint) == (meant != "")
+
+
 def test_a_host_that_is_too_small_is_named_as_the_reason() -> None:
     chain = llama(6)
     problem = {"slices": 1, "clip": False}

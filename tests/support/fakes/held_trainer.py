@@ -1,5 +1,6 @@
 """The real trainer, standing still after a step whose line is written, until it reads a line: `held_trainer.py STEP
-RUN_DIR`. So a test meets it where it wants, however fast the machine is."""
+RUN_DIR`; with step 0 as it ends, when it has said so. So a test meets it where it wants, however fast the machine
+is."""
 
 from __future__ import annotations
 
@@ -19,4 +20,8 @@ def hold(self: Metrics, event: str, *, step: int, **values: str | int | float | 
 
 
 Metrics.write = hold
-sys.exit(trainer.main(sys.argv[2:]))
+code = trainer.main(sys.argv[2:])
+if held_at == 0:
+    print("the trainer ends", flush=True)
+    sys.stdin.readline()
+sys.exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from planner.errors import UserError
 from planner.job.data_entry import EndMarks, LearnedTurns
 from planner.job.templates import named_template
 from tests.support.texts import byte_tokenizer
-from tests.worker.data.test_chat import CALL, TALKS, TOOLS, learned, tokenizer_of
+from tests.worker.data.test_chat import CALL, FOLDER, TALKS, TOOLS, learned, tokenizer_of
 from worker.data.chat import ChatTemplate
 
 TALK: list[dict[str, Any]] = [
@@ -23,6 +24,7 @@ TALK: list[dict[str, Any]] = [
     {"role": "assistant", "content": "no"},
 ]
 END = "<|im_end|>"
+LLAMA_3 = named_template("llama3") or ""
 
 
 def spans(messages: list[dict[str, Any]], *, end: str = END, **choice: Any) -> list[str]:
@@ -134,6 +136,43 @@ def test_templates_end_answers_with_marks_or_with_the_next_turns_beginning(name:
     tokens = sorted(set(re.findall(r"<[^<>\s{}']{1,30}>", tokenizer.chat_template)))
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
     assert ChatTemplate(tokenizer, everything=True)._ends() == ends
+
+
+def warned_of(template: str, caplog: pytest.LogCaptureFixture, *tokens: str) -> str:
+    caplog.clear()
+    tokenizer = byte_tokenizer(chat_template=template)
+    tokenizer.add_special_tokens({"bos_token": "<eos>", "additional_special_tokens": [*tokens]})
+    ChatTemplate(tokenizer).warn_of_split_end(tokenizer)
+    return "\n".join(caplog.messages)
+
+
+def test_a_template_whose_end_mark_is_no_token_is_told_with_its_other_marks(caplog: pytest.LogCaptureFixture) -> None:
+    said = warned_of(LLAMA_3, caplog)
+    assert said == (
+        "data: the chat template ends answers with <|eot_id|>, which is no token of this tokenizer but split into 10, "
+        "as are <|start_header_id|>, <|end_header_id|>; its own end token, <eos>, is not written: give the "
+        "chat_template that belongs to this tokenizer (null: the one that it has), or add_tokens: "
+        "['<|start_header_id|>', '<|end_header_id|>', '<|eot_id|>'] and special_tokens: {eos_token: '<|eot_id|>'}"
+    )
+    assert warned_of(LLAMA_3, caplog, "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>") == ""
+    assert "<|eot_id|>, which" in warned_of("{{ '' }}" + LLAMA_3, caplog), "also one that nobody has a name for"
+
+
+VICUNA = "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}{{ END }}{% endfor %}"
+
+
+@pytest.mark.parametrize("end", [r"'\n'", "eos_token", "'###'", "' [/INST] '", "''"])
+def test_templates_that_end_answers_in_plain_text_or_with_the_end_token_are_not_told(
+    end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warned_of(VICUNA.replace("END", end), caplog) == ""
+    assert warned_of(VICUNA.replace("END", end).replace("{{ m.role", "<|{{ m.role }}|>{{ ''"), caplog) == ""
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.jinja")), ids=lambda file: file.stem)
+def test_no_models_own_template_is_told(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    template = file.read_text("utf-8")
+    assert warned_of(template, caplog, *set(re.findall(r"<[^<>\s{}']{1,30}>", template))) == ""
 
 
 @pytest.mark.parametrize("between", ["[INST]", "<|im_start|>{{ m.role }}\n"])

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 BEGUN = """
 import time
 from worker.training.stop import StopRequest
@@ -18,6 +20,18 @@ while not stop.asked:
 print("asked", flush=True)
 while True:
     time.sleep(0.005)
+"""
+
+OVER = """
+import ctypes
+from worker.training.stop import StopRequest
+stop = StopRequest()
+stop.install()
+stop.begin()
+stop.ignore()
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.pause, None, None)
+print("ready", flush=True)
 """
 
 STARTING = """
@@ -54,3 +68,12 @@ def test_a_request_while_there_is_nothing_to_save_stops_at_once() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopped\n"
         assert process.wait(60) == 0
+
+
+def test_no_request_is_heard_once_all_is_done_not_even_behind_pythons_end() -> None:
+    with start(OVER) as process:
+        for _ in range(10):
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        process.kill()

@@ -233,6 +233,18 @@ def test_a_second_sigterm_ends_the_process_without_a_checkpoint(tmp_path: Path, 
     assert (code, bool(checkpoints)) in ((-signal.SIGTERM, False), (Exit.STOPPED, True)), said(run)
 
 
+def test_a_run_whose_model_is_there_is_done_whatever_comes_as_it_ends(run: Path) -> None:
+    process = start(run, held_at=0)
+    deadline = time.monotonic() + PATIENCE_S
+    while "the trainer ends" not in said(run):
+        assert process.poll() is None and time.monotonic() < deadline, said(run)
+        time.sleep(0.005)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+    go_on(process)
+    assert process.wait(PATIENCE_S) == Exit.DONE, said(run)
+
+
 def test_an_error_a_person_can_act_on_goes_to_the_log_and_to_error_json_without_a_traceback(
     run: Path, whole: Path, tmp_path: Path
 ) -> None:
