@@ -98,11 +98,12 @@ def test_llama_8b_does_not_fit_a_3060_with_64_gib_and_why(llama_8b: Path) -> Non
 @pytest.mark.usefixtures("time_enough")
 def test_with_a_drive_as_much_ram_is_named_as_is_needed_beside_it(llama_8b: Path) -> None:
     job = job_of(llama_8b)
-    hardware = with_drives(preset("rtx3060", bf16=True, cpu_memory_bytes=16 * GIB), "pcie4")
+    hardware = with_drives(preset("rtx3060", bf16=True, cpu_memory_bytes=4 * GIB), "pcie4")
     found = ask(job, hardware, started_s=time.monotonic())
     assert found.status == "infeasible" and found.least_cpu_budget_bytes is not None
-    assert found.cpu_budget_bytes < found.least_cpu_budget_bytes <= 2.5 * found.parameters  # working copies and a ring
-    assert "24 GiB of RAM" in found.fits_with
+    # Rings, and the working copies of embedding and head, which are 13% of the model.
+    assert found.cpu_budget_bytes < found.least_cpu_budget_bytes <= 0.5 * found.parameters
+    assert "8 GiB of RAM" in found.fits_with
 
 
 def test_llama_8b_on_a_3060_with_192_gib_computes_most_of_the_time(llama_8b: Path) -> None:

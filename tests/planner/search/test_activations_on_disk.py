@@ -141,4 +141,5 @@ def test_twins_are_the_same_options_with_lifetimes_of_their_own():
     own, twin = (found.blocks[1].option(name) for name in ("offload", "offload-disk"))
     assert replace(twin, name="offload", on_disk=False) == own
     assert with_twins(found) == found
-    assert most_on_disk(found, 3) == sum(t.state_bytes for t in found.tensors()) + 3 * 2 * OFFLOADED
+    weights = sum(t.state_bytes + t.bytes + t.gradient_bytes for t in found.tensors() if t.trainable)
+    assert most_on_disk(found, 3) == weights + 3 * 2 * OFFLOADED
