@@ -94,8 +94,8 @@ def _engine(case: Case) -> Engine:
 def _train(engine: Engine | PlainEngine, case: Case, watch: Watch | None = None) -> Iterator[Tensor]:
     for step in range(STEPS):
         batches, rest = data(step, case.rounds, length=8)
-        if watch is not None:
-            watch.on = step == 1
+        if watch is not None and step == 1:
+            watch.on = True  # until it is held back: its queue may only come to it when the next step has begun
         result = engine.step(batches, learning_rate=learning_rate(step), **rest)
         yield torch.stack([*result.losses, *([] if result.grad_norm is None else [result.grad_norm])]).cpu()
     for _, parts in engine.state():
