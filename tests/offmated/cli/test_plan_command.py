@@ -281,8 +281,11 @@ def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept
 def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_kept_too(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
     words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "1024", "--gpu-budget", "4MiB"]
-    first = kept.run(*words, "--json")
-    assert (first.returncode, json.loads(first.stdout)["status"]) == (3, "infeasible")
+    for _ in range(5):  # a busy machine leaves out what there is no time for, and then the answer is not kept
+        first = kept.run(*words, "--json")
+        assert (first.returncode, json.loads(first.stdout)["status"]) == (3, "infeasible")
+        if json.loads(first.stdout)["complete"]:
+            break
     again = kept.run(*words, "--json")
     assert (again.returncode, again.stdout) == (3, first.stdout), "answer_s too: nothing was computed"
     done = kept.run(*words)
