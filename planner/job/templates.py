@@ -5,10 +5,53 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+ALPACA_WITH_SYSTEM = "alpaca_with_system"
+"""LLaMA-Factory's `alpaca`, which begins with Alpaca's own words where a conversation has no system message."""
 _CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_TURNS = (
+    "{{% for message in messages %}}{{% if message['role'] == 'system' %}}{{{{ {system} }}}}"
+    "{{% elif message['role'] == 'user' %}}{{{{ {user} }}}}"
+    "{{% elif message['role'] == 'assistant' %}}{{% generation %}}{{{{ {learned} }}}}{{% endgeneration %}}"
+    "{behind}{{% endif %}}{{% endfor %}}"
+)
+_UNASKED = "{{% if messages[0]['role'] != 'system' %}}{{{{ {text} }}}}{{% endif %}}"
+
+
+def _of_turns(system: str, user: str, learned: str, *, behind: str = "", unasked: str = "") -> str:
+    """A template by what it writes for each kind of turn, and first where nobody speaks as the system: expressions with
+    what is said as `said`. What begins an answer stands behind what the user says; `behind` is a template, too."""
+    parts = {"system": system, "user": user, "learned": learned}
+    said = {name: part.replace("said", "message['content']") for name, part in parts.items()}
+    return (_UNASKED.format(text=unasked) if unasked else "") + _TURNS.format(**said, behind=behind)
+
+
+_ALPACA = "'### Instruction:\n' + said + '\n\n### Response:\n'"
+_OWN = {
+    "alpaca": "{{ bos_token }}"
+    + _of_turns("said + '\n\n'", _ALPACA, "said + eos_token", behind="{% if not loop.last %}{{ '\n\n' }}{% endif %}"),
+    ALPACA_WITH_SYSTEM: _of_turns(
+        "said", _ALPACA, "said + eos_token + '\n\n'",
+        unasked="'Below is an instruction that describes a task. "
+        "Write a response that appropriately completes the request.\n\n'",
+    ),
+    "default": _of_turns(
+        "'System: ' + said + eos_token + '\n'", "'Human: ' + said + eos_token + '\nAssistant:'",
+        "said + eos_token + '\n'",
+    ),
+    "vicuna": _of_turns(
+        "said", "'USER: ' + said + ' ASSISTANT:'", "said + eos_token",
+        unasked="'A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
+        "detailed, and polite answers to the user\\'s questions.'",
+    ),
+    "zephyr": _of_turns(
+        "'<|system|>\n' + said + eos_token", "'<|user|>\n' + said + eos_token + '<|assistant|>\n'", "said + eos_token",
+        unasked="'<|system|>\nYou are Zephyr, a helpful assistant.' + eos_token",
+    ),
+}  # fmt: skip
+"""For base models, whose tokenizers have none: axolotl's `alpaca`, the others as LLaMA-Factory writes them."""
 _FILES = {
     "llama3": "llama3", "qwen": "qwen2_5", "qwen_25": "qwen2_5", "qwen3": "qwen3", "gemma": "gemma", "gemma3": "gemma3",
     "phi": "phi3", "phi_3": "phi3", "phi_35": "phi3_5", "cohere": "cohere", "aya": "cohere",
@@ -16,7 +59,7 @@ _FILES = {
     "deepseek_v3": "deepseekv3", "gemma3n": "gemma3", "gemma4": "gemma4", "gemma4_unified": "gemma4",
 }  # fmt: skip
 _CHATMLS = ("chatml", "qwen3_5_nothink")
-NAMES = (*_CHATMLS, *_FILES)
+NAMES = (*_CHATMLS, *_FILES, *_OWN)
 """What a template may be called. `qwen3_5_nothink` is ChatML: what that Qwen writes where it does not think."""
 _FAMILIES = """
     command_a deepseek_v2 exaone exaone4 falcon_h1 jamba llama4 mistral_v1 mistral_v2v3 mistral_v3_tekken
@@ -39,6 +82,8 @@ def named_template(name: str) -> str | None:
     """The template of that name, as TRL ships it; None for others. Reads a file and imports nothing."""
     if name in _CHATMLS:
         return _CHATML
+    if name in _OWN:
+        return _OWN[name]
     if name not in _FILES:
         return None
     found = find_spec("trl")

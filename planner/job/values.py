@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from planner.job.pretraining import TEXTS, check_texts, entries_of
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
-from planner.job.templates import FAMILIES
+from planner.job.templates import ALPACA_WITH_SYSTEM, FAMILIES
 from planner.job.trainable import of_axolotl, with_rows
 
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
@@ -109,6 +109,8 @@ def translated(key: str, value: object) -> object:
         return {name: token for name, token in value.items() if name != "pad_token" and token} or None
     if key in _TEMPLATES and (value == "tokenizer_default" or _means_family(key, value)):
         return None
+    if key == "template" and value == "alpaca":
+        return ALPACA_WITH_SYSTEM
     return value
 
 

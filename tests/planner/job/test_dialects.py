@@ -32,6 +32,12 @@ def note(text: str, folder: Path) -> str:
     return next(line for line in Job.parse_with_notes(text, folder)[1] if line.startswith("the file reads as"))
 
 
+def test_alpaca_is_another_template_in_each_tool(folder: Path) -> None:
+    begun = "Below is an instruction that describes a task."
+    assert begun in (Job.parse(LLAMA_FACTORY + "template: alpaca\n", folder).chat_template or "")
+    assert begun not in (Job.parse(AXOLOTL + "chat_template: alpaca\n", folder).chat_template or begun)
+
+
 def test_axolotls_absent_keys_mean_what_they_mean_there(folder: Path) -> None:
     job = Job.parse(AXOLOTL, folder)
     assert (job.max_length, job.num_train_epochs, job.per_device_train_batch_size) == (512, 1, 1)

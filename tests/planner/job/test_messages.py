@@ -122,7 +122,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("max_length: 8\nsequence_len: 9", "two-names", "sequence_len: max_length is given too"),
         ("cutoff_len: 8\nsequence_len: 9", "two-names", "cutoff_len is given too, and both mean max_length"),
         ("tokenizer: ./nowhere", "missing-file", "there is no tokenizer folder at"),
-        ("chat_template: vicuna", "missing-file", "leave the key out to use the tokenizer's own"),
+        ("chat_template: wizard", "missing-file", "leave the key out to use the tokenizer's own"),
         ("chat_template: text.jsonl", "bad-value", "is not a Jinja template"),
         ("output_dir: 3", "wrong-type", "it must be a path"),
         ("tokenizer: ~nobody-of-this-name/x", "missing-file", "there is no home folder ~nobody-of-this-name"),
