@@ -17,6 +17,7 @@ from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.drive import with_drive
 from planner.measure.files_of_weights import weights_are_in_files
+from planner.measure.hf_model import masked_of
 from planner.search.from_disk import with_disk
 from planner.search.problem import Problem
 from planner.search.states_on_disk import with_all_on_disk
@@ -91,7 +92,7 @@ def ways_to_fit(
             lora |= {"trainable": None, "trainable_layers": None}
             keys += ", without trainable"
         found = list(tried(f"LoRA ({keys})", **lora))
-        if not found and job.slice_rows > 1:
+        if not found and job.slice_rows > 1 and not masked_of(job):
             text = f"LoRA ({keys}) in slices of one row (per_device_train_batch_size: 1)"
             found = list(tried(text, **lora, **_rows(job, 1)))
         if not found:
@@ -116,8 +117,9 @@ def _tried(
 
 
 def _smaller_slices(job: Job, problem: Problem, device: torch.device, last_trace: float) -> Iterator[Way]:
-    """The same step in more slices; where not even slices of one row fit, head and loss in chunks, or shorter rows."""
-    if job.slice_rows > 1:
+    """The same step in more slices; where not even slices of one row fit, head and loss in chunks, or shorter rows. A
+    mixture that learns with its routers' loss, which is of each slice, learns something else in others."""
+    if job.slice_rows > 1 and not masked_of(job):
         if time.monotonic() >= last_trace:
             smaller = tuple(_rows(job, 1).items())
             yield Way(text="the same step in smaller slices", least_bytes=None, keys=smaller)

@@ -19,6 +19,7 @@ from planner.job.schema import Job
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.hf_model import masked_of
 from planner.measure.machine_rates import estimate_hardware
+from planner.measure.router_loss import weighs_routers
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.search.problem import Problem
@@ -206,6 +207,58 @@ def test_the_config_says_what_the_job_leaves_to_it(
     assert own == pytest.approx(with_routers if asked else without, rel=1e-6)
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_mean_is_of_a_steps_micro_batches_and_an_evaluation_has_the_whole_share(tmp_path: Path, method: str) -> None:
+    """TRL gives an evaluation no count of a step's tokens, and divides by 1 there."""
+    keys = LORA if method == "lora" else {}
+    job = mixture_job(tmp_path, "mixtral", router_aux_loss_coef=0.5, router_aux_loss_mean=True, **keys)
+    chain = analyse(job, CPU).chain(estimate_times(analyse(job, CPU), estimate_hardware(CPU)))
+    setting = {"cpu_budget_bytes": 2**30, "slices": job.gradient_accumulation_steps, "clip": True}
+    problem = Problem(chain=chain, hardware=estimate_hardware(CPU), gpu_budget_bytes=2**30, **setting)
+    batches = Batches(job, byte_tokenizer(), masked=True)
+    model = load_model(job)
+    engine = Engine(
+        model, plan=problem.plan(time_limit_s=1.0), chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=1.0,
+        device=CPU,
+    )  # fmt: skip
+    plain: Any = T.AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
+    balancing = import_module(type(plain).__module__).load_balancing_loss_func
+    plain.model.config.use_cache, plain.router_aux_loss_coef = False, 0.0
+    if method == "lora":
+        torch.manual_seed(job.seed)
+        plain = get_peft_model(plain, config_of_peft(job))
+    counting = Counting(plain, 0.5, balancing, plain.config.num_experts_per_tok).eval()
+    data = batches.step(0)
+    with torch.no_grad():
+        expected = [counting(**batch).loss for batch in data]
+    before = engine.evaluate(data).losses
+    tokens = torch.tensor(batches.num_items(data))
+    engine.step(data, seeds=[1, 2], learning_rate=1e-30, num_items_in_batch=tokens)  # which moves no weight
+    for found in (before, engine.evaluate(data).losses):
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    engine.close()
+
+
+@pytest.mark.parametrize("config", [T.AfmoeConfig, T.ZayaConfig])
+def test_a_model_that_answers_with_its_routers_and_has_no_loss_of_them_weighs_none(
+    tmp_path: Path, config: Any
+) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", sentences(9))
+    job = make_job(tiny_llama_folder(tmp_path / "model"), data, router_aux_loss_coef="auto", router_aux_loss_mean=True)
+    asks = config(output_router_logits=True, router_aux_loss_coef=0.1)
+    assert not weighs_routers(job, asks) and not weighs_routers(job.model_copy(update={"router_aux_loss_coef": 1}), asks)
+    assert weighs_routers(job, T.MixtralConfig())
+
+
+def test_by_trls_auto_a_config_without_trls_name_of_the_share_weighs_none(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", sentences(9))
+    trls = make_job(tiny_llama_folder(tmp_path / "model"), data, router_aux_loss_coef="auto", router_aux_loss_mean=True)
+    for config in (T.JetMoeConfig(), T.DbrxConfig()):
+        assert not weighs_routers(trls, config)
+        assert weighs_routers(trls.model_copy(update={"router_aux_loss_mean": False}), config)
+        assert weighs_routers(trls.model_copy(update={"router_aux_loss_coef": 0.1}), config)
+
+
 def test_the_written_config_is_the_published_one_in_this(tmp_path: Path) -> None:
     model = load_model(mixture_job(tmp_path, "mixtral", router_aux_loss_coef=0.5))
     assert model.config.output_router_logits is False and model.config.router_aux_loss_coef == 0.001
@@ -229,6 +282,21 @@ def test_micro_batches_are_not_left_to_the_planner(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         plan_job(job, CPU, cache=None, measure=False)
     assert refused.value.code == "router-loss-per-slice"
+
+
+def test_smaller_slices_are_no_way_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a loss of its own: other slices learn something else."""
+    monkeypatch.setattr("planner.commands.plan_job._WAYS_S", 120.0)  # enough on a slow machine
+    job = mixture_job(tmp_path, "mixtral", router_aux_loss_coef=0.5, per_device_train_batch_size=16, max_length=256)
+    one = plan_job(job.model_copy(update={"per_device_train_batch_size": 1}), CPU, cache=None, measure=False)
+    tight = job.model_copy(update={"gpu_budget": 2 * one.plan.gpu_peak_bytes})
+    ways = {}
+    for coef in (0.5, 0.0):
+        with pytest.raises(UserError) as refused:
+            plan_job(tight.model_copy(update={"router_aux_loss_coef": coef}), CPU, cache=None, measure=False)
+        assert refused.value.code == "budget-too-small"
+        ways[coef] = [line for line in refused.value.numbers if "slices" in line]
+    assert ways[0.5] == [] and "the same step in smaller slices" in ways[0.0][0]
 
 
 def test_a_smoothed_loss_has_no_routers_in_it(tmp_path: Path) -> None:
