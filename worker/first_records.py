@@ -2,12 +2,11 @@
 
 So it is told at submission what would otherwise end the job when it has its turn: a tokenizer that does not load, a
 chat template that fails, a record that it cannot show, a mask under which nothing is learned. Exit codes and errors as
-`worker.trainer` has them. The last line that it prints is a list in JSON: what else the submitter is to be told.
+`worker.trainer` has them. What else the submitter is to be told is written into the folder, as an error is.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -57,7 +56,7 @@ def _look(folder: RunFolder) -> Exit:
     with _warnings() as notes:
         for entries in (job.data, job.eval_data):
             look(job, entries, tokenizer, pairs=pairs)
-    print(json.dumps([*notes]))
+    folder.write_first_notes([*notes])
     return Exit.DONE
 
 

@@ -187,20 +187,20 @@ def look_at_first_records(run: RunFolder) -> tuple[str, ...]:
     left to the job's turn: a note says so."""
     command = [sys.executable, "-P", "-m", "worker.first_records", str(run.path)]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=LOOK_S,
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LOOK_S,
             check=False,
-        )  # fmt: skip
-        code, said = done.returncode, done.stdout
+        ).returncode  # fmt: skip
     except subprocess.TimeoutExpired:
-        code, said = Exit.FAILED, b""
-    error = run.read_error()
-    run.error.unlink(missing_ok=True)
+        code = Exit.FAILED
+    error, notes = run.read_error(), run.read_first_notes()
+    for path in (run.error, run.first_notes):
+        path.unlink(missing_ok=True)
     if error is not None and error["code"] != "hub-not-reached":
         raise UserError.from_json(error)
-    if code != Exit.DONE:
+    if code != Exit.DONE or notes is None:
         return ("the first records could not be looked at: they are when the job has its turn",)
-    return tuple(json.loads(said.splitlines()[-1]))
+    return notes
 
 
 def _in_window(turn: Turn, window: str | None) -> Turn:
@@ -271,7 +271,7 @@ def _is_draft(folder: Path) -> bool:
     run = RunFolder(folder)
     return {path.name for path in folder.iterdir()} <= {
         run.submitted.name, run.resolved.name, run.frozen.name, run.packages.name, run.error.name,
-        run.goes_on.name,
+        run.first_notes.name, run.goes_on.name,
     }  # fmt: skip
 
 

@@ -95,6 +95,11 @@ class RunFolder:
         return self.path / "error.json"
 
     @property
+    def first_notes(self) -> Path:
+        """What a submission is told of the job's first records, while it is made."""
+        return self.path / "first_notes.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Parent of `step-N/`; a folder of that name is complete."""
         return self.path / "checkpoints"
@@ -185,6 +190,15 @@ class RunFolder:
         """error.json."""
         found = _read_object(self.error)
         return found if found is not None and found.keys() >= _ERROR_FIELDS else None
+
+    def read_first_notes(self) -> tuple[str, ...] | None:
+        """first_notes.json."""
+        notes = (_read_object(self.first_notes) or {}).get("notes")
+        return tuple(map(str, notes)) if isinstance(notes, list) else None
+
+    def write_first_notes(self, notes: Sequence[str]) -> None:
+        """first_notes.json; a reader finds the old one or the new one, whole."""
+        _write_object(self.first_notes, {"notes": list(notes)})
 
     def write_plan(self, plan: dict[str, Any]) -> None:
         """plan.json; a reader finds the old one or the new one, whole."""

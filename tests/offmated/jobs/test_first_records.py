@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from offmated.jobs.store import Store
 from offmated.jobs.submission import submit
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
+from planner.run.folder import RunFolder
 from tests.support.texts import tiny_llama_folder, write_jsonl
 
 JOB = "model: ./model\ndataset: talks.jsonl\n"
@@ -39,6 +43,24 @@ def test_a_template_that_is_not_the_tokenizers_is_noted(store: Store, paths: Pat
     write_jsonl(paths.state.parent / "talks.jsonl", [{"messages": [asked, {"role": "assistant", "content": "yes"}]}])
     _, notes = submit(store, paths, JOB + "chat_template: phi\n", paths.state.parent)
     assert notes[-1].startswith("the chat template ends answers with <|end|>, which is no token of this tokenizer")
+
+
+def test_what_the_look_prints_and_who_outlives_it_say_nothing(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"role": "user", "content": "hi"}
+    write_jsonl(paths.state.parent / "talks.jsonl", [{"messages": [asked, {"role": "assistant", "content": "yes"}]}])
+    python, lives = paths.state.parent / "python", paths.state.parent / "lives"
+    child = f"sleep 300 & echo $! > {lives}"
+    python.write_text(f'#!/bin/sh\n{child}\n{sys.executable} "$@"; code=$?\necho bye; exit $code\n')
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    try:
+        row, notes = submit(store, paths, JOB + "chat_template: phi\n", paths.state.parent)
+    finally:
+        os.kill(int(lives.read_text()), signal.SIGTERM)
+    assert notes[-1].startswith("the chat template ends answers with <|end|>, which is no token of this tokenizer")
+    assert not RunFolder(Path(row.run_dir)).first_notes.exists()
 
 
 def test_a_job_whose_records_cannot_be_looked_at_is_taken_in_with_a_note(
