@@ -61,7 +61,8 @@ class AdapterKeys(BaseModel):
     lora_alpha: Annotated[Positive | None, Field(description="a number above 0")] = None
     lora_dropout: Annotated[Beta | None, Field(description="a number from 0 up to, not including, 1")] = None
     lora_target_modules: Annotated[
-        tuple[Text, ...] | Text | None, Field(description="all-linear, a list of modules' names, or a pattern of names")
+        tuple[Text, ...] | Text | None,
+        Field(description="all-linear, peft-default, a list of modules' names, or a pattern of names"),
     ] = None
     lora_target_parameters: Annotated[Modules, Field(description="a list of parameters' names, or null")] = None
     exclude_modules: _ModulesOrPattern = None

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner.job.lora import PEFTS_OWN
 from planner.job.pretraining import long_texts, read_otherwise
 from planner.job.source import SWITCHED_OFF
 from planner.job.trainable import of_llama_factory
@@ -38,7 +39,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 LORA_DEFAULTS: dict[str, dict[str, Any]] = {
     AXOLOTL: {"lora_dropout": 0.0},
     LLAMA_FACTORY: {"lora_r": 8, "lora_dropout": 0.0, "lora_target_modules": "all-linear"},
-    TRL: {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"},
+    TRL: {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": PEFTS_OWN},
 }
 """Likewise with `method: lora`. axolotl has no rank, alpha and targets of its own: there they must be given."""
 

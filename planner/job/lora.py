@@ -13,6 +13,8 @@ from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head."""
+PEFTS_OWN = "peft-default"
+"""What peft takes by itself for a model of this type."""
 
 DEFAULTS: dict[str, object] = {
     "lora_r": 16, "lora_alpha": 32.0, "lora_dropout": 0.05, "lora_target_modules": ALL_LINEAR,
@@ -90,7 +92,9 @@ def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) 
             yield bad("use_dora", f"DoRA is for layers, and {what} are given too; leave one of them out")
         if begin == "orthogonal":
             yield bad(BEGIN, f"it is orthogonal, which is for layers, and {what} are given too; leave one of them out")
-    if values.get("layers_to_transform") not in (None, "", []) and isinstance(values["lora_target_modules"], str):
+    targets = values["lora_target_modules"]
+    named = isinstance(targets, tuple) and ALL_LINEAR not in targets
+    if values.get("layers_to_transform") not in (None, "", []) and not named:
         text = "lora_target_modules is to be a list of modules' names with it (a pattern can name layers itself)"
         yield bad("layers_to_transform", text)
     if values.get("layers_pattern") not in SWITCHED_OFF and values.get("layers_to_transform") in (None, "", []):
@@ -148,7 +152,7 @@ def _same(key: str, given: object, found: object) -> bool:
     if key not in _SETS:
         return given == found
     given = (given,) if isinstance(given, int) and key == "layers_to_transform" else _targets(given)
-    if given in (ALL_LINEAR, False):
+    if given in (ALL_LINEAR, PEFTS_OWN, False):
         return True
     found = () if found is None else found
     return set(given) == set(found) if isinstance(given, tuple) and isinstance(found, tuple) else given == found
@@ -194,11 +198,15 @@ def has_no_weights(model: str) -> bool:
 
 
 def _targets(value: object) -> object:
-    """The modules as peft has them: of axolotl's `lora_target_linear: true`, of LLaMA-Factory's "all" and "a,b"."""
+    """The modules as peft has them: of axolotl's `lora_target_linear: true`, of LLaMA-Factory's "all" and "a,b", of a
+    list that has one of peft's own words, or a pattern, alone."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        found = _targets(value[0])
+        return found if isinstance(found, str) else tuple(value)
     if value in (True, "all", ALL_LINEAR):
         return ALL_LINEAR
-    if isinstance(value, str) and _PATTERN.search(value):
-        return value  # peft's way: the whole name of a module is to match it
+    if isinstance(value, str) and (value == PEFTS_OWN or _PATTERN.search(value)):
+        return value  # peft's way: the whole name of a module is to match a pattern
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return tuple(value) if isinstance(value, list) else value

@@ -26,9 +26,14 @@ def entries_of(value: object) -> object:
 
 def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
     found = {"type": "pretrain"} | {key: said for key, said in given.items() if key != "skip" and said is not None}
-    if given.get("skip"):
-        found["split"] = f"{found.get('split', 'train')}[{given['skip']}:]"
+    split = str(found.get("split", "train"))
+    if given.get("skip") and _counts(given["skip"]) and "[" not in split:  # all else is told by `check_texts`
+        found["split"] = f"{split}[{given['skip']}:]"
     return found
+
+
+def _counts(skip: object) -> bool:
+    return isinstance(skip, int) and not isinstance(skip, bool) and skip >= 0
 
 
 def check_texts(value: object, source: Source) -> list[Mistake]:
@@ -45,9 +50,9 @@ def check_texts(value: object, source: Source) -> list[Mistake]:
     entry = entries[0] if isinstance(entries[0], dict) else {}
     given = value[0] if isinstance(value, list) else value
     skipped = given.get("skip") if isinstance(given, dict) else None
-    if skipped is not None and (isinstance(skipped, bool) or not isinstance(skipped, int) or skipped < 0):
+    if skipped is not None and not _counts(skipped):
         return [source.mistake(TEXTS, "bad-value", f"skip is {shown(skipped)}; it must be a number of records")]
-    if skipped and "[" in str(entry["split"]).partition(f"[{skipped}:]")[0]:
+    if skipped and isinstance(given, dict) and "[" in str(given.get("split")):
         return [source.mistake(TEXTS, "bad-value", "skip is given, and split names a part, too; keep one of them")]
     if (kind := entry.get("type")) in DATASET_TYPES and kind not in _TYPES:
         text = f"type is {shown(kind)}; texts are of type {' or '.join(_TYPES)}"

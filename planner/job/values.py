@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planner.job.lora import ALL_LINEAR
 from planner.job.pretraining import TEXTS, check_texts, entries_of
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 from planner.job.templates import ALPACA_WITH_SYSTEM, FAMILIES
@@ -78,7 +79,8 @@ def translated(key: str, value: object) -> object:
     if key == "moe_aux_loss_coef":
         return value or None  # the config's then, as it is
     if key in _CONFIGS and isinstance(value, dict):
-        return (value.get(_SHARE, "auto") if value.get(_ROUTERS) else 0) if value else None
+        share = value.get(_SHARE)  # null says nothing: the config's then
+        return (("auto" if share is None else share) if value.get(_ROUTERS) else 0) if value else None
     if key == "use_muon":
         return MUON if value is True else None
     if key == "eager_attention":
@@ -156,8 +158,10 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
             return {"chat_template_jinja": said["chat_template_jinja"]}
         return {"chat_template": said["chat_template"]}
     if set(said) == {"lora_target_linear", "lora_target_modules"}:  # axolotl adds all linear layers to those named
-        linear = said["lora_target_linear"] is True
-        return {"lora_target_linear": True} if linear else {"lora_target_modules": said["lora_target_modules"]}
+        linear, named = said["lora_target_linear"] is True, said["lora_target_modules"]
+        if not linear or named in SWITCHED_OFF:
+            return {"lora_target_linear": True} if linear else {"lora_target_modules": named}
+        return {"lora_target_modules": [ALL_LINEAR, *(named if isinstance(named, list) else [named])]}
     if said.get("use_muon") is True:  # LLaMA-Factory looks at no other name then
         return {"use_muon": True}
     asking = {key: value for key, value in said.items() if value not in SWITCHED_OFF}

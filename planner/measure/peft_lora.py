@@ -21,6 +21,7 @@ from planner.measure.encoder_decoder import has_pairs
 from planner.measure.packed_experts import experts_shown, unpack_where_read
 from planner.measure.peft_parameters import keep_modules
 from planner.measure.peft_parts import check_parts, lay_out, take_parts, trained_halves
+from planner.measure.peft_targets import add_others, targets_of
 from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
 from planner.measure.trainable import none_kept
 
@@ -48,7 +49,7 @@ def with_adapters(
     takes_now = takes and begun is None and not any(parameter.is_meta for parameter in model.parameters())
     config = LoraConfig(
         r=job.lora_r, lora_alpha=cast(int, job.lora_alpha), lora_dropout=job.lora_dropout,
-        target_modules=_listed(job.lora_target_modules), target_parameters=_listed(job.lora_target_parameters),
+        target_modules=targets_of(job), target_parameters=_listed(job.lora_target_parameters),
         exclude_modules=_listed(job.exclude_modules), layers_to_transform=_listed(job.layers_to_transform),
         layers_pattern=_listed(job.layers_pattern), rank_pattern=dict(job.rank_pattern or {}),
         alpha_pattern=cast(dict[str, int], dict(job.alpha_pattern or {})),
@@ -72,6 +73,7 @@ def with_adapters(
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             # It adds patterns of its own, for experts of some models; what of the job's matches nothing is told below.
             warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+            add_others(config, model, job)
             adapted = cast(nn.Module, get_peft_model(cast(Any, model), config))
     except ValueError as error:
         no_dropout = "lora_dropout" in str(error)

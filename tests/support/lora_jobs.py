@@ -97,9 +97,15 @@ def config_of_peft(job: Job) -> LoraConfig:
     def plain(value: object) -> object:
         return list(value) if isinstance(value, tuple) else value
 
+    def targets(value: object) -> object:
+        if isinstance(value, tuple) and "all-linear" in value:  # as axolotl adds to those named, of a Llama
+            linear = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+            return [*linear, *(name for name in value if name != "all-linear")]
+        return None if value == "peft-default" else plain(value)
+
     return LoraConfig(
         r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, task_type="CAUSAL_LM",
-        target_modules=plain(job.lora_target_modules), target_parameters=plain(job.lora_target_parameters),
+        target_modules=targets(job.lora_target_modules), target_parameters=plain(job.lora_target_parameters),
         exclude_modules=plain(job.exclude_modules), layers_to_transform=plain(job.layers_to_transform),
         layers_pattern=plain(job.layers_pattern), rank_pattern=job.rank_pattern or {},
         alpha_pattern=job.alpha_pattern or {}, init_lora_weights=job.init_lora_weights,

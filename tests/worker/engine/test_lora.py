@@ -61,6 +61,9 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             },
         ),
         ("mixtral", {**EXPERTS, "lora_target_modules": ["q_proj"], "max_length": 16}),
+        ("mixtral", {**EXPERTS, "lora_target_modules": "peft-default", "max_length": 16}),
+        ("llama", {"lora_target_modules": "peft-default"}),
+        ("llama", {"lora_target_modules": ["all-linear", "embed_tokens", "lm_head"]}),
         ("gpt_oss", {**EXPERTS, "lora_target_modules": [], "bf16": True, "max_length": 16}),
         (
             "llama",
@@ -84,6 +87,9 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "llama-muon",
         "llama-loraplus",
         "mixtral-experts",
+        "mixtral-experts-and-pefts-own",
+        "llama-pefts-own",
+        "llama-all-linear-and-more",
         "gpt-oss-experts-alone-bf16",
         "llama-some-layers-and-ranks",
         "llama-but-for-some-orthogonal",
@@ -344,6 +350,16 @@ def why_not(job: Job) -> tuple[str, str]:
 def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing_like_it") as caught:
         skeleton_model(lora_job(tmp_path, lora_target_modules=["nothing_like_it"]))
+    assert (caught.value.code, caught.value.hint) == ("lora-targets", "lora_target_modules: all-linear")
+
+
+def test_pefts_own_targets_are_those_of_the_models_type_and_a_type_without_any_is_refused(tmp_path: Path) -> None:
+    model = load_model(lora_job(tmp_path, lora_target_modules="peft-default"))
+    trained = {name.split(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert {name.rpartition(".")[2] for name in trained} == {"q_proj", "v_proj"} and len(trained) == 6
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match="Please specify `target_modules`") as caught:
+        skeleton_model(lora_job(tmp_path / "other", "gpt_oss", lora_target_modules="peft-default"))
     assert (caught.value.code, caught.value.hint) == ("lora-targets", "lora_target_modules: all-linear")
 
 
