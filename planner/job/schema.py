@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from planner.job.adapter import takes_from_base
 from planner.job.adapter_keys import AdapterKeys
-from planner.job.aliases import ALIASES, canonical
+from planner.job.aliases import ALIASES
 from planner.job.batch import AUTO, DEFAULT_ROWS, check_batch
 from planner.job.data_entry import DataEntry, as_entry
 from planner.job.dialects import Dialect
@@ -63,6 +63,7 @@ from planner.job.paths import resolve_paths
 from planner.job.planned import NOT_PLANNED
 from planner.job.precision import settle_precision
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
+from planner.job.settle import canonical
 from planner.job.source import Source, read_text, read_yaml, to_user_error
 from planner.job.trainable import check_trainable
 from planner.job.values import ADAMW_8BIT, MUON, check_loss, check_optimizer

@@ -1,4 +1,4 @@
-"""The keys of the files of axolotl, LLaMA-Factory and TRL, and what becomes of each: read by `planner.job.aliases`, and
+"""The keys of the files of axolotl, LLaMA-Factory and TRL, and what becomes of each: read by `planner.job.reading`, and
 written out in docs/keys.md by `python -m planner.keys`."""
 
 from __future__ import annotations

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import nn
 
 from planner.job.lora import ALL_LINEAR, PEFTS_OWN
 from planner.job.schema import Job
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 
 def targets_of(job: Job) -> Any:
@@ -24,10 +21,10 @@ def targets_of(job: Job) -> Any:
     return targets
 
 
-def add_others(config: LoraConfig, model: nn.Module, job: Job) -> None:
-    """Let `config`, which `targets_of` began, name what the job names beside all linear layers of `model`."""
+def add_others(config: Any, model: nn.Module, job: Job) -> None:
+    """Let `config`, peft's, which `targets_of` began, name what the job names beside all linear layers of `model`."""
     from peft.tuners.tuners_utils import _maybe_include_all_linear_layers  # what get_peft_model does with them alone
 
     if isinstance(job.lora_target_modules, tuple) and ALL_LINEAR in job.lora_target_modules:
-        linear = _maybe_include_all_linear_layers(config, cast(Any, model)).target_modules
-        config.target_modules = {*cast(set[str], linear), *job.lora_target_modules} - {ALL_LINEAR}
+        _maybe_include_all_linear_layers(config, cast(Any, model))
+        config.target_modules = {*config.target_modules, *job.lora_target_modules} - {ALL_LINEAR}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import UserError
-from planner.job.aliases import REPORTING
+from planner.job.reading import REPORTING
 from planner.job.schema import Job
 from planner.keys import ANY, TABLES
 from planner.keys.__main__ import page

@@ -1,0 +1,210 @@
+"""A file's keys one by one: what is taken, what says nothing here and why, what is refused. What becomes of a key is in
+`planner.keys`; here it is done, and those are read that say something of their own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+
+from planner.job.aliases import ALIASES, PARTS, SHORT
+from planner.job.dialects import Dialect
+from planner.job.lora import PLUS, PLUS_EMBEDDING
+from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown
+from planner.keys import ANY, TABLES
+from planner.keys.meaning import (
+    DECIDES,
+    DIFFUSION,
+    DISTILLED,
+    ELSEWHERE,
+    EVALUATES,
+    KERNELS,
+    LEARNED,
+    ONE_DEVICE,
+    OTHER_FORM,
+    PICTURES,
+    QUANTIZED,
+    REPORTS,
+    REWARDS,
+    Meaning,
+)
+
+REPORTING = ("wandb_", "mlflow_", "comet_", "swanlab_", "trackio_")
+"""How keys begin that say where to report to, in any version of a tool."""
+_BEGINNINGS = dict.fromkeys(REPORTING, REPORTS) | {
+    "liger_": KERNELS, "unsloth_": KERNELS, "flash_attn_": KERNELS, "fsdp_": DECIDES, "ddp_": DECIDES,
+}  # fmt: skip
+_PLUGINS = {
+    "liger": KERNELS, "cut_cross_entropy": KERNELS, "kernels": KERNELS, "expert_parallel": ONE_DEVICE,
+    "swanlab": REPORTS, "lm_eval": EVALUATES,
+}  # fmt: skip
+"""axolotl's that change no number that is learned -> why they say nothing."""
+_OTHER_STAGES = ("rm", "ppo", "dpo", "kto")  # LLaMA-Factory's that are not there
+_EIGHT = "load_in_8bit"
+_METHODS = (*ALIASES["method"], "method")
+PER_EPOCH = "evals_per_epoch"
+"""axolotl's, settled where all values are known."""
+_CHOOSING = ("load_best_model_at_end", "early_stopping_patience", "early_stopping_steps")
+_ALONE = (REWARDS, PICTURES, DISTILLED, DIFFUSION, ELSEWHERE, OTHER_FORM)
+"""What a file is about altogether: where that is not there, nothing else needs to be said of it."""
+
+
+class Reading:
+    """A file's keys as they are read: values under canonical names, mistakes, and what is not used and why."""
+
+    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
+        self.source, self.names = source, names
+        self.dialect = Dialect.of(source.values)
+        self.found: dict[str, list[str]] = {}  # canonical key -> keys of the file
+        self.mistakes: list[Mistake] = []
+        self.alone: list[Mistake] = []
+        self.unused: dict[str, list[str]] = {}
+        self.unknown: list[str] = []
+        self._quantized = False
+
+    def meaning(self, key: str) -> Meaning | None:
+        """What becomes of a key; None for one that nobody knows."""
+        table = TABLES.get(self.dialect.tool or "", {})
+        if key in table:
+            return table[key]
+        if key in self.names:
+            return Meaning(kind="honoured", text=self.names[key])
+        beginning = next((why for start, why in _BEGINNINGS.items() if key.startswith(start)), None)
+        return ANY.get(key) or (Meaning(kind="unused", text=beginning) if beginning else None)
+
+    def refuse(self, key: str, text: str, *, alone: bool = False) -> None:
+        """Something that is not there."""
+        (self.alone if alone else self.mistakes).append(self.source.mistake(key, "not-there", text))
+
+    def read(self, key: str, value: object) -> None:
+        """Sort one key in."""
+        meaning = self.meaning(key)
+        if meaning is None and value is None and self.dialect.tool is not None:
+            self.unused.setdefault("nobody knows it, and it asks for nothing", []).append(key)
+        elif meaning is None:
+            self.unknown.append(key)
+            # To look for a key that was meant takes a millisecond, and only the first mistakes are told.
+            known = {*self.names, *ANY} if len(self.mistakes) < MOST_MISTAKES else ()
+            self.mistakes.append(self.source.unknown(key, known, SHORT.get(key)))
+        elif key in _SPECIAL:
+            _SPECIAL[key](self, key, value)
+        elif meaning.kind == "honoured":
+            if key in _METHODS and value == "qlora" and self.source.values.get("load_in_4bit") is not True:
+                self._refuse_quantized(key, "qlora trains adapters on a base in 4 bits; give load_in_4bit: true, too")
+            self.found.setdefault(_EIGHT if (key, value) == ("quantization_bit", 8) else meaning.text, []).append(key)
+        elif value in SWITCHED_OFF or value in meaning.fine or value == ["none"]:
+            pass
+        elif meaning.kind == "not there":
+            if meaning.text == QUANTIZED:
+                self._refuse_quantized(key, f"{QUANTIZED} is not there yet; give one of them instead")
+            else:
+                what, _, instead = meaning.text.partition("; ")
+                text = f"{what} is not there yet; {instead or 'leave this key out'}"
+                self.refuse(key, text, alone=meaning.text in _ALONE)
+        elif meaning.kind != "part":
+            self.unused.setdefault(meaning.text, []).append(key)
+        elif self.source.values.get(meaning.text) in SWITCHED_OFF:
+            self.unused.setdefault(f"it says nothing without {meaning.text}", []).append(key)
+
+    def _refuse_quantized(self, key: str, text: str) -> None:
+        """One line, whichever and how many keys ask for it."""
+        if not self._quantized:
+            self.refuse(key, text)
+        self._quantized = True
+
+
+def _plugins(reading: Reading, key: str, value: object) -> None:
+    """axolotl's; those that would change what is learned are refused."""
+    plugins = [value] if isinstance(value, str) and value else value
+    for plugin in plugins if isinstance(plugins, list) else ():
+        why = next((why for known, why in _PLUGINS.items() if known in str(plugin).lower()), None)
+        if why is None:
+            reading.refuse(key, f"{plugin} is not there; leave it out")
+        elif key not in reading.unused.setdefault(why, []):
+            reading.unused[why].append(key)
+
+
+def _stage(reading: Reading, key: str, value: object) -> None:
+    if value in ("sft", "pt", *SWITCHED_OFF):
+        return
+    near = difflib.get_close_matches(str(value).lower(), ("sft", "pt", *_OTHER_STAGES), n=1)
+    if near and near[0] not in _OTHER_STAGES:
+        text = f"it is {shown(value)}; did you mean {near[0]}?"
+        reading.mistakes.append(reading.source.mistake(key, "bad-value", text))
+        return
+    text = f"it is {shown(value)}; offmate trains on texts and conversations; give sft or pt, or leave this key out"
+    reading.refuse(key, text, alone=value in _OTHER_STAGES)
+
+
+def _bnb_config(reading: Reading, key: str, value: object) -> None:
+    """axolotl's; what is here without it says nothing."""
+    here = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    asks = value if isinstance(value, dict) else {}
+    other = [name for name, wanted in here.items() if asks.get(name, wanted) != wanted]
+    if value in SWITCHED_OFF or value == ["none"]:
+        return
+    if reading.source.values.get("load_in_4bit") in SWITCHED_OFF:
+        reading.unused.setdefault("it says nothing without load_in_4bit", []).append(key)
+    elif other:
+        reading.refuse(key, f"{other[0]} is a key of its own here; write it without {key}")
+    else:
+        reading.unused.setdefault("a base in 4 bits is so here, too", []).append(key)
+
+
+def _unpacked(reading: Reading, key: str, value: object) -> None:
+    """axolotl's way to say that a model published in mxfp4 or fp8 is unpacked, as it is here by itself."""
+    more = reading.source.values.get("model_quantization_config_kwargs")
+    if value in ("Mxfp4Config", "FineGrainedFP8Config") and isinstance(more, dict) and more == {"dequantize": True}:
+        why = "a model that was saved in mxfp4 or fp8 is unpacked as it is read"
+        reading.unused.setdefault(why, []).append(key)
+    elif value not in SWITCHED_OFF:
+        reading.refuse(key, "loading the model in another way is not there yet; leave this key out")
+
+
+def _metric(reading: Reading, key: str, value: object) -> None:
+    """What a best model is the best by."""
+    file = reading.source.values
+    chosen = any(file.get(name) not in SWITCHED_OFF for name in _CHOOSING) or reading.dialect.chooses_best(file)
+    fine = (*SWITCHED_OFF, "eval_loss", "loss") if key == "metric_for_best_model" else SWITCHED_OFF
+    if not chosen and value not in SWITCHED_OFF:
+        reading.unused.setdefault("it says nothing without load_best_model_at_end", []).append(key)
+    elif value not in fine:
+        text = f"it is {shown(value)}; the best evaluation is that with the smallest loss (eval_loss)"
+        reading.refuse(key, text)
+
+
+def _thinking(reading: Reading, key: str, value: object) -> None:
+    """LLaMA-Factory's: false takes thoughts out, and shows empty ones in their place that are not learned."""
+    if value is False and reading.source.values.get("template") == "qwen3":
+        reading.refuse(key, "it is false; qwen3 without thoughts is not there yet; give template: qwen3_nothink")
+    elif value not in (True, *SWITCHED_OFF):
+        reading.refuse(key, f"{LEARNED} is not there yet; leave this key out")
+
+
+def _resume(reading: Reading, key: str, value: object) -> None:
+    if value is not True and value not in SWITCHED_OFF:
+        reading.refuse(key, f"it is {shown(value)}; a job starts at its model; leave this key out")
+
+
+def _frozen(reading: Reading, key: str, value: object) -> None:
+    """LLaMA-Factory's, read by `planner.job.trainable`."""
+    if reading.source.values.get("finetuning_type") != "freeze" and value not in SWITCHED_OFF:
+        reading.unused.setdefault("it says nothing without finetuning_type: freeze", []).append(key)
+
+
+def _rate_of_embeddings(reading: Reading, key: str, value: object) -> None:
+    """LoRA+'s. In offmate's own files it is refused alone, see `planner.job.lora`; here it is a default written out."""
+    if reading.dialect.tool is None or reading.source.values.get(PLUS) not in SWITCHED_OFF:
+        reading.found.setdefault(key, []).append(key)
+    elif value not in SWITCHED_OFF:
+        reading.unused.setdefault(f"it says nothing without {PLUS}", []).append(key)
+
+
+_SPECIAL: dict[str, Callable[[Reading, str, object], None]] = {
+    "bnb_config_kwargs": _bnb_config, "enable_thinking": _thinking,
+    "model_quantization_config": _unpacked, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
+    **dict.fromkeys(("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"), _frozen),
+    "metric_for_best_model": _metric, "greater_is_better": _metric,
+    PLUS_EMBEDDING: _rate_of_embeddings,
+    **dict.fromkeys(("dataset_dir", PER_EPOCH, *PARTS), lambda *_: None),
+}  # fmt: skip
