@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from planner.job.fields import Count, Text, Values
-from planner.job.records import Kind, Record, role_of
+from planner.job.records import VALUES, Kind, Record, role_of
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
 _PLACES = re.compile(r"\{(system|input|instruction)\}")
@@ -131,7 +131,7 @@ class DataEntry(BaseModel):
     def names(self, columns: tuple[str, ...]) -> tuple[str, ...]:
         """The columns of the data by offmate's names. Raises ValueError where one is not there that the entry needs."""
         needed = {self.columns.get(column, column) for column in (COLUMNS[self.type] if self.type else ())}
-        optional = {"input", "system", "tools", "history"}  # a table without them is one
+        optional = {"input", "system", "tools", "history", VALUES}  # a table without them is one
         needed |= {theirs for ours, theirs in self.columns.items() if ours not in optional}
         if columns and (missing := sorted(needed - set(columns))):
             raise ValueError(f"there is no column {missing[0]}; found: {', '.join(columns)}")

@@ -23,6 +23,10 @@ _SHAREGPT = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "a
 _OPENAI = {"role_tag": "role", "content_tag": "content", **_TAGS}
 
 
+class OtherData(ValueError):
+    """Data that are about something else altogether."""
+
+
 def read_names(value: object, folder: str, *, pretraining: bool, find: Finder) -> list[str | DataEntry] | None:
     """The entries that names with commas between them stand for; None where there is no dataset_info.json. Raises
     ValueError for what is there and cannot be read, and FileNotFoundError."""
@@ -54,9 +58,9 @@ def _unnamed(name: object, file: Path, find: Finder) -> str:
 def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, find: Finder) -> str | DataEntry:
     columns = said.get("columns") or {}
     if said.get("ranking") or "kto_tag" in columns:
-        raise ValueError(f"{name} is data of preferences; offmate trains on texts and conversations")
+        raise OtherData(f"{name} is data of preferences; offmate trains on texts and conversations")
     if pictures := [column for column in _PICTURES if column in columns]:
-        raise ValueError(f"{name} has {pictures[0]}; offmate trains on texts and conversations")
+        raise OtherData(f"{name} has {pictures[0]}; offmate trains on texts and conversations")
     fields: dict[str, Any] = {"path": _path(name, said, folder, find)}
     fields |= {ours: said[key] for key, ours in (("subset", "name"), ("split", "split")) if said.get(key)}
     if said.get("folder"):

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from planner.job.data_entry import DataEntry, EndMarks, simplest
+from planner.job.data_entry import COLUMNS, DataEntry, EndMarks, Type, simplest
 from planner.job.records import ROLES, VALUES, role_of
 from planner.job.source import SWITCHED_OFF, shown
 
@@ -47,6 +47,7 @@ _NOT_THERE = {
     "temperature": "distillation",
     "field_human": "a conversation in two columns; give messages",
     "field_model": "a conversation in two columns; give messages",
+    "fraction": "shares of a mixture; give split, like train[:10%]",
     "skip": "leaving out the first records; give split, like train[1000:]",
 }
 _FIELDS = {"field": "text", "text_column": "text", "field_messages": "messages", "field_tools": "tools"}
@@ -71,11 +72,17 @@ def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
     if not isinstance(entry.get("path"), str):
         raise ValueError(f"an entry has a path, this one has {', '.join(map(str, entry))}")
     fields = _fields(entry)
-    files = fields.pop("data_files", ())
+    files, inside = fields.pop("data_files", ()), fields.pop("data_dir", None)
+    if inside is not None:
+        files = [f"{inside}/{file}" for file in files]
     try:
         if entry["path"] in _FILE_READERS and files:
             return [simplest({**fields, "path": find(file)}) for file in files]
         path = find(entry["path"])
+        if inside is not None and not files:
+            if path.startswith("/"):
+                return [simplest({**fields, "path": find(f"{path}/{inside}")})]
+            files = [f"{inside}/**"]
         if path.startswith("/") and files:
             return [simplest({**fields, "path": find(f"{path}/{file}")}) for file in files]
         return [simplest({**fields, "path": path, "data_files": tuple(files)})]
@@ -96,6 +103,10 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = value
         elif key == "data_files":
             found[key] = [value] if isinstance(value, str) else list(value)
+        elif key == "data_dir" and isinstance(value, str):
+            found[key] = value
+        elif key == "columns" and isinstance(value, list):
+            _select(found, value)
         elif key in ("columns", "message_keys") and isinstance(value, dict):
             found[key] |= value
         elif key == "prompt_format" and isinstance(value, dict):
@@ -123,6 +134,18 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     found["message_keys"] = {ours: theirs for ours, theirs in found["message_keys"].items() if ours != theirs}
     _settle_learned(found)
     return found
+
+
+def _select(found: dict[str, Any], names: list[Any]) -> None:
+    """TRL's list of columns, beside which there are none."""
+    kinds: tuple[Type, ...] = ("messages", "prompt", "text")
+    kind = next((kind for kind in kinds if set(COLUMNS[kind]) <= {*map(str, names)}), None)
+    if kind is None:
+        text = "a record is messages, prompt and completion, or text; another name is given as {text: name}"
+        raise ValueError(f"columns is {shown(names)}; {text}")
+    found["type"] = kind
+    beside = ("tools", VALUES) if kind != "text" else ()
+    found["columns"] |= {column: "" for column in beside if column not in names}
 
 
 def _settle_learned(found: dict[str, Any]) -> None:

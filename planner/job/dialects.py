@@ -61,8 +61,9 @@ class Dialect:
 
     def missing(self, values: Mapping[str, Any]) -> list[str]:
         """Keys that the tool wants given."""
-        wanted = ("lora_r", "lora_alpha", "lora_target_modules") if _makes_adapters(values) else ()
-        return [key for key in wanted if self.tool == AXOLOTL and values.get(key) is None]
+        of_adapters = ("lora_r", "lora_alpha", "lora_target_modules") if _makes_adapters(values) else ()
+        wanted = ("learning_rate", *of_adapters) if self.tool == AXOLOTL else ()
+        return [key for key in wanted if values.get(key) is None]
 
     def chooses_best(self, file: Mapping[str, object]) -> bool:
         """Whether the tool takes the best of the evaluations where the file says nothing of it: axolotl does where each
@@ -122,6 +123,7 @@ class Dialect:
             _embeddings_of_loraplus(self.tool, values), _routers_of_packed(self.tool, values),
             read_otherwise(file, packs=packs) if self.tool == AXOLOTL else "",
             _rows_of_texts(values) if self.tool == LLAMA_FACTORY and file.get("stage") == "pt" else "",
+            _documents_apart(values, file) if self.tool == LLAMA_FACTORY else "",
         )  # fmt: skip
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}" if filled else ""
@@ -183,6 +185,13 @@ def _rows_of_texts(values: Mapping[str, Any]) -> str:
         return ""
     rest = "all texts are learned to their end, of which it leaves out what does not fill a row, of each 1000"
     return f"{rest}; a tokenizer that begins texts with a token begins each, and there each row"
+
+
+def _documents_apart(values: Mapping[str, Any], file: Mapping[str, object]) -> str:
+    """How LLaMA-Factory packs without `neat_packing`."""
+    if values.get("packing") is not True or file.get("neat_packing") not in SWITCHED_OFF:
+        return ""
+    return "packed documents are each by itself, as with neat_packing, and there they see one another"
 
 
 def _routers_of_packed(tool: str, values: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.job.data_entry import DataEntry
-from planner.job.dataset_info import read_names
+from planner.job.dataset_info import OtherData, read_names
 from planner.job.dataset_words import CONVERSATIONS, LEARNED_KEYS, TEMPLATE_KEYS
 from planner.job.dialects import LLAMA_FACTORY, TRL
 from planner.job.paths import data_finder, looks_local, resolve
@@ -39,6 +39,8 @@ def settle_data(
                 code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
                 mistakes.append(source.mistake(names[key], code, str(error)))
                 values.pop(key)
+                if isinstance(error, OtherData):  # which its template is of, too
+                    values.pop("chat_template", None)
     return mistakes
 
 

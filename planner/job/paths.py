@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,14 +165,15 @@ NOTHING = "none"
 """The tokenizer and the data of a question."""
 
 
-def _wrong_entry(find: Callable[[object, Path | None], object], value: object, folder: Path | None) -> int | None:
-    """The place, from 0, of the first of a list's entries that is wrong by itself; None where there is none."""
+def _wrong_entries(
+    find: Callable[[object, Path | None], object], value: object, folder: Path | None
+) -> Iterator[tuple[int, Exception]]:  # fmt: skip
+    """The places, from 0, of a list's entries that are wrong by themselves, and what is."""
     for place, entry in enumerate(value if isinstance(value, list) else ()):
         try:
             find([entry], folder)
-        except (OSError, TypeError, ValueError):
-            return place
-    return None
+        except (OSError, TypeError, ValueError) as error:
+            yield place, error
 
 
 def resolve_paths(
@@ -191,12 +192,13 @@ def resolve_paths(
         try:
             values[key] = find(values[key], folder)
         except (OSError, TypeError, ValueError) as error:
-            code = next(code for kind, code in _PATH_CODES.items() if isinstance(error, kind))
-            mistake = source.mistake(name_of(key), code, str(error))
-            entry = _wrong_entry(find, values[key], folder)
-            if mistake.line is not None and entry is not None:
-                mistake = replace(mistake, line=source.lines.get(f"{name_of(key)}[{entry}]", mistake.line))
-            mistakes.append(mistake)
+            found: list[tuple[int | None, Exception]] = [*_wrong_entries(find, values[key], folder)]
+            for entry, wrong in found or [(None, error)]:
+                code = next(code for kind, code in _PATH_CODES.items() if isinstance(wrong, kind))
+                mistake = source.mistake(name_of(key), code, str(wrong))
+                if mistake.line is not None and entry is not None:
+                    mistake = replace(mistake, line=source.lines.get(f"{name_of(key)}[{entry}]", mistake.line))
+                mistakes.append(mistake)
     for key in ("model", "tokenizer") if folder is not None else ():
         said, place = values.get(f"{key}_revision"), str(values.get(key, ""))
         if said not in (None, "main") and place.startswith("/"):

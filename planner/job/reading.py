@@ -8,9 +8,10 @@ import difflib
 from collections.abc import Callable, Mapping
 
 from planner.job.aliases import ALIASES, PARTS, SHORT
-from planner.job.dialects import Dialect
-from planner.job.lora import PLUS, PLUS_EMBEDDING
+from planner.job.dialects import TRL, Dialect
+from planner.job.lora import ADAPTER, PLUS, PLUS_EMBEDDING
 from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown
+from planner.job.values import other_optimizer
 from planner.keys import ANY, TABLES
 from planner.keys.meaning import (
     DECIDES,
@@ -88,11 +89,16 @@ class Reading:
             self.mistakes.append(self.source.unknown(key, known, SHORT.get(key)))
         elif key in _SPECIAL:
             _SPECIAL[key](self, key, value)
-        elif meaning.kind == "honoured":
+        else:
+            self.read_as(meaning, key, value)
+
+    def read_as(self, meaning: Meaning, key: str, value: object) -> None:
+        """Sort one key in by what becomes of it."""
+        if meaning.kind == "honoured":
             if key in _METHODS and value == "qlora" and self.source.values.get("load_in_4bit") is not True:
                 self._refuse_quantized(key, "qlora trains adapters on a base in 4 bits; give load_in_4bit: true, too")
             self.found.setdefault(_EIGHT if (key, value) == ("quantization_bit", 8) else meaning.text, []).append(key)
-        elif value in SWITCHED_OFF or value in meaning.fine or value == ["none"]:
+        elif value in SWITCHED_OFF or value in meaning.fine or value == ["none"] or self._told_beside(key):
             pass
         elif meaning.kind == "not there":
             if meaning.text == QUANTIZED:
@@ -105,6 +111,15 @@ class Reading:
             self.unused.setdefault(meaning.text, []).append(key)
         elif self.source.values.get(meaning.text) in SWITCHED_OFF:
             self.unused.setdefault(f"it says nothing without {meaning.text}", []).append(key)
+
+    def _told_beside(self, key: str) -> bool:
+        """Whether the line of another key says that what this one is of is not there."""
+        file = self.source.values
+        if key in ("optim_args", "optim_target_modules"):
+            return other_optimizer(file)
+        if key == "quantization_method":
+            return file.get("quantization_bit") not in (4, 8, *SWITCHED_OFF)
+        return key == "relora_steps" and file.get("relora") not in SWITCHED_OFF
 
     def _refuse_quantized(self, key: str, text: str) -> None:
         """One line, whichever and how many keys ask for it."""
@@ -200,10 +215,42 @@ def _rate_of_embeddings(reading: Reading, key: str, value: object) -> None:
         reading.unused.setdefault(f"it says nothing without {PLUS}", []).append(key)
 
 
+def _uncut(reading: Reading, key: str, value: object) -> None:
+    """TRL's rows without an end."""
+    if value is None and reading.dialect.tool == TRL:
+        text = "it is null, and TRL then cuts no row; give a number of tokens, at least those of the longest row"
+        reading.mistakes.append(reading.source.mistake(key, "not-there", text))
+    else:
+        _as_it_is(reading, key, value)
+
+
+def _padding(reading: Reading, key: str, value: object) -> None:
+    """LLaMA-Factory's."""
+    if value is False:
+        reading.refuse(key, "it is false; learning the padding is not there yet; leave this key out")
+    else:
+        _as_it_is(reading, key, value)
+
+
+def _merged_first(reading: Reading, key: str, value: object) -> None:
+    """LLaMA-Factory's, of the adapter that is there."""
+    if reading.source.values.get(ADAPTER) in SWITCHED_OFF and value not in SWITCHED_OFF:
+        reading.unused.setdefault(f"it says nothing without {ADAPTER}", []).append(key)
+    else:
+        _as_it_is(reading, key, value)
+
+
+def _as_it_is(reading: Reading, key: str, value: object) -> None:
+    meaning = reading.meaning(key)
+    assert meaning is not None
+    reading.read_as(meaning, key, value)
+
+
 _SPECIAL: dict[str, Callable[[Reading, str, object], None]] = {
     "bnb_config_kwargs": _bnb_config, "enable_thinking": _thinking,
     "model_quantization_config": _unpacked, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
     **dict.fromkeys(("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"), _frozen),
+    "max_length": _uncut, "ignore_pad_token_for_loss": _padding, "create_new_adapter": _merged_first,
     "metric_for_best_model": _metric, "greater_is_better": _metric,
     PLUS_EMBEDDING: _rate_of_embeddings,
     **dict.fromkeys(("dataset_dir", PER_EPOCH, *PARTS), lambda *_: None),

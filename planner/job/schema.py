@@ -66,7 +66,7 @@ from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.settle import canonical
 from planner.job.source import Source, read_text, read_yaml, to_user_error
 from planner.job.trainable import check_trainable
-from planner.job.values import ADAMW_8BIT, MUON, check_loss, check_optimizer
+from planner.job.values import ADAMW_8BIT, MUON, Optim, check_loss, check_optimizer
 from planner.job.window import check_window
 from planner.job.wrong_values import mistakes_of
 
@@ -129,7 +129,7 @@ class Job(AdapterKeys):
     router_aux_loss_coef: RouterShare = None
     router_aux_loss_mean: Switch = False
     optim: Annotated[
-        Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit", "muon"],
+        Optim,
         Field(description="adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU memory"),
     ] = "adamw_torch_fused"
     muon_adjust_lr_fn: Adjust = "match_rms_adamw"

@@ -9,6 +9,7 @@ from typing import Any
 from planner.job.dialects import AXOLOTL
 from planner.job.evaluation import EVALUATED
 from planner.job.fields import DEFAULT_EPOCHS
+from planner.job.lora import DEFAULTS, MODULES, PARAMETERS, WHERE
 from planner.job.pretraining import TEXTS, entries_of
 from planner.job.reading import PER_EPOCH, Reading
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown, to_user_error
@@ -33,6 +34,7 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
     _settle_pissa(reading, values, given)
     mistakes, dialect = reading.mistakes, reading.dialect
     defaults = dialect.fill(values, source.values)
+    _settle_adapters(reading, values, given)
     _settle_evaluations(reading, values, given)
     if not {"model", "dataset"} & reading.found.keys() and len(reading.unknown) > len(source.values) / 2:
         text = f"it and {len(reading.unknown) - 1} more keys are unknown, and there is neither model nor dataset"
@@ -65,9 +67,10 @@ def _settle(name: str, keys: list[str], reading: Reading, values: dict[str, Any]
         reading.mistakes.append(source.mistake(other, "two-names", text))
     key, value = next(iter(found.items()))
     new = translated(key, value)
-    if tool is not None and key != "adapter" and (value is None or value == "") and (tool == AXOLOTL or new is None):
+    nothing = value == "" or (value is None and (tool == AXOLOTL or new is None))
+    if (tool is not None and key != "adapter" and nothing) or (name == "eval_dataset" and value in SWITCHED_OFF):
         return  # as if it were not in the file
-    if (new != value or new in SWITCHED_OFF) and (why := done_otherwise(key, name, value, tool)):
+    if why := done_otherwise(key, name, value):
         reading.unused.setdefault(why, []).append("pad_token" if key == "special_tokens" else f"{key}: {value}")
     if new is None and value is not None and key != "chat_template":
         return
@@ -85,6 +88,16 @@ def _settle_pissa(reading: Reading, values: dict[str, Any], given: dict[str, str
         reading.mistakes.append(reading.source.mistake("pissa_iter", "bad-value", text))
     elif count > 0:
         values["init_lora_weights"] = f"pissa_niter_{count}"
+
+
+def _settle_adapters(reading: Reading, values: dict[str, Any], given: dict[str, str]) -> None:
+    """Leave out what a tool's file says of adapters that are not made, as the tool does."""
+    if reading.dialect.tool is None or values.get("method") == "lora":
+        return
+    for name in (*DEFAULTS, MODULES, PARAMETERS, *WHERE, "use_rslora", "use_dora"):
+        key = given.pop(name, None)
+        if key is not None and values.pop(name, None) not in SWITCHED_OFF:
+            reading.unused.setdefault("it says nothing without method: lora", []).append(key)
 
 
 def _settle_evaluations(reading: Reading, values: dict[str, Any], given: dict[str, str]) -> None:

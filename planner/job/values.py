@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, get_args
 
 from planner.job.lora import ALL_LINEAR
 from planner.job.pretraining import TEXTS, check_texts, entries_of
@@ -17,6 +18,7 @@ ADAMW_8BIT = "adamw_8bit"
 """AdamW with its moments in 8 bits."""
 MUON = "muon"
 """Muon for matrices, AdamW for the rest."""
+Optim = Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit", "muon"]
 IN_MEMORY = {ADAMW_8BIT: "states in 8 bits", MUON: "Muon's states"}
 """Optimizers whose states are on no disk -> which these are."""
 _ADAMW_8BIT = ("adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit")
@@ -122,9 +124,15 @@ def _means_family(key: str, value: object) -> bool:
     return isinstance(value, str) and (value in FAMILIES or (key == "template" and value in _WITH_SYSTEM))
 
 
-def done_otherwise(key: str, name: str, value: object, tool: str | None) -> str | None:
+def other_optimizer(file: Mapping[str, object]) -> bool:
+    """Whether a file names an optimizer that is not there."""
+    named = [file[key] for key in ("optim", "optimizer") if file.get(key) not in SWITCHED_OFF]
+    return any(translated("optim", value) not in get_args(Optim) for value in named)
+
+
+def done_otherwise(key: str, name: str, value: object) -> str | None:
     """What to say of a value that is done in another way than it asks for; None where nothing is to say."""
-    if name == "attn_implementation" and key != "eager_attention":
+    if name == "attn_implementation" and key != "eager_attention" and value not in ("sdpa", "eager"):
         return "attention is PyTorch's sdpa, which takes its flash kernel where there is one"
     if name == "save_steps" and isinstance(value, float) and value < 1:
         return "a share of the steps is not taken here, but a number of steps, 500 by itself, beside save_minutes"
@@ -134,7 +142,7 @@ def done_otherwise(key: str, name: str, value: object, tool: str | None) -> str 
         return "the tokenizer's own template is taken, as it came with the model; offmate preview shows what it writes"
     if key == "special_tokens" and isinstance(value, dict) and value.get("pad_token"):
         return "padding is never learned, and keeps its token"
-    if key in ("dtype", "torch_dtype", "bfloat16", "pure_bf16") and value:
+    if (key in ("dtype", "torch_dtype", "bfloat16", "pure_bf16") and value) or (key, value) == ("bf16", "full"):
         return "masters and moments stay fp32, working weights are bf16"
     return None
 

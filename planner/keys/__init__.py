@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from planner.keys.axolotl import AXOLOTL
 from planner.keys.llama_factory import LLAMA_FACTORY
 from planner.keys.meaning import Table
-from planner.keys.trl import TRL
+from planner.keys.trl import PREFERENCES, TRL
 
 TABLES: Mapping[str, Table] = {"axolotl": AXOLOTL, "LLaMA-Factory": LLAMA_FACTORY, "TRL": TRL}
 """Tool -> its keys."""
 
-ANY: Table = {**TRL, **LLAMA_FACTORY, **AXOLOTL}
+_BY_NAME_ALONE = {key for key in PREFERENCES if key not in ("beta", "num_generations", "reward_funcs")}
+ANY: Table = {
+    **{key: meaning for key, meaning in TRL.items() if key not in _BY_NAME_ALONE}, **LLAMA_FACTORY, **AXOLOTL,
+}  # fmt: skip
 """All of them, for files that no tool's keys tell apart. Where tools differ, it is what axolotl has."""
 
 

@@ -147,7 +147,7 @@ AXOLOTL: Table = table(
             chunked_cross_entropy_num_chunks unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv
             unsloth_lora_o unsloth_rms_norm unsloth_rope llama4_linearized_experts liger_rope liger_rms_norm
             liger_layer_norm liger_swiglu liger_glu_activation liger_cross_entropy liger_fused_linear_cross_entropy
-            liger_rms_norm_gated liger_use_token_scaling liger_kernel_impl cut_cross_entropy expert_backend
+            liger_rms_norm_gated liger_kernel_impl cut_cross_entropy expert_backend
             moe_bnb_fast moe_dequant_chunk_size moe_grouped_backend use_scattermoe use_sonicmoe use_dsv4_kernels
             use_glm_dsa_kernels dsv4_fp8_lora_kernel dsv4_shared_mlp_lora_kernel dsv4_fp4_grouped_mode
         """,
@@ -204,13 +204,13 @@ AXOLOTL: Table = table(
             peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying peft mora
         """,
         SOME_WEIGHTS: "relora relora_steps lisa_n_layers spectrum_top_fraction",
-        OPTIMIZER: "optim_args optim_target_modules torchdistx_path dion_lr adam_beta3 adam_epsilon2 grokfast_alpha",
+        OPTIMIZER: "optim_args optim_target_modules torchdistx_path dion_lr grokfast_alpha",
         ITS_RATE: "lr_groups",
         SHAPE: """
             cosine_constant_lr_ratio lr_quadratic_warmup lr_div_factor
             jagged_restart_steps
         """,
-        LOSS: "use_eaft",
+        LOSS: "use_eaft liger_use_token_scaling",
         "other texts for reserved tokens (change the tokenizer's files)": "added_tokens_overrides",
         "setting rows of tokens that were never learned": "fix_untrained_tokens",
         ORDER: "curriculum_sampling sample_packing_sequentially",
@@ -253,6 +253,7 @@ AXOLOTL: Table = table(
         """,
         "jagged_restart_steps": "jagged_restart_warmup_steps jagged_restart_anneal_steps",
         "lisa_n_layers": "lisa_step_interval lisa_layers_attribute",
+        "optimizer: came_pytorch": "adam_beta3 adam_epsilon2",
         "dion_lr": "dion_momentum dion_rank_fraction dion_rank_multiple_of",
         "scaling_softmax": "scaling_softmax_factor scaling_softmax_bias",
         "use_pose": "pose_split_on_token_ids pose_max_context_len pose_num_chunks",

@@ -72,7 +72,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         KERNELS: "enable_liger_kernel use_v1_kernels",
         STREAMS: "streaming buffer_size",
         READS: """
-            overwrite_cache preprocessing_batch_size preprocessing_num_workers tokenized_path
+            overwrite_cache preprocessing_batch_size preprocessing_num_workers
             use_fast_tokenizer ignore_pad_token_for_loss cache_dir data_shared_file_system
         """,
         EVALUATES: """
@@ -121,6 +121,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         LEARNED: "mask_history enable_thinking preserve_thinking",
         ORDER: "disable_shuffling",
         "another system message (write it into the template)": "default_system",
+        "reading data that are tokenized already; give the dataset itself, and leave this key out": "tokenized_path",
         "tools in another form than the template's": "tool_format",
         "going on from adapters that are there": "adapter_folder",
         "a tokenizer that splits special tokens": "split_special_tokens",

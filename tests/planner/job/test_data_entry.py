@@ -15,7 +15,7 @@ from planner.job.records import conversation
 from planner.job.schema import Job
 from tests.support.texts import write_jsonl
 
-AXOLOTL = "base_model: tiny\n"
+AXOLOTL = "base_model: tiny\nlearning_rate: 0.0002\n"
 LLAMA_FACTORY = "model_name_or_path: tiny\nstage: sft\nfinetuning_type: full\n"
 TRL = "model_name_or_path: tiny\n"
 
@@ -107,17 +107,19 @@ def test_which_turns_are_learned_is_not_said_of_all_where_no_entry_has_any(folde
         with pytest.raises(UserError) as refused:
             Job.parse(f"{AXOLOTL}{lines}datasets: {entries}", folder)
         words = "it is for conversations, and by their type no entry of dataset has any; leave it out"
-        assert refused.value.numbers == (f"line 2: train_on_eos: {words}", f"line 3: roles_to_train: {words}")
+        assert refused.value.numbers == (f"line 3: train_on_eos: {words}", f"line 4: roles_to_train: {words}")
     with pytest.raises(UserError, match="train_on_eos is false; it must be one of turn"):
         Job.parse(f"{AXOLOTL}train_on_eos: false\ndatasets: [{{path: text.jsonl, type: chat_template}}]", folder)
     Job.parse(f"{AXOLOTL}{lines}datasets: [{{path: text.jsonl, type: alpaca}}, {{path: text.jsonl}}]", folder)
 
 
-def test_a_mistake_in_an_entry_is_told_at_its_own_line(folder: Path) -> None:
+def test_each_mistake_in_an_entry_is_told_at_its_own_line(folder: Path) -> None:
     entries = "\n  - path: text.jsonl\n    type: completion\n  - path: text.jsonl\n    type: oasst\n  - gone.jsonl\n"
     with pytest.raises(UserError) as refused:
         Job.parse(f"model: model\ndataset:{entries}", folder)
-    assert [line.split(": type is")[0] for line in refused.value.numbers] == ["line 5: dataset"]
+    assert [line.split(": type is")[0].split(" at ")[0] for line in refused.value.numbers] == [
+        "line 5: dataset", "line 7: dataset: there is no dataset",
+    ]  # fmt: skip
 
 
 def test_which_turns_are_learned_is_for_conversations(folder: Path) -> None:
@@ -182,7 +184,7 @@ def test_axolotls_own_prompts_have_their_columns_and_formats(folder: Path) -> No
 )
 def test_what_is_wrong_with_an_entry_is_one_line(lines: str, words: str, folder: Path) -> None:
     line = one_line(f"{AXOLOTL}datasets: [{{path: text.jsonl, {lines}}}]", folder)
-    assert line.startswith("line 2: datasets: ") and words in line
+    assert line.startswith("line 3: datasets: ") and words in line
 
 
 def test_files_by_their_reader_and_hub_entries_with_name_and_files(folder: Path) -> None:

@@ -343,10 +343,14 @@ def test_a_question_about_a_card_by_its_name_is_about_that_card(folder: Path, mo
     [
         (LLAMA_FACTORY.replace("sft", "pt") + "finetuning_type: full\n", "all texts are learned to their end"),
         (
-            "base_model: model\npretraining_dataset: text.jsonl\nmax_steps: 3\nsample_packing: true\n",
+            "base_model: model\nlearning_rate: 1e-4\npretraining_dataset: text.jsonl\nmax_steps: 3\n"
+            "sample_packing: true\n",
             "where there the next repeats up to 256 tokens",
         ),
-        ("base_model: model\npretraining_dataset: text.jsonl\nmax_steps: 3\n", "each text has an end token"),
+        (
+            "base_model: model\nlearning_rate: 1e-4\npretraining_dataset: text.jsonl\nmax_steps: 3\n",
+            "each text has an end token",
+        ),
         (
             AXOLOTL + "sample_packing: true\nmodel_config: {output_router_logits: true}\n",
             "the routers' loss is without the padding of packed rows",

@@ -102,7 +102,7 @@ def test_which_layers_have_adapters_is_read_as_people_write_it(lora_folder: Path
     )  # fmt: skip
     assert Job.parse(LORA + "lora_target_parameters: [e]\nlora_dropout:\n", lora_folder).lora_dropout == 0
     data = "datasets: [{path: text.jsonl, type: completion}]\n"
-    axolotl = f"base_model: trained\n{data}adapter: lora\nlora_r: 8\nlora_alpha: 16\n"
+    axolotl = f"base_model: trained\nlearning_rate: 1e-4\n{data}adapter: lora\nlora_r: 8\nlora_alpha: 16\n"
     job = Job.parse(axolotl + "lora_target_parameters: [experts.down_proj]\n", lora_folder)
     assert (job.lora_target_parameters, job.lora_target_modules) == (("experts.down_proj",), ())
     text = "lora_target_modules: [q]\npeft_layers_to_transform: 0\npeft_layers_pattern: h\npeft_init_lora_weights: "

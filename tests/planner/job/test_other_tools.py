@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from tests.support.texts import write_jsonl
 
 START = {
     "axolotl": "base_model: model\ndatasets: [{path: text.jsonl, type: completion}]\nlearning_rate: 0.0002\n",
     "axolotl alone": "base_model: model\nlearning_rate: 0.0002\n",
     "LLaMA-Factory": "model_name_or_path: model\nstage: sft\ndataset: text.jsonl\n",
+    "axolotl without a rate": "base_model: model\ndatasets: [{path: text.jsonl, type: completion}]\n",
+    "LLaMA-Factory alone": "model_name_or_path: model\nstage: sft\n",
     "TRL": "model_name_or_path: model\ndataset_name: text.jsonl\n",
     "TRL alone": "model_name_or_path: model\n",
 }
+
+LEAVE_OUT = "is not there yet; leave this key out"
+OPTIMIZER = (
+    'optimizer: it is "{}"; it must be adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU '
+    "memory"
+)
+BF16 = "masters and moments stay fp32, working weights are bf16"
 
 
 @pytest.fixture
 def place(folder: Path) -> Path:
     (folder / "tiny").rename(folder / "model")
     (folder / "model" / "model.safetensors").touch()
-    write_jsonl(folder / "more.jsonl", [{"text": "b"}])
+    (folder / "data").mkdir()
+    seen = {"file_name": "../text.jsonl", "columns": {"images": "pictures"}}
+    (folder / "data" / "dataset_info.json").write_text(json.dumps({"seen": seen}))
     return folder
 
 
@@ -33,6 +44,71 @@ def place(folder: Path) -> Path:
         (
             "axolotl alone", "pretraining_dataset: [{path: text.jsonl, skip: 3, split: 'train[5:]'}]\nmax_steps: 5",
             ["pretraining_dataset: skip is given, and split names a part, too; keep one of them"],
+        ),
+        (
+            "TRL", "max_length: null",
+            ["max_length: it is null, and TRL then cuts no row; give a number of tokens, at least those of the longest"
+             " row"],
+        ),
+        (
+            "LLaMA-Factory", "ignore_pad_token_for_loss: false",
+            ["ignore_pad_token_for_loss: it is false; learning the padding is not there yet; leave this key out"],
+        ),
+        (
+            "LLaMA-Factory", "tokenized_path: saves/tokenized",
+            ["tokenized_path: reading data that are tokenized already is not there yet; give the dataset itself, and "
+             "leave this key out"],
+        ),
+        ("axolotl", "liger_use_token_scaling: true", [f"liger_use_token_scaling: another loss {LEAVE_OUT}"]),
+        *(
+            ("TRL", f"{key}: {value}", [f"{key}: training by preferences or rewards {LEAVE_OUT}"])
+            for key, value in (
+                ("precompute_ref_log_probs", "true"), ("center_rewards_coefficient", 0.01), ("desirable_weight", 1.0),
+                ("use_vllm", "true"), ("max_prompt_length", 512), ("temperature", 0.7),
+            )
+        ),
+        (
+            "TRL alone", "datasets: [{path: text.jsonl, columns: [chosen]}]",
+            ['datasets: columns is ["chosen"]; a record is messages, prompt and completion, or text; another name is '
+             "given as {text: name}"],
+        ),
+        (
+            "TRL alone", "datasets: [{path: text.jsonl, fraction: 0.5}]",
+            ["datasets: fraction asks for shares of a mixture; give split, like train[:10%]"],
+        ),
+        ("axolotl", "optimizer: came_pytorch\nadam_beta3: 0.9\nadam_epsilon2: 1", [OPTIMIZER.format("came_pytorch")]),
+        (
+            "axolotl", "optimizer: galore_adamw\noptim_args: {rank: 8}\noptim_target_modules: [mlp]",
+            [OPTIMIZER.format("galore_adamw")],
+        ),
+        (
+            "axolotl", "optimizer: adamw_torch\noptim_target_modules: [mlp]",
+            [f"optim_target_modules: another optimizer {LEAVE_OUT}"],
+        ),
+        ("axolotl", "relora: true\nrelora_steps: 10", [f"relora: training some weights only {LEAVE_OUT}"]),
+        ("axolotl", "relora_steps: 10", [f"relora_steps: training some weights only {LEAVE_OUT}"]),
+        (
+            "LLaMA-Factory", "quantization_bit: 3\nquantization_method: eetq",
+            ["quantization_bit: it is 3; a base in 4 or 8 bits is there, and no other yet"],
+        ),
+        (
+            "LLaMA-Factory", "quantization_bit: 4\nquantization_method: hqq",
+            ["quantization_method: a base quantized in another way than load_in_4bit and load_in_8bit is not there yet;"
+             " give one of them instead"],
+        ),
+        (
+            "LLaMA-Factory alone", "dataset: seen\ntemplate: qwen2_vl",
+            ["dataset: seen has images; offmate trains on texts and conversations"],
+        ),
+        ("axolotl", "load_in_4bit: true", ["load_in_4bit: it is for method: lora; give that too"]),
+        (
+            "axolotl without a rate", "num_epochs: 2",
+            ["learning_rate: it is missing; axolotl has no default for it"],
+        ),
+        (
+            "axolotl alone", "datasets: [{path: text.jsonl}, {path: text.jsonl, shards: 2}, {path: text.jsonl, oh: 1}]",
+            ["datasets: shards asks for a shard of the data; give split, like train[:5%]",
+             "datasets: oh is no key of an entry"],
         ),
     ],
 )  # fmt: skip
@@ -53,8 +129,63 @@ def test_what_cannot_be_done_is_told_in_one_line_per_cause(
             {"router_aux_loss_coef": "auto"},
         ),
         ("TRL", "use_peft: true\nlora_target_modules: [all-linear]", {"lora_target_modules": "all-linear"}),
+        ("TRL", "max_seq_length: null", {"max_length": 1024}),
+        ("TRL", "learning_rate: ''", {"learning_rate": 2e-5}),
+        ("axolotl", "test_datasets: []", {"eval_dataset": None}),
+        (
+            "TRL alone",
+            "datasets: [{path: text.jsonl, columns: [text]}]\nstreaming: false\ntest_split_size: 0.1\nuse_peft: true",
+            {"lora_r": 16, "lora_target_modules": "peft-default", "val_size": 0.1},
+        ),
+        ("LLaMA-Factory", "optim: adamw_torch\ntokenized_path: null", {"optim": "adamw_torch"}),
     ],
 )  # fmt: skip
 def test_what_is_asked_for_is_what_the_job_has(tool: str, lines: str, means: dict[str, object], place: Path) -> None:
     job = Job.parse(f"{START[tool]}{lines}\n", place)
     assert {key: getattr(job, key) for key in means} == means
+
+
+@pytest.mark.parametrize(
+    ("tool", "lines", "note"),
+    [
+        ("LLaMA-Factory", "pure_bf16: true", f"not used: pure_bf16: True ({BF16})"),
+        ("axolotl", "bf16: full", f"not used: bf16: full ({BF16})"),
+        ("axolotl", "bfloat16: true", f"not used: bfloat16: True ({BF16})"),
+        (
+            "LLaMA-Factory", "packing: true",
+            "in this file of LLaMA-Factory's: packed documents are each by itself, as with neat_packing, and there they"
+            " see one another",
+        ),
+        ("LLaMA-Factory", "create_new_adapter: true", "not used: create_new_adapter (it says nothing without "
+         "adapter_name_or_path)"),
+        (
+            "LLaMA-Factory", "finetuning_type: full\nlora_rank: 8\nlora_target: all",
+            "not used: lora_rank, lora_target (it says nothing without method: lora)",
+        ),
+        (
+            "TRL", "lora_r: 8\nuse_dora: true\nlora_dropout: 0",
+            "not used: lora_r, use_dora (it says nothing without method: lora)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_done_otherwise_or_not_at_all_is_said(tool: str, lines: str, note: str, place: Path) -> None:
+    _, notes = Job.parse_with_notes(f"{START[tool]}{lines}\n", place)
+    assert note in notes
+
+
+def test_documents_that_are_apart_there_too_need_no_words(place: Path) -> None:
+    for lines in ("packing: true\nneat_packing: true", "neat_packing: true", "packing: false"):
+        _, notes = Job.parse_with_notes(f"{START['LLaMA-Factory']}{lines}\n", place)
+        assert not any("neat_packing, and" in note for note in notes)
+
+
+def test_the_folder_and_the_columns_of_an_entry_are_trls(place: Path) -> None:
+    (place / "set" / "en").mkdir(parents=True)
+    (place / "set" / "en" / "a.jsonl").write_text('{"messages": []}\n')
+    entries = "{path: owner/set, data_dir: en}, {path: owner/set, data_dir: en, data_files: [a.jsonl, b.jsonl]}"
+    lines = f"datasets: [{entries}, {{path: set, data_dir: en, columns: [messages]}}]\n"
+    hub, files, here = Job.parse(START["TRL alone"] + lines, place).data
+    assert (hub.data_files, files.data_files) == (("en/**",), ("en/a.jsonl", "en/b.jsonl"))
+    assert (here.path, here.type) == (str(place / "set" / "en"), "messages")
+    talk = {"messages": [{"role": "user", "content": "a"}], "tools": "[]", "chat_template_kwargs": {"a": 1}}
+    assert here.mapped(talk) == {"messages": talk["messages"]} and here.names(("messages",)) == ("messages",)

@@ -121,7 +121,10 @@ def test_what_may_be_written_to_a_drive_is_a_size_or_does_not_matter(folder: Pat
 
 
 def test_axolotls_list_of_datasets_is_read(folder: Path) -> None:
-    job = Job.parse("base_model: tiny\ndatasets:\n  - {path: text.jsonl, type: alpaca}\n  - path: owner/set\n", folder)
+    job = Job.parse(
+        "base_model: tiny\nlearning_rate: 1e-4\ndatasets:\n  - {path: text.jsonl, type: alpaca}\n  - path: owner/set\n",
+        folder,
+    )
     assert [entry.path for entry in job.data] == [str(folder / "text.jsonl"), "owner/set"]
     assert [entry.type for entry in job.data] == ["instructions", None]
 

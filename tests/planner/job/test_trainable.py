@@ -9,7 +9,7 @@ import pytest
 from planner.job.schema import Job
 from tests.planner.job.conftest import parse, refusal
 
-AXOLOTL = "base_model: tiny\ndatasets: [{path: text.jsonl, type: completion}]\n"
+AXOLOTL = "base_model: tiny\nlearning_rate: 1e-4\ndatasets: [{path: text.jsonl, type: completion}]\n"
 LLAMA_FACTORY = "model_name_or_path: tiny\ndataset: text.jsonl\ncutoff_len: 64\nfinetuning_type: freeze\n"
 OURS = "model: tiny\ndataset: text.jsonl\n"
 
