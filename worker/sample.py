@@ -78,7 +78,7 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     from worker.training.model import load_model
     from worker.training.run import read_plan
     from worker.training.samples import Samples
-    from worker.training.stored import passing_store
+    from worker.training.stored import open_scratch, passing_store
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     plan, chain, _ = read_plan(run)
@@ -98,10 +98,11 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     samples = Samples.of(job, tokenizer, model)
     assert samples is not None
     try:
-        with passing_store(job, plan, chain, model) as states:
+        with passing_store(job, plan, chain, model) as states, open_scratch(job, plan, chain) as scratch:
             engine = Engine(
                 model, plan=plan, chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=job.max_grad_norm,
                 device=torch.device("cuda" if cuda else "cpu"), metered=True, states=states,
+                scratch=scratch,
             )  # fmt: skip
             try:
                 engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)

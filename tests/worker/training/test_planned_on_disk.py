@@ -26,6 +26,8 @@ from planner.search import activations_on_disk, states_on_disk
 from planner.search.problem import Problem
 from tests.support.runs import make_run
 from tests.worker.training.test_run import plain_run
+from tests.worker.training.test_verify_resume import plain_answer
+from worker.sample import answers
 from worker.training.loop import Training
 from worker.training.metrics import read_metrics
 from worker.training.run import run_job
@@ -155,6 +157,8 @@ def test_a_run_without_clipping_whose_checkpoints_are_copies_goes_on_after_a_sto
     assert "less than 0.01% of the drive's rated life" in caplog.text
     assert run_job(run, StopRequest())
     assert_is_plain_pytorchs(job, run)
+    assert answers(run, ("the",), 5, as_text=True) == [plain_answer(run.output, "the", 5)]
+    assert list((tmp_path / "drive").iterdir()) == []
 
 
 def test_a_run_that_would_wear_the_drive_is_refused_before_anything_is_written_and_goes_on_from_a_checkpoint(

@@ -83,6 +83,14 @@ def test_a_job_that_would_end_early_does_its_steps(tmp_path: Path) -> None:
     assert _train(run, 3) is Exit.STOPPED
 
 
+def plain_answer(folder: Path, prompt: str, tokens: int) -> str:
+    """What the model there says after the prompt by transformers' own generation."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    asked = tokenizer(prompt, return_tensors="pt")
+    found = model.generate(**asked, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    return tokenizer.decode(found[0, asked["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
 def test_a_finished_model_says_what_plain_generation_says_and_another_has_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,10 +98,7 @@ def test_a_finished_model_says_what_plain_generation_says_and_another_has_none(
     with pytest.raises(UserError, match="has no model yet"):
         answers(run, ("the",), 5)
     assert run_job(run, StopRequest())
-    tokenizer, model = AutoTokenizer.from_pretrained(run.output), AutoModelForCausalLM.from_pretrained(run.output)
-    asked = tokenizer("the", return_tensors="pt")
-    plain = model.generate(**asked, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, asked["input_ids"].shape[1] :]
-    text = tokenizer.decode(plain, skip_special_tokens=True)
+    text = plain_answer(run.output, "the", 5)
     assert answers(run, ("the",), 5, as_text=True) == [text]
     assert sample([str(run.path), "the", "--tokens=5", "--text"]) == Exit.DONE
     assert capsys.readouterr().out == f"{printable(text)}\n"
