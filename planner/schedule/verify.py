@@ -1,9 +1,10 @@
 """Proof, before anything runs, that a program is right.
 
 Order: every two operations that touch the same copy, one of them writing, are ordered by queues and waits, whatever the
-queues' speeds. Content: every read has its data in place and current. Updates: every trainable tensor exactly once a
-step. Memory: the peak is within the budget, and where tensors have places, no two that are there at the same time
-overlap. The cycle closes.
+queues' speeds; a drain and the step after it leave operations out, but not their places, and so have that order.
+Content: every read has its data in place and current. Updates: every trainable tensor exactly once a step. Memory: the
+peak is within the budget, and where tensors have places, no two that are there at the same time overlap. The cycle
+closes.
 """
 
 from __future__ import annotations

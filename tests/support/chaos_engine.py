@@ -41,12 +41,12 @@ class ChaosInterpreter(Interpreter):
         self._program = program  # keeps the operations alive, whose ids are keys here
         by_name = {op.name: op for op in program.ops}
         self._waits = {id(op): [by_name[name] for name in op.waits] for op in program.ops}
-        self._pending: dict[Queue, deque[tuple[Op, StepValues, dict[Queue, int]]]] = {q: deque() for q in Queue}
+        self._pending: dict[Queue, deque[tuple[Op, StepValues | None, dict[Queue, int]]]] = {q: deque() for q in Queue}
         self._issued, self._done = dict.fromkeys(Queue, 0), dict.fromkeys(Queue, 0)
         self._latest: dict[int, int] = {}
 
-    def issue(self, op: Op, values: StepValues) -> None:
-        """Do what computes, after what it waits for; put off anything else."""
+    def issue(self, op: Op, values: StepValues | None) -> None:
+        """Do what computes, after what it waits for; put off anything else. Without values only its place is taken."""
         if op.queue is Queue.COMPUTE:
             self.wait(op)
             self._perform(op, values)
@@ -96,7 +96,9 @@ class ChaosInterpreter(Interpreter):
         self._done[queue] += 1
 
     @torch.no_grad()
-    def _perform(self, op: Op, values: StepValues) -> None:
+    def _perform(self, op: Op, values: StepValues | None) -> None:
+        if values is None:
+            return
         items = self._actions._device.items
         if op.kind is OpKind.FREE:
             _poison(items[op.subject])

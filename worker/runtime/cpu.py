@@ -138,8 +138,10 @@ class CpuInterpreter(QueueInterpreter):
         torch.set_grad_enabled(False)
         torch.set_num_threads(self._threads)
 
-    def run(self, op: Op, values: StepValues) -> None:
+    def run(self, op: Op, values: StepValues | None) -> None:
         """Do `op`."""
+        if values is None:
+            return
         begin = now()
         self._perform(op, values)
         if (recording := self.recording) is not None:

@@ -234,28 +234,30 @@ class CudaInterpreter(QueueInterpreter):
         torch.set_num_threads(self._threads)
         torch.cuda.set_device(self._machine.device)
 
-    def run(self, op: Op, values: StepValues) -> None:
+    def run(self, op: Op, values: StepValues | None) -> None:
         """Give `op` to its stream, behind what it waits for; a CPU update or a read waits on the host, and runs."""
-        recording = self.recording
-        if op.queue not in self._streams:
+        on_stream = op.queue in self._streams
+        if on_stream:
+            self._wait_on_stream(op)
+        else:
             for event in self._events_before(op):
                 event.synchronize()
-            begin = now()
-            self._perform(op, values)
-            if recording is not None:
-                recording.add(op, values.number, begin, now())
-            return
-        stream = self._streams[op.queue]
-        self._wait_on_stream(op)
+        if values is not None:
+            self._do(op, values, self._streams.get(op.queue))
+        if on_stream:
+            self.done(op)
+
+    def _do(self, op: Op, values: StepValues, stream: torch.cuda.Stream | None) -> None:
+        """`op` itself: on its stream, or on the host."""
+        recording = self.recording
         start = None if recording is None else _mark(stream)
-        if op.queue is Queue.COMPUTE:  # whoever computes is on that stream already
+        if stream is None or op.queue is Queue.COMPUTE:  # whoever computes is on that stream already
             self._perform(op, values)
         else:
             with torch.cuda.stream(stream):
                 self._perform(op, values)
         if recording is not None:
             recording.add(op, values.number, start, _mark(stream))
-        self.done(op)
 
     def wait(self, op: Op) -> None:
         """Let the computing stream wait for what the turn `op` needs; return when all of it is issued."""
@@ -320,8 +322,10 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
 
-def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """A place in the stream whose time will be known."""
+def _mark(stream: torch.cuda.Stream | None) -> torch.cuda.Event | int:
+    """A place in the stream whose time will be known; or the moment, on the host."""
+    if stream is None:
+        return now()
     mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     mark.record(stream)
     return mark

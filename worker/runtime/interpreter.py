@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,8 +35,9 @@ class Interpreter(Protocol):
     def record(self) -> None:
         """Note from now on when operations run. No step may be running."""
 
-    def issue(self, op: Op, values: StepValues) -> None:
-        """Do an operation of the computing queue after what it waits for; hand any other one to its queue."""
+    def issue(self, op: Op, values: StepValues | None) -> None:
+        """Do an operation of the computing queue after what it waits for; hand any other one to its queue. Without
+        values it is left out, but not its place: it waits, and is waited for, as ever."""
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""
@@ -69,7 +70,10 @@ class Turn:
 
 class Cursor:
     """The place in the program: the turn that is to come or is computing. Everything between two turns is issued when
-    the first one's slice has done with it, the frame's operations after its block included."""
+    the first one's slice has done with it, the frame's operations after its block included.
+
+    What two operations touch may be ordered by a third one alone that stands between them. So where a step or a drain
+    has nothing for an operation to do, its place stays: the order is that of a whole step, which is proven."""
 
     def __init__(
         self, program: Program, interpreter: Interpreter, expect: Callable[[Op | None], None] = lambda op: None
@@ -80,9 +84,9 @@ class Cursor:
         self._at = 0
         self._values: StepValues | None = None
         self._previous: StepValues | None = None
-        self._issued = 0  # operations of the leg
+        self._ops, self._carries = program.ops, any(op.carried for op in program.ops)
+        self._issued = 0  # operations of the step, turns that are over among them
         self._unsure = False  # whether the operation after them was
-        self._carried = tuple(op for op in program.ops if op.carried)
 
     @property
     def turn(self) -> Turn | None:
@@ -91,7 +95,7 @@ class Cursor:
 
     def begin(self, values: StepValues) -> None:
         """Start a step; issue what comes before its first turn."""
-        self._at, self._values = 0, values
+        self._at, self._issued, self._values = 0, 0, values
         self._issue()
 
     def start_turn(self) -> Turn:
@@ -106,7 +110,7 @@ class Cursor:
         turn = self.turn
         assert turn is not None
         self._interpreter.done(turn.op)
-        self._at += 1
+        self._at, self._issued = self._at + 1, self._issued + 1
         self._issue()
 
     def end(self) -> None:
@@ -119,26 +123,22 @@ class Cursor:
         a queue."""
         if self._unsure or self._values is None:
             return False
-        this, *later = (ops for ops, _ in self._legs[self._at :])
-        with torch.no_grad():
-            for op in (*this[self._issued :], *(op for ops in later for op in ops)):
-                if op.carried and self._previous is not None:
-                    self._interpreter.issue(op, self._previous)
+        self._carry_out(self._ops[self._issued :])
         self._interpreter.drain()
         return not self._values.updating
 
     def run_carried(self) -> None:
-        """Issue the updates that the last step left to the next one, which will then do without them. Some of what they
-        wait for only operations of that step say, which stand before them: so all is over before the first, and before
-        each that takes a whole tensor's slot."""
-        if self._previous is not None:
-            self._interpreter.drain()
-            for op in self._carried:
-                if op.kind is OpKind.READ and op.piece is None:
-                    self._interpreter.drain()
-                self._interpreter.issue(op, self._previous)
-            self._interpreter.flush()
+        """Issue the updates that the last step left to the next one, which will then do without them."""
+        self._carry_out(self._ops)
+        self._interpreter.flush()
         self.forget()
+
+    def _carry_out(self, ops: Sequence[Op]) -> None:
+        """Of these operations do what the step before left to them."""
+        if self._carries and self._previous is not None:
+            with torch.no_grad():
+                for op in ops:
+                    self._interpreter.issue(op, self._previous if op.carried else None)
 
     def forget(self) -> None:
         """The next step begins from the drained state: nothing is carried into it."""
@@ -146,15 +146,14 @@ class Cursor:
 
     def _issue(self) -> None:
         assert self._values is not None
-        self._issued, self._unsure = 0, True  # an interrupt may come anywhere
+        self._unsure = True  # an interrupt may come anywhere
         try:
             with torch.no_grad():
                 for op in self._legs[self._at][0]:
                     values = self._previous if op.carried else self._values
-                    if values is not None:
-                        if op.queue is Queue.COMPUTE:
-                            self._expect(op)
-                        self._interpreter.issue(op, values)
+                    if op.queue is Queue.COMPUTE and values is not None:
+                        self._expect(op)
+                    self._interpreter.issue(op, values)
                     self._issued += 1
             self._interpreter.flush()
             self._expect(self.turn.op if self.turn else None)

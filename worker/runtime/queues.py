@@ -60,14 +60,14 @@ class Tickets:
 
 
 Numbers = tuple[tuple[Queue, int], ...]
-Job = tuple[Op, StepValues, Numbers]  # names no tensor: it must not keep device bytes alive
+Job = tuple[Op, StepValues | None, Numbers]  # names no tensor: it must not keep device bytes alive
 
 
 class _QueueThread:
     """The thread of one queue."""
 
     def __init__(
-        self, queue: Queue, tickets: Tickets, setup: Callable[[], None], run: Callable[[Op, StepValues], None]
+        self, queue: Queue, tickets: Tickets, setup: Callable[[], None], run: Callable[[Op, StepValues | None], None]
     ) -> None:
         self._queue, self._tickets, self._setup, self._do = queue, tickets, setup, run
         self._pending: list[Job] = []
@@ -99,15 +99,16 @@ class _QueueThread:
             for job in batch:
                 self._run_job(*job)
 
-    def _run_job(self, op: Op, values: StepValues, numbers: Numbers) -> None:
+    def _run_job(self, op: Op, values: StepValues | None, numbers: Numbers) -> None:
         for queue, number in numbers:
             self._tickets.wait(queue, number)
-        if self._tickets.is_wanted(values.number):
+        step = 0 if values is None else values.number
+        if self._tickets.is_wanted(step):
             try:
                 self._do(op, values)
             except BaseException as error:
                 error.add_note(f"in {op.name} on the {self._queue} queue")
-                self._tickets.fail(error, values.number)
+                self._tickets.fail(error, step)
         self._tickets.advance(self._queue)
 
 
@@ -144,13 +145,16 @@ class QueueInterpreter(ABC):
         """Set the state of a queue's new thread."""
 
     @abstractmethod
-    def run(self, op: Op, values: StepValues) -> None:
-        """Do `op` in its queue's thread; the tickets it waits for are there."""
+    def run(self, op: Op, values: StepValues | None) -> None:
+        """Do `op`, or keep its place, in its queue's thread; the tickets it waits for are there."""
 
-    def issue(self, op: Op, values: StepValues) -> None:
-        """Do an operation of the computing queue after what it waits for; hand any other one to its queue."""
+    def issue(self, op: Op, values: StepValues | None) -> None:
+        """Do an operation of the computing queue after what it waits for; hand any other one to its queue. Without
+        values it is left out, but not its place."""
         if op.queue is Queue.COMPUTE:
-            self._wait(op, values)
+            self._wait(op)
+            if values is not None:
+                self._tickets.check(values)
             self.run(op, values)
             return
         self._queues[op.queue].add((op, values, self._numbers(op)))
@@ -160,6 +164,7 @@ class QueueInterpreter(ABC):
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""
         self._wait(op)
+        self._tickets.check()
 
     def done(self, op: Op) -> None:  # noqa: B027
         """The turn `op` has computed. Nothing to do where a ticket says as much."""
@@ -195,7 +200,7 @@ class QueueInterpreter(ABC):
         """The tickets `op` waits for: of each operation the one issued last, in this step or the one before."""
         return tuple((queue, self._latest[key]) for queue, key in self._hosts[id(op)] if key in self._latest)
 
-    def _wait(self, op: Op, values: StepValues | None = None) -> None:
+    def _wait(self, op: Op) -> None:
         numbers = self._numbers(op)
         if numbers and any(self._tickets.done[queue] < number for queue, number in numbers):
             self._hand_over()  # it may wait for what was issued a moment ago
@@ -203,4 +208,3 @@ class QueueInterpreter(ABC):
             for queue, number in numbers:
                 self._tickets.wait(queue, number)
             self.waited_s += time.perf_counter() - start
-        self._tickets.check(values)

@@ -107,7 +107,7 @@ class WatchedInterpreter(CudaInterpreter):
 
     # -- what is held back
 
-    def run(self, op: Op, values: StepValues) -> None:
+    def run(self, op: Op, values: StepValues | None) -> None:
         self._wait_elsewhere(op)
         self._begin(op)
         super().run(op, values)

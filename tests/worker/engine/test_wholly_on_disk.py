@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import time
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,9 @@ from tests.support.engine_plans import adamw, mixed_plan
 from tests.support.engines import CPU, PAIRS, assert_same, assert_same_state, chain_for, data, learning_rate, run
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import make_model
+from tests.worker.engine.test_errors import Injected, fail_at, late_plan
 from tests.worker.engine.test_states_on_disk import fetched_again
+from worker.engine.block_calls import Call
 from worker.engine.engine import Engine
 from worker.runtime.cpu import CpuMachine
 from worker.storage.activations import ActivationsOnDisk
@@ -34,20 +37,32 @@ SHAPES = {
     "slices, fetched again": ({"slices": 2}, None),
     "rounds, clipped": ({"rounds": 2, "slices": 1}, 0.5),
     "rounds": ({"rounds": 2, "slices": 1}, None),
+    "late": ({"slices": 2}, None),
 }
 
 
-def wholly_on_disk(chain, plan):
-    """The chain with all of the layers' weights that the CPU updates wholly on disk, and all states."""
+def wholly_on_disk(chain, plan, layers=None):
+    """The chain with all weights of these layers, or of all, that the CPU updates wholly on disk, and all states."""
 
     def moved(tensor, layer):
         return replace(tensor, states_on_disk=tensor.trainable, on_disk=layer and tensor.name in plan.cpu_updated())
 
-    last = len(chain.blocks) - 1
-    blocks = [
-        replace(b, tensors=tuple(moved(t, 0 < i < last) for t in b.tensors)) for i, b in enumerate(chain.blocks)
-    ]
+    layers = range(1, len(chain.blocks) - 1) if layers is None else layers
+    blocks = [replace(b, tensors=tuple(moved(t, i in layers) for t in b.tensors)) for i, b in enumerate(chain.blocks)]
     return replace(chain, blocks=tuple(blocks), piece_elements=PIECE)
+
+
+def planned(shape):
+    """A plan, and its chain. "late": the updates of two layers are left to the next step, which reads the weights of
+    the first between them; only that one is wholly on disk, of the other the states are."""
+    sizes, clip = SHAPES[shape]
+    chain = chain_for("llama", torch.bfloat16)
+    if shape == "late":
+        plan = late_plan(chain, clip=False, **sizes)
+        return plan, wholly_on_disk(chain, plan, layers=[2])
+    plan = mixed_plan(chain, clip=clip is not None, **sizes)
+    chain = wholly_on_disk(chain, plan)
+    return fetched_again(plan) if shape == "slices, fetched again" else plan, chain
 
 
 @pytest.fixture
@@ -55,12 +70,8 @@ def make(tmp_path):
     engines = []
 
     def build(shape, *, found=None, homes=2):
-        sizes, clip = SHAPES[shape]
-        model = make_model("llama", torch.bfloat16)
-        chain = chain_for("llama", torch.bfloat16)
-        plan = mixed_plan(chain, clip=clip is not None, **sizes)
-        chain = wholly_on_disk(chain, plan)
-        plan = fetched_again(plan) if shape == "slices, fetched again" else plan
+        model, clip = make_model("llama", torch.bfloat16), SHAPES[shape][1]
+        plan, chain = planned(shape)
         program = compile_program(plan, chain)
         verify(program, chain, gpu_budget_bytes=gpu_peak_bytes(program, chain))
         store = StatesOnDisk(
@@ -88,7 +99,7 @@ def plain(shape):
     return PlainEngine(model, optimizer=adamw(model), max_grad_norm=SHAPES[shape][1])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "late"])
 def test_steps_and_what_is_restored_are_plain_pytorchs(shape, make):
     engine, same = make(shape), plain(shape)
     assert sum(t.wholly_on_disk for t in engine.chain.tensors()) > 8
@@ -198,6 +209,29 @@ def test_an_evaluation_reads_them_and_an_error_takes_the_step_back_or_ends_it(ma
         assert engine.torn
         engine.load_state(kept, step=2)
     assert_same(run(engine, range(2, 3), COUNT), run(same, range(2, 3), COUNT))
+
+
+@pytest.mark.parametrize("failing", [None, 0], ids=["drained", "in an error"])
+def test_what_a_step_leaves_to_the_next_is_in_order_without_it_though_the_drive_writes_slowly(
+    failing, make, monkeypatch
+):
+    """The states of one layer are read into slots out of which those of the other are still written. `failing`: the
+    block at which the next step ends in an error; without one there is a drain."""
+    engine, same = make("late"), plain("late")
+    assert {op.stage for op in engine.program.ops if op.carried} == {"F0", "F1"}
+    at_once = engine.store.write
+    monkeypatch.setattr(engine.store, "write", lambda *piece: (time.sleep(0.002), at_once(*piece)))
+    for step in range(2):
+        assert_same(run(engine, range(step, step + 1), COUNT), run(same, range(step, step + 1), COUNT))
+        if failing is None:
+            engine.drain()
+            continue
+        with monkeypatch.context() as patch:
+            fail_at(patch, Call, "forward", lambda self, *rest: self.block.index == failing)
+            with pytest.raises(Injected):
+                run(engine, range(step + 1, step + 2), COUNT)
+        assert not engine.torn
+    assert_same_state(engine, same)
 
 
 def _fails(*args):

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from planner.schedule.compile import OpKind, Queue, compile_program
+from planner.schedule.compile import Op, OpKind, Program, Queue, compile_program
 from tests.support.chains import chain, mixed_plan
 from worker.runtime.cpu import CpuInterpreter
 from worker.runtime.interpreter import Cursor
@@ -116,6 +116,24 @@ def test_carried_updates_are_left_out_after_a_drain_and_get_the_values_of_their_
     interpreter.drain()
     for name in carried:
         assert [number for other, number in actions.log if other == name] == [1, 2, 3]
+
+
+def test_what_is_ordered_by_a_carried_update_alone_is_in_order_after_a_drain_too():
+    send, update, fetch = (Op.parse(text) for text in (
+        "send@F0:g:a 1B", "cpu_update@F0:a 0B carried after send@F0:g:a", "fetch@F0:w:a 1B after cpu_update@F0:a",
+    ))  # fmt: skip
+    actions = Held(send.name, fetch.name)
+    program = Program(ops=(send, update, fetch), resident=(), options=())
+    interpreter = CpuInterpreter(program, actions.perform)
+    cursor = Cursor(program, interpreter)
+    cursor.begin(values(1))
+    assert actions.begun[send.name].wait(DEADLINE_S)
+    assert not actions.begun[fetch.name].wait(0.05)
+    for event in actions.held.values():
+        event.set()
+    interpreter.drain()
+    interpreter.close()
+    assert [name for name, _ in actions.log] == [send.name, fetch.name]
 
 
 def test_compute_may_not_start_before_its_weights_arrive(program, start):
