@@ -258,7 +258,7 @@ class Weights:
                 if self.host.is_packed(name):
                     continue
                 self._copy_parts(name, copies.get(f"s:{name}", ()), parts)
-            if self.host.is_wholly_on_disk(name):
+            if self.host.is_wholly_on_disk(name) and "master" in parts:
                 self.host.stored_weights.put(name, parts["master"])
             if self.host.is_packed(name):
                 with self.host.whole_states(name) as states:

@@ -13,10 +13,12 @@ stream order, is right although other streams use the memory.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -250,14 +252,15 @@ class CudaInterpreter(QueueInterpreter):
     def _do(self, op: Op, values: StepValues, stream: torch.cuda.Stream | None) -> None:
         """`op` itself: on its stream, or on the host."""
         recording = self.recording
-        start = None if recording is None else _mark(stream)
+        mark: Callable[[], Any] = now if stream is None else functools.partial(_mark, stream)
+        begin = None if recording is None else mark()
         if stream is None or op.queue is Queue.COMPUTE:  # whoever computes is on that stream already
             self._perform(op, values)
         else:
             with torch.cuda.stream(stream):
                 self._perform(op, values)
         if recording is not None:
-            recording.add(op, values.number, start, _mark(stream))
+            recording.add(op, values.number, begin, mark())
 
     def wait(self, op: Op) -> None:
         """Let the computing stream wait for what the turn `op` needs; return when all of it is issued."""
@@ -322,10 +325,8 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
 
-def _mark(stream: torch.cuda.Stream | None) -> torch.cuda.Event | int:
-    """A place in the stream whose time will be known; or the moment, on the host."""
-    if stream is None:
-        return now()
+def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """A place in the stream whose time will be known."""
     mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     mark.record(stream)
     return mark

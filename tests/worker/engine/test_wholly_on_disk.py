@@ -15,11 +15,12 @@ from planner.schedule.memory import cpu_parts, gpu_peak_bytes
 from planner.schedule.operations import GRADIENT_SLOTS, SLOTS
 from planner.schedule.verify import InvalidProgram, verify
 from tests.support.chaos_engine import ChaosInterpreter, Mood
-from tests.support.engine_plans import adamw, mixed_plan
+from tests.support.engine_plans import adamw, chain_of, mixed_plan
 from tests.support.engines import CPU, PAIRS, assert_same, assert_same_state, chain_for, data, learning_rate, run
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import make_model
 from tests.worker.engine.test_errors import Injected, fail_at, late_plan
+from tests.worker.engine.test_left_out import choosing
 from tests.worker.engine.test_states_on_disk import fetched_again
 from worker.engine.block_calls import Call
 from worker.engine.engine import Engine
@@ -38,7 +39,13 @@ SHAPES = {
     "rounds, clipped": ({"rounds": 2, "slices": 1}, 0.5),
     "rounds": ({"rounds": 2, "slices": 1}, None),
     "late": ({"slices": 2}, None),
+    "choosing": ({"slices": 2}, None),
 }
+
+
+def model_of(shape):
+    """ "choosing": no gradient reaches some of its weights."""
+    return choosing(torch.bfloat16) if shape == "choosing" else make_model("llama", torch.bfloat16)
 
 
 def wholly_on_disk(chain, plan, layers=None):
@@ -56,7 +63,7 @@ def planned(shape):
     """A plan, and its chain. "late": the updates of two layers are left to the next step, which reads the weights of
     the first between them; only that one is wholly on disk, of the other the states are."""
     sizes, clip = SHAPES[shape]
-    chain = chain_for("llama", torch.bfloat16)
+    chain = chain_of(model_of(shape)) if shape == "choosing" else chain_for("llama", torch.bfloat16)
     if shape == "late":
         plan = late_plan(chain, clip=False, **sizes)
         return plan, wholly_on_disk(chain, plan, layers=[2])
@@ -70,7 +77,7 @@ def make(tmp_path):
     engines = []
 
     def build(shape, *, found=None, homes=2):
-        model, clip = make_model("llama", torch.bfloat16), SHAPES[shape][1]
+        model, clip = model_of(shape), SHAPES[shape][1]
         plan, chain = planned(shape)
         program = compile_program(plan, chain)
         verify(program, chain, gpu_budget_bytes=gpu_peak_bytes(program, chain))
@@ -83,7 +90,7 @@ def make(tmp_path):
             scratch=scratch,
         )
         engine.plan, engine.chain, engine.store, engine.program, engine.scratch = plan, chain, store, program, scratch
-        engine._rounds.codes = PAIRS
+        engine._rounds.codes = {} if shape == "choosing" else PAIRS
         engines.append(engine)
         return engine
 
@@ -95,7 +102,7 @@ def make(tmp_path):
 
 
 def plain(shape):
-    model = make_model("llama", torch.bfloat16)
+    model = model_of(shape)
     return PlainEngine(model, optimizer=adamw(model), max_grad_norm=SHAPES[shape][1])
 
 
@@ -112,7 +119,7 @@ def test_steps_and_what_is_restored_are_plain_pytorchs(shape, make):
     assert all(torch.equal(p, weights[name]) for name, p in engine.restore().named_parameters())
 
 
-@pytest.mark.parametrize("shape", ["slices, clipped", "rounds", "slices, fetched again"])
+@pytest.mark.parametrize("shape", ["slices, clipped", "rounds", "slices, fetched again", "choosing"])
 def test_an_engine_goes_on_from_what_a_checkpoint_names_and_from_one_that_is_a_copy(shape, make):
     first, same = make(shape), plain(shape)
     run(first, range(2), COUNT)
@@ -124,6 +131,9 @@ def test_an_engine_goes_on_from_what_a_checkpoint_names_and_from_one_that_is_a_c
     record = first.store.flush()
     first.store.published()
     run(first, range(2, 3), COUNT)  # goes on: what the record names stays
+    if shape == "choosing":  # of what is wholly on disk nothing else is beside it
+        there = {t.name for t in first.chain.tensors() if t.wholly_on_disk}
+        assert {tuple(parts) for name, parts in beside if name in there} == {("left_out",)}
     first.drain()
     first.store.close()
     first.scratch.close()
