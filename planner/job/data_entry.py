@@ -68,11 +68,11 @@ class LearnedTurns:
 class DataEntry(BaseModel):
     """Records of one file, folder or dataset of the hub.
 
-    `columns`: offmate's name of a column -> the data's; `message_keys`: likewise of the keys of a message; `roles`: a
-    role in the data -> the role that it is. `type` None: the columns say what the records are. `max_samples`: the first
-    so many of them. `roles_to_train` (roles by the data's names), `train_on_eos`, `train_on_eot`, `eot_tokens`: see
-    `learned`; all None where the chat template says what is learned. `chat_template_kwargs`: beside the job's, and
-    before these.
+    `columns`: offmate's name of a column -> the data's, "" where it is not to be taken; `message_keys`: likewise of the
+    keys of a message; `roles`: a role in the data -> the role that it is. `type` None: the columns say what the records
+    are. `max_samples`: the first so many of them. `roles_to_train` (roles by the data's names), `train_on_eos`,
+    `train_on_eot`, `eot_tokens`: see `learned`; all None where the chat template says what is learned.
+    `chat_template_kwargs`: beside the job's, and before these.
     """
 
     model_config = _VALUE
@@ -132,12 +132,12 @@ class DataEntry(BaseModel):
         """The columns of the data by offmate's names. Raises ValueError where one is not there that the entry needs."""
         needed = {self.columns.get(column, column) for column in (COLUMNS[self.type] if self.type else ())}
         optional = {"input", "system", "tools", "history", VALUES}  # a table without them is one
-        needed |= {theirs for ours, theirs in self.columns.items() if ours not in optional}
+        needed |= {theirs for ours, theirs in self.columns.items() if theirs and ours not in optional}
         if columns and (missing := sorted(needed - set(columns))):
             raise ValueError(f"there is no column {missing[0]}; found: {', '.join(columns)}")
         taken = set(self.columns.values())
         ours = [name for name, theirs in self.columns.items() if theirs in columns]
-        return (*ours, *(column for column in columns if column not in taken and column not in ours))
+        return (*ours, *(column for column in columns if column not in taken and column not in self.columns))
 
     def mapped(self, record: Record) -> Record:
         """The record under offmate's names. Raises ValueError for messages that are none."""

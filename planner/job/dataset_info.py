@@ -9,6 +9,7 @@ from typing import Any
 from planner.job.data_entry import DataEntry, simplest
 from planner.job.dataset_words import Finder
 from planner.job.local_data import KINDS
+from planner.job.records import VALUES
 from planner.job.source import shown
 
 _INSTRUCTIONS = {
@@ -71,16 +72,18 @@ def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, fin
     if pretraining:
         fields |= {"type": "text", "columns": {"text": columns.get("prompt", "instruction")}}
     elif formatting == "alpaca":
+        if columns.get("tools"):
+            raise ValueError(f"{name} has tools beside instructions; give them with conversations, as in sharegpt")
         theirs = {ours: columns[key] for key, ours in _INSTRUCTIONS.items() if key in columns}
         # What is not named is not there, whatever the data have; without any names three are.
-        theirs |= {ours: "" for ours in ("history", *(("input",) if columns else ())) if ours not in theirs}
+        theirs = dict.fromkeys(("system", "history", *(("input",) if columns else ())), "") | theirs
         fields |= {"type": "instructions", "columns": theirs}
     elif formatting in ("sharegpt", "openai"):
         tags = (_SHAREGPT if formatting == "sharegpt" else _OPENAI) | (said.get("tags") or {})
-        more = {key: columns[key] for key in ("system", "tools") if key in columns}
+        more = {key: columns.get(key) or "" for key in ("system", "tools")}
         fields |= {
-            "type": "messages", "columns": {"messages": columns.get("messages", "conversations"), **more},
-            "message_keys": {"role": tags["role_tag"], "content": tags["content_tag"]},
+            "type": "messages", "columns": {"messages": columns.get("messages", "conversations"), **more, VALUES: ""},
+            "message_keys": {"role": tags["role_tag"], "content": tags["content_tag"], "train": "", "weight": ""},
             "roles": {tags[tag]: role for tag, role in _TAGS.items()},
         }  # fmt: skip
     else:

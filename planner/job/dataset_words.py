@@ -23,7 +23,7 @@ ALPACA = {
 """The prompt of the Alpaca data."""
 
 _TYPES: dict[str, dict[str, Any]] = {
-    "alpaca": {"type": "instructions", "prompt_format": ALPACA},
+    "alpaca": {"type": "instructions", "prompt_format": ALPACA, "columns": {"system": "", "history": ""}},
     "completion": {"type": "text"},
     "pretrain": {"type": "text"},
     "chat_template": {"type": "messages"},
@@ -31,7 +31,8 @@ _TYPES: dict[str, dict[str, Any]] = {
     "input_output": {"type": "segments"},
     **{name: {"type": name} for name in ("text", "messages", "prompt", "instructions", "segments")},
 }
-"""A type -> the fields of the entry that it says; axolotl's, then offmate's own."""
+"""A type -> the fields of the entry that it says; axolotl's, then offmate's own. A column that is none ("") is not
+taken, whatever the data have."""
 DATASET_TYPES = tuple(_TYPES)
 CONVERSATIONS = tuple(name for name, says in _TYPES.items() if says["type"] == "messages")
 
@@ -200,6 +201,8 @@ def _own_prompt(found: dict[str, Any], given: Mapping[str, Any]) -> None:
     found["columns"] |= {ours: said[key] for key, ours in names.items() if key in said}
     system = str(said.get("system_format", "{system}"))
     bare = str(said.get("no_input_format", "{instruction} "))
+    if "{system}" not in system:
+        found["columns"]["system"] = ""
     found["prompt_format"] = {
         "with_input": system + str(said.get("format", "{instruction} {input} ")), "without_input": system + bare,
         "system": str(said.get("system_prompt", "")),

@@ -189,7 +189,8 @@ def _opened(job: Job, entry: DataEntry, tokenizer: PreTrainedTokenizerBase, pair
     kind = kind_in(entry, source.columns, source.name)
     columns = entry.names(source.columns)
     form = form_of(job, entry, kind, columns, tokenizer, pairs=pairs)
-    unused = [column for column in columns if column not in form.uses]
+    used = {entry.columns.get(column, column) for column in form.uses}
+    unused = [column for column in source.columns if column not in used]
     log.info(
         "data: %s: %d records read as %s (columns %s%s)", source.name, len(source.records), form.name,
         ", ".join(form.uses), f"; not used: {', '.join(unused)}" if unused else "",

@@ -156,7 +156,7 @@ def _alpaca(uses: tuple[str, ...], template: ChatTemplate | None, prompt: Prompt
                 return None
             messages = [
                 *history_of(record),
-                {"role": "user", "content": f"{instruction}\n{more}" if more else instruction},
+                {"role": "user", "content": "\n".join(filter(None, (instruction, more)))},
                 {"role": "assistant", "content": output},
             ]
             if system := text_of(record, "system"):

@@ -146,6 +146,17 @@ def test_axolotls_alpaca_is_the_alpaca_prompt_whatever_template_the_tokenizer_ha
     )
 
 
+def test_axolotls_alpaca_takes_no_system_text_and_no_history_of_the_data(folder: Path) -> None:
+    record = {"instruction": "a", "output": "b", "system": "c", "history": [["d", "e"]]}
+    found = entry(f"{AXOLOTL}datasets: [{{path: text.jsonl, type: alpaca}}]", folder)
+    assert found.mapped(record) == {"instruction": "a", "output": "b"}
+    assert found.names(tuple(record)) == ("instruction", "output")
+    named = entry(f"{AXOLOTL}datasets: [{{path: text.jsonl, type: alpaca, columns: {{system: system}}}}]", folder)
+    assert named.mapped(record)["system"] == "c"
+    own = entry(f"{AXOLOTL}datasets: [{{path: text.jsonl, type: {{system_format: 'Q '}}}}]", folder)
+    assert "system" not in own.mapped(record), "a format without a place for it"
+
+
 def test_axolotls_own_prompts_have_their_columns_and_formats(folder: Path) -> None:
     found = entry(f"""{AXOLOTL}datasets:
   - path: text.jsonl
@@ -217,6 +228,7 @@ INFO = {
     "prefer": {"file_name": "plain.json", "ranking": True},
     "seen": {"file_name": "plain.json", "columns": {"images": "images"}},
     "drawn": {"file_name": "plain.json", "num_samples": 10},
+    "called": {"file_name": "plain.json", "columns": {"tools": "tools"}},
     "lost": {"file_name": "lost.json"},
     "partly": {"file_name": "plain.json", "columns": {"prompt": "q", "response": "a"}},
     "script": {"script_url": "here"},
@@ -250,9 +262,13 @@ def test_llama_factorys_names_are_those_of_its_dataset_info(data: Path) -> None:
 def test_llama_factorys_columns_that_are_not_named_are_not_there(data: Path) -> None:
     plain, renamed = Job.parse(LLAMA_FACTORY + "dataset: [plain, partly]\n", data).data
     record = {"instruction": "a", "input": "b", "output": "c", "system": "d", "history": [["e", "f"]]}
-    assert plain.mapped(record) == {"instruction": "a", "input": "b", "output": "c", "system": "d"}
-    assert "system" not in plain.columns  # and so is not taken
+    assert plain.mapped(record) == {"instruction": "a", "input": "b", "output": "c"}
+    assert plain.names(tuple(record)) == ("instruction", "input", "output")
     assert renamed.mapped({"q": "a", "input": "b", "a": "c"}) == {"instruction": "a", "output": "c"}
+    (talks,) = Job.parse(LLAMA_FACTORY + "dataset: open\n", data).data
+    (message,) = [{"role": "user", "content": "hi"}]
+    record = {"messages": [message | {"weight": 0}], "system": "s", "tools": "[]", "chat_template_kwargs": {}}
+    assert talks.mapped(record) == {"messages": [message]} and talks.names(tuple(record)) == ("messages",)
 
 
 def test_llama_factorys_data_may_lie_above_the_file(data: Path) -> None:
@@ -280,6 +296,7 @@ def test_pretraining_learns_the_column_of_prompts(data: Path) -> None:
         ("prefer", "prefer is data of preferences; offmate trains on texts and conversations"),
         ("seen", "seen has images; offmate trains on texts and conversations"),
         ("drawn", "drawn has num_samples, a drawn part of it"),
+        ("called", "called has tools beside instructions; give them with conversations, as in sharegpt"),
         ("lost", "there is no dataset at "),
         ("script", "script has neither file_name nor hf_hub_url"),
         ("nobody", "nobody is not in "),

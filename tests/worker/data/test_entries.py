@@ -87,6 +87,22 @@ def test_alpaca_is_its_own_prompt_and_instructions_are_the_chat_templates(tmp_pa
     assert chat == "<|im_start|>user\nAdd.\n1 2<|im_end|>\n<|im_start|>assistant\n⟦3<|im_end|>⟧\n"
 
 
+def test_a_column_that_is_not_to_be_taken_is_told_as_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    records = [{"instruction": "Add.", "input": "", "output": "3", "system": "Be odd.", "id": 1}]
+    sample = learn(tmp_path, records, "type: alpaca").sample()
+    assert sample.startswith("Below is an instruction") and "odd" not in sample
+    assert "(columns instruction, input, output; not used: system, id)" in caplog.text
+    renamed = [{"messages": 1, "talk": [{"role": "user", "content": ""}, {"role": "assistant", "content": "b"}]}]
+    learn(tmp_path, renamed, "columns: {messages: talk}")
+    assert "(columns messages; not used: messages)" in caplog.text
+
+
+def test_an_instruction_without_a_text_is_its_input_alone(tmp_path: Path) -> None:
+    records = [{"instruction": "", "input": "1 + 2", "output": "3"}]
+    assert learn(tmp_path, records, "type: instructions").sample().startswith("<|im_start|>user\n1 + 2<|im_end|>")
+
+
 def test_a_prompt_of_ones_own(tmp_path: Path) -> None:
     entry = """type: {field_instruction: q, field_output: a, no_input_format: 'Q: {instruction} A: '}"""
     assert learn(tmp_path, [{"q": "2+2", "a": "4"}], entry).sample() == "Q: 2+2 A: ⟦4<eos>⟧"
