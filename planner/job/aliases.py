@@ -7,7 +7,7 @@ from planner.keys import other_names
 _MORE = {"tokenizer": ("tokenizer_name_or_path",), "num_train_epochs": ("epochs",)}
 PARTS = (
     "dataset_config", "dataset_train_split", "dataset_text_field", "roles_to_train", "train_on_eos", "train_on_eot",
-    "cosine_min_lr_ratio",
+    "cosine_min_lr_ratio", "eot_tokens",
 )  # fmt: skip
 """Read by `planner.job.foreign_data`, of TRL's one dataset and axolotl's turns, and by `planner.job.schedules`."""
 ALIASES: dict[str, tuple[str, ...]] = {

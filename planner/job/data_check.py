@@ -176,7 +176,7 @@ def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> RecordKind
         raise UserError(
             f"Which turns are learned is said of {name}, and its records are no conversations.",
             code="no-turns", exit_code=Exit.USAGE, numbers=(f"they are read as {kind}",),
-            hint=f"leave {' and '.join(LEARNED_KEYS)} out of its entry",
+            hint=f"leave {', '.join(LEARNED_KEYS)} and eot_tokens out of its entry",
         )  # fmt: skip
     return kind
 

@@ -105,7 +105,7 @@ class DataEntry(BaseModel):
     @property
     def learned(self) -> LearnedTurns | None:
         """Which turns are learned; None: the assistant's, as the chat template has them."""
-        if self.roles_to_train is None and self.train_on_eos is None and self.train_on_eot is None:
+        if all(said is None for said in (self.roles_to_train, self.train_on_eos, self.train_on_eot, self.eot_tokens)):
             return None
         named = ("assistant",) if self.roles_to_train is None else self.roles_to_train
         roles = {role for name in named if (role := role_of(self.roles.get(name, name))) is not None}

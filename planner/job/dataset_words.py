@@ -133,7 +133,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     # That there is a column with the system text is not taken from its name alone.
     found["columns"] = {our: theirs for our, theirs in found["columns"].items() if our != theirs or our == "system"}
     found["message_keys"] = {ours: theirs for ours, theirs in found["message_keys"].items() if ours != theirs}
-    _settle_learned(found)
+    _check_learned(found)
     return found
 
 
@@ -149,8 +149,8 @@ def _select(found: dict[str, Any], names: list[Any]) -> None:
     found["columns"] |= {column: "" for column in beside if column not in names}
 
 
-def _settle_learned(found: dict[str, Any]) -> None:
-    """Leave out what says which turns are learned where that is the assistant's, each with its end mark."""
+def _check_learned(found: Mapping[str, Any]) -> None:
+    """Raise ValueError where it is not said as it must be which turns are learned."""
     given = found.get("roles_to_train", ["assistant"])
     if not isinstance(given, list):
         raise ValueError(f"roles_to_train is {shown(given)}; it must be a list of roles")
@@ -160,9 +160,6 @@ def _settle_learned(found: dict[str, Any]) -> None:
     for key in ("train_on_eos", "train_on_eot"):
         if found.get(key) not in (None, *get_args(EndMarks)):
             raise ValueError(f"{key} is {shown(found[key])}; it must be one of {', '.join(get_args(EndMarks))}")
-    if set(roles.values()) == {"assistant"} and {found.get(key, "turn") for key in LEARNED_KEYS[1:]} == {"turn"}:
-        for key in (*LEARNED_KEYS, "eot_tokens"):
-            found.pop(key, None)
 
 
 def _roles(given: Mapping[str, Any]) -> dict[str, str]:

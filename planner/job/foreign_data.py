@@ -10,8 +10,9 @@ from typing import Any
 from planner.job.data_entry import DataEntry
 from planner.job.dataset_info import OtherData, read_names
 from planner.job.dataset_words import CONVERSATIONS, LEARNED_KEYS, TEMPLATE_KEYS
-from planner.job.dialects import LLAMA_FACTORY, TRL
+from planner.job.dialects import AXOLOTL, LLAMA_FACTORY, TRL
 from planner.job.paths import data_finder, looks_local, resolve
+from planner.job.records import VALUES
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 from planner.keys.meaning import LEARNED
 
@@ -84,8 +85,8 @@ def _trls_dataset(values: dict[str, Any], source: Source, tool: str | None, fold
 
 
 def _learned(values: dict[str, Any], source: Source, tool: str | None) -> list[Mistake]:
-    """Which turns are learned, where the file says it of all its conversations; `eot_tokens` are for the entries of
-    which it is said, here or by themselves."""
+    """Which turns are learned, and with which end marks (`eot_tokens`), where the file says it of all its
+    conversations; of axolotl's also what it does where nothing is said."""
     said = {key: source.values[key] for key in LEARNED_KEYS if source.values.get(key) is not None}
     marks = source.values.get("eot_tokens")
     if said and tool == LLAMA_FACTORY:
@@ -94,22 +95,33 @@ def _learned(values: dict[str, Any], source: Source, tool: str | None) -> list[M
     if said and isinstance(entries, list) and entries and not any(map(_of_turns, entries)):
         text = "it is for conversations, and by their type no entry of dataset has any; leave it out"
         return [source.mistake(key, "bad-value", text) for key in said]
-    for key in _DATA if said or marks not in SWITCHED_OFF else ():
+    said |= {} if marks in SWITCHED_OFF else {"eot_tokens": marks}
+    for key in _DATA if said or tool == AXOLOTL else ():
         given = values.get(key)
         if isinstance(given, (str, list)):
             entries = given if isinstance(given, list) else [given]
-            values[key] = [_with_learned(entry, said, marks) for entry in entries]
+            read = [_with_learned(entry, said) for entry in entries]
+            values[key] = [_as_axolotl(entry) for entry in read] if tool == AXOLOTL else read
     return []
 
 
-def _with_learned(entry: Any, said: dict[str, Any], marks: object) -> Any:
-    if not isinstance(entry, (str, dict)):
+def _with_learned(entry: Any, said: dict[str, Any]) -> Any:
+    if not said or not isinstance(entry, (str, dict)) or not _of_turns(entry):
         return entry  # what is wrong with it is told by whoever reads it
-    own = {"path": entry} if isinstance(entry, str) else entry
-    of_all = said if _of_turns(entry) else {}
-    if not of_all and not set(LEARNED_KEYS) & own.keys():
+    return {**said, **({"path": entry} if isinstance(entry, str) else entry)}
+
+
+def _as_axolotl(entry: Any) -> Any:
+    """An entry of conversations as axolotl reads it: the assistant's turns are learned by its rules, the column system
+    begins them, and a turn says itself whether it is learned only where the entry names the key."""
+    if not isinstance(entry, dict) or entry.get("type") is None or not _of_turns(entry):
         return entry
-    return {**({} if marks in SWITCHED_OFF else {"eot_tokens": marks}), **of_all, **own}
+    dropped = any(entry.get(key) not in SWITCHED_OFF for key in ("drop_system_message", "drop_system"))
+    columns = {VALUES: "", **({} if dropped else {"system": "system"}), **(entry.get("columns") or {})}
+    keys = {"train": "", "weight": "", **(entry.get("message_keys") or {})}
+    roles = {} if entry.get("roles_to_train") is not None else {"roles_to_train": ["assistant"]}
+    rest = {key: value for key, value in entry.items() if key not in ("columns", "message_keys")}
+    return {"columns": columns, "message_keys": keys, **rest, **roles}
 
 
 def _of_turns(entry: Any) -> bool:

@@ -57,7 +57,7 @@ AXOLOTL: Table = table(
         "report_to": "use_wandb use_mlflow use_trackio use_tensorboard",
         "tokenizer": "tokenizer_config",
         "add_tokens": "tokens",
-        "dataset": "datasets pretraining_dataset roles_to_train train_on_eos train_on_eot",
+        "dataset": "datasets pretraining_dataset roles_to_train train_on_eos train_on_eot eot_tokens",
         "eval_dataset": "test_datasets",
         "chat_template": "chat_template_jinja",
         "max_length": "sequence_len",
@@ -133,8 +133,6 @@ AXOLOTL: Table = table(
             eval_causal_lm_metrics
             do_bench_eval bench_dataset bench_split lm_eval_tasks lm_eval_batch_size lm_eval_post_train lm_eval_model
         """,
-        "beside roles_to_train, train_on_eos or train_on_eot they are its end marks; else a turn is learned"
-        " with the one that the chat template writes": "eot_tokens",
         "no run is stopped by its loss": "loss_watchdog_threshold loss_watchdog_patience",
         GENERATES: """
             generate_samples num_generation_samples generation_max_new_tokens generation_temperature generation_top_p

@@ -87,6 +87,7 @@ class Turns:
         given = tuple(mark for mark in learned.marks if mark in template or (ended and mark == end))
         self._lost = [mark for mark in learned.marks if mark not in given]
         self._none = not (given if learned.marks else ended or ends)
+        self._more = [] if learned.marks else [mark for mark in ends if mark != end]
         marks = given if learned.marks else tuple(dict.fromkeys((*([end] if end else ()), *ends)))
         ids = {mark: tokenizer(mark, add_special_tokens=False)["input_ids"] for mark in marks}
         if given not in ((), (end,)) and (several := [mark for mark in marks if len(ids[mark]) != 1]):
@@ -116,6 +117,11 @@ class Turns:
             )  # fmt: skip
         if lost:
             log.warning("data: the chat template does not write %s of eot_tokens", lost)
+        if self._more and words != {"none"}:
+            log.warning(
+                "data: the chat template ends answers with %s, which is learned as an end mark; axolotl learns it "
+                "where the file has eot_tokens: %s", ", ".join(self._more), self._more,
+            )  # fmt: skip
 
     def spans(self, text: str, messages: Sequence[Message], places: Callable[[int], Spans]) -> Spans:
         """The spans of characters of `text` that are learned; `places` tells where in it what a turn says

@@ -76,10 +76,38 @@ datasets:
     assert [found.learned for found in job.data] == [
         LearnedTurns(roles=frozenset({"user", "assistant"}), marks=("<|end|>",)),
         LearnedTurns(roles=frozenset(), eos="none", eot="last", marks=("<|end|>",)),
-        None,  # as by default
+        LearnedTurns(roles=frozenset({"assistant"}), marks=("<|end|>",)),
     ]
     (folder / "resolved.yaml").write_text(job.resolved_yaml())
     assert Job.from_resolved(folder / "resolved.yaml") == job
+
+
+def test_axolotls_conversations_are_read_and_learned_by_its_rules_where_nothing_is_said(folder: Path) -> None:
+    write_jsonl(folder / "more.jsonl", [{"text": "a"}])
+    text = """eot_tokens: [<|end|>]
+datasets:
+  - {path: text.jsonl, type: chat_template}
+  - {path: text.jsonl, type: chat_template, train_on_eos: last, message_field_training: train, drop_system: true}
+  - {path: text.jsonl, type: completion}
+test_datasets: [{path: text.jsonl, type: chat_template.default}]
+"""
+    job = Job.parse(AXOLOTL + text, folder)
+    answers = LearnedTurns(roles=frozenset({"assistant"}), marks=("<|end|>",))
+    one, other, texts = job.data
+    assert (one.learned, texts.learned, job.eval_data[0].learned) == (answers, None, answers)
+    assert other.learned == LearnedTurns(roles=answers.roles, eos="last", eot="last", marks=answers.marks)
+    message = {"role": "assistant", "content": "a", "train": False, "weight": 0}
+    record = {"messages": [message], "system": "s", "chat_template_kwargs": {"a": 1}}
+    bare = {key: message[key] for key in ("role", "content")}
+    assert one.mapped(record) == {"messages": [bare], "system": "s"}
+    assert other.mapped(record)["messages"] == [bare | {"train": False}], "which it names"
+    assert ("system" in one.columns, "system" in other.columns) == (True, False)
+    again = imported(AXOLOTL + text, folder, "axolotl.yml")
+    assert Job.parse(again, folder).data == job.data
+    (ours,) = Job.parse("model: model\ndataset: [{path: text.jsonl, type: chat_template}]\n", folder).data
+    assert ours == DataEntry(path=ours.path, type="messages"), "in offmate's own file the chat template says it"
+    (ours,) = Job.parse("model: model\ndataset: text.jsonl\neot_tokens: [<|end|>]\n", folder).data
+    assert ours.learned == answers, "no end marks are dropped"
 
 
 def test_which_turns_are_learned_may_be_said_of_all_conversations(folder: Path) -> None:

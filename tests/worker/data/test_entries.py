@@ -58,6 +58,20 @@ def test_turns_of_other_roles_are_learned_where_the_entry_says_so(tmp_path: Path
         learn(tmp_path, records, f"{marks} []")
 
 
+def test_an_answer_of_axolotls_is_learned_without_what_its_template_writes_before_it(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": talk, "system": "Be brief."}])
+    tiny_llama_folder(tmp_path / "model", chat_template=CHATML)
+    text = "datasets: [{path: data.jsonl, type: chat_template}]\nchat_template: qwen3\nsequence_len: 512\n"
+    job = Job.parse(f"base_model: model\n{text}", tmp_path)
+    check_data(job)
+    found = Batches(job, byte_tokenizer(chat_template=job.chat_template)).sample()
+    assert found == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n⟦yes<|im_end|>⟧\n"
+    )
+
+
 def test_a_chat_template_is_told_values_of_the_job_the_entry_and_the_conversation(tmp_path: Path) -> None:
     asking = "{% for m in messages %}<|im_start|>{{ m.content }} {{ mood | default('-') }}{{ think | default('-') }}"
     asking += "<|im_end|>{% endfor %}"

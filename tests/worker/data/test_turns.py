@@ -11,7 +11,7 @@ from trl.chat_template_utils import get_training_chat_template
 
 from planner.errors import UserError
 from planner.job.data_entry import EndMarks, LearnedTurns
-from planner.job.templates import named_template
+from planner.job.templates import NAMES, named_template
 from tests.support.texts import byte_tokenizer
 from tests.worker.data.test_chat import CALL, FOLDER, TALKS, TOOLS, learned, tokenizer_of
 from worker.data.chat import ChatTemplate
@@ -124,6 +124,17 @@ def test_what_the_template_ends_an_answer_with_is_an_end_mark_where_none_are_giv
     assert spans(TALK[1:], end="<eos>", roles=ANSWERS, eos="none", eot="none") == ["yes", "no"]
 
 
+def test_an_end_mark_that_nobody_named_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    spans(TALK, end="<eos>", roles=ANSWERS)
+    said = "the chat template ends answers with <|im_end|>, which is learned as an end mark; axolotl learns it where"
+    assert caplog.messages == [f"data: {said} the file has eot_tokens: ['<|im_end|>']"]
+    caplog.clear()
+    spans(TALK, end="<eos>", roles=ANSWERS, marks=(END,))
+    spans(TALK, end="<eos>", roles=ANSWERS, eos="none", eot="none")
+    spans(TALK, roles=ANSWERS)
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
     ("name", "ends"),
     [
@@ -156,6 +167,19 @@ def test_a_template_whose_end_mark_is_no_token_is_told_with_its_other_marks(capl
     )
     assert warned_of(LLAMA_3, caplog, "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>") == ""
     assert "<|eot_id|>, which" in warned_of("{{ '' }}" + LLAMA_3, caplog), "also one that nobody has a name for"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_an_answer_under_a_named_template_axolotl_learns_what_it_says_and_its_end_mark(name: str) -> None:
+    template = named_template(name)
+    assert template is not None
+    tokenizer = byte_tokenizer(chat_template=template)
+    tokens = sorted(set(re.findall(r"<[^<>\s{}']{1,30}>", template)))
+    tokenizer.add_special_tokens({"bos_token": "<eos>", "additional_special_tokens": tokens})
+    chat = ChatTemplate(tokenizer, learned=LearnedTurns(roles=ANSWERS))
+    answer, end, *others = learned(*chat.render(TALKS["two turns"]))
+    last = ["<eos>"] if name.startswith("phi") else []  # which these write behind the whole
+    assert (answer, others) == ("yes", ["yes", end, *last]) and end in tokens
 
 
 VICUNA = "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}{{ END }}{% endfor %}"
