@@ -98,17 +98,18 @@ def look(
     from worker.data.left_out import LeftOut
     from worker.data.pair_rows import layout_of_pairs
     from worker.data.pairs import closing_tokens
+    from worker.data.sharing import Sharing
 
     check_tokenizer(job, tokenizer)
     found = [
         (entry, first) for entry in entries
         if (first := _first(entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
     ]  # fmt: skip
-    left_out, until = LeftOut(job, pairs=pairs), time.monotonic() + _MOST_S
+    left_out, sharing, until = LeftOut(job, pairs=pairs), Sharing(job, pairs=pairs), time.monotonic() + _MOST_S
     documents = _documents(job, found, tokenizer, pairs, until)
     encoded = [
-        pair for alike in batched(documents) for pair in encode(alike, tokenizer, job, pairs=pairs)
-        if not left_out.takes(*pair)
+        pair for alike in batched(documents) for whole in encode(alike, tokenizer, job, pairs=pairs)
+        if not left_out.takes(*(pair := sharing.cut(*whole)))
     ]  # fmt: skip
     whole = len(found) == len(entries) and all(first.whole for _, first in found) and time.monotonic() <= until
     if whole:
@@ -140,7 +141,7 @@ def _documents(
     job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase, pairs: bool, until: float
 ) -> Iterator[Document]:  # fmt: skip
     """The documents of the rows, as many as are rendered `until` then, of `time.monotonic()`."""
-    from worker.data.corpus import document_of, form_of
+    from worker.data.documents import document_of, form_of
 
     for entry, first in found:
         kind = kind_in(entry, first.columns, entry.path)

@@ -28,7 +28,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "max_length": 512, "num_train_epochs": 1, "per_device_train_batch_size": 1, "lr_scheduler_type": "cosine",
         "warmup_steps": 0.03, "bf16": "auto", "long_rows": "drop",
     },
-    LLAMA_FACTORY: {"max_length": 2048},
+    LLAMA_FACTORY: {"max_length": 2048, "long_rows": "share"},
     TRL: {
         "learning_rate": 2e-5, "bf16": "auto", "train_on": "pairs",
         "router_aux_loss_coef": "auto", "router_aux_loss_mean": True,
@@ -88,6 +88,7 @@ class Dialect:
             if (file.get("resize_vocab") is True or values.get("add_tokens")) and _makes_adapters(absent | values):
                 absent["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
             if file.get("stage") == "pt":
+                del absent["long_rows"]  # texts are cut at their end
                 absent |= {"packing": "wrapped"}
                 if values.get("packing") is True:  # the tool has one way of packing texts
                     values["packing"] = "wrapped"
@@ -124,6 +125,7 @@ class Dialect:
             read_otherwise(file, packs=packs) if self.tool == AXOLOTL else "",
             _rows_of_texts(values) if self.tool == LLAMA_FACTORY and file.get("stage") == "pt" else "",
             _documents_apart(values, file) if self.tool == LLAMA_FACTORY else "",
+            _cut_prompts(self.tool, values),
         )  # fmt: skip
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}" if filled else ""
@@ -177,6 +179,13 @@ def _embeddings_of_loraplus(tool: str, values: Mapping[str, Any]) -> str:
     if not any(word in targets for word in ("emb", "wte")):
         return ""
     return "loraplus_lr_embedding is for both matrices of an embedding's adapter, as in peft, and there for B alone"
+
+
+def _cut_prompts(tool: str, values: Mapping[str, Any]) -> str:
+    """Where prompts are learned nothing tells them from answers any more."""
+    if tool != LLAMA_FACTORY or values.get("train_on") != "all" or values.get("long_rows") != "share":
+        return ""
+    return "with train_on_prompt long rows are cut at their end, where prompts and answers share the room there"
 
 
 def _rows_of_texts(values: Mapping[str, Any]) -> str:

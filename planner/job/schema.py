@@ -167,9 +167,9 @@ class Job(AdapterKeys):
     train_on: Annotated[Literal["completions", "pairs", "all"], Field(description="completions, pairs or all")] = (
         "completions"
     )
-    long_rows: Annotated[Literal["cut", "drop", "split", "refuse"], Field(description="cut, drop, split or refuse")] = (
-        "cut"
-    )
+    long_rows: Annotated[
+        Literal["cut", "drop", "split", "share", "refuse"], Field(description="cut, drop, split, share or refuse")
+    ] = "cut"
     eval_dataset: Annotated[
         Annotated[tuple[Text | DataEntry, ...], Field(min_length=1)] | None,
         Field(description="a path or Hugging Face id, a list of them, or null"),

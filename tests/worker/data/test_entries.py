@@ -18,7 +18,8 @@ from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
-from worker.data.corpus import load_corpus, mixture
+from worker.data.corpus import load_corpus
+from worker.data.documents import mixture
 
 
 @pytest.fixture(autouse=True)

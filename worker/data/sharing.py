@@ -1,0 +1,65 @@
+"""Documents that are too long, cut as LLaMA-Factory cuts them (`long_rows: share`): turn by turn, prompt and answer
+share the room that is left, so that of a long prompt the answer stays."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.job.schema import Job
+
+log = logging.getLogger(__name__)
+
+
+class Sharing:
+    """Cuts the documents of a job that shares; those of others stay as they are."""
+
+    def __init__(self, job: Job, *, pairs: bool = False) -> None:
+        """`pairs`: for an encoder-decoder, each side of which is cut by itself."""
+        self._shares = job.long_rows == "share" and job.packing != "wrapped" and not pairs
+        self._most = job.max_length
+        self._all = self._cut = self._lost = 0
+
+    def cut(
+        self, ids: NDArray[np.int32], learned: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:  # fmt: skip
+        """What is left of a document: the beginnings of its prompts and answers. A turn is what is not learned and what
+        is learned behind it."""
+        self._all += 1
+        if not self._shares or len(ids) <= self._most:
+            return ids, learned
+        kept, left = np.zeros(len(ids), np.bool_), self._most
+        borders = np.flatnonzero(learned[:-1] & ~learned[1:]) + 1
+        for start, end in pairwise([0, *borders.tolist(), len(ids)]):
+            answer = int(learned[start:end].sum())
+            middle = end - answer
+            prompt, answer = shares(middle - start, answer, left)
+            kept[start : start + prompt] = kept[middle : middle + answer] = True
+            left -= prompt + answer
+        self._cut += 1
+        self._lost += len(ids) - int(kept.sum())
+        return ids[kept], learned[kept]
+
+    def say(self) -> None:
+        """Tell how many were cut."""
+        if self._cut:
+            log.warning(
+                "data: %d of %d documents are longer than max_length %d and cut, prompts and answers (long_rows: "
+                "share); %d tokens are not seen", self._cut, self._all, self._most, self._lost,
+            )  # fmt: skip
+
+
+def shares(prompt: int, answer: int, room: int) -> tuple[int, int]:
+    """How many tokens of a turn's prompt and of its answer there is room for: the shorter one is whole where it takes
+    less than half of the room, else each has its part of it. LLaMA-Factory's `infer_seqlen`."""
+    if 2 * answer < room:
+        most = room
+    elif 2 * prompt < room:
+        most = room - prompt
+    else:
+        most = int(room * (answer / (prompt + answer))) if prompt + answer else 0
+    answer = min(most, answer)
+    return min(max(room - answer, 0), prompt), answer
