@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import Exit, UserError
+from planner.job.broken_rows import BrokenRows
 from planner.job.data_check import FirstRows, first_rows, kind_in
 from planner.job.data_entry import DataEntry
 from planner.job.local_data import is_local
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 MOST = 64
 """Records of each entry."""
 _MOST_S = 20.0  # where conversations are long
-_OF_TEMPLATES = ("worker.data.chat", "worker.data.turns")  # who warns of what every record has
+_TOLD = ("worker.data.chat", "worker.data.turns", "planner.job.broken_rows")  # who warns of what is told
 
 
 def main(arguments: list[str]) -> int:
@@ -73,9 +74,9 @@ class _Warnings(logging.Handler):
 
 @contextmanager
 def _warnings() -> Iterator[dict[str, None]]:
-    """What is said of the chat template meanwhile."""
+    """What is said of the chat template and of broken records meanwhile."""
     notes: dict[str, None] = {}
-    handler, loggers = _Warnings(notes), [logging.getLogger(name) for name in _OF_TEMPLATES]
+    handler, loggers = _Warnings(notes), [logging.getLogger(name) for name in _TOLD]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
@@ -103,14 +104,17 @@ def look(
     check_tokenizer(job, tokenizer)
     found = [
         (entry, first) for entry in entries
-        if (first := _first(entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
+        if (first := _first(job, entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
     ]  # fmt: skip
     left_out, sharing, until = LeftOut(job, pairs=pairs), Sharing(job, pairs=pairs), time.monotonic() + _MOST_S
-    documents = _documents(job, found, tokenizer, pairs, until)
+    broken = BrokenRows(skip=job.broken_rows == "skip")
+    documents = _documents(job, found, tokenizer, pairs, until, broken)
     encoded = [
         pair for alike in batched(documents) for whole in encode(alike, tokenizer, job, pairs=pairs)
         if not left_out.takes(*(pair := sharing.cut(*whole)))
     ]  # fmt: skip
+    broken.refuse(sum(len(first.rows) for _, first in found))
+    broken.say()
     whole = len(found) == len(entries) and all(first.whole for _, first in found) and time.monotonic() <= until
     if whole:
         left_out.check()
@@ -131,14 +135,17 @@ def look(
         ) from error  # fmt: skip
 
 
-def _first(entry: DataEntry, most: int) -> FirstRows | None:
+def _first(job: Job, entry: DataEntry, most: int) -> FirstRows | None:
     from worker.data.sources import first_of_hub
 
-    return first_rows(entry, most) if is_local(entry.path) else first_of_hub(entry, most)
+    if is_local(entry.path):
+        return first_rows(entry, most, skip=job.broken_rows == "skip")
+    return first_of_hub(entry, most)
 
 
 def _documents(
-    job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase, pairs: bool, until: float
+    job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase, pairs: bool, until: float,
+    broken: BrokenRows,
 ) -> Iterator[Document]:  # fmt: skip
     """The documents of the rows, as many as are rendered `until` then, of `time.monotonic()`."""
     from worker.data.documents import document_of, form_of
@@ -147,7 +154,7 @@ def _documents(
         kind = kind_in(entry, first.columns, entry.path)
         form = form_of(job, entry, kind, entry.names(first.columns), tokenizer, pairs=pairs)
         for place, record in first.rows:
-            if (document := document_of(form, entry, record, place)) is not None:
+            if (document := document_of(form, entry, record, place, entry.path, broken)) is not None:
                 yield document
             if time.monotonic() > until:
                 return

@@ -17,6 +17,7 @@ from typing import Any
 
 from planner.codec import json_object
 from planner.errors import Exit, UserError, first_line
+from planner.job.broken_rows import SHOWN, BrokenRows
 from planner.job.data_entry import DataEntry
 from planner.job.dataset_words import LEARNED_KEYS
 from planner.job.local_data import Kind, csv_columns, csv_rows, is_local, local_data
@@ -46,13 +47,23 @@ class _Row:
 @dataclass(slots=True, kw_only=True)
 class _Found:
     """What was read of an entry: `rows` to look into, `count` of records (rows included), all `columns`. `whole`: it
-    was read to its end, in no more than `left_bytes`."""
+    was read to its end, in no more than `left_bytes`. `skip`: lines that are no records are left out."""
 
     rows: list[_Row]
     columns: dict[str, None]
     left_bytes: int
     count: int = 0
     whole: bool = True
+    skip: bool = False
+
+
+class _WrongLines(ValueError):
+    """Lines of a file that are no records."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(lines[0])
+        more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+        self.lines = (*lines[:SHOWN], *more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +112,7 @@ def _check_entry(entry: DataEntry, job: Job) -> int | None:
         raise _unreadable(path, first_line(error), "give the path of data that is there") from error
     if data.kind == "saved":
         return None
-    found = _Found(rows=[], columns={}, left_bytes=MOST_BYTES)
+    found = _Found(rows=[], columns={}, left_bytes=MOST_BYTES, skip=job.broken_rows == "skip")
     for file in data.files:
         _read(file, data.kind, found, path)
     if data.kind == "csv":
@@ -118,21 +129,21 @@ def _check_entry(entry: DataEntry, job: Job) -> int | None:
     if not found.columns:
         return None
     kind = kind_in(entry, tuple(found.columns), path.name)
-    learned = False
+    learned, broken = False, BrokenRows(skip=job.broken_rows == "skip")
     # Of a part nobody knows here which rows are in it.
-    for row in found.rows[: entry.most(job.max_samples)] if entry.whole else ():
+    rows = found.rows[: entry.most(job.max_samples)] if entry.whole else []
+    for row in rows:
         try:
             learned |= check_record(kind, entry.mapped(row.record))
         except ValueError as error:
-            raise UserError(
-                f"A record of {path.name} is broken.", code="broken-record", exit_code=Exit.USAGE,
-                numbers=(f"{row.place}: {error}",), hint="correct the record or take it out",
-            ) from error  # fmt: skip
+            broken.add(row.place, error)
+            continue
         if is_chat(kind, entry.mapped(row.record)) and not _has_template(job):
             raise UserError(
                 _NO_TEMPLATE, code="no-chat-template", exit_code=Exit.USAGE, numbers=(row.place,),
                 hint=GIVE_TEMPLATE,
             )  # fmt: skip
+    broken.refuse(len(rows))
     seen = entry.whole and found.whole and found.count == len(found.rows)
     return found.count if seen and not learned else None
 
@@ -143,19 +154,22 @@ def is_rendered(job: Job) -> bool:
     for entry in (*job.data, *job.eval_data):
         if not is_local(entry.path) or (data := local_data(Path(entry.path))).kind in ("saved", "text"):
             continue
-        found = _Found(rows=[], columns={}, left_bytes=_GLANCE_BYTES)
+        found = _Found(rows=[], columns={}, left_bytes=_GLANCE_BYTES, skip=job.broken_rows == "skip")
         _read(data.files[0], data.kind, found, Path(entry.path))
         if not found.columns or kind_in(entry, tuple(found.columns), entry.path) != "text":
             return True
     return False
 
 
-def first_rows(entry: DataEntry, most: int, most_bytes: int = MOST_BYTES) -> FirstRows | None:
+def first_rows(
+    entry: DataEntry, most: int, most_bytes: int = MOST_BYTES, *, skip: bool = False
+) -> FirstRows | None:  # fmt: skip
     """The first `most` rows of an entry, of so many bytes; None where they are not to be had by reading a file: the
-    hub's, those of a saved dataset, of which part of a split. Raises UserError."""
+    hub's, those of a saved dataset, of which part of a split. `skip`: without lines that are no records. Raises
+    UserError."""
     if not is_local(entry.path) or not entry.whole or (data := local_data(Path(entry.path))).kind == "saved":
         return None
-    found = _Found(rows=[], columns={}, left_bytes=most_bytes)
+    found = _Found(rows=[], columns={}, left_bytes=most_bytes, skip=skip)
     for file in data.files:
         _read(file, data.kind, found, Path(entry.path))
         if len(found.rows) > most:
@@ -194,8 +208,10 @@ def _read(file: Path, kind: Kind, found: _Found, entry: Path) -> None:
     except csv.Error:  # pandas may read it
         found.whole = False
     except (OSError, ValueError, RecursionError) as error:
-        hint = "check the file's format" + (" (one JSON object per line)" if file.suffix.lower() == ".jsonl" else "")
-        raise _unreadable(entry, first_line(error), hint) from error
+        a_line = " (one JSON object per line; broken_rows: skip leaves other lines out)"
+        hint = "check the file's format" + (a_line if file.suffix.lower() == ".jsonl" else "")
+        lines = error.lines if isinstance(error, _WrongLines) else (first_line(error),)
+        raise _unreadable(entry, lines, hint) from error
 
 
 def _beginning(file: Path, found: _Found) -> _Text:
@@ -262,16 +278,15 @@ def _read_json(text: _Text, found: _Found) -> None:
             records = [{"text": value} for value in values] if texts else values
             _add(((f"record {number} of {text.file}", record) for number, record in enumerate(records, 1)), found)
         return
-    try:
-        _add(_lines(text), found)
-    except ValueError:
-        if (record := json_object(text.text)) is None:
-            raise
-        _add([(text.file, record)], found)
+    values = [*_lines(text)]
+    if any(isinstance(value, ValueError) for _, value in values) and (record := json_object(text.text)) is not None:
+        values = [(text.file, record)]
+    _add(values, found)
 
 
 def _lines(text: _Text) -> Iterator[tuple[str, Any]]:
-    """The values of the lines and where they are; a line may have several."""
+    """The values of the lines and where they are; a line may have several. What is wrong with a line is a ValueError
+    behind those that it has."""
     decoder = json.JSONDecoder()
     for number, line in enumerate(text.text.split("\n"), start=1):
         place, rest = f"line {number} of {text.file}", line.strip()
@@ -279,17 +294,22 @@ def _lines(text: _Text) -> Iterator[tuple[str, Any]]:
             try:
                 value, end = decoder.raw_decode(rest)
             except json.JSONDecodeError as error:
-                raise ValueError(f"{place} is no JSON: {error.msg} (character {error.pos + 1})") from None
+                yield place, ValueError(f"{place} is no JSON: {error.msg} (character {error.pos + 1})")
+                break
             yield place, value
             rest = rest[end:].lstrip()
 
 
 def _add(values: Iterable[tuple[str, Any]], found: _Found) -> None:
-    rows = []
+    rows, wrong = [], []
     for place, value in values:
-        if not isinstance(value, dict | None):
-            raise ValueError(f"{place} is no object with columns: {str(value)[:80]}")
-        rows.append(_Row(place=place, record=value or {}))
+        if isinstance(value, dict | None):
+            rows.append(_Row(place=place, record=value or {}))
+        else:
+            said = str(value) if isinstance(value, ValueError) else None
+            wrong.append(said or f"{place} is no object with columns: {str(value)[:80]}")
+    if wrong and not found.skip:
+        raise _WrongLines(wrong)
     found.rows += rows
     found.count += len(rows)
     for row in rows:
@@ -311,11 +331,8 @@ def _has_template(job: Job) -> bool:
         return True
 
 
-def _unreadable(path: Path, number: str, hint: str) -> UserError:
+def _unreadable(path: Path, told: str | tuple[str, ...], hint: str) -> UserError:
     return UserError(
-        f"Cannot read the dataset {path}.",
-        code="dataset-unreadable",
-        exit_code=Exit.USAGE,
-        numbers=(number,),
-        hint=hint,
-    )
+        f"Cannot read the dataset {path}.", code="dataset-unreadable", exit_code=Exit.USAGE, hint=hint,
+        numbers=(told,) if isinstance(told, str) else told,
+    )  # fmt: skip

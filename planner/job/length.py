@@ -18,7 +18,7 @@ def notes_on_length(job: Job) -> tuple[str, ...]:
         return ()  # a record may be several rows
     records = 0
     for entry in job.data:
-        found = first_rows(entry, _MOST, _MOST_BYTES)
+        found = first_rows(entry, _MOST, _MOST_BYTES, skip=job.broken_rows == "skip")
         if found is None or not found.whole:
             return ()
         records += min(len(found.rows), entry.most(job.max_samples) or _MOST)

@@ -11,7 +11,7 @@ NOT_PLANNED = frozenset({
     "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "schedule",
     "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
     "mlflow_experiment_name", "mlflow_tracking_uri",
-    "group_by_length", "min_sample_len", "dataset_exact_deduplication",
+    "broken_rows", "group_by_length", "min_sample_len", "dataset_exact_deduplication",
     "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
     "special_tokens", "add_tokens", "tokenizer_revision", "muon_adjust_lr_fn", "init_lora_weights",
     "router_aux_loss_mean", "loraplus_lr_ratio", "loraplus_lr_embedding", "embedding_lr", "embedding_lr_scale",

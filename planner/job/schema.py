@@ -170,6 +170,7 @@ class Job(AdapterKeys):
     long_rows: Annotated[
         Literal["cut", "drop", "split", "share", "refuse"], Field(description="cut, drop, split, share or refuse")
     ] = "cut"
+    broken_rows: Annotated[Literal["refuse", "skip"], Field(description="refuse or skip")] = "refuse"
     eval_dataset: Annotated[
         Annotated[tuple[Text | DataEntry, ...], Field(min_length=1)] | None,
         Field(description="a path or Hugging Face id, a list of them, or null"),

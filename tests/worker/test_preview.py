@@ -55,6 +55,15 @@ def test_what_the_trainer_would_refuse_is_told(job: Path, capsys: pytest.Capture
     assert "[broken-record]" in capsys.readouterr().err
 
 
+def test_records_that_are_left_out_are_told(job: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = job.parent / "data.jsonl"
+    data.write_text(data.read_text() + '{"messages": [\n')
+    job.write_text(job.read_text() + "broken_rows: skip\n")
+    assert main([str(job)]) == Exit.DONE
+    assert "1 record is broken and left out (broken_rows: skip)" in caplog.text
+    assert "left out: line 5 of data.jsonl: it is no JSON" in caplog.text
+
+
 def test_a_warmup_longer_than_the_run_is_told(job: Path, caplog: pytest.LogCaptureFixture) -> None:
     job.write_text(job.read_text() + "warmup_steps: 10\n")
     with caplog.at_level("WARNING"):

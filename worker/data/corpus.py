@@ -65,7 +65,8 @@ def load_corpus(
     values, mixed = job.model_dump(mode="json"), job.mix_strategy != "concat"
     more = (*(key for key in _WHERE_GIVEN if values[key]), *(_MIXED if mixed else []),
             *(_ONCE if job.dataset_exact_deduplication else []),
-            *(_CUT if job.long_rows == "share" else []))  # fmt: skip
+            *(_CUT if job.long_rows == "share" else []),
+            *(["broken_rows"] if job.broken_rows == "skip" else []))  # fmt: skip
     keys = {key: value for key, value in values.items() if key in (*_KEYS, *more)} | ({"pairs": True} if pairs else {})
     if (corpus := _open(folder, keys)) is not None:
         log.info("data: %d tokens as tokenized at the first start (%s)", len(corpus.tokens), folder)

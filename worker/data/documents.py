@@ -13,6 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError
+from planner.job.broken_rows import BrokenRows, place_of
 from planner.job.data_check import kind_in
 from planner.job.data_entry import DataEntry
 from planner.job.records import Kind, Record
@@ -36,21 +37,41 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
     if job.mix_strategy != "concat" and len(job.data) > 1:
         yield from _mixed(job, tokenizer, pairs)
         return
+    broken, given, seen = BrokenRows(skip=job.broken_rows == "skip"), 0, 0
     for entry in job.data:
-        source, form = _opened(job, entry, tokenizer, pairs)
-        empty = 0
+        source, form = _opened(job, entry, tokenizer, pairs, broken)
+        empty, before = 0, broken.met
         for number, record in enumerate(islice(_records(source), entry.most(job.max_samples)), start=1):
-            document = document_of(form, entry, record, f"record {number} of {source.name}")
+            document = document_of(form, entry, record, number, source.name, broken)
+            seen += 1
             if document is None:
                 empty += 1
-            else:
+            elif not broken.ends:
+                given += 1
                 yield document
-        if empty:
+            if broken.is_full:
+                break
+        broken.refuse(seen)
+        if empty := empty - (broken.met - before):
             log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, len(source.records))
+    _end(broken, given, seen)
 
 
-def _opened(job: Job, entry: DataEntry, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> tuple[Source, Format]:
-    source = open_source(entry)
+def _end(broken: BrokenRows, given: int, seen: int) -> None:
+    """Refuse or tell what was broken of the `seen` records, of which `given` are documents."""
+    broken.refuse(seen)
+    broken.say()
+    if broken and not given:
+        raise UserError(
+            "All records of the dataset are broken or empty.", code="nothing-to-train", exit_code=Exit.USAGE,
+            numbers=(f"{len(broken)} of {seen} are broken", *broken.lines), hint="correct them, or give other data",
+        )  # fmt: skip
+
+
+def _opened(
+    job: Job, entry: DataEntry, tokenizer: PreTrainedTokenizerBase, pairs: bool, broken: BrokenRows
+) -> tuple[Source, Format]:  # fmt: skip
+    source = open_source(entry, broken)
     kind = kind_in(entry, source.columns, source.name)
     columns = entry.names(source.columns)
     form = form_of(job, entry, kind, columns, tokenizer, pairs=pairs)
@@ -67,7 +88,8 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
     """The documents of all entries, drawn from one and another as LLaMA-Factory does: by `datasets`, under the job's
     seed, until the first entry (`interleave_under`) or every one has come to its end; the others then begin again
     (`interleave_over`), or are left out (`interleave_once`)."""
-    opened = [_opened(job, entry, tokenizer, pairs) for entry in job.data]
+    broken, given = BrokenRows(skip=job.broken_rows == "skip"), 0
+    opened = [_opened(job, entry, tokenizer, pairs, broken) for entry in job.data]
     sources = [source for source, _ in opened]
     sizes = [(len(s.records), e.most(job.max_samples)) for e, s in zip(job.data, sources, strict=True)]
     counts = [size if most is None else min(size, most) for size, most in sizes]
@@ -77,11 +99,16 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
         drawn[entry] += 1
         with _texts_of(source):
             record = source.records[number]
-        document = document_of(form, job.data[entry], record, f"record {number + 1} of {source.name}")
+        before = broken.met
+        document = document_of(form, job.data[entry], record, number + 1, source.name, broken)
         if document is None:
-            empty[entry] += 1
-        else:
+            empty[entry] += broken.met == before
+        elif not broken.ends:
+            given += 1
             yield document
+        if broken.is_full:
+            break
+    _end(broken, given, sum(drawn))
     for source, count, every in zip(sources, empty, drawn, strict=True):
         if count:
             log.warning("data: %s: %d of %d records drawn are empty and left out", source.name, count, every)
@@ -142,17 +169,27 @@ def form_of(
     )  # fmt: skip
 
 
-def document_of(form: Format, entry: DataEntry, record: Record, place: str) -> Document | None:
-    """The document of a record, which is under the data's own names; None for an empty one. Raises UserError naming
-    its `place`."""
+_OF_RECORDS = frozenset({
+    "chat-template-refuses", "chat-template-too-much", "template-drops", "assistant-turn-not-found", "turns-not-apart",
+    "turns-not-marked", "turn-not-shown",
+})  # fmt: skip
+"""What a chat template has against a single record; all else is wrong with the job."""
+
+
+def document_of(
+    form: Format, entry: DataEntry, record: Record, place: int | str, name: str, broken: BrokenRows
+) -> Document | None:
+    """The document of a record, which is under the data's own names; None for an empty one, and for one that is now
+    among the `broken`. `place`: its number in the data `name`, or in words. Raises UserError for what is wrong with
+    more than the record."""
     try:
         return form.document(entry.mapped(record))
-    except ValueError as error:
-        raise UserError(
-            f"{place[0].upper()}{place[1:]} is broken.", code="broken-record", exit_code=Exit.USAGE,
-            numbers=(str(error),), hint="correct the record or take it out",
-        ) from error  # fmt: skip
-    except UserError as error:
-        raise UserError(
-            error.what, code=error.code, exit_code=error.exit_code, hint=error.hint, numbers=(place, *error.numbers)
-        ) from error
+    except (ValueError, UserError) as error:
+        if isinstance(place, int):
+            place = place_of(entry, place, name)
+        if isinstance(error, UserError) and error.code not in _OF_RECORDS:
+            raise UserError(
+                error.what, code=error.code, exit_code=error.exit_code, hint=error.hint, numbers=(place, *error.numbers)
+            ) from error
+        broken.add(place, error)
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import re
+import tempfile
 import warnings
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import Exit, UserError, disk_full, is_disk_full
 from planner.hub import not_given, patiently
+from planner.job.broken_rows import BrokenRows, json_lines
 from planner.job.data_check import FirstRows
 from planner.job.data_entry import DataEntry
 from planner.job.local_data import LocalData, csv_columns, is_local, local_data
@@ -35,10 +37,11 @@ class Source:
     records: Dataset
 
 
-def open_source(entry: DataEntry) -> Source:
+def open_source(entry: DataEntry, broken: BrokenRows | None = None) -> Source:
     """The records of a file, a folder (its data files in order of their names), or a hub id: its split.
 
-    A text file is one document. Raises UserError when nothing can be read.
+    A text file is one document. Lines of a jsonl file that are no records are among the `broken` where these are left
+    out. Raises UserError when nothing can be read.
     """
     from datasets.exceptions import DatasetGenerationError, DatasetsError  # late: importing datasets takes seconds
     from datasets.utils.tqdm import disable_progress_bars
@@ -47,7 +50,7 @@ def open_source(entry: DataEntry) -> Source:
     name, path = entry.path, Path(entry.path)
     try:
         if is_local(name):
-            records = _part(_open_local(path), entry.split)
+            records = _part(_open_local(path, broken), entry.split)
         else:
             records = patiently(lambda: _hub(entry), f"the dataset {name}")
     except (DatasetsError, DatasetGenerationError, OSError, ValueError, csv.Error) as error:
@@ -94,13 +97,32 @@ def first_of_hub(entry: DataEntry, most: int) -> FirstRows | None:
     return FirstRows(columns=columns, rows=placed, whole=len(rows) <= most) if rows else None
 
 
-def _open_local(path: Path) -> Dataset | tuple[()]:
+def _open_local(path: Path, broken: BrokenRows | None) -> Dataset | tuple[()]:
     from datasets.arrow_dataset import Dataset
 
     data = local_data(path)
     if data.kind == "saved":
         return Dataset.load_from_disk(str(path))
-    return _train_split(data.kind, data_files=[str(file) for file in data.files], **_options(data))
+    with tempfile.TemporaryDirectory(prefix="offmate-lines-") as folder:
+        files = [
+            _without_broken(file, broken, Path(folder) / f"{number}-{file.name}")
+            if broken is not None and broken.skip and file.suffix.lower() == ".jsonl" else file
+            for number, file in enumerate(data.files)
+        ]  # fmt: skip
+        return _train_split(data.kind, data_files=[str(file) for file in files], **_options(data))
+
+
+def _without_broken(file: Path, broken: BrokenRows, copy: Path) -> Path:
+    """The file, or where it has lines that are no records a copy without them."""
+    lines = [(at, error) for at, _, error in json_lines(file)]
+    wrong = [(at, error) for at, error in lines if error is not None]
+    if len(wrong) in (0, len(lines)):  # all of them: one object on many lines, or no record at all
+        return file
+    for at, error in wrong:
+        broken.add(f"line {at} of {file.name}", error)
+    with copy.open("wb") as kept:
+        kept.writelines(line.rstrip(b"\n") + b"\n" for _, line, error in json_lines(file) if error is None)
+    return copy
 
 
 def _part(records: Dataset | tuple[()], split: str) -> Dataset | tuple[()]:

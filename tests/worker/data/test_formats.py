@@ -109,7 +109,7 @@ def test_a_turn_that_a_template_rewrites_is_an_error(tmp_path: Path) -> None:
     rewriting = FORGETFUL.replace("{{ m['content'] }}", "{{ m['content'] if loop.last else '(cut)' }}")
     with pytest.raises(UserError, match="does not show what the assistant says") as caught:
         learn(tmp_path, [{"messages": TALK}], chat_tokenizer(rewriting))
-    assert "record 1 of data.jsonl" in caught.value.numbers
+    assert "line 1 of data.jsonl" in caught.value.numbers
 
 
 def test_sharegpt_conversations_are_known(tmp_path: Path) -> None:
@@ -129,9 +129,10 @@ def test_a_turn_with_weight_zero_is_shown_and_not_learned(tmp_path: Path) -> Non
 
 
 def test_a_weight_between_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"Record 1 of data\.jsonl is broken") as caught:
+    with pytest.raises(UserError, match="A record of the dataset is broken") as caught:
         learn(tmp_path, [{"messages": [TALK[0], TALK[1] | {"weight": 0.5}]}], chat_tokenizer())
-    assert caught.value.numbers == ("a message's weight is 0 or 1 (false or true), this is '0.5'",)
+    said = "line 1 of data.jsonl: a message's weight is 0 or 1 (false or true), this is '0.5'"
+    assert caught.value.numbers == (said,)
 
 
 CALLING = CHATML.replace("{{ m['content'] }}", "{{ m['content'] }}{{ m['tool_calls'] | tojson if m['tool_calls'] }}")
@@ -156,7 +157,7 @@ def test_a_history_comes_before_its_instruction(tmp_path: Path) -> None:
     record = {"instruction": "yes?", "output": "no", "history": [["hi", "yes"]]}
     sample = learn(tmp_path, [record], chat_tokenizer()).sample()
     assert sample == learn(tmp_path, [{"messages": TALK}], chat_tokenizer()).sample()
-    with pytest.raises(UserError, match=r"Record 1 of data\.jsonl is broken"):
+    with pytest.raises(UserError, match=r"line 1 of data\.jsonl: a history of turns needs a chat template"):
         learn(tmp_path, [record])
 
 
@@ -283,13 +284,15 @@ def test_a_broken_record_is_named(tmp_path: Path) -> None:
     records = [{"messages": TALK}, {"messages": [{"role": "narrator", "content": "x"}]}]
     with pytest.raises(UserError) as caught:
         learn(tmp_path, records, chat_tokenizer())
-    assert caught.value.what == "Record 2 of data.jsonl is broken."
-    assert caught.value.numbers == ("unknown role 'narrator'",)
+    assert str(caught.value) == (
+        "A record of the dataset is broken.\n  line 2 of data.jsonl: unknown role 'narrator'\n"
+        "  hint: correct it, or take it out; broken_rows: skip leaves such records out   [broken-record]"
+    )
 
 
 def test_a_template_that_refuses_a_conversation_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         learn(tmp_path, [{"messages": TALK}], chat_tokenizer("{{ raise_exception('no thanks') }}"))
     assert caught.value.numbers == (
-        "record 1 of data.jsonl", "TemplateError: no thanks", "roles: user, assistant, user, assistant",
+        "line 1 of data.jsonl", "TemplateError: no thanks", "roles: user, assistant, user, assistant",
     )  # fmt: skip

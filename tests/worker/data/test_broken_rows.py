@@ -1,0 +1,122 @@
+"""Records that are no rows: counted, told with line and reason, and refused or left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import UserError
+from planner.job.data_check import check_data
+from planner.job.frozen import freeze
+from planner.job.schema import Job
+from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
+from worker.data.batches import Batches
+from worker.first_records import look
+
+TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+STRANGE = {"messages": [{"role": "narrator", "content": "x"}]}
+REFUSES = "{{ raise_exception('no thanks') if messages[0]['content'] == 'bad' }}" + CHATML
+BAD = {"messages": [{"role": "user", "content": "bad"}, TALK[1]]}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def job(tmp_path: Path, records: list[Any], **keys: object) -> Job:
+    text = "".join(f"{record if isinstance(record, str) else json.dumps(record)}\n" for record in records)
+    (tmp_path / "data.jsonl").write_text(text)
+    keys = {"max_length": 512, "per_device_train_batch_size": 1, **keys}
+    return make_job(tiny_llama_folder(tmp_path / "model", chat_template=REFUSES), tmp_path / "data.jsonl", **keys)
+
+
+def made(its: Job, folder: Path | None = None) -> Batches:
+    return Batches(its, byte_tokenizer(chat_template=REFUSES), folder, freeze(its))
+
+
+def refused(what: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        what()
+    return caught.value
+
+
+def test_the_first_ten_are_told_with_line_and_reason_at_submission_and_in_the_run(tmp_path: Path) -> None:
+    its = job(tmp_path, [{"messages": TALK}, "", *([STRANGE] * 12)])
+    told = refused(lambda: check_data(its))
+    lines = tuple(f"line {number} of data.jsonl: unknown role 'narrator'" for number in range(3, 13))
+    assert told.numbers == ("12 of the first 13 records", *lines, "and 2 more")
+    assert told.code == "broken-record" and "broken_rows: skip leaves such records out" in told.hint
+    later = refused(lambda: made(its))
+    assert later.numbers == ("10 of the first 11 records", *lines), "and then no more are looked for"
+    few = job(tmp_path, [BAD, {"messages": TALK}, STRANGE])
+    reasons = (
+        "line 1 of data.jsonl: The chat template refuses a conversation (TemplateError: no thanks)",
+        "line 3 of data.jsonl: unknown role 'narrator'",
+    )
+    for what in (lambda: made(few), lambda: look(few, few.data, byte_tokenizer(chat_template=REFUSES))):
+        assert refused(what).numbers == ("2 of the first 3 records", *reasons)
+
+
+def test_lines_that_are_no_json_are_told_together(tmp_path: Path) -> None:
+    told = refused(lambda: check_data(job(tmp_path, [{"text": "a"}, "{", {"text": "b"}, "[1]", *["x"] * 10])))
+    assert told.code == "dataset-unreadable" and "broken_rows: skip" in told.hint
+    assert len(told.numbers) == 11 and told.numbers[-1] == "and 2 more"
+    assert told.numbers[0].startswith("line 2 of data.jsonl is no JSON: Expecting property name")
+    assert told.numbers[1] == "line 4 of data.jsonl is no object with columns: [1]"
+
+
+def test_they_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    records = [{"messages": TALK}, '{"messages": [', STRANGE, "", "7", BAD, {"messages": []}, {"messages": TALK}]
+    its = job(tmp_path, records, broken_rows="skip")
+    check_data(its)
+    look(its, its.data, byte_tokenizer(chat_template=REFUSES))
+    assert "2 records are broken and left out" in caplog.text, "what the first records tell by themselves"
+    caplog.clear()
+    found = made(its)
+    assert found.rows == 2 and found.fingerprint == made(job(tmp_path, [{"messages": TALK}] * 2)).fingerprint
+    said = [line.removeprefix("data: ") for line in caplog.messages]
+    assert "4 records are broken and left out (broken_rows: skip)" in said
+    assert [line.partition(": ")[2][:50] for line in said if line.startswith("left out: ")] == [
+        "line 2 of data.jsonl: it is no JSON: Expecting val", "line 5 of data.jsonl: it is no object: 7",
+        "line 3 of data.jsonl: unknown role 'narrator'",
+        "line 6 of data.jsonl: The chat template refuses a ",
+    ]  # fmt: skip
+    assert "data.jsonl: 1 of 5 records are empty and left out" in said
+
+
+def test_what_is_left_out_is_kept_for_a_later_start_and_of_the_same_file_only(tmp_path: Path) -> None:
+    its = job(tmp_path, [{"messages": TALK}, STRANGE, '{"', {"messages": TALK}], broken_rows="skip")
+    before, kept = freeze(its), tmp_path / "run" / "data"
+    first = Batches(its, byte_tokenizer(chat_template=REFUSES), kept, before).fingerprint
+    (kept / "tokens.npy").write_bytes(b"torn")
+    again = Batches(its, byte_tokenizer(chat_template=REFUSES), kept, before)
+    assert again.fingerprint == first
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": TALK}] * 2)
+    (kept / "tokens.npy").write_bytes(b"torn")
+    assert refused(lambda: Batches(its, byte_tokenizer(chat_template=REFUSES), kept, before)).code == "data-changed"
+
+
+def test_broken_records_of_a_mixture_are_counted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    good = write_jsonl(tmp_path / "good.jsonl", [{"messages": TALK}] * 9)
+    its = job(tmp_path, [{"messages": TALK}, STRANGE], broken_rows="skip", mix_strategy="interleave_over")
+    its = its.model_copy(update={"dataset": (str(good), str(tmp_path / "data.jsonl"))})
+    made(its)
+    assert "1 record is broken and left out" in caplog.text and "empty" not in caplog.text
+    its = its.model_copy(update={"broken_rows": "refuse"})
+    assert refused(lambda: made(its)).numbers == ("line 2 of data.jsonl: unknown role 'narrator'",)
+
+
+def test_data_that_are_all_broken_are_refused(tmp_path: Path) -> None:
+    told = refused(lambda: made(job(tmp_path, [STRANGE] * 3, broken_rows="skip")))
+    assert told.code == "nothing-to-train" and told.numbers[0] == "3 of 3 are broken"
+    assert told.numbers[1] == "line 1 of data.jsonl: unknown role 'narrator'"
+
+
+def test_what_is_wrong_with_the_job_is_no_broken_record(tmp_path: Path) -> None:
+    records = [{"prompt": TALK[:1], "completion": TALK[1:]}]
+    its = job(tmp_path, records, broken_rows="skip")
+    assert refused(lambda: Batches(its, byte_tokenizer())).code == "no-chat-template"
