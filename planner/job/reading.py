@@ -226,7 +226,7 @@ def _uncut(reading: Reading, key: str, value: object) -> None:
 
 def _padding(reading: Reading, key: str, value: object) -> None:
     """LLaMA-Factory's."""
-    if value is False:
+    if value in (False, "no", "false"):
         reading.refuse(key, "it is false; learning the padding is not there yet; leave this key out")
     else:
         _as_it_is(reading, key, value)

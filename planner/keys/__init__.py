@@ -13,9 +13,10 @@ from planner.keys.trl import PREFERENCES, TRL
 TABLES: Mapping[str, Table] = {"axolotl": AXOLOTL, "LLaMA-Factory": LLAMA_FACTORY, "TRL": TRL}
 """Tool -> its keys."""
 
-_BY_NAME_ALONE = {key for key in PREFERENCES if key not in ("beta", "num_generations", "reward_funcs")}
+_TELLING = "beta num_generations reward_funcs reward_model_path max_prompt_length max_completion_length"
+_OF_TRL_ALONE = PREFERENCES.keys() - {*_TELLING.split()}
 ANY: Table = {
-    **{key: meaning for key, meaning in TRL.items() if key not in _BY_NAME_ALONE}, **LLAMA_FACTORY, **AXOLOTL,
+    **{key: meaning for key, meaning in TRL.items() if key not in _OF_TRL_ALONE}, **LLAMA_FACTORY, **AXOLOTL,
 }  # fmt: skip
 """All of them, for files that no tool's keys tell apart. Where tools differ, it is what axolotl has."""
 
