@@ -19,7 +19,7 @@ from planner.errors import UserError
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.machine.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
-from planner.measure.hf_model import beyond_positions, working_dtype
+from planner.measure.hf_model import beyond_positions, masked_of, working_dtype
 from planner.picture.files import NO_PICTURES, Pictures
 from planner.reports.make_receipt import LAUNCHING, no_fit, receipt
 from planner.reports.receipt import Asked, Receipt
@@ -158,9 +158,10 @@ def _larger_slices(
     job: Job, hardware: Hardware, found: Receipt, clock: _Clock
 ) -> list[tuple[str, Problem]] | None:  # fmt: skip
     """Where launching limits: the same rows in fewer slices, as many as it takes, or of a single slice more rows. The
-    operations of a slice are as many then, and longer. None: there was no time to look."""
+    operations of a slice are as many then, and longer. None: there was no time to look. A mixture that learns with its
+    routers' loss, which is of each slice, would learn something else."""
     busy_s = {load.resource: load.busy_s for load in found.loads}
-    if found.loads[0].resource != LAUNCHING:
+    if found.loads[0].resource != LAUNCHING or masked_of(job):
         return []
     if time.monotonic() >= clock.last_trace:
         return None

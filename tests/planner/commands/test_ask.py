@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from sqlalchemy import create_engine
-from transformers import GPT2Config, LlamaConfig
+from transformers import GPT2Config, LlamaConfig, MixtralConfig
 
 from offmated.cli.receipt_view import _fitting
 from planner.cache.store import Cache
@@ -133,6 +133,18 @@ def test_a_small_model_is_answered_with_what_would_help(small: Path) -> None:
     assert found.host == ()
     assert found.answer_s < 2 * PATIENCE_S
     assert found.asked.model == str(small)
+
+
+def test_a_mixture_that_learns_with_its_routers_loss_is_not_told_of_larger_slices(tmp_path: Path) -> None:
+    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "experts_implementation": "batched_mm"}
+    shown = {}
+    for learns in (True, False):
+        config = MixtralConfig(**{**SMALL.to_dict(), **sizes, "model_type": "mixtral", "output_router_logits": learns})
+        config.save_pretrained(tmp_path / str(learns))
+        found = asked(job_of(tmp_path / str(learns), slices=2, length=64), "rtx4090", 32)
+        assert found.loads[0].resource == LAUNCHING
+        shown[learns] = [change.text for change in found.changes if change.text.startswith("larger slices")]
+    assert shown[True] == [] and len(shown[False]) == 1
 
 
 def test_a_plan_whose_search_was_cut_short_is_not_kept_and_the_receipt_says_so(
