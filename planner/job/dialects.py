@@ -125,7 +125,7 @@ class Dialect:
             read_otherwise(file, packs=packs) if self.tool == AXOLOTL else "",
             _rows_of_texts(values) if self.tool == LLAMA_FACTORY and file.get("stage") == "pt" else "",
             _documents_apart(values, file) if self.tool == LLAMA_FACTORY else "",
-            _cut_prompts(self.tool, values),
+            _cut_prompts(self.tool, values), _held_out(values),
         )  # fmt: skip
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}" if filled else ""
@@ -200,7 +200,14 @@ def _documents_apart(values: Mapping[str, Any], file: Mapping[str, object]) -> s
     """How LLaMA-Factory packs without `neat_packing`."""
     if values.get("packing") is not True or file.get("neat_packing") not in SWITCHED_OFF:
         return ""
-    return "packed documents are each by itself, as with neat_packing, and there they see one another"
+    return "packed documents do not see one another, as with neat_packing, and there they do"
+
+
+def _held_out(values: Mapping[str, Any]) -> str:
+    """The tools leave out of training what `val_size` says, also where they never evaluate on it."""
+    if values.get("eval_strategy") not in ("no", False) or values.get("val_size") in SWITCHED_OFF:
+        return ""
+    return "as nothing is evaluated, all rows are trained on, and there those of val_size are not"
 
 
 def _routers_of_packed(tool: str, values: Mapping[str, Any]) -> str:

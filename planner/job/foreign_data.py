@@ -4,6 +4,7 @@ split and column, axolotl's templates of an entry, and which turns are learned."
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,22 @@ def settle_data(
                 if values.get(key) is not None:
                     values[key] = _named(values[key], source, folder)
             except (OSError, TypeError, ValueError) as error:
-                code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-                mistakes.append(source.mistake(names[key], code, str(error)))
-                values.pop(key)
-                if isinstance(error, OtherData):  # which its template is of, too
-                    values.pop("chat_template", None)
+                for wrong in [*_wrong_names(values.pop(key), source, folder)] or [error]:
+                    code = next(code for kind, code in _CODES.items() if isinstance(wrong, kind))
+                    mistakes.append(source.mistake(names[key], code, str(wrong)))
+                    if isinstance(wrong, OtherData):  # which its template is of, too
+                        values.pop("chat_template", None)
     return mistakes
+
+
+def _wrong_names(value: object, source: Source, folder: Path) -> Iterator[Exception]:
+    """What is wrong with each of several names by itself."""
+    names = value.split(",") if isinstance(value, str) else value
+    for name in names if isinstance(names, list) else ():
+        try:
+            _named([name.strip() if isinstance(name, str) else name], source, folder)
+        except (OSError, TypeError, ValueError) as error:
+            yield error
 
 
 def _named(value: object, source: Source, folder: Path) -> object:
