@@ -133,6 +133,7 @@ LORA = {"method": "lora", "lora_r": 4, "lora_dropout": 0.0}
 CASES = [
     *(("full", {}, slack) for slack in (0.0, 0.3, 10.0)), ("bf16", {"bf16": True}, 0.0), ("lora", LORA, 0.0),
     ("packed", {"packing": True}, 0.3), ("a mean", {"router_aux_loss_mean": True}, 10.0),
+    ("a mean of lora", {**LORA, "router_aux_loss_mean": True}, 0.0),
 ]  # fmt: skip
 
 
