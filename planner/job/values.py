@@ -132,7 +132,7 @@ def other_optimizer(file: Mapping[str, object]) -> bool:
 
 def done_otherwise(key: str, name: str, value: object) -> str | None:
     """What to say of a value that is done in another way than it asks for; None where nothing is to say."""
-    if name == "attn_implementation" and key != "eager_attention" and value not in ("sdpa", "eager"):
+    if name == "attn_implementation" and key != "eager_attention" and value not in ("sdpa", "eager", *SWITCHED_OFF):
         return "attention is PyTorch's sdpa, which takes its flash kernel where there is one"
     if name == "save_steps" and isinstance(value, float) and value < 1:
         return "a share of the steps is not taken here, but a number of steps, 500 by itself, beside save_minutes"

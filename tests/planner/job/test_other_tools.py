@@ -192,6 +192,11 @@ def test_documents_that_are_apart_there_too_need_no_words(place: Path) -> None:
         assert not any("neat_packing, and" in note for note in notes)
 
 
+def test_a_null_asks_for_no_attention_and_needs_no_words(place: Path) -> None:
+    _, notes = Job.parse_with_notes("model: model\ndataset: text.jsonl\nattn_implementation: null\n", place)
+    assert notes == ()
+
+
 def test_the_folder_and_the_columns_of_an_entry_are_trls(place: Path) -> None:
     (place / "set" / "en").mkdir(parents=True)
     (place / "set" / "en" / "a.jsonl").write_text('{"messages": []}\n')
