@@ -1,7 +1,8 @@
-"""What a job would train on: `python -m worker.preview JOB [--rows N] [--color]`; JOB is a job file.
+"""What a job would train on: `python -m worker.preview JOB [--rows N] [--color] [--database URL]`; JOB is a job file.
 
 Reads and tokenizes all of the data, as the trainer will, and prints rows as text with what is learned marked, what is
-cut and left out, and how many tokens and steps there are. Exit codes are those of `planner.errors`.
+cut and left out, how many tokens and steps there are, and how long they take where the database has a plan of the job.
+Exit codes are those of `planner.errors`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.errors import Exit
+from planner.errors import Exit, UserError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.plain_streams import speak_plainly
-from planner.units import printable
+from planner.units import format_seconds, printable
 
 if TYPE_CHECKING:
     from worker.data.batches import Batches
@@ -34,13 +35,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("job", type=Path)
     parser.add_argument("--rows", type=int, default=3)
     parser.add_argument("--color", action="store_true")
+    parser.add_argument("--database", metavar="URL", help="where plans are kept")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    return exit_code_of(lambda: _preview(options.job, options.rows, options.color), None)
+    return exit_code_of(lambda: _preview(options.job, options.rows, options.color, options.database), None)
 
 
-def _preview(file: Path, rows: int, color: bool) -> Exit:
-    job = Job.load(file)
+def _preview(file: Path, rows: int, color: bool, database: str | None) -> Exit:
+    given = job = Job.load(file)
     check_data(job)
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # which does not change what a step trains on
@@ -54,7 +56,30 @@ def _preview(file: Path, rows: int, color: bool) -> Exit:
     batches = Batches(job, load_tokenizer(job), pairs=pairs_of(job))
     for line in said(batches, job, rows=rows, color=color):
         print(line)
+    print(time_of(given, batches.total_steps, file, database))
     return Exit.DONE
+
+
+def time_of(job: Job, steps: int, file: Path, database: str | None) -> str:
+    """How long so many steps take by the plan that is kept of the job, or how to have one."""
+    unknown = f"how long that takes: offmate plan {file}"
+    if database is None:
+        return unknown
+    from planner.cache.store import Cache
+    from planner.commands.plan_job import kept_plan
+    from planner.measure.target import device_of
+
+    logging.disable(logging.INFO)  # what the model is like
+    try:
+        found = kept_plan(job, device_of(None), Cache(database))
+    except UserError as error:  # which offmate plan tells whole
+        return f"{unknown} ({error.what})"
+    finally:
+        logging.disable(logging.NOTSET)
+    if found is None:
+        return unknown
+    step_s, told = found.plan.step_s, "measured" if found.measured else "an estimate"
+    return f"{format_seconds(steps * step_s)}: {steps} steps of {format_seconds(step_s)} with full rows ({told})"
 
 
 def said(batches: Batches, job: Job, *, rows: int, color: bool) -> Iterator[str]:
@@ -67,7 +92,7 @@ def said(batches: Batches, job: Job, *, rows: int, color: bool) -> Iterator[str]
         yield replace(row, pieces=pieces).marked(_SHOWN, begin, end)
         yield ""
     tokens, learned = batches.tokens, batches.learned
-    yield f"{_counted(batches.rows)}, {tokens} tokens, {learned} of them learned ({learned / tokens:.0%})"
+    yield f"{_counted(batches.rows)}, {tokens} tokens an epoch, {learned} of them learned ({learned / tokens:.0%})"
     step, total = _counted(batches.rows_per_step), batches.total_steps
     yield f"{batches.steps_per_epoch:.1f} steps an epoch of {step}, {total} in all"
     if batches.rows < batches.rows_per_step:

@@ -139,9 +139,13 @@ def import_file(file: Path) -> None:
 @FILE
 @click.option("--rows", type=click.IntRange(min=0), default=3, show_default=True, help="How many rows to show.")
 def preview(file: Path, rows: int) -> None:
-    """Show what the job in FILE would train on: rows with what is learned, what is cut, tokens and steps."""
+    """Show what the job in FILE would train on: rows with what is learned, what is cut, tokens, steps and hours."""
     color = ["--color"] if sys.stdout.isatty() else []
-    command = [sys.executable, "-P", "-m", "worker.preview", str(file), f"--rows={rows}", *color]
+    from offmated.cli.planner_process import database
+
+    url = database()
+    known = [f"--database={url}"] if url else []
+    command = [sys.executable, "-P", "-m", "worker.preview", str(file), f"--rows={rows}", *color, *known]
     sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
 
 

@@ -107,6 +107,14 @@ def plan_job(
     return replace(answer, disk=_told_use(job, answer.plan, answer.chain))
 
 
+def kept_plan(job: Job, device: torch.device, cache: Cache) -> Answer | None:
+    """The plan that `plan_job` would find of this job without measuring or solving; None where it would have to be made
+    first. Raises UserError."""
+    if not job.is_split:
+        return None
+    return _Planning(job, device, cache, measure=False, distinct_tokens=()).kept()
+
+
 def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
     """What of the optimizer states and of activations is on disk, and what that does to the drives. Raises UserError
     where the job's disk_budget has no room for it."""
@@ -192,6 +200,11 @@ class _Planning:
         knows_enough = self.measure or not self.asks_for_data or self.distinct_tokens
         final = self._final() if self.target.final and knows_enough else None
         return final or self.preview()
+
+    def kept(self) -> Answer | None:
+        """A plan that was made before: one from measurements, or else one from an estimate."""
+        found = self._found(self._question(self.machine, measured=True)) if self.target.final else None
+        return found or self._found(self._question(self.machine, measured=False))
 
     def answer_or_ways(self) -> Answer:
         """As `answer`. Where nothing fits, the error names what would: more memory, if the machine has it, or changes

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from sqlalchemy import create_engine
 
+from planner.cache.store import Cache
+from planner.cache.tables import metadata
+from planner.commands.plan_job import plan_job
 from planner.errors import Exit
+from planner.job.schema import Job
+from planner.units import format_seconds
 from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
 from worker.preview import main
 
@@ -30,10 +37,32 @@ def test_rows_are_shown_with_what_is_learned_and_all_is_counted(job: Path, capsy
     learned = len(byte_tokenizer(chat_template=CHATML)("yes<|im_end|>")["input_ids"])
     assert capsys.readouterr().out == (
         f"row 1: {tokens} tokens, {learned} of them learned\n{row}\n\n"
-        f"4 rows, {4 * tokens} tokens, {4 * learned} of them learned ({learned / tokens:.0%})\n"
+        f"4 rows, {4 * tokens} tokens an epoch, {4 * learned} of them learned ({learned / tokens:.0%})\n"
         "2.0 steps an epoch of 2 rows, 6 in all\n"
         f"{12 * tokens} tokens in all, max_length 512\n"
+        f"how long that takes: offmate plan {job}\n"
     )
+
+
+def test_how_long_the_steps_take_is_told_by_a_plan_that_is_kept(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"sqlite:///{job.parent / 'offmate.db'}"
+    metadata.create_all(create_engine(url))
+    job.write_text(job.read_text().replace("train_batch_size: 2", "per_device_train_batch_size: 2"))
+
+    def last_line() -> str:
+        assert main([str(job), "--rows=0", f"--database={url}"]) == Exit.DONE
+        return capsys.readouterr().out.splitlines()[-1]
+
+    unknown = f"how long that takes: offmate plan {job}"
+    assert last_line() == unknown
+    plan = plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False).plan
+    took = f"{format_seconds(6 * plan.step_s)}: 6 steps of {format_seconds(plan.step_s)} with full rows (an estimate)"
+    assert last_line() == took
+    job.write_text(job.read_text() + "gpu_budget: 900GiB\n")
+    assert last_line().startswith(f"{unknown} (")
+    auto = job.read_text().replace("per_device_train_batch_size: 2", "train_batch_size: 2")
+    job.write_text(auto)
+    assert last_line() == unknown, "the rows of a slice are not decided"
 
 
 def test_a_batch_larger_than_the_data_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
