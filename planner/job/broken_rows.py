@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from planner.errors import Exit, UserError, first_line
@@ -18,50 +18,57 @@ SHOWN = 10
 
 
 class BrokenRows:
-    """The broken records of a job's data, each once by its place ("line 3 of a.jsonl")."""
+    """The broken records of a job's data: how many, and of the first of them place ("line 3 of a.jsonl") and reason."""
 
     def __init__(self, *, skip: bool) -> None:
         """`skip`: they are left out; else a job with any is refused."""
         self.skip = skip
-        self._found: dict[str, UserError | None] = {}
+        self._count = 0
+        self._first: list[tuple[str, UserError]] = []
+        self._known: set[object] = set()
         self.met = 0
         """How often one came by: a mixture repeats records."""
 
     def __len__(self) -> int:
-        return len(self._found)
+        return self._count
 
     @property
     def ends(self) -> bool:
         """Whether the job is refused, and nothing is gained by what comes behind."""
-        return bool(self._found) and not self.skip
+        return self._count > 0 and not self.skip
 
     @property
     def is_full(self) -> bool:
         """Whether the job is refused, and with more of them no more would be shown."""
-        return len(self._found) >= SHOWN and not self.skip
+        return self._count >= SHOWN and not self.skip
 
-    def add(self, place: str, error: ValueError | UserError) -> None:
-        """Note a record, and what is wrong with it."""
+    def add(self, place: Callable[[], str], error: ValueError | UserError, record: object = None) -> None:
+        """Note a record, and what is wrong with it; its `place` is looked up where it is shown. `record`: what tells it
+        from others, where it may come again."""
         self.met += 1
-        told = error if isinstance(error, UserError) else _broken(str(error))
-        self._found.setdefault(place, told if len(self._found) < SHOWN else None)
+        if record is not None and record in self._known:
+            return
+        self._known |= set() if record is None else {record}
+        self._count += 1
+        if len(self._first) < SHOWN:
+            self._first.append((place(), error if isinstance(error, UserError) else _broken(str(error))))
 
     def refuse(self, seen: int) -> None:
         """Raise UserError where the job is refused for one of the `seen` records."""
         if not self.ends:
             return
-        kept = [error for error in self._found.values() if error is not None]
-        first = kept[0] if len({error.code for error in kept}) == 1 else _broken("")
+        (place, first), *others = self._first
+        if any(error.code != first.code for _, error in others):
+            first = _broken("")
         what, numbers = "Records of the dataset are broken.", (f"{len(self)} of the first {seen} records", *self.lines)
-        if len(self) == 1:
-            told = self.lines if first.code == _CODE else (*self._found, *first.numbers)
-            what, numbers = first.what, told
+        if not others:
+            what, numbers = first.what, self.lines if first.code == _CODE else (place, *first.numbers)
         hint = f"{first.hint}; broken_rows: skip leaves such records out"
         raise UserError(what, code=first.code, exit_code=Exit.USAGE, numbers=numbers, hint=hint)
 
     def say(self) -> None:
         """Tell how many are left out, and the first of them."""
-        if self._found and self.skip:
+        if self._count and self.skip:
             records = "1 record is" if len(self) == 1 else f"{len(self)} records are"
             log.warning("data: %s broken and left out (broken_rows: skip)", records)
             for line in self.lines:
@@ -70,7 +77,7 @@ class BrokenRows:
     @property
     def lines(self) -> tuple[str, ...]:
         """The first of them, in words."""
-        found = tuple(f"{place}: {_reason(error)}" for place, error in self._found.items() if error is not None)
+        found = tuple(f"{place}: {_reason(error)}" for place, error in self._first)
         return (*found, f"and {len(self) - SHOWN} more") if len(self) > SHOWN else found
 
 

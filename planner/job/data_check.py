@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def _check_entry(entry: DataEntry, job: Job) -> int | None:
         try:
             learned |= check_record(kind, entry.mapped(row.record))
         except ValueError as error:
-            broken.add(row.place, error)
+            broken.add(partial(str, row.place), error)
             continue
         if is_chat(kind, entry.mapped(row.record)) and not _has_template(job):
             raise UserError(

@@ -100,7 +100,7 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
         with _texts_of(source):
             record = source.records[number]
         before = broken.met
-        document = document_of(form, job.data[entry], record, number + 1, source.name, broken)
+        document = document_of(form, job.data[entry], record, number + 1, source.name, broken, again=True)
         if document is None:
             empty[entry] += broken.met == before
         elif not broken.ends:
@@ -177,19 +177,23 @@ _OF_RECORDS = frozenset({
 
 
 def document_of(
-    form: Format, entry: DataEntry, record: Record, place: int | str, name: str, broken: BrokenRows
-) -> Document | None:
+    form: Format, entry: DataEntry, record: Record, place: int | str, name: str, broken: BrokenRows, *,
+    again: bool = False,
+) -> Document | None:  # fmt: skip
     """The document of a record, which is under the data's own names; None for an empty one, and for one that is now
-    among the `broken`. `place`: its number in the data `name`, or in words. Raises UserError for what is wrong with
-    more than the record."""
+    among the `broken`. `place`: its number in the data `name`, or in words; `again`: it may come once more. Raises
+    UserError for what is wrong with more than the record."""
     try:
         return form.document(entry.mapped(record))
     except (ValueError, UserError) as error:
-        if isinstance(place, int):
-            place = place_of(entry, place, name)
+
+        def where() -> str:
+            return place_of(entry, place, name) if isinstance(place, int) else place
+
         if isinstance(error, UserError) and error.code not in _OF_RECORDS:
+            numbers = (where(), *error.numbers)
             raise UserError(
-                error.what, code=error.code, exit_code=error.exit_code, hint=error.hint, numbers=(place, *error.numbers)
-            ) from error
-        broken.add(place, error)
+                error.what, code=error.code, exit_code=error.exit_code, hint=error.hint, numbers=numbers
+            ) from error  # fmt: skip
+        broken.add(where, error, (entry.path, entry.split, place) if again else None)
         return None

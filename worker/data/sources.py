@@ -8,6 +8,7 @@ import re
 import tempfile
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,7 @@ def _without_broken(file: Path, broken: BrokenRows, copy: Path) -> Path:
     if len(wrong) in (0, len(lines)):  # all of them: one object on many lines, or no record at all
         return file
     for at, error in wrong:
-        broken.add(f"line {at} of {file.name}", error)
+        broken.add(partial("line {} of {}".format, at, file.name), error)
     with copy.open("wb") as kept:
         kept.writelines(line.rstrip(b"\n") + b"\n" for _, line, error in json_lines(file) if error is None)
     return copy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -245,95 +244,6 @@ def test_the_template_of_the_entries_is_the_jobs_and_there_is_one(folder: Path) 
     assert "several chat templates: " in one_line(AXOLOTL + lines % ("chatml", "llama3"), folder)
 
 
-INFO = {
-    "plain": {"file_name": "plain.json"},
-    "renamed": {"file_name": "plain.json", "columns": {"prompt": "q", "query": "more", "response": "a", "system": "s"}},
-    "talks": {"file_name": "talks.jsonl", "formatting": "sharegpt", "columns": {"messages": "turns", "system": "sys"},
-              "tags": {"role_tag": "who", "content_tag": "what", "user_tag": "me", "assistant_tag": "it"}},
-    "open": {"file_name": "talks.jsonl", "formatting": "openai", "columns": {"messages": "messages"}},
-    "hub": {"hf_hub_url": "owner/set", "subset": "en", "split": "train[:5%]"},
-    "text": {"file_name": "texts.jsonl", "columns": {"prompt": "body"}},
-    "prefer": {"file_name": "plain.json", "ranking": True},
-    "seen": {"file_name": "plain.json", "columns": {"images": "images"}},
-    "drawn": {"file_name": "plain.json", "num_samples": 10},
-    "called": {"file_name": "plain.json", "columns": {"tools": "tools"}},
-    "lost": {"file_name": "lost.json"},
-    "partly": {"file_name": "plain.json", "columns": {"prompt": "q", "response": "a"}},
-    "script": {"script_url": "here"},
-}  # fmt: skip
-
-
-@pytest.fixture
-def data(folder: Path) -> Path:
-    (folder / "data").mkdir()
-    (folder / "data" / "dataset_info.json").write_text(json.dumps(INFO))
-    (folder / "data" / "plain.json").write_text('[{"instruction": "a", "output": "b"}]')
-    talk = [{"who": "me", "what": "hi"}, {"who": "it", "what": "yes"}]
-    write_jsonl(folder / "data" / "talks.jsonl", [{"turns": talk}])
-    write_jsonl(folder / "data" / "texts.jsonl", [{"body": "long ago"}])
-    return folder
-
-
-def test_llama_factorys_names_are_those_of_its_dataset_info(data: Path) -> None:
-    job = Job.parse(LLAMA_FACTORY + "dataset: plain, talks,hub\n", data)
-    plain, talks, hub = job.data
-    assert (plain.path, plain.type, plain.prompt_format) == (str(data / "data" / "plain.json"), "instructions", None)
-    assert (hub.path, hub.name, hub.split) == ("owner/set", "en", "train[:5%]")
-    record = {"turns": [{"who": "me", "what": "hi"}, {"who": "it", "what": "yes"}], "sys": "be nice"}
-    mapped = talks.mapped(record)
-    assert mapped["system"] == "be nice"
-    assert conversation(mapped["messages"]) == [
-        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"},
-    ]  # fmt: skip
-
-
-def test_llama_factorys_columns_that_are_not_named_are_not_there(data: Path) -> None:
-    plain, renamed = Job.parse(LLAMA_FACTORY + "dataset: [plain, partly]\n", data).data
-    record = {"instruction": "a", "input": "b", "output": "c", "system": "d", "history": [["e", "f"]]}
-    assert plain.mapped(record) == {"instruction": "a", "input": "b", "output": "c"}
-    assert plain.names(tuple(record)) == ("instruction", "input", "output")
-    assert renamed.mapped({"q": "a", "input": "b", "a": "c"}) == {"instruction": "a", "output": "c"}
-    (talks,) = Job.parse(LLAMA_FACTORY + "dataset: open\n", data).data
-    (message,) = [{"role": "user", "content": "hi"}]
-    record = {"messages": [message | {"weight": 0}], "system": "s", "tools": "[]", "chat_template_kwargs": {}}
-    assert talks.mapped(record) == {"messages": [message]} and talks.names(tuple(record)) == ("messages",)
-
-
-def test_llama_factorys_data_may_lie_above_the_file(data: Path) -> None:
-    (below := data / "examples" / "train_lora").mkdir(parents=True)
-    text = LLAMA_FACTORY.replace("tiny", str(data / "tiny")) + "dataset: plain\n"
-    assert Job.parse(text, below).data[0].path == str(data / "data" / "plain.json")
-
-
-def test_llama_factorys_renamed_columns_and_openais_form(data: Path) -> None:
-    renamed, opened = Job.parse(LLAMA_FACTORY + "dataset: [renamed, open]\n", data).data
-    found = renamed.mapped({"q": "a", "more": "b", "a": "c", "s": "d"})
-    assert found == {"instruction": "a", "input": "b", "output": "c", "system": "d"}
-    messages = opened.mapped({"messages": [{"role": "user", "content": "hi"}]})["messages"]
-    assert messages == [{"role": "user", "content": "hi"}]
-
-
-def test_pretraining_learns_the_column_of_prompts(data: Path) -> None:
-    found = entry("model_name_or_path: tiny\nstage: pt\nfinetuning_type: full\ndataset: text\n", data)
-    assert (found.type, found.columns) == ("text", {"text": "body"})
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("prefer", "prefer is data of preferences; offmate trains on texts and conversations"),
-        ("seen", "seen has images; offmate trains on texts and conversations"),
-        ("drawn", "drawn has num_samples, a drawn part of it"),
-        ("called", "called has tools beside instructions; give them with conversations, as in sharegpt"),
-        ("lost", "there is no dataset at "),
-        ("script", "script has neither file_name nor hf_hub_url"),
-        ("nobody", "nobody is not in "),
-    ],
-)
-def test_what_cannot_be_read_of_a_named_dataset_is_one_line(name: str, words: str, data: Path) -> None:
-    assert words in one_line(LLAMA_FACTORY + f"dataset: {name}\n", data)
-
-
 def test_trls_dataset_has_its_part_split_column_and_test_split(folder: Path) -> None:
     job = Job.parse(
         TRL + "dataset_name: owner/set\ndataset_config: en\ndataset_train_split: train[:1%]\ndataset_text_field: body\n"
@@ -342,16 +252,6 @@ def test_trls_dataset_has_its_part_split_column_and_test_split(folder: Path) -> 
     (train,), (evaluated,) = job.data, job.eval_data
     assert (train.name, train.split, train.columns) == ("en", "train[:1%]", {"text": "body"})
     assert (evaluated.path, evaluated.name, evaluated.split) == ("owner/set", "en", "validation")
-
-
-def test_entries_read_back_equal(data: Path) -> None:
-    for text in (
-        LLAMA_FACTORY + "dataset: plain,talks,renamed\n",
-        f"{AXOLOTL}datasets: [{{path: text.jsonl, type: alpaca, split: 'train[:50%]'}}, {{path: owner/set}}]\n",
-    ):
-        job = Job.parse(text, data)
-        (data / "resolved.yaml").write_text(job.resolved_yaml())
-        assert Job.from_resolved(data / "resolved.yaml") == job
 
 
 def test_columns_that_an_entry_names_must_be_there(folder: Path) -> None:

@@ -89,17 +89,6 @@ def test_what_a_file_says_is_not_touched(folder: Path) -> None:
     assert not any(line.startswith("the file reads as") for line in notes)
 
 
-def test_long_rows_of_llama_factory_share_their_room_where_prompts_are_told_from_answers(folder: Path) -> None:
-    said = "with train_on_prompt long rows are cut at their end, where prompts and answers share the room there"
-    for lines, long_rows, told in (
-        ("", "share", False), ("long_rows: cut\n", "cut", False), ("train_on_prompt: true\n", "share", True),
-        ("train_on_prompt: true\nlong_rows: cut\n", "cut", False),
-    ):  # fmt: skip
-        job, notes = Job.parse_with_notes(LLAMA_FACTORY + lines, folder)
-        assert (job.long_rows, any(said in note for note in notes)) == (long_rows, told)
-    assert Job.parse(LLAMA_FACTORY.replace("sft", "pt"), folder).long_rows == "cut"
-
-
 def test_offmates_own_files_keep_offmates_defaults(folder: Path) -> None:
     job, notes = Job.parse_with_notes("model: model\ndataset: text.jsonl\n", folder)
     assert (job.learning_rate, job.max_length, job.bf16, job.train_on) == (5e-5, 1024, False, "completions")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planner.errors import UserError
+from planner.job.broken_rows import BrokenRows
 from planner.job.data_check import check_data
 from planner.job.frozen import freeze
 from planner.job.schema import Job
@@ -120,3 +121,11 @@ def test_what_is_wrong_with_the_job_is_no_broken_record(tmp_path: Path) -> None:
     records = [{"prompt": TALK[:1], "completion": TALK[1:]}]
     its = job(tmp_path, records, broken_rows="skip")
     assert refused(lambda: Batches(its, byte_tokenizer())).code == "no-chat-template"
+
+
+def test_places_are_looked_up_of_those_that_are_shown_only() -> None:
+    """Each look goes through the file."""
+    broken, looked = BrokenRows(skip=True), []
+    for _ in range(30):
+        broken.add(lambda: looked.append(1) or "there", ValueError("odd"))  # type: ignore[func-returns-value]
+    assert (len(broken), len(looked)) == (30, 10) and broken.lines[-1] == "and 20 more"

@@ -76,3 +76,19 @@ def test_packed_documents_are_cut_and_a_stream_is_not(tmp_path: Path, packing: b
     records: list[dict[str, object]] = [{"prompt": "p" * 19, "completion": "yes"}, {"prompt": "p", "completion": "c"}]
     found = Batches(job(tmp_path, records, max_length=20, packing=packing), byte_tokenizer())
     assert found.tokens == (20 + 3 if packing is True else 23 + 3)
+
+
+LLAMA_FACTORY = "model_name_or_path: model\nstage: sft\nfinetuning_type: full\ndataset: text.jsonl\n"
+
+
+def test_long_rows_of_llama_factory_share_their_room_where_prompts_are_told_from_answers(tmp_path: Path) -> None:
+    tiny_llama_folder(tmp_path / "model")
+    write_jsonl(tmp_path / "text.jsonl", [{"text": "a"}])
+    said = "with train_on_prompt long rows are cut at their end, where prompts and answers share the room there"
+    for lines, long_rows, told in (
+        ("", "share", False), ("long_rows: cut\n", "cut", False), ("train_on_prompt: true\n", "share", True),
+        ("train_on_prompt: true\nlong_rows: cut\n", "cut", False),
+    ):  # fmt: skip
+        job, notes = Job.parse_with_notes(LLAMA_FACTORY + lines, tmp_path)
+        assert (job.long_rows, any(said in note for note in notes)) == (long_rows, told)
+    assert Job.parse(LLAMA_FACTORY.replace("sft", "pt"), tmp_path).long_rows == "cut"
