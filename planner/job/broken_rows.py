@@ -104,7 +104,7 @@ def json_lines(file: Path) -> Iterator[tuple[int, bytes, ValueError | None]]:
 
 def _wrong_with(line: bytes) -> ValueError | None:
     try:
-        record = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
+        record = json.loads(line.removeprefix(b"\xef\xbb\xbf").strip())
     except ValueError as error:
         return ValueError(f"it is no JSON: {first_line(error)}")
     return None if isinstance(record, dict | None) else ValueError(f"it is no object: {str(record)[:80]}")
