@@ -150,8 +150,8 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     rows.at_most("h2d", h2d, p.h2d * time)
     rows.at_most("d2h", d2h, p.d2h * time)
     rows.at_most("cpu", updated, p.cpu_update * time)
-    # A gradient and a working copy go there and come back; what the latter comes for, once more, depends.
-    through_disk = pulp.lpSum(c.total["V"] + 2 * c.total["P"] for c in classes)
+    # A gradient, in each round, and a working copy go there and come back; what that comes for, once more, depends.
+    through_disk = pulp.lpSum(c.total["V"] + (p.rounds + 1) * c.total["P"] for c in classes)
     if p.stores_activations:
         written = rows.variable("W")
         stay = ring_at_turn(p.slices) * max(choice.slot for choices in p.choices for choice in choices)

@@ -7,7 +7,7 @@ import pulp
 
 from planner.ilp.columns import FETCHES, Columns, position
 from planner.ilp.stored_activations import awaited, coming, leaving, moved_activations
-from planner.ilp.stored_rows import Passes, drive_keeps_its_rate, own_drive_time
+from planner.ilp.stored_rows import Passes, drive_keeps_its_rate, gradients_between_rounds, own_drive_time
 from planner.ilp.sums import Term
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 
@@ -46,6 +46,9 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
     v.rows.at_most(f"{name}eq4_22_offload_s{s}", pulp.lpSum(d2h), p.d2h * time)
     passes = Passes.at(v, u) if updates else Passes()
     read, written = moved_activations(v, s)
+    if not updates:
+        sums = gradients_between_rounds(v, u)
+        read, written = read + sums, written + sums
     if any(p.on_disk) or any(p.wholly_on_disk) or p.stores_activations or (updates and p.stored):
         work = _read(v, s, u) + read + (p.disk / p.disk_write) * written + passes.drive_bytes(v)
         v.rows.at_most(f"{name}disk_s{s}", work, p.disk * time)

@@ -151,6 +151,14 @@ def own_drive_time(v: Columns) -> Term:
     return p.stored.ratio * ((1 / p.disk_both) * v.own_stored - spared)
 
 
+def gradients_between_rounds(v: Columns, u: int) -> Term:
+    """Of what is wholly on disk gradients are sent in each round: so much of what one without updates sends at position
+    u is written, and read for the next."""
+    p = v.p
+    share = sum(p.wholly_on_disk) / max(1e-12, sum(p.weights))
+    return share * p.gradient_ratio * v.flow["send_X"].moved(u)
+
+
 def drive_keeps_its_rate(v: Columns) -> None:
     """Over a step no more is written than the drive sustains, its fast cache being full."""
     p = v.p
@@ -161,7 +169,8 @@ def drive_keeps_its_rate(v: Columns) -> None:
 def _written(v: Columns) -> Term:
     """All that a step writes."""
     p = v.p
-    states = (p.stored.ratio + 2 * p.stored.wholly) * v.sum["V"].all() if p.stored else 0
+    weights = p.rounds + 1  # a gradient in each round, and the weight that is made of them
+    states = (p.stored.ratio + weights * p.stored.wholly) * v.sum["V"].all() if p.stored else 0
     return states + p.rounds * written_activations(v)
 
 

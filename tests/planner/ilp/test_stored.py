@@ -106,6 +106,27 @@ def test_states_make_way_for_activations_where_that_is_faster():
     assert sum(no_room.totals.of["V"]) == 0 and no_room.step_s > found.step_s + 5
 
 
+def test_gradients_of_what_is_wholly_on_disk_go_there_in_each_round():
+    def wholly(t):
+        return replace(t, on_disk=True, elements=MB // 2, state_bytes=6 * MB) if t.states_on_disk else t
+
+    a_chain = large()
+    blocks = tuple(replace(b, tensors=tuple(map(wholly, b.tensors))) for b in a_chain.blocks)
+
+    def asked(rounds, host_mb, gpu_mb, **drive):
+        of = setting(replace(a_chain, blocks=blocks), host_mb, gpu_mb=gpu_mb, anywhere=False, **drive)
+        return replace(of, rounds=rounds)
+
+    quick = {"disk_sustained_bytes_per_s": 0.0, "disk_read_bytes_per_s": 0.2 * MB, "disk_write_bytes_per_s": 0.4 * MB}
+    bounds = {}
+    for rounds in (1, 2, 4):
+        moved = 2 * (6 + 1 + rounds)  # MB of two layers: states, the weight, and the gradient in each round
+        assert solve(asked(rounds, 30, 30)).step_s == pytest.approx(moved / 0.2, rel=1e-3)
+        assert solve(asked(rounds, 30, 30, **quick)).step_s >= moved / 0.4 + moved / 0.2
+        bounds[rounds] = lower_bound_s(asked(rounds, 7.5, ROOM)) / moved  # a part of it need not go there
+    assert [bounds[2], bounds[4]] == pytest.approx([bounds[1]] * 2, rel=1e-4) and bounds[1] > 0.8 / 0.2
+
+
 FAST_LINKS = {
     "h2d_bytes_per_s": 1e12, "d2h_bytes_per_s": 1e12, "gpu_update_parameters_per_s": 1e12,
     "cpu_update_parameters_per_s": 1e12, "disk_sustained_bytes_per_s": 0.0,
