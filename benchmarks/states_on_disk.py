@@ -77,7 +77,7 @@ def beside_lohan() -> None:
     for drives, seen_s in LOHAN_S.items():
         cells = [f"{drives}", f"{seen_s} s"]
         for ram_gib in (64, 128):
-            asked = with_disk(lohan_problem(drives, ram_gib), weights_in_files=False)
+            asked = with_disk(lohan_problem(drives, ram_gib))
             plan = asked.plan()
             written = written_bytes(compile_program(plan, asked.chain))
             cells += [f"{plan.step_s:.1f} s", f"{plan.bound_s:.1f} s", f"{written / 1e9:.0f} GB"]
@@ -92,7 +92,7 @@ def main(cards: list[str], *, clip: bool) -> None:
         for ram_gib in RAM_GIB:
             for slices in SLICES:
                 began = time.monotonic()
-                asked = with_disk(replace(problem(card, ram_gib, slices), clip=clip), weights_in_files=False)
+                asked = with_disk(replace(problem(card, ram_gib, slices), clip=clip))
                 try:
                     plan = asked.plan()
                 except UserError as error:

@@ -23,7 +23,7 @@ from planner.machine.memory import check_budgets
 from planner.measure.analysis import Analysis, analyse, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
 from planner.measure.drive import expected_shares, with_own_drive, with_rates
-from planner.measure.files_of_weights import model_read_rate, weights_are_in_files
+from planner.measure.files_of_weights import model_read_rate, why_not_in_files
 from planner.measure.hf_model import beyond_positions, working_dtype
 from planner.measure.machine_rates import measure_hardware
 from planner.measure.target import find_target
@@ -186,7 +186,7 @@ class _Planning:
         # On a GPU tensors get places, also where a plan is an estimate for it; the host's memory has no need of them.
         arranged = device.type == "cuda" and can_arrange()
         self.analysis: Analysis = analyse(job, self.target.device, arranged=arranged)
-        self.weights_in_files = weights_are_in_files(job, self.analysis.model)
+        self.not_in_files = why_not_in_files(job, self.analysis.model)
         several = job.gradient_accumulation_steps > 1
         self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)
         self.distinct_tokens = distinct_tokens if self.asks_for_data else ()
@@ -221,8 +221,9 @@ class _Planning:
                 gpu_budget_bytes=without_loss(budget_bytes) if chain.lifetimes else budget_bytes,
                 cpu_budget_bytes=self.job.cpu_budget or self.machine.cpu_bytes,
                 slices=self.job.gradient_accumulation_steps, clip=self.job.max_grad_norm is not None,
+                not_in_files=self.not_in_files,
             )  # fmt: skip
-            problem = with_disk(problem, weights_in_files=self.weights_in_files)
+            problem = with_disk(problem)
             ways = ways_to_fit(self.job, problem, self.target.device, time.monotonic() + _WAYS_S, runs=True)
             told = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
             numbers = (*error.numbers, *told)
@@ -265,7 +266,7 @@ class _Planning:
             optimizer=self.optimizer,
             exact=job.exact,
             compiling=self.compiling,
-            weights_in_files=self.weights_in_files,
+            weights_in_files=self.not_in_files is None,
             disk_bytes=min(machine.disk_bytes, most_on_disk(chain, job.gradient_accumulation_steps)),
         )
 
@@ -288,18 +289,18 @@ class _Planning:
             chain=self.analysis.chain(times, self.distinct_tokens),
             hardware=replace(hardware, disk_bytes=self.machine.disk_bytes),
             gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
-            slices=question.slices, clip=question.clip,
+            slices=question.slices, clip=question.clip, not_in_files=self.not_in_files,
         )  # fmt: skip
         stores = question.measured and bool(self.job.disk_paths) and may_be_stored(problem)
         if stores:  # it decides whether activations go there
             problem = replace(problem, hardware=with_rates(self.job, problem.hardware))
-        asked = question.measured and question.weights_in_files and may_be_read(problem)
+        asked = question.measured and may_be_read(problem)
         rate = asked and model_read_rate(self.job)
         if rate and stores:
             rate = min(rate, problem.hardware.disk_read_bytes_per_s)  # one drive has all, as the planner sees it
         if rate:
             problem = replace(problem, hardware=replace(problem.hardware, disk_read_bytes_per_s=rate))
-        problem = with_disk(problem, weights_in_files=question.weights_in_files)
+        problem = with_disk(problem)
         chain, hardware = problem.chain, problem.hardware
         if states_on_disk(chain) and question.measured:
             hardware = with_rates(self.job, hardware)

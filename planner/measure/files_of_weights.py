@@ -20,22 +20,34 @@ from planner.measure.quantized import unpacks
 _MEMORY_BYTES = 64 * 2**20
 
 
-def weights_are_in_files(job: Job, model: nn.Module) -> bool:
-    """Whether the files of the job's model have its weights bit by bit: published in the dtype that they are used in,
-    and neither put together when they are loaded, as those of experts are, nor quantized, nor given rows for tokens
-    that the job adds, nor without what adapters take over."""
+def why_not_in_files(job: Job, model: nn.Module, *, runs: bool = True) -> str | None:
+    """Why the files of the job's model do not have its weights bit by bit, so that they are made in memory when they
+    are loaded; None where they do, and are mapped. What adapters have of their own is in no file, and small.
+
+    `runs`: the job is to run. Where it is only asked about, a config stands for its model."""
     dtype = working_dtype(job)
-    still = [p for p in model.parameters() if not p.requires_grad]
     if takes_from_base(job.init_lora_weights):
-        return False
-    if has_no_weights(job.model) or any(p.dim() > 2 or p.dtype != dtype for p in still):
-        return False
+        return "adapters take over a part of them"
+    if runs and has_no_weights(job.model):
+        return "there are none: they begin random"
+    base = [p for p in model.parameters() if job.method == "full" or not p.requires_grad]
+    if any(p.dim() > 2 for p in base):
+        return "those of experts are put together"
     config = model_config(job)
+    published = getattr(config, "dtype", None)
+    if unpacks(config) or any(p.dtype != dtype for p in base):
+        return "they are quantized or unpacked"
     if job.add_tokens:
         rows = cast(Any, model).get_input_embeddings().num_embeddings
         if rows != config.get_text_config().vocab_size:
-            return False
-    return getattr(config, "dtype", None) == dtype and not unpacks(config)
+            return "rows are added to them for tokens"
+    if published != dtype:
+        return f"they are in {_name(published)}, and loaded as {_name(dtype)}"
+    return None
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.") if dtype is not None else "a dtype that is not named"
 
 
 def model_read_rate(job: Job) -> float:

@@ -19,11 +19,10 @@ _LEAST_BYTES = 2**20  # what is smaller takes a disk nearly as long
 
 
 @seldom_collected()
-def with_disk(problem: Problem, *, weights_in_files: bool) -> Problem:
-    """The problem with what is read from disk: frozen weights where the model's files have them as they are, and
-    optimizer states and activations where a disk is given for them."""
-    read = with_weights_on_disk(problem) if weights_in_files else problem
-    return with_states_and_activations_on_disk(read)
+def with_disk(problem: Problem) -> Problem:
+    """The problem with what is read from disk: frozen weights, and where a disk is given for them optimizer states,
+    activations and trained weights."""
+    return with_states_and_activations_on_disk(with_weights_on_disk(problem))
 
 
 def with_weights_on_disk(problem: Problem) -> Problem:
@@ -60,9 +59,9 @@ def disk_bytes(chain: Chain) -> int:
 
 
 def _may_be_on_disk(problem: Problem) -> list[str]:
-    """Frozen weights of layers. The embedding and the head are as large as many of those, and so would the slots be
-    through which they came."""
-    layers = movable(problem.chain, problem.hardware)[1:-1]
+    """Frozen weights of layers, where the model's files have them as they are. The embedding and the head are as large
+    as many of those, and so would the slots be through which they came."""
+    layers = movable(problem.chain, problem.hardware)[1:-1] if problem.not_in_files is None else ()
     return [t.name for tensors in layers for t in tensors if not t.trainable and t.bytes >= _LEAST_BYTES]
 
 

@@ -33,7 +33,8 @@ _NEAR_BYTES = 2**30  # as near as a least host budget is looked for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """`slices` are those of a step. Without `cpu_updates` or `activation_offload` no plan has any."""
+    """`slices` are those of a step. Without `cpu_updates` or `activation_offload` no plan has any. `not_in_files`: why
+    loading takes memory for all weights, so that none is on disk; None: the model's files have them as they are."""
 
     chain: Chain
     hardware: Hardware
@@ -43,6 +44,7 @@ class Problem:
     clip: bool
     cpu_updates: bool = True
     activation_offload: bool = True
+    not_in_files: str | None = None
 
     @property
     def tokens(self) -> int:

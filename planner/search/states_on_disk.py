@@ -190,9 +190,9 @@ def _on_disk(problem: Problem, names: Collection[str]) -> Problem:
 
 
 def _may_be_wholly_on_disk(problem: Problem) -> list[str]:
-    """Of what has its states on disk, weights of layers: the embedding and the head are as large as many of those, and
-    so would the slots be through which they came."""
-    layers = _movable(problem)[1:-1]
+    """Of what has its states on disk, weights of layers, where loading has no need of memory for them: the embedding
+    and the head are as large as many of those, and so would the slots be through which they came."""
+    layers = _movable(problem)[1:-1] if problem.not_in_files is None else ()
     return [t.name for tensors in layers for t in tensors if t.states_on_disk and t.has_master]
 
 

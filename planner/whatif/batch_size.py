@@ -21,7 +21,7 @@ from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import Analysis, analyse, estimate_times
 from planner.measure.drive import with_drive
-from planner.measure.files_of_weights import weights_are_in_files
+from planner.measure.files_of_weights import why_not_in_files
 from planner.measure.hf_model import masked_of
 from planner.schedule.chain import Block, Chain
 from planner.search.from_disk import with_disk
@@ -59,9 +59,11 @@ class Split:
 
 
 def hopeful(
-    job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = ()
+    job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = (),
+    runs: bool = False,
 ) -> list[Split]:
-    """All splits of the job's `train_batch_size`, those first for which the solver hopes for the shortest step.
+    """All splits of the job's `train_batch_size`, those first for which the solver hopes for the shortest step. `runs`:
+    the job is to run, and is not only asked about.
 
     Raises UserError for a model that cannot be used.
     """
@@ -72,7 +74,7 @@ def hopeful(
             numbers=(f"train_batch_size: {job.train_batch_size}, in micro-batches of which each adds its own",),
             hint="give per_device_train_batch_size and gradient_accumulation_steps, or router_aux_loss_coef: 0",
         )  # fmt: skip
-    chains = _Chains(job, device, hardware, distinct_tokens)
+    chains = _Chains(job, device, hardware, distinct_tokens, runs=runs)
     splits = []
     for rows in chains.candidates:
         problem = chains.problem(rows)
@@ -95,7 +97,7 @@ def ranked(
     """
     deadline = time.monotonic() + patience_s
     found: list[BatchSplit] = []
-    for split in hopeful(job, device, hardware, distinct_tokens=distinct_tokens):
+    for split in hopeful(job, device, hardware, distinct_tokens=distinct_tokens, runs=True):
         best_s = min((c.step_s for c in found), default=math.inf)
         if (found and time.monotonic() > deadline) or (len(found) >= WANTED and split.hope_s >= best_s):
             break
@@ -121,7 +123,7 @@ class _Chains:
     """The job's chain for every number of rows: traced for two, in between by their difference."""
 
     def __init__(
-        self, job: Job, device: torch.device, hardware: Hardware, distinct_tokens: tuple[int, ...]
+        self, job: Job, device: torch.device, hardware: Hardware, distinct_tokens: tuple[int, ...], *, runs: bool
     ) -> None:  # fmt: skip
         assert job.train_batch_size is not None
         self.job, self.hardware, self.total = job, with_drive(job, hardware), job.train_batch_size
@@ -134,7 +136,7 @@ class _Chains:
         # What is traced with one row has other strides, and shapes that are special.
         self.few = next((rows for rows in self.candidates if rows > 1), self.many)
         least = self._traced(self.few, device) if self.few < self.many else most
-        self.weights_in_files = weights_are_in_files(job, most.model)
+        self.not_in_files = why_not_in_files(job, most.model, runs=runs)
         self.low, self.high = alike(*(a.chain(estimate_times(a, hardware), distinct_tokens) for a in (least, most)))
 
     def _traced(self, rows: int, device: torch.device) -> Analysis:
@@ -147,9 +149,9 @@ class _Chains:
         problem = Problem(
             chain=between(self.low, self.high, share), hardware=machine, slices=self.total // rows,
             gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes, cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
-            clip=job.max_grad_norm is not None,
+            clip=job.max_grad_norm is not None, not_in_files=self.not_in_files,
         )  # fmt: skip
-        return with_disk(problem, weights_in_files=self.weights_in_files)
+        return with_disk(problem)
 
 
 def candidates(total: int) -> list[int]:

@@ -16,7 +16,7 @@ from planner.job.values import ADAMW_8BIT, MUON
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.drive import with_drive
-from planner.measure.files_of_weights import weights_are_in_files
+from planner.measure.files_of_weights import why_not_in_files
 from planner.measure.hf_model import masked_of
 from planner.search.from_disk import with_disk
 from planner.search.problem import Problem
@@ -44,8 +44,9 @@ class Way:
         return f"{self.text}: at least {format_bytes(self.least_bytes)} of GPU memory"
 
 
-def problem_of(job: Job, hardware: Hardware, device: torch.device) -> Problem:
-    """The question that a job with known slices is on `hardware`, its blocks traced on `device`. Raises UserError."""
+def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool = False) -> Problem:
+    """The question that a job with known slices is on `hardware`, its blocks traced on `device`. `runs`: it is to run,
+    and is not only asked about. Raises UserError."""
     analysis = analyse(job, device)
     problem = Problem(
         chain=analysis.chain(estimate_times(analysis, hardware)),
@@ -54,8 +55,9 @@ def problem_of(job: Job, hardware: Hardware, device: torch.device) -> Problem:
         cpu_budget_bytes=job.cpu_budget or hardware.cpu_bytes,
         slices=job.gradient_accumulation_steps,
         clip=job.max_grad_norm is not None,
+        not_in_files=why_not_in_files(job, analysis.model, runs=runs),
     )
-    return with_disk(problem, weights_in_files=weights_are_in_files(job, analysis.model))
+    return with_disk(problem)
 
 
 def ways_to_fit(
@@ -70,7 +72,7 @@ def ways_to_fit(
     """
 
     def tried(text: str, **keys: object) -> Iterator[Way]:
-        yield from _tried(text, job, problem, device, last_trace, **keys)
+        yield from _tried(text, job, problem, device, last_trace, runs=runs, **keys)
 
     if problem.clip and (least := _least(replace(problem, clip=False))):
         yield Way(text="no clipping (max_grad_norm: 0)", least_bytes=least)
@@ -78,11 +80,18 @@ def ways_to_fit(
     storable = job.method == "full" and exact and not problem.hardware.disk_bytes
     if storable and (least := _least(with_all_on_disk(problem))):
         yield Way(text="optimizer states on a drive (disk_paths: a folder there; --drive pcie4)", least_bytes=least)
+    mapped = replace(problem, not_in_files=None)
+    wholly = job.method == "full" and problem.not_in_files is not None and bool(problem.hardware.disk_bytes)
+    if wholly and (least := _least(with_all_on_disk(mapped))):
+        yield Way(
+            text="weights wholly on the drive, had the model's files them as they are trained (loading these takes "
+            f"memory for all: {problem.not_in_files})", least_bytes=least,
+        )  # fmt: skip
     if not job.bf16:
         yield from tried("bf16 with fp32 masters (bf16: true)", bf16=True)
     host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()
     if not host_is_full:  # shorter slices are no help to a host that is full
-        yield from _smaller_slices(job, problem, device, last_trace)
+        yield from _smaller_slices(job, problem, device, last_trace, runs=runs)
     elif job.method == "full" and exact and not job.disk_paths:
         yield from tried("AdamW's moments in 8 bits, rounded (optim: adamw_8bit)", optim=ADAMW_8BIT)
     if job.method == "full" and not (runs and has_no_weights(job.model)):
@@ -105,18 +114,20 @@ def ways_to_fit(
 
 
 def _tried(
-    text: str, job: Job, problem: Problem, device: torch.device, last_trace: float, **keys: object
+    text: str, job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool, **keys: object
 ) -> Iterator[Way]:
     """The way if it fits, or if there is no time to know."""
     if time.monotonic() >= last_trace:
         # What LoRA is like where nothing is said need not be typed.
         asked = tuple((key, value) for key, value in keys.items() if key not in DEFAULTS)
         yield Way(text=text, least_bytes=None, keys=asked)
-    elif least := _least(_changed(job, problem, device, **keys)):
+    elif least := _least(_changed(job, problem, device, runs=runs, **keys)):
         yield Way(text=text, least_bytes=least)
 
 
-def _smaller_slices(job: Job, problem: Problem, device: torch.device, last_trace: float) -> Iterator[Way]:
+def _smaller_slices(
+    job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
+) -> Iterator[Way]:  # fmt: skip
     """The same step in more slices; where not even slices of one row fit, head and loss in chunks, or shorter rows. A
     mixture that learns with its routers' loss, which is of each slice, learns something else in others."""
     if job.slice_rows > 1 and not masked_of(job):
@@ -125,10 +136,10 @@ def _smaller_slices(job: Job, problem: Problem, device: torch.device, last_trace
             yield Way(text="the same step in smaller slices", least_bytes=None, keys=smaller)
             one = None
         else:
-            one = _changed(job, problem, device, **_rows(job, 1))
+            one = _changed(job, problem, device, runs=runs, **_rows(job, 1))
         if one is not None and (least := _least(one)):
             rows = _most_rows(job, problem, one)
-            more = _least(_changed(job, problem, device, **_rows(job, rows))) if rows > 1 else None
+            more = _least(_changed(job, problem, device, runs=runs, **_rows(job, rows))) if rows > 1 else None
             split = _rows(job, rows if more else 1)
             keys = ", ".join(f"{key}: {value}" for key, value in split.items())
             total = job.slice_rows * job.gradient_accumulation_steps
@@ -138,11 +149,11 @@ def _smaller_slices(job: Job, problem: Problem, device: torch.device, last_trace
         job = job.model_copy(update=_rows(job, 1))
     if job.exact:
         text = "head and loss in chunks, not bitwise (exact: false)"
-        yield from _tried(text, job, problem, device, last_trace, exact=False)
+        yield from _tried(text, job, problem, device, last_trace, runs=runs, exact=False)
     length = job.max_length // 2
     while length >= _SHORTEST:
         text = f"shorter rows (max_length: {length}, per_device_train_batch_size: {job.slice_rows})"
-        found = list(_tried(text, job, problem, device, last_trace, max_length=length))
+        found = list(_tried(text, job, problem, device, last_trace, runs=runs, max_length=length))
         yield from found
         if found:
             return
@@ -167,10 +178,10 @@ def _rows(job: Job, rows: int) -> dict[str, int]:
     return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": total // rows}
 
 
-def _changed(job: Job, problem: Problem, device: torch.device, **keys: object) -> Problem | None:
+def _changed(job: Job, problem: Problem, device: torch.device, *, runs: bool, **keys: object) -> Problem | None:
     """The problem of the job with other keys; None for a job that cannot be: LoRA where peft is missing, say."""
     try:
-        changed = problem_of(job.model_copy(update=keys), problem.hardware, device)
+        changed = problem_of(job.model_copy(update=keys), problem.hardware, device, runs=runs)
     except UserError:
         return None
     return replace(

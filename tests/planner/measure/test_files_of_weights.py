@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from planner.measure import files_of_weights
-from planner.measure.files_of_weights import model_read_rate, weights_are_in_files
+from planner.measure.files_of_weights import model_read_rate, why_not_in_files
 from tests.support.tiny_models import make_model
 
 
 class Model(nn.Module):
-    """One frozen weight."""
+    """A weight of the base, and one of an adapter."""
 
     def __init__(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
@@ -24,27 +26,32 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "published", "computes", "expected"),
+    ("model", "published", "computes", "why_not"),
     [
-        (Model(4, 4), torch.bfloat16, torch.bfloat16, True),
-        (Model(4, 4), torch.float32, torch.bfloat16, False),  # rounded when they are loaded
-        (Model(4, 4), None, torch.bfloat16, False),
-        (Model(4, 4, dtype=torch.float32), torch.float32, torch.float32, True),
-        (Model(2, 4, 4), torch.bfloat16, torch.bfloat16, False),  # experts, put together
-        (Model(16, dtype=torch.uint8), torch.bfloat16, torch.bfloat16, False),  # quantized
+        (Model(4, 4), torch.bfloat16, torch.bfloat16, None),
+        (Model(4, 4), torch.float32, torch.bfloat16, "they are in float32, and loaded as bfloat16"),
+        (Model(4, 4), None, torch.bfloat16, "they are in a dtype that is not named, and loaded as bfloat16"),
+        (Model(4, 4, dtype=torch.float32), torch.float32, torch.float32, None),
+        (Model(2, 4, 4), torch.bfloat16, torch.bfloat16, "those of experts are put together"),
+        (Model(16, dtype=torch.uint8), torch.bfloat16, torch.bfloat16, "they are quantized or unpacked"),
     ],
 )
+@pytest.mark.parametrize("method", ["lora", "full"])
 def test_files_have_weights_that_are_published_as_they_are_used(
-    model: nn.Module, published: torch.dtype | None, computes: torch.dtype, expected: bool, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    method: str, model: nn.Module, published: torch.dtype | None, computes: torch.dtype, why_not: str | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr(files_of_weights, "model_config", lambda job: SimpleNamespace(dtype=published))
     monkeypatch.setattr(files_of_weights, "working_dtype", lambda job: computes)
-    job = SimpleNamespace(model=str(tmp_path), add_tokens=None, init_lora_weights=True)
-    assert weights_are_in_files(job, model) is expected  # type: ignore[arg-type]
+    if method == "full":  # then it has no adapter
+        model = copy.deepcopy(model)
+        del model.adapter
+    job: Any = SimpleNamespace(model=str(tmp_path), add_tokens=None, init_lora_weights=True, method=method)
+    assert why_not_in_files(job, model) == why_not
     (tmp_path / "model.safetensors").unlink()
-    assert not weights_are_in_files(job, model)  # type: ignore[arg-type]
+    assert why_not_in_files(job, model) == "there are none: they begin random"
+    assert why_not_in_files(job, model, runs=False) == why_not  # a config stands for its model
 
 
 def test_a_models_files_are_read_to_know_how_fast_that_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

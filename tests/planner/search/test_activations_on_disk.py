@@ -59,15 +59,15 @@ def test_without_a_disk_and_where_the_host_has_memory_nothing_changes():
         problem(hardware=replace(MACHINE, disk_bytes=0)), problem(host_bytes=10**9),
         replace(problem(), activation_offload=False),
     ):  # fmt: skip
-        assert not may_be_stored(asked) and with_disk(asked, weights_in_files=False) is asked
+        assert not may_be_stored(asked) and with_disk(asked) is asked
     slow = problem(hardware=replace(MACHINE, disk_read_bytes_per_s=1e5, disk_write_bytes_per_s=1e5))
-    assert may_be_stored(slow) and with_disk(slow, weights_in_files=False) is slow  # no 3% are gained
+    assert may_be_stored(slow) and with_disk(slow) is slow  # no 3% are gained
 
 
 @pytest.mark.parametrize(("slices", "clip"), [(1, False), (1, True), (2, False), (4, False)])
 def test_the_step_is_shorter_and_the_plan_keeps_its_budgets_and_says_what_it_writes(slices, clip):
     asked = problem(slices=slices, clip=clip)
-    found = with_disk(asked, weights_in_files=False)
+    found = with_disk(asked)
     assert has_twins(found.chain)
     plan, before = found.plan(), asked.plan()
     assert plan.step_s < 0.97 * before.step_s
@@ -95,7 +95,7 @@ ASKED = Asked(model="m", dtype="bf16", length=1, rows=1, slices=1, clip=False)
 
 
 def test_no_more_is_written_than_there_is_room_for_and_than_the_drive_sustains():
-    free = with_disk(problem(), weights_in_files=False)
+    free = with_disk(problem())
     most = written_bytes(compile_program(free.plan(), free.chain))
     for hardware in (
         replace(MACHINE, disk_bytes=most // 2), replace(MACHINE, disk_sustained_bytes_per_s=most / 2 / free.hope_s())
@@ -119,11 +119,11 @@ def test_what_would_not_fit_fits_with_activations_on_disk():
     )
     asked = replace(problem(), chain=replace(heavy(), blocks=blocks))
     assert not asked.fits()
-    found = with_disk(asked, weights_in_files=False)
+    found = with_disk(asked)
     plan = found.plan()
     assert sum(name == "offload-disk" for name in plan.options) >= LAYERS - 3  # three slots, three on the host
     little = replace(asked, hardware=replace(MACHINE, disk_bytes=OFFLOADED))
-    assert not with_disk(little, weights_in_files=False).fits()
+    assert not with_disk(little).fits()
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+import torch
 
 from planner.candidate.candidate import Side
 from planner.candidate.evaluate import evaluate, proven
@@ -20,7 +21,9 @@ from planner.search import states_on_disk
 from planner.search.decisions import Decisions
 from planner.search.problem import Problem
 from planner.search.states_on_disk import disk_need_bytes, with_all_on_disk, with_states_on_disk
+from planner.whatif.ways_to_fit import ways_to_fit
 from tests.planner.search.test_states_on_disk import MACHINE, PIECE, problem
+from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
 HOST = 80 * 10**6  # for 76 MB of weights, and rings of 47 MB
 
@@ -74,6 +77,20 @@ def test_where_the_host_has_memory_for_working_copies_none_are_there_and_with_to
         assert with_states_on_disk(asked) is asked
     no_updates = replace(large(), cpu_updates=False)
     assert not there(with_states_on_disk(no_updates))
+
+
+def test_where_loading_takes_memory_for_all_weights_none_are_there_and_it_is_said_why(tmp_path):
+    asked = replace(large(), not_in_files="they are in float32, and loaded as bfloat16")
+    assert with_states_on_disk(asked) is asked and not there(with_all_on_disk(asked))
+    data = write_jsonl(tmp_path / "data.jsonl", sentences(8))
+    job = make_job(tiny_llama_folder(tmp_path / "model"), data, method="full", bf16=True, max_length=64)
+    told = [str(way) for way in ways_to_fit(job, asked, torch.device("cpu"), 0.0, runs=True)]
+    (why,) = (way for way in told if "wholly" in way)
+    assert why.startswith(
+        "weights wholly on the drive, had the model's files them as they are trained (loading these takes memory for "
+        "all: they are in float32, and loaded as bfloat16): at least "
+    )
+    assert not any("wholly" in str(way) for way in ways_to_fit(job, large(), torch.device("cpu"), 0.0, runs=True))
 
 
 def test_what_all_on_disk_needs_is_less_than_the_working_copies_take():

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.files_of_weights import weights_are_in_files
+from planner.measure.files_of_weights import why_not_in_files
 from planner.measure.hf_model import skeleton_model
 from planner.run.folder import RunFolder
 from tests.support.lora_jobs import config_of_peft, engine_of, lora_job, plain_peft, plain_steps, plan_of, steps_of
@@ -152,10 +152,10 @@ def test_a_layer_that_gives_no_part_is_named(
 
 def test_weights_without_their_parts_are_in_no_file(tmp_path: Path) -> None:
     job = lora_job(tmp_path)
-    assert weights_are_in_files(job, skeleton_model(job))
+    assert why_not_in_files(job, skeleton_model(job)) is None
     job = lora_job(tmp_path, init_lora_weights="pissa")
     model: nn.Module = skeleton_model(job)
-    assert not weights_are_in_files(job, model)
+    assert why_not_in_files(job, model) == "adapters take over a part of them"
     with_parts, without = (
         Job.question(f"model: {job.model}\ndataset: x.jsonl\nmethod: lora\n{line}", tmp_path)
         for line in ("init_lora_weights: pissa\n", "init_lora_weights: gaussian\n")

@@ -23,7 +23,7 @@ from transformers import (
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.files_of_weights import weights_are_in_files
+from planner.measure.files_of_weights import why_not_in_files
 from planner.measure.hf_model import skeleton_model
 from tests.support.lora_jobs import engine_of, finished_run, plain_steps, plan_of, steps_of
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
@@ -168,4 +168,4 @@ def test_it_is_not_packed_anew(job: Job) -> None:
 def test_its_weights_are_not_read_from_their_files(job: Job) -> None:
     lora = {"method": "lora", "lora_r": 4, "lora_alpha": 8.0, "lora_dropout": 0.0}
     job = job.model_copy(update={**lora, "lora_target_modules": ("q_proj",), "bf16": True})
-    assert not weights_are_in_files(job, skeleton_model(job))
+    assert why_not_in_files(job, skeleton_model(job)) is not None
