@@ -80,7 +80,7 @@ class Contents:
                 self.in_ring[op.slot] = op.subject, self.written.get(op.subject, 0)
             case OpKind.READ | OpKind.WRITE if op.subject[0] == "a":
                 self._pass(op)
-            case OpKind.READ | OpKind.WRITE if op.subject[0] == "g" or (op.kind is OpKind.WRITE and op.piece is None):
+            case OpKind.READ | OpKind.WRITE if op.passes_whole:
                 self._pass_whole(op)
             case OpKind.WRITE:
                 piece, version = self.in_ring.get(op.slot, ("", 0))

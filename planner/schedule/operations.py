@@ -53,6 +53,9 @@ _QUEUES = {
 }  # fmt: skip
 
 
+_WHOLE = ((OpKind.READ, "g"), (OpKind.WRITE, "g"), (OpKind.WRITE, "w"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One operation; `Op.parse(str(op)) == op`.
@@ -100,6 +103,12 @@ class Op:
         """Which piece of the states it reads, updates or writes; None where it is about all of them, or none."""
         number = self.subject.partition("#")[2]
         return int(number) if number else None
+
+    @property
+    def passes_whole(self) -> bool:
+        """Whether it reads or writes a whole gradient, or writes the weight that has taken its place, in a slot of what
+        is wholly on disk."""
+        return (self.kind, self.subject[0]) in _WHOLE
 
     @property
     def turn(self) -> tuple[Direction, int, int]:

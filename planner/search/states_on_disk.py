@@ -167,7 +167,7 @@ def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) 
     """Raise UserError "disk-too-small" where the budget is less. `homes`: places that each state has there."""
     if budget_bytes is not None and need_bytes > budget_bytes:
         raise UserError(
-            "The disk budget has no room for the optimizer states.", code="disk-too-small",
+            "The disk budget has no room for what goes to disk.", code="disk-too-small",
             numbers=(f"disk_budget {format_bytes_down(budget_bytes)}, needed {format_bytes(need_bytes)}",),
             hint="give a larger disk_budget or cpu_budget"
             + ("; or save_total_limit: 2, with half of it there and copies in checkpoints" if homes == 2 else ""),

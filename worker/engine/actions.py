@@ -54,9 +54,9 @@ class Actions:
                 assert op.slot is not None
                 act = self._host.stored.read if op.kind is OpKind.READ else self._host.stored.write
                 act(op.subject, op.slot)
-            case OpKind.READ | OpKind.WRITE if op.piece is None and (op.subject[0] == "g" or op.kind is OpKind.WRITE):
+            case OpKind.READ | OpKind.WRITE if op.passes_whole:
                 assert op.slot is not None
-                weights = self._host.stored_weights
+                weights = self._host.weights
                 (weights.read if op.kind is OpKind.READ else weights.write)(op.subject, op.slot)
             case OpKind.READ | OpKind.PEEK:
                 assert op.slot is not None
@@ -146,7 +146,7 @@ class Actions:
         piece, (exp_avg, exp_avg_sq, *master) = self._states.in_slot(name, op.piece, op.slot)
         span = slice(piece.first, piece.first + piece.elements)
         if self._host.is_wholly_on_disk(name):
-            work = gradient = self._host.stored_weights.own(name).view(-1)[span]
+            work = gradient = self._host.weights.own(name).view(-1)[span]
         else:
             work, gradient = (self._host.items[f"{kind}:{name}"][0].view(-1)[span] for kind in "wg")
         decay, own = self._group(name, values).decay_of(name), master[0] if master else work

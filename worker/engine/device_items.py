@@ -34,7 +34,10 @@ class Device:
     def fetch(self, item: str) -> None:
         """Host to device."""
         for target, source in zip(self.items[item], self._host.copies(item), strict=True):
-            _copy(target, source)
+            if self._host.is_wholly_on_disk(item[2:]):  # between steps: the next one is read where it lies
+                target.copy_(source)
+            else:
+                _copy(target, source)
 
     def fetch_from(self, slot: int, item: str) -> None:
         """Likewise, of what was read into a slot."""
@@ -42,7 +45,7 @@ class Device:
         if item[0] == "a":
             sources = host.stored.in_slot(item, slot)
         else:
-            sources = [host.in_slot(item, slot) if item[0] == "w" else host.stored_weights.in_slot(item[2:], slot)]
+            sources = [host.in_slot(item, slot) if item[0] == "w" else host.weights.in_slot(item[2:], slot)]
         for target, source in zip(self.items[item], sources, strict=True):
             _copy(target, source)
 
@@ -59,7 +62,7 @@ class Device:
         if item[0] == "a":
             targets = host.items[item] = host.stored.park(item, slot, sources)
         else:
-            targets = [host.stored_weights.in_slot(item[2:], slot)]
+            targets = [host.weights.in_slot(item[2:], slot)]
         for target, source in zip(targets, sources, strict=True):
             _copy(target, source)
 

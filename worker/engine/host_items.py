@@ -37,10 +37,8 @@ class Host:
     than fp32, one more (the master, or where states are packed its lower half), "a:" as many as the block saved. Only
     what the program moves or updates on the CPU is here."""
 
-    def __init__(
-        self, machine: Machine, activations: StoredActivations | None = None, weights: StoredWeights | None = None
-    ) -> None:
-        """`activations`: those that go on to disk; `weights`: those that are wholly there."""
+    def __init__(self, machine: Machine, weights: StoredWeights, activations: StoredActivations | None = None) -> None:
+        """`weights`: those that are wholly on disk; `activations`: those that go on to disk."""
         self.activations, self.weights = activations, weights
         self.items: dict[str, list[Tensor]] = {}
         self._machine = machine
@@ -55,9 +53,9 @@ class Host:
         """Let go of all of it."""
         for kept in (self.items, self._parked, self._spare, self._masters, self._in_slots):
             kept.clear()
-        for stored in (self.activations, self.weights):
-            if stored is not None:
-                stored.clear()
+        self.weights.clear()
+        if self.activations is not None:
+            self.activations.clear()
         self._slots, self._files = [], FileItems()
 
     def swap(self, item: str) -> list[Tensor]:
@@ -108,7 +106,6 @@ class Host:
 
     def move_to_disk(self, name: str, weight: Tensor, slot_bytes: int) -> None:
         """Have a weight and its gradients on disk, and of neither a copy. Raises UserError "disk-failed"."""
-        assert self.weights is not None
         self._make_slots(slot_bytes)
         like = self.weights.add(name, weight)
         self.items |= {f"w:{name}": [like], f"g:{name}": [like]}
@@ -123,18 +120,17 @@ class Host:
 
     def is_wholly_on_disk(self, name: str) -> bool:
         """Whether of the tensor's items none is here."""
-        return self.weights is not None and name in self.weights
+        return name in self.weights
 
     def copies(self, item: str) -> list[Tensor]:
-        """Between steps: the item's tensors, in memory of their own where it is on disk. Raises UserError."""
-        if self.weights is not None and item[2:] in self.weights:
-            return [self.weights.get(item[2:])]
-        return self.items[item]
+        """Between steps: the item's tensors; where it is on disk in a slot, until another is there. Raises
+        UserError."""
+        return [self.weights.get(item[2:])] if item[2:] in self.weights else self.items[item]
 
     def read(self, item: str, slot: int) -> None:
         """From its file, or its drive, into a slot. Raises UserError "disk-failed"."""
         memory = self._slots[slot]
-        if self.weights is not None and item[2:] in self.weights:
+        if item[2:] in self.weights:
             self._in_slots[slot] = item, self.weights.read_into(item, memory)
         else:
             self._in_slots[slot] = item, self._files.read(item, memory)
@@ -144,12 +140,6 @@ class Host:
         there, weight = self._in_slots[slot]
         assert there == item, (there, item)
         return weight
-
-    @property
-    def stored_weights(self) -> StoredWeights:
-        """The weights that are wholly on disk, of which there are some."""
-        assert self.weights is not None
-        return self.weights
 
     @property
     def stored(self) -> StoredActivations:

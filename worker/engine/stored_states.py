@@ -32,7 +32,8 @@ class Store(Protocol):
 
 
 class Scratch(Protocol):
-    """What keeps activations between their forward and their backward: see worker.storage.activations."""
+    """What keeps activations between their forward and their backward, weights that are wholly on disk, and their
+    gradients: see worker.storage.activations."""
 
     def write(self, item: str, memory: Tensor) -> None: ...
     def read(self, item: str, memory: Tensor) -> None: ...

@@ -51,9 +51,9 @@ class StoredWeights:
         self.write(f"w:{name}", self._slots[name])
 
     def get(self, name: str) -> Tensor:
-        """Between steps: the weight, in memory of its own. Raises UserError."""
+        """Between steps: the weight, in its slot, until another is there. Raises UserError."""
         self.read(f"w:{name}", self._slots[name])
-        return self.own(name).clone()
+        return self.own(name)
 
     def own(self, name: str) -> Tensor:
         """What is in the tensor's slot: its gradient, or what an update has made of the weight."""

@@ -50,8 +50,8 @@ class Weights:
         slot_bytes = max(map(activation_slot_bytes, options))
         self.host = Host(
             machine,
-            StoredActivations(scratch, machine, slot_bytes) if slot_bytes else None,
             StoredWeights(scratch, machine, gradient_slots_of(chain), gradient_slot_bytes(chain)),
+            StoredActivations(scratch, machine, slot_bytes) if slot_bytes else None,
         )
         self.device = Device(self.host, machine.device)
         self.left_out: dict[str, int] = {}
@@ -259,7 +259,7 @@ class Weights:
                     continue
                 self._copy_parts(name, copies.get(f"s:{name}", ()), parts)
             if self.host.is_wholly_on_disk(name) and "master" in parts:
-                self.host.stored_weights.put(name, parts["master"])
+                self.host.weights.put(name, parts["master"])
             if self.host.is_packed(name):
                 with self.host.whole_states(name) as states:
                     self._copy_parts(name, states, parts)
@@ -277,11 +277,11 @@ class Weights:
     def _take_over(self, piece: Piece, master: Tensor) -> None:
         """A part of a working copy is its master's rounding."""
         wholly = self.host.is_wholly_on_disk(piece.name)
-        work = self.host.stored_weights.own(piece.name) if wholly else self.host.items[f"w:{piece.name}"][0]
+        work = self.host.weights.own(piece.name) if wholly else self.host.items[f"w:{piece.name}"][0]
         last = piece.first + piece.elements
         work.view(-1)[piece.first : last] = master
         if wholly and last == work.numel():
-            self.host.stored_weights.keep(piece.name)
+            self.host.weights.keep(piece.name)
 
     def _copy_parts(self, name: str, states: Sequence[Tensor], parts: Mapping[str, Tensor]) -> None:
         for part, target in self._parts(name, states).items():

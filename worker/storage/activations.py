@@ -1,4 +1,5 @@
-"""Activations on disk: a place for those of each turn in a file without a name, which goes when its process does.
+"""Activations on disk, and weights that are wholly there with their gradients: a place for each in a file without a
+name, which goes when its process does.
 
 Nothing of it belongs to a checkpoint, so nothing is made durable, and whatever ends the process, nothing is left.
 """
@@ -22,8 +23,6 @@ from planner.schedule.state_pieces import PAGE, Piece
 from worker.storage.drive_folders import check_room, prepared, refused, tidy
 from worker.storage.striped import File, Part, Striped, file_sizes, parts_of_pieces
 
-_WHAT = "activations"
-
 
 class ActivationsOnDisk:
     """A file in each of `folders`, which are this run's alone.
@@ -42,7 +41,9 @@ class ActivationsOnDisk:
         self.read_bytes = self.written_bytes = 0
         self._lock = threading.Lock()
         self._failed: UserError | None = None
-        self._folders = [prepared(folder, _WHAT) for folder in folders]
+        weights, activations = (any(item[0] == kind for item in sizes) for kind in "wa")
+        self._what = " and ".join(["activations"] * (activations or not weights) + ["weights"] * weights)
+        self._folders = [prepared(folder, self._what) for folder in folders]
         pieces = [Piece(name=name, number=0, first=0, elements=size, widths=(1,)) for name, size in sizes.items()]
         divided = tuple(shares()) if shares is not None else (1,) * len(folders)
         places = parts_of_pieces(pieces, divided, homes=1)
@@ -59,7 +60,7 @@ class ActivationsOnDisk:
     def _open(self, sizes: Sequence[int], open_file: Callable[[Path], File]) -> None:
         name = f"activations-{secrets.token_hex(4)}"
         paths = [folder / f"{name}-{k}.bin" for k, folder in enumerate(self._folders)]
-        check_room(paths, sizes, _WHAT)
+        check_room(paths, sizes, self._what)
         for k, (path, size) in enumerate(zip(paths, sizes, strict=True)):
             if not size:
                 continue
@@ -69,7 +70,7 @@ class ActivationsOnDisk:
                 page = torch.zeros(2 * PAGE, dtype=torch.uint8)
                 self._files[k].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some open, and refuse then
             except OSError as error:
-                raise refused(path, size, error, _WHAT) from error
+                raise refused(path, size, error, self._what) from error
             finally:
                 path.unlink(missing_ok=True)
 
@@ -96,7 +97,7 @@ class ActivationsOnDisk:
 
     def _fail(self, done: str, file: int, error: OSError) -> UserError:
         failed = UserError(
-            f"Activations cannot be {done} disk any more.", code="disk-failed",
+            f"{self._what.capitalize()} cannot be {done} disk any more.", code="disk-failed",
             numbers=(f"{self._folders[file]}: {first_line(error)}",),
             hint="see to the disk; the job goes on from its last checkpoint: offmate retry",
         )  # fmt: skip

@@ -15,6 +15,7 @@ from tests.support.tiny_models import batch_of, make_model
 from worker.engine.device_items import Device
 from worker.engine.engine import Engine
 from worker.engine.host_items import Host
+from worker.engine.stored_weights import StoredWeights
 from worker.runtime.cpu import CpuMachine
 
 torch.set_num_threads(1)
@@ -90,7 +91,8 @@ def test_activations_of_any_layout_travel_in_one_piece_and_come_back_as_they_wer
     # PyTorch copies a tensor with gaps by way of another one, which it empties before a GPU has filled it.
     whole = torch.arange(240.0)
     layouts = [whole[:24].view(4, 6).t(), whole[24:84].view(5, 12)[:, 3:9], whole[84:87].expand(7, 3), whole[:0]]
-    host = Host(CpuMachine(metered=False))
+    machine = CpuMachine(metered=False)
+    host = Host(machine, StoredWeights(None, machine, {}, 0))
     device = Device(host, CPU)
     device.items["a:1.0"] = list(layouts)
     with Copies() as copies:

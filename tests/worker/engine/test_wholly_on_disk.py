@@ -157,6 +157,9 @@ def test_the_host_has_their_rings_and_nothing_else_of_them(make):
     there = {t.name for t in engine.chain.tensors() if t.wholly_on_disk}
     assert all(t.device.type == "meta" for item, own in host.items.items() if item[2:] in there for t in own)
     rings = [*host._slots, *host.weights._ring]
+    in_rings = [t.untyped_storage().data_ptr() for t in rings]
+    masters = ((name, parts["master"]) for name, parts in engine.masters() if name in there)
+    assert all(master.untyped_storage().data_ptr() in in_rings for _, master in masters)  # no copy of them is made
     assert len(rings) == SLOTS + GRADIENT_SLOTS and sum(t.nbytes for t in rings) == parts.ring_bytes > 0
     slabs = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()

@@ -16,6 +16,7 @@ from tests.support.tiny_models import make_model
 from worker.engine.device_items import Device
 from worker.engine.engine import Engine
 from worker.engine.host_items import Host
+from worker.engine.stored_weights import StoredWeights
 from worker.runtime.cuda import CudaMachine
 
 pytestmark = pytest.mark.gpu
@@ -197,7 +198,7 @@ def test_a_profile_shows_no_wait_for_the_device_in_a_step():
 
 def test_activations_with_gaps_arrive_on_the_host_whole():
     machine = CudaMachine(torch.device("cuda"))
-    host = Host(machine)
+    host = Host(machine, StoredWeights(None, machine, {}, 0))
     device = Device(host, machine.device)
     whole = torch.randn(4096, 4096, device="cuda")
     gaps = whole[:, 7:3000]

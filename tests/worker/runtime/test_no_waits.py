@@ -72,6 +72,7 @@ ALLOWED = {
     ("worker/engine/forward_only.py", "Forward._passes", "synchronize"): "after an evaluation",
     ("worker/engine/host_items.py", "Host.hold", "copy_"): "before the first step",
     ("worker/engine/host_items.py", "new_states", "copy_"): "before the first step",
+    ("worker/engine/device_items.py", "Device.fetch", "copy_"): "of weights wholly on disk, when no step runs",
     ("worker/engine/stored_weights.py", "StoredWeights.put", "copy_"): "not in a step: as it begins or is loaded",
     ("worker/runtime/host_values.py", "HostValues._follow", "to"): "on the host",
     ("worker/engine/gradients.py", "Gradients.add", "copy_"): "from the device to the device",

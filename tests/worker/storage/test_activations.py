@@ -99,8 +99,10 @@ def test_where_there_is_no_room_or_no_drive_it_is_told_before_anything_is_made(
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=PAGE))
-        with pytest.raises(UserError, match="no room for the activations") as raised:
-            ActivationsOnDisk([tmp_path / "its"], SIZES)
+        weights = {"w:l0.up": PAGE, "g:l0.up": PAGE}
+        for sizes, what in ((weights, "weights"), (weights | SIZES, "activations and weights"), (SIZES, "activations")):
+            with pytest.raises(UserError, match=f"no room for the {what}\\.") as raised:
+                ActivationsOnDisk([tmp_path / "its"], sizes)
     assert raised.value.code == "disk-too-small"
     with pytest.raises(UserError) as raised:
         ActivationsOnDisk([Path("/dev/shm/offmate-turns")], SIZES)
