@@ -63,8 +63,8 @@ def test_an_answer_of_axolotls_is_learned_without_what_its_template_writes_befor
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     write_jsonl(tmp_path / "data.jsonl", [{"messages": talk, "system": "Be brief."}])
     tiny_llama_folder(tmp_path / "model", chat_template=CHATML)
-    text = "datasets: [{path: data.jsonl, type: chat_template}]\nchat_template: qwen3\nsequence_len: 512\nlearning_rate: 1e-4\n"
-    job = Job.parse(f"base_model: model\n{text}", tmp_path)
+    text = "datasets: [{path: data.jsonl, type: chat_template}]\nchat_template: qwen3\nsequence_len: 512\n"
+    job = Job.parse(f"base_model: model\n{text}learning_rate: 1e-4\n", tmp_path)
     check_data(job)
     found = Batches(job, byte_tokenizer(chat_template=job.chat_template)).sample()
     assert found == (
