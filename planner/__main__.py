@@ -35,7 +35,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 
 if TYPE_CHECKING:
-    from planner.commands.plan_job import Answer
+    from planner.commands.answer import Answer
 
 _STARTED_S = time.monotonic()
 

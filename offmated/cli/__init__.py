@@ -24,6 +24,7 @@ from offmated.cli.clean import clean
 from offmated.cli.client import Client, other_version
 from offmated.cli.finished import export, sample
 from offmated.cli.follow import events, follow, hand_in, is_over, log, rehearse
+from offmated.cli.job_files import FILE, import_file, preview
 from offmated.cli.job_text import read_job
 from offmated.cli.launcher import runs, start_in_background
 from offmated.cli.output import ID, budget_options, console, json_option, print_json
@@ -36,7 +37,6 @@ from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.units import parse_bytes, printable
 
-FILE = click.argument("file", type=click.Path(path_type=Path))
 NOT_UNDERSTOOD = (LookupError, TypeError, ValueError, AttributeError)
 """What an answer of another form ends in; or our own mistake."""
 
@@ -125,31 +125,7 @@ def submit(
     print_json(job) if as_json else screen.print(job_view.submitted(job))
 
 
-@main.command("import")
-@FILE
-def import_file(file: Path) -> None:
-    """Print FILE, of axolotl, LLaMA-Factory or TRL, in offmate's words, with a comment on each key."""
-    from planner.job.imported import imported
-    from planner.job.source import read_text
-
-    click.echo(imported(read_text(file), file.absolute().parent, file.name), nl=False)
-
-
-@main.command()
-@FILE
-@click.option("--rows", type=click.IntRange(min=0), default=3, show_default=True, help="How many rows to show.")
-def preview(file: Path, rows: int) -> None:
-    """Show what the job in FILE would train on: rows with what is learned, what is cut, tokens, steps and hours."""
-    color = ["--color"] if sys.stdout.isatty() else []
-    from offmated.cli.planner_process import database
-
-    url = database()
-    known = [f"--database={url}"] if url else []
-    command = [sys.executable, "-P", "-m", "worker.preview", str(file), f"--rows={rows}", *color, *known]
-    sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
-
-
-for command in (export, sample, plan, certify, verify_resume):
+for command in (import_file, preview, export, sample, plan, certify, verify_resume):
     main.add_command(command)
 
 

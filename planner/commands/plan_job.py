@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,8 @@ import torch
 from planner.arrange.pack import can_arrange
 from planner.cache import store as kept
 from planner.cache.store import Cache, CachedPlan, Question
-from planner.codec import Json, from_json, to_json
+from planner.codec import from_json, to_json
+from planner.commands.answer import Answer
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.job.values import ADAMW_8BIT, MUON
@@ -38,56 +39,12 @@ from planner.search.make_plan import without_loss
 from planner.search.problem import Problem
 from planner.search.states_on_disk import check_disk_budget, disk_need_bytes, states_on_disk
 from planner.units import format_bytes, format_bytes_down
-from planner.whatif.batch_size import WANTED, BatchSplit, ranked
+from planner.whatif.batch_size import WANTED, ranked
 from planner.whatif.ways_to_fit import ways_to_fit
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
 _WAYS_S = 10.0  # for what would fit, where nothing does
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time.
-    `measurement`: the key of the measurement it rests on; None for an estimate. `rows`: of a slice, of
-    `length` tokens at most; `splits`: where the
-    planner decided them, what it compared, the best estimate first. `disk`:
-    what it does to the drives, of so many steps as the job says."""
-
-    rows: int
-    length: int
-    plan: Plan
-    chain: Chain
-    hardware: Hardware
-    measured: bool
-    cached: bool
-    solve_s: float
-    key: str
-    measurement: str | None
-    splits: tuple[BatchSplit, ...] = ()
-    disk: DiskUse | None = None
-
-    def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
-        """The object of plan.json."""
-        parts: dict[str, Json] = {
-            "format": FORMAT,
-            "plan": to_json(self.plan),
-            "rows": self.rows,
-            "length": self.length,
-        }
-        if with_chain:
-            parts["chain"] = to_json(self.chain)
-        return parts | {
-            "hardware": to_json(self.hardware),
-            "measured": self.measured,
-            "cached": self.cached,
-            "solve_s": self.solve_s,
-            "key": self.key,
-            "measurement": self.measurement,
-            "splits": to_json(self.splits),
-            "disk": to_json(self.disk),
-        }
 
 
 def plan_job(

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from planner.cache.store import Cache
-from planner.commands.plan_job import Answer, plan_job
+from planner.commands.answer import Answer
+from planner.commands.plan_job import plan_job
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
