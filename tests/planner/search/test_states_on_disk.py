@@ -229,7 +229,7 @@ def test_pieces_that_are_not_read_not_written_or_left_out_are_rejected():
 def test_a_disk_budget_without_room_for_the_states_is_told_with_both_sizes():
     for enough in (None, 2**30):
         check_disk_budget(2**30, enough, homes=1)
-    with pytest.raises(UserError, match=r"512\.0 MiB, needed 1\.0 GiB") as raised:
+    with pytest.raises(UserError, match=r"no room for what goes to disk\.\n.*512\.0 MiB, needed 1\.0 GiB") as raised:
         check_disk_budget(2**30, 2**29, homes=2)
     assert raised.value.code == "disk-too-small" and "save_total_limit: 2" in str(raised.value.hint)
 
