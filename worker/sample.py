@@ -75,7 +75,7 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     from worker.engine.engine import Engine
     from worker.runtime.arena import is_out_of_memory, take_over
     from worker.training.learning_rate import optimizer_of
-    from worker.training.model import load_model
+    from worker.training.model import load_model, tell_special_tokens
     from worker.training.run import read_plan
     from worker.training.samples import Samples
     from worker.training.stored import open_scratch, passing_store
@@ -95,6 +95,7 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     model = load_model(job, begun=run.begun)
     if lora:
         load_adapter(model, str(output), as_ordinary=takes_from_base(job.init_lora_weights))
+    tell_special_tokens(job, model, tokenizer)  # else adapters would end where their base does
     samples = Samples.of(job, tokenizer, model)
     assert samples is not None
     try:

@@ -7,11 +7,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 
-from planner.job.aliases import ALIASES, PARTS, SHORT
+from planner.job.aliases import PARTS, SHORT
 from planner.job.dialects import TRL, Dialect
 from planner.job.lora import ADAPTER, PLUS, PLUS_EMBEDDING
 from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown
-from planner.job.values import other_optimizer
+from planner.job.values import METHODS, other_optimizer
 from planner.keys import ANY, TABLES
 from planner.keys.meaning import (
     DECIDES,
@@ -42,7 +42,6 @@ _PLUGINS = {
 """axolotl's that change no number that is learned -> why they say nothing."""
 _OTHER_STAGES = ("rm", "ppo", "dpo", "kto")  # LLaMA-Factory's that are not there
 _EIGHT = "load_in_8bit"
-_METHODS = (*ALIASES["method"], "method")
 PER_EPOCH = "evals_per_epoch"
 """axolotl's, settled where all values are known."""
 _CHOOSING = ("load_best_model_at_end", "early_stopping_patience", "early_stopping_steps")
@@ -95,7 +94,7 @@ class Reading:
     def read_as(self, meaning: Meaning, key: str, value: object) -> None:
         """Sort one key in by what becomes of it."""
         if meaning.kind == "honoured":
-            if key in _METHODS and value == "qlora" and self.source.values.get("load_in_4bit") is not True:
+            if key in METHODS and value == "qlora" and self.source.values.get("load_in_4bit") is not True:
                 self._refuse_quantized(key, "qlora trains adapters on a base in 4 bits; give load_in_4bit: true, too")
             self.found.setdefault(_EIGHT if (key, value) == ("quantization_bit", 8) else meaning.text, []).append(key)
         elif value in SWITCHED_OFF or value in meaning.fine or value == ["none"] or self._told_beside(key):

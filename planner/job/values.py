@@ -37,6 +37,7 @@ _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
 """LLaMA-Factory's, each "a,b"."""
 _TEMPLATES = ("chat_template", "template")
 _WITH_SYSTEM = ("gemma3n", "gemma4", "cohere")
+METHODS = ("adapter", "finetuning_type", "method")
 _STRATEGIES = ("bfd", "wrapped")
 _CONFIGS = ("model_config", "overrides_of_model_config")
 """axolotl's, what of the model's config is to be otherwise."""
@@ -62,7 +63,7 @@ def translated(key: str, value: object) -> object:
         return True if value else None
     if key == "float32":
         return False if value else None
-    if value == "qlora":
+    if key in METHODS and value == "qlora":
         return "lora"
     if key == "finetuning_type" and value == "freeze":
         return "full"

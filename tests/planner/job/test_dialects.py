@@ -32,6 +32,11 @@ def note(text: str, folder: Path) -> str:
     return next(line for line in Job.parse_with_notes(text, folder)[1] if line.startswith("the file reads as"))
 
 
+def test_qlora_is_a_method_only_where_a_method_stands(folder: Path) -> None:
+    job = Job.parse(OURS + "method: qlora\nload_in_4bit: true\nrun_name: qlora\noutput_dir: qlora\n", folder)
+    assert (job.method, job.run_name, Path(job.output_dir or "").name) == ("lora", "qlora", "qlora")
+
+
 def test_alpaca_is_another_template_in_each_tool(folder: Path) -> None:
     begun = "Below is an instruction that describes a task."
     assert begun in (Job.parse(LLAMA_FACTORY + "template: alpaca\n", folder).chat_template or "")

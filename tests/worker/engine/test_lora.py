@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -212,6 +213,21 @@ def test_a_run_of_lora_that_was_stopped_and_resumed_equals_plain_peft_in_every_b
     said = plain.generate(input_ids=asked, attention_mask=asked > -1, max_new_tokens=4, do_sample=False, pad_token_id=0)
     wanted = tokenizer.decode(said[0, asked.shape[1] :], skip_special_tokens=True)
     assert answers(run, ("the",), 4, as_text=True) == [wanted]
+
+
+def test_what_adapters_say_ends_where_the_jobs_special_tokens_say(tmp_path: Path) -> None:
+    job = lora_job(tmp_path, max_steps=1, output_dir=str(tmp_path / "out"))
+    run = run_of(job, tmp_path / "run")
+    assert run_job(run, StopRequest())
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(job.model), tmp_path / "out")
+    tokenizer = byte_tokenizer()
+    asked = torch.tensor([tokenizer("the")["input_ids"]])
+    said = plain.generate(input_ids=asked, attention_mask=asked > -1, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    first = int(said[0, asked.shape[1]])
+    end = tokenizer.convert_ids_to_tokens(first)
+    resolved = yaml.safe_load(run.resolved.read_text("utf-8")) | {"special_tokens": {"eos_token": end}}
+    run.resolved.write_text(json.dumps(resolved))
+    assert answers(run, ("the",), 4, as_text=True) == [""], "its first token is the end"
 
 
 def test_the_output_is_an_adapter_that_peft_loads(tmp_path: Path) -> None:
