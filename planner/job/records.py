@@ -37,21 +37,29 @@ _INSTEAD = frozenset({"tool_calls", "function_call", "reasoning_content", "reaso
 """What a message may say in place of content."""
 
 
+_NEEDED: dict[Kind, tuple[str, ...]] = {
+    "messages": ("messages",), "conversations": ("conversations",), "prompt": ("prompt", "completion"),
+    "alpaca": ("instruction", "output"), "text": ("text",), "segments": ("segments",),
+}  # fmt: skip
+"""The columns that a kind is known by; of several kinds the first is meant."""
+
+
+def _known(columns: Collection[str]) -> Kind | None:
+    return next((kind for kind, needed in _NEEDED.items() if set(needed) <= set(columns)), None)
+
+
+def check_kind(kind: Kind, record: Record) -> None:
+    """Raise ValueError for a record of another kind than the data's, as where two files were put together: it would be
+    taken for an empty one."""
+    has = {column for column, value in record.items() if value}
+    if not has & set(_NEEDED[kind]) and (other := _known(has)) is not None:
+        raise ValueError(f"it has no {' and '.join(_NEEDED[kind])}, but {' and '.join(_NEEDED[other])}")
+
+
 def kind_of(columns: Collection[str], name: str) -> Kind:
     """The kind of records that the columns of the dataset `name` show. Raises UserError listing what was found."""
-    has = set(columns)
-    if "messages" in has:
-        return "messages"
-    if "conversations" in has:
-        return "conversations"
-    if {"prompt", "completion"} <= has:
-        return "prompt"
-    if {"instruction", "output"} <= has:
-        return "alpaca"
-    if "text" in has:
-        return "text"
-    if "segments" in has:
-        return "segments"
+    if (kind := _known(columns)) is not None:
+        return kind
     raise UserError(
         f"The columns of {name} are not a format that is known.", code="unknown-columns", exit_code=Exit.USAGE,
         numbers=(
@@ -211,6 +219,7 @@ def is_chat(kind: Kind, record: Record) -> bool:
 def check_record(kind: Kind, record: Record) -> bool:
     """Whether there is something in a record to learn from; False: it is left out. Raises ValueError saying what is
     wrong, as far as that can be told without a tokenizer."""
+    check_kind(kind, record)
     if kind in ("messages", "conversations"):
         if record.get(kind) and conversation(record[kind]):
             tools_of(record), values_of(record)

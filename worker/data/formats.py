@@ -16,6 +16,7 @@ from planner.job.records import (
     VALUES,
     Kind,
     Record,
+    check_kind,
     conversation,
     history_of,
     segments_of,
@@ -86,14 +87,13 @@ def detect(
         found = Format(name="segments", uses=("segments",), document=_segments)
     else:
         found = Format(name="text", uses=("text",), document=_text)
-    if not everything:
-        return found
 
-    def whole(record: Record) -> Document | None:
-        document = found.document(record)
-        return replace(document, everything=True) if document is not None else None
+    def document(record: Record) -> Document | None:
+        check_kind(kind, record)
+        made = found.document(record)
+        return replace(made, everything=True) if everything and made is not None else made
 
-    return replace(found, document=whole)
+    return replace(found, document=document)
 
 
 def _text(record: Record) -> Document | None:

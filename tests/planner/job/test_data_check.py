@@ -247,3 +247,14 @@ def test_the_data_to_evaluate_on_is_looked_at_too_and_the_hubs_is_named(model: P
     (tmp_path / "b.jsonl").write_text(lines({"body": "a"}))
     with pytest.raises(UserError, match="found: body"):
         check_data(job.model_copy(update={"eval_dataset": (str(tmp_path / "b.jsonl"),)}))
+
+
+def test_a_record_of_another_kind_is_a_broken_one_and_no_empty_one(model: Path, tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]
+    records = lines({"messages": TALK}, {"conversations": turns}, {"messages": []}, {"id": 1})
+    job = job_of(model, tmp_path, "mix.jsonl", records, chat_template=CHATML)
+    for read in (check_data, lambda job: Batches(job, byte_tokenizer(chat_template=CHATML))):
+        with pytest.raises(UserError) as refused:
+            read(job)
+        assert refused.value.code == "broken-record"
+        assert "line 2 of mix.jsonl: it has no messages, but conversations" in str(refused.value.numbers)
