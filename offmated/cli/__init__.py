@@ -189,7 +189,7 @@ def metrics(job_id: int) -> None:
 @ID
 @json_option
 def cancel(job_id: int, as_json: bool) -> None:
-    """End a job for good; a running one at once, waiting for no checkpoint."""
+    """End a job for good; a running one at once. What it has learned since its last checkpoint may be lost."""
     job = Client(Paths.from_environment()).cancel(job_id)
     print_json(job) if as_json else console().print(job_view.cancelled(job))
 

@@ -45,7 +45,8 @@ _EIGHT = "load_in_8bit"
 PER_EPOCH = "evals_per_epoch"
 """axolotl's, settled where all values are known."""
 _CHOOSING = ("load_best_model_at_end", "early_stopping_patience", "early_stopping_steps")
-_ALONE = (REWARDS, PICTURES, DISTILLED, DIFFUSION, ELSEWHERE, OTHER_FORM)
+_OTHER_TRAINING = (REWARDS, PICTURES, DISTILLED, DIFFUSION)
+_ALONE = (*_OTHER_TRAINING, ELSEWHERE, OTHER_FORM)
 """What a file is about altogether: where that is not there, nothing else needs to be said of it."""
 
 
@@ -104,7 +105,8 @@ class Reading:
                 self._refuse_quantized(key, f"{QUANTIZED} is not there yet; give one of them instead")
             else:
                 what, _, instead = meaning.text.partition("; ")
-                text = f"{what} is not there yet; {instead or 'leave this key out'}"
+                other = "a file for it cannot be run here" if what in _OTHER_TRAINING else "leave this key out"
+                text = f"{what} is not there yet; {instead or other}"
                 self.refuse(key, text, alone=meaning.text in _ALONE)
         elif meaning.kind != "part":
             self.unused.setdefault(meaning.text, []).append(key)
@@ -146,8 +148,10 @@ def _stage(reading: Reading, key: str, value: object) -> None:
         text = f"it is {shown(value)}; did you mean {near[0]}?"
         reading.mistakes.append(reading.source.mistake(key, "bad-value", text))
         return
-    text = f"it is {shown(value)}; offmate trains on texts and conversations; give sft or pt, or leave this key out"
-    reading.refuse(key, text, alone=value in _OTHER_STAGES)
+    other = value in _OTHER_STAGES
+    text = f"it is {shown(value)}; offmate trains on texts and conversations; "
+    instead = "a file for it cannot be run here" if other else "give sft or pt, or leave this key out"
+    reading.refuse(key, text + instead, alone=other)
 
 
 def _bnb_config(reading: Reading, key: str, value: object) -> None:

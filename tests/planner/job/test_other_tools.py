@@ -20,6 +20,7 @@ START = {
     "TRL alone": "model_name_or_path: model\n",
 }
 
+OTHER = "training by preferences or rewards is not there yet; a file for it cannot be run here"
 LEAVE_OUT = "is not there yet; leave this key out"
 OPTIMIZER = (
     'optimizer: it is "{}"; it must be adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU '
@@ -62,7 +63,7 @@ def place(folder: Path) -> Path:
         ),
         ("axolotl", "liger_use_token_scaling: true", [f"liger_use_token_scaling: another loss {LEAVE_OUT}"]),
         *(
-            ("TRL", f"{key}: {value}", [f"{key}: training by preferences or rewards {LEAVE_OUT}"])
+            ("TRL", f"{key}: {value}", [f"{key}: {OTHER}"])
             for key, value in (
                 ("precompute_ref_log_probs", "true"), ("center_rewards_coefficient", 0.01), ("desirable_weight", 1.0),
                 ("use_vllm", "true"), ("max_prompt_length", 512), ("temperature", 0.7),
