@@ -44,10 +44,13 @@ def open_source(entry: DataEntry, broken: BrokenRows | None = None) -> Source:
     A text file is one document. Lines of a jsonl file that are no records are among the `broken` where these are left
     out. Raises UserError when nothing can be read.
     """
+    from datasets import config
     from datasets.exceptions import DatasetGenerationError, DatasetsError  # late: importing datasets takes seconds
     from datasets.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
+    # Else the hub is asked to count each reading, of one's own files too; where nobody answers that takes seconds.
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False
     name, path = entry.path, Path(entry.path)
     try:
         if is_local(name):

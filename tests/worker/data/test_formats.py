@@ -296,3 +296,11 @@ def test_a_template_that_refuses_a_conversation_is_named(tmp_path: Path) -> None
     assert caught.value.numbers == (
         "line 1 of data.jsonl", "TemplateError: no thanks", "roles: user, assistant, user, assistant",
     )  # fmt: skip
+
+
+def test_a_file_of_ones_own_is_read_without_asking_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", True)
+    monkeypatch.setattr("datasets.load.get_session", lambda: asked.append("a connection"))
+    learn(tmp_path, [{"text": "one"}])
+    assert asked == []
