@@ -34,9 +34,11 @@ _FACTS = frozenset({"__get__", "size", "dim", "ndimension", "__len__", "is_float
 
 
 class Loss(Protocol):
-    """Computes the sum of the losses of `rows` [rows, width], whose logits go through `post`."""
+    """Computes the sum of the losses of `rows` [rows, width], whose logits go through `post`, each times its share."""
 
-    def __call__(self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor: ...
+    def __call__(
+        self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None = None
+    ) -> Tensor: ...
 
 
 class ChunkedLogits(torch.Tensor):
@@ -106,6 +108,14 @@ def _cross_entropy(
     return total if reduction == "sum" else total / (target != ignore_index).sum()
 
 
+def weighted_cross_entropy(logits: Tensor, target: Tensor, shares: Tensor, ignored: int) -> Tensor:
+    """The sum of each row's loss times its share, in fp32; logits [rows, vocabulary], perhaps in chunks, the others
+    [rows]. Rows whose target is `ignored` have none."""
+    if isinstance(logits, ChunkedLogits):
+        return logits.loss(logits.hidden, logits.post, target, ignored, shares)
+    return (F.cross_entropy(logits, target, ignore_index=ignored, reduction="none") * shares).sum()
+
+
 def _refused(what: str) -> UserError:
     return UserError(
         f"The loss cannot be computed in chunks: the model uses its logits for {what}.",
@@ -135,11 +145,13 @@ def loss_only(module: nn.Module, count: int) -> Callable[[Tensor], ChunkedLogits
         weight, bias = cast(Tensor, module.weight).detach(), module.bias
         given = weight, cast(Tensor, bias).detach() if bias is not None else None
 
-        def loss(rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor:
+        def loss(
+            rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None = None
+        ) -> Tensor:
             total = rows.new_zeros((), dtype=torch.float32)
             for start in range(0, len(rows), count):
                 chunk = slice(start, start + count)
-                total += _chunk_loss(F.linear(rows[chunk], *given), post, target[chunk], ignored)
+                total += _chunk_loss(F.linear(rows[chunk], *given), post, target, ignored, shares, chunk)
             return total
 
         return ChunkedLogits.of(hidden, weight.shape[0], loss, hidden.dtype)
@@ -147,10 +159,14 @@ def loss_only(module: nn.Module, count: int) -> Callable[[Tensor], ChunkedLogits
     return forward
 
 
-def _chunk_loss(logits: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor:
+def _chunk_loss(
+    logits: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None, chunk: slice
+) -> Tensor:
     for step in post:
         logits = step(logits)
-    return F.cross_entropy(logits, target, ignore_index=ignored, reduction="sum").float()
+    if shares is not None:
+        return weighted_cross_entropy(logits, target[chunk], shares[chunk], ignored).float()
+    return F.cross_entropy(logits, target[chunk], ignore_index=ignored, reduction="sum").float()
 
 
 class ChunkedHead(FrameCall, ABC):
@@ -181,11 +197,15 @@ class ChunkedHead(FrameCall, ABC):
         hidden = tensors[0].detach()
         return ChunkedLogits.of(hidden, self.pair.output_values[0].shape[-1], self._loss, hidden.dtype)
 
-    def _loss(self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor:
+    def _loss(
+        self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None = None
+    ) -> Tensor:
         apply = cast(Callable[..., Tensor], _ChunkedLoss.apply)
-        return apply(self, self.anchor, rows, post, target, ignored)
+        return apply(self, self.anchor, rows, post, target, ignored, shares)
 
-    def compute(self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int) -> Tensor:
+    def compute(
+        self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None
+    ) -> Tensor:
         """The loss, summed; its gradients stay here, of one loss: a second one would come with a scale of its own."""
         if self.of_rows is not None or self.of_weights:
             raise _refused("more than one loss")
@@ -198,7 +218,7 @@ class ChunkedHead(FrameCall, ABC):
             chunk = slice(start, start + self.chunk_rows)
             with torch.enable_grad():
                 logits = F.linear(rows[chunk], weight, bias).detach().requires_grad_()
-                loss = _chunk_loss(logits, post, target[chunk], ignored)
+                loss = _chunk_loss(logits, post, target, ignored, shares, chunk)
             (grad,) = torch.autograd.grad(loss, logits)
             total += loss.detach()
             del loss, logits
@@ -247,12 +267,12 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, call: ChunkedHead, anchor: Tensor, rows: Tensor, post: Sequence[Elementwise], target: Tensor,
-        ignored: int,
+        ignored: int, shares: Tensor | None,
     ) -> Tensor:  # fmt: skip
         ctx.call = call
-        return call.compute(rows, post, target, ignored)
+        return call.compute(rows, post, target, ignored, shares)
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[None, ...]:
         ctx.call.scale = scale
-        return None, None, None, None, None, None
+        return None, None, None, None, None, None, None

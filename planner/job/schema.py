@@ -35,14 +35,12 @@ from planner.job.fields import (
     EvalStrategy,
     Minutes,
     Name,
-    Noise,
     NotNegative,
     Packing,
     Patience,
     Positive,
     Prompts,
     ReportTo,
-    RouterShare,
     Shares,
     Size,
     SpecialTokens,
@@ -57,6 +55,7 @@ from planner.job.fields import (
 )
 from planner.job.foreign_data import settle_data
 from planner.job.lora import check_lora, check_weights, of_the_adapter
+from planner.job.loss_keys import LossKeys, check_loss
 from planner.job.mixture import check_mixture
 from planner.job.notes import notes_of
 from planner.job.paths import resolve_paths
@@ -66,12 +65,12 @@ from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.settle import canonical
 from planner.job.source import Source, read_text, read_yaml, to_user_error
 from planner.job.trainable import check_trainable
-from planner.job.values import ADAMW_8BIT, MUON, Optim, check_loss, check_optimizer
+from planner.job.values import ADAMW_8BIT, MUON, Optim, check_optimizer
 from planner.job.window import check_window
 from planner.job.wrong_values import mistakes_of
 
 
-class Job(AdapterKeys):
+class Job(AdapterKeys, LossKeys):
     """One fine-tuning job, canonical names, defaults filled, paths absolute, sizes in bytes. A value.
 
     `model`, `tokenizer` and the entries of `dataset` are absolute paths or Hugging Face ids. `chat_template` is the
@@ -124,10 +123,6 @@ class Job(AdapterKeys):
     adam_beta1: Beta = 0.9
     adam_beta2: Beta = 0.999
     adam_epsilon: Positive = 1e-8
-    label_smoothing_factor: Beta = 0.0
-    neftune_noise_alpha: Noise = None
-    router_aux_loss_coef: RouterShare = None
-    router_aux_loss_mean: Switch = False
     optim: Annotated[
         Optim,
         Field(description="adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU memory"),

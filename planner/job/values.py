@@ -183,14 +183,6 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
     return found or dict([next(iter((saying or said).items()))])
 
 
-def check_loss(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """The mistake of a part of the loss that another leaves out."""
-    if values.get(_SHARE) in SWITCHED_OFF or values.get("label_smoothing_factor") in SWITCHED_OFF:
-        return []
-    text = "label_smoothing_factor is given too, and a smoothed loss is made of the logits alone; keep one of the two"
-    return [source.mistake(names[_SHARE], "bad-value", text)]
-
-
 def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
     """The mistakes of states on a disk that are in 8 bits, or Muon's, and of rates that exclude one another."""
     apart = [key for key in RATES if values.get(key) not in SWITCHED_OFF]

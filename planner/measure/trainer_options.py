@@ -1,7 +1,7 @@
-"""What transformers' Trainer does to a model beside training it: noise on its embeddings (NEFTune), a smoothed loss.
+"""What a job does to a model beside training it: noise on its embeddings (NEFTune), another loss.
 
-Both are transformers' own code, and both stand in the model's frame, between its blocks: a block that is computed again
-meets neither.
+Noise and a smoothed loss are transformers' own code, and all stand in the model's frame, between its blocks: a block
+that is computed again meets none of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
+from planner.measure.document_loss import DocumentLoss, set_document_loss
 from planner.measure.encoder_decoder import has_pairs, have_mean_of_step
 from planner.measure.router_loss import set_router_loss
 
@@ -47,6 +48,8 @@ def set_trainer_options(model: nn.Module, job: Job) -> None:
         activate_neftune(cast(Any, model), job.neftune_noise_alpha)  # type: ignore[no-untyped-call]
     if job.label_smoothing_factor:
         _causal(model).loss_function = SmoothedLoss(job.label_smoothing_factor)
+    if job.loss_weighting == "documents":
+        set_document_loss(model, _causal(model))
     set_router_loss(model, job)
 
 
@@ -54,10 +57,16 @@ def check_trainer_options(model: nn.Module, job: Job) -> None:
     """Raise UserError where `model`, which has been called, computes its loss by itself. `set_trainer_options` was
     called with it."""
     loss = getattr(_causal(model), "loss_function", None)
-    if job.label_smoothing_factor and not (isinstance(loss, SmoothedLoss) and loss.used):
+    used = isinstance(loss, (SmoothedLoss, DocumentLoss)) and loss.used
+    if job.label_smoothing_factor and not used:
         raise UserError(
             f"{job.model} has a loss of its own, which cannot be smoothed.", code="loss-not-smoothed",
             exit_code=Exit.USAGE, hint="leave label_smoothing_factor out",
+        )  # fmt: skip
+    if job.loss_weighting == "documents" and not used:
+        raise UserError(
+            f"{job.model} has a loss of its own, whose tokens all count alike.", code="loss-not-weighted",
+            exit_code=Exit.USAGE, numbers=("loss_weighting: documents",), hint="leave loss_weighting out",
         )  # fmt: skip
 
 

@@ -22,13 +22,13 @@ from worker.runtime.step_values import AdamW, Group, Muon
 
 def chain_of(
     model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device | None = None,
-    *, arranged: bool = False, rounded: Collection[str] = (), matrices: Collection[str] = (),
+    *, arranged: bool = False, rounded: Collection[str] = (), matrices: Collection[str] = (), chunk_rows: int = 0,
 ) -> Chain:  # fmt: skip
     """The model's chain for slices like `batch`: true bytes, made-up times. `rounded`: names of parameters whose
-    moments are in 8 bits; `matrices`: of those that Muon updates."""
+    moments are in 8 bits; `matrices`: of those that Muon updates; `chunk_rows`: of a head in chunks."""
     analysis = analyse_model(
         model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged, rounded=rounded,
-        matrices=matrices,
+        matrices=matrices, chunk_rows=chunk_rows,
     )  # fmt: skip
     times = tuple(
         OptionTimes(kind=kind, option=option, forward_s=1.0, backward_s=2.0)

@@ -33,7 +33,7 @@ def make_run(tmp_path: Path, model: str, at: Path | None = None, **keys: object)
     run = RunFolder(at or tmp_path / "run")
     run.path.mkdir()
     run.resolved.write_text(job.resolved_yaml(), "utf-8")
-    chain = chain_of(load_model(job), sample_batch(job))
+    chain = chain_of(load_model(job), sample_batch(job), chunk_rows=0 if job.exact else 16)
     plan = mixed_plan(chain, slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None)
     parts = {
         "plan": to_json(plan),

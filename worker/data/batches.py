@@ -138,7 +138,8 @@ class Batches:
         return most
 
     def num_items(self, batches: Sequence[dict[str, Tensor]]) -> int:
-        """Tokens that a step's loss is the mean over: labels to be predicted from the token before."""
+        """What a step's loss is the mean over so many of: labels to be predicted from the token before, or documents
+        that have some."""
         return sum(map(self._rows.num_items, batches))
 
     @property
@@ -229,7 +230,10 @@ def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
 def _rows(corpus: Corpus, job: Job, pad: int, closing: int | None, *, masked: bool) -> Rows:
     """Those of a corpus; `closing`: of pairs, whose prompts have so many special tokens behind them."""
     if closing is None:
-        return Rows(corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad, masked=masked)
+        return Rows(
+            corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad, masked=masked,
+            by_document=job.loss_weighting == "documents",
+        )  # fmt: skip
     layout = layout_of_pairs(corpus, job, closing)
     return PairRows(corpus, layout, max_length=job.max_length, pad=pad, most_target=job.most_target_tokens)
 

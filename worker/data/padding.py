@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from planner.measure.document_loss import shares_of
 from worker.data.corpus import Corpus
 
 log = logging.getLogger(__name__)
@@ -82,10 +83,14 @@ class Layout:
 
 
 class Rows:
-    """Rows of a corpus, and batches of them; `masked`: these say what of them is padding."""
+    """Rows of a corpus, and batches of them; `masked`: these say what of them is padding; `by_document`: their loss is
+    a mean over documents."""
 
-    def __init__(self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int, masked: bool = False) -> None:
-        self.corpus, self.layout, self.pad, self.masked = corpus, layout, pad, masked
+    def __init__(
+        self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int, masked: bool = False,
+        by_document: bool = False,
+    ) -> None:  # fmt: skip
+        self.corpus, self.layout, self.pad, self.masked, self.by_document = corpus, layout, pad, masked, by_document
         self.lengths = layout.lengths
         self._max_length = max_length
         self.width = 2 * max_length
@@ -99,7 +104,10 @@ class Rows:
 
     def laid_out(self, layout: Layout) -> Rows:
         """Other rows of the corpus."""
-        return Rows(self.corpus, layout, max_length=self._max_length, pad=self.pad, masked=self.masked)
+        return Rows(
+            self.corpus, layout, max_length=self._max_length, pad=self.pad, masked=self.masked,
+            by_document=self.by_document,
+        )  # fmt: skip
 
     def pieces(self, number: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
         """The tokens of each piece of a row, and which of them are learned."""
@@ -137,11 +145,15 @@ class Rows:
             found["attention_mask"] = torch.from_numpy(there.astype(np.int64))
         return {**found, "position_ids": torch.from_numpy(positions)} if self.layout.isolated else found
 
-
-    @staticmethod
-    def num_items(batch: dict[str, Tensor]) -> int:
-        """Tokens of a batch that its loss is the mean over."""
+    def learned(self, batch: dict[str, Tensor]) -> int:
+        """Tokens of a batch that are to be predicted."""
         return num_items(batch)
+
+    def num_items(self, batch: dict[str, Tensor]) -> int:
+        """What of a batch its loss is the mean over: these tokens, or documents that have some."""
+        if self.by_document:
+            return int(shares_of(batch["labels"], batch.get("position_ids"))[1])
+        return self.learned(batch)
 
 
 class EvalBatches:
@@ -157,6 +169,10 @@ class EvalBatches:
         return len(self._numbers)
 
     def batch(self, number: int) -> dict[str, Tensor]:
-        """`input_ids`, `labels`, and the tokens that the batch's loss is the mean over."""
+        """`input_ids`, `labels`, and what the batch's loss is the mean over so many of."""
         batch = self._rows.batch(self._numbers[number])
         return {**batch, "num_items_in_batch": torch.tensor(self._rows.num_items(batch))}
+
+    def learned(self, batch: dict[str, Tensor]) -> int:
+        """Tokens of a batch that are to be predicted."""
+        return self._rows.learned(batch)

@@ -80,9 +80,8 @@ class PairRows(Rows):
         labels, _ = _padded([ids[learned] for ids, learned in rows], self._most_target, IGNORED)
         return {"input_ids": ids, "attention_mask": there, "labels": labels}
 
-    @staticmethod
-    def num_items(batch: dict[str, Tensor]) -> int:
-        """Tokens of a batch that its loss is the mean over: the decoder's first label is predicted, too."""
+    def learned(self, batch: dict[str, Tensor]) -> int:
+        """Tokens of a batch that are to be predicted: the decoder's first label, too."""
         return int((batch["labels"] != IGNORED).sum())
 
 

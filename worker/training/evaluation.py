@@ -1,4 +1,7 @@
-"""When a run evaluates, and what it writes down: the mean loss over all tokens to be predicted of all rows, samples."""
+"""When a run evaluates, and what it writes down: the mean loss of all rows, samples.
+
+The mean is over all tokens to be predicted, or over all documents: as the job's loss is.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ class Evaluations:
     def _evaluate(self, held_out: EvalBatches, step: int) -> bool:
         """False: left out for a stop."""
         began = time.perf_counter()
-        loss, tokens = 0.0, 0
+        loss, items, tokens = 0.0, 0, 0
         peaks: list[int] = []
         for first in range(0, len(held_out), _TOGETHER):
             if self.stop.asked:
@@ -127,9 +130,10 @@ class Evaluations:
             counts = torch.stack([batch["num_items_in_batch"] for batch in batches])
             each = torch.stack([value.float() for value in found.losses]).cpu()
             loss += float((each.double() * counts).sum())
-            tokens += int(counts.sum())
+            items += int(counts.sum())
+            tokens += sum(map(held_out.learned, batches))
             peaks += [] if found.peak_bytes is None else [found.peak_bytes]
-        loss /= tokens
+        loss /= items
         seconds = time.perf_counter() - began
         self.metrics.write(
             "eval", step=step, eval_loss=loss, tokens=tokens, eval_s=seconds, gpu_peak_bytes=max(peaks, default=None)

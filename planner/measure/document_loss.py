@@ -1,0 +1,70 @@
+"""A loss under which every document counts alike, however many of its tokens are learned.
+
+transformers' loss is the mean over tokens, so that a document with a thousand of them counts a hundred times as much as
+one with ten. Here it is the mean over documents of the means over their tokens; packed rows are taken apart for that by
+their `position_ids`. The batches are as ever: what a token counts is found from them as the model is called.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from planner.graph.chunks import weighted_cross_entropy
+
+_IGNORED = -100
+_given: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("given", default=None)
+"""Shares and number of documents of the slice that is called in this thread."""
+
+
+class DocumentLoss:
+    """The mean over documents, in the place of the model's own loss. `used`: the model has asked for it."""
+
+    used = False
+
+    def __call__(
+        self, logits: Tensor, labels: Tensor, vocab_size: int | None = None,
+        num_items_in_batch: Tensor | int | None = None, **_: object,
+    ) -> Tensor:  # fmt: skip
+        """The mean over `num_items_in_batch` documents, or over those of the slice; logits [rows, length, vocabulary],
+        labels [rows, length]."""
+        self.used = True
+        given = _given.get()
+        assert given is not None
+        _given.set(None)  # else they would take memory until the next slice
+        shares, count = given
+        flat = logits.float().view(-1, logits.shape[-1])
+        total = weighted_cross_entropy(flat, _shifted(labels).reshape(-1), shares.reshape(-1), _IGNORED)
+        return total / (count if num_items_in_batch is None else num_items_in_batch)
+
+
+def set_document_loss(model: nn.Module, causal: nn.Module) -> None:
+    """Have `causal` compute a DocumentLoss where `model`, which is it or peft's hull of it, is called."""
+    cast(Any, causal).loss_function = DocumentLoss()
+    model.register_forward_pre_hook(_sharing, with_kwargs=True)
+
+
+def shares_of(labels: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the token counts that each one predicts, [rows, length] in fp32: one over the learned tokens of its
+    document; and how many documents have such tokens. Both are given as [rows, length], positions where rows are
+    packed."""
+    begins = torch.zeros_like(labels) if position_ids is None else (position_ids == 0).long()
+    place = (begins.cumsum(1) - 1).clamp(min=0)
+    # A document's first token is never learned: the one that predicts a learned token is of the same document.
+    learned = (_shifted(labels) != _IGNORED).long()
+    counts = torch.zeros_like(place).scatter_add(1, place, learned)
+    return counts.clamp(min=1).float().reciprocal().gather(1, place), (counts > 0).sum()
+
+
+def _shifted(labels: Tensor) -> Tensor:
+    """The label that each token predicts; none for the last."""
+    return F.pad(labels, (0, 1), value=_IGNORED)[:, 1:]
+
+
+def _sharing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if kwargs.get("labels") is not None:
+        _given.set(shares_of(kwargs["labels"], kwargs.get("position_ids")))
