@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planner.measure.document_loss import shares_of
 from worker.data.corpus import Corpus
 
 log = logging.getLogger(__name__)
@@ -151,9 +150,16 @@ class Rows:
 
     def num_items(self, batch: dict[str, Tensor]) -> int:
         """What of a batch its loss is the mean over: these tokens, or documents that have some."""
-        if self.by_document:
-            return int(shares_of(batch["labels"], batch.get("position_ids"))[1])
-        return self.learned(batch)
+        return _documents(batch) if self.by_document else self.learned(batch)
+
+
+def _documents(batch: Mapping[str, Tensor]) -> int:
+    """Documents of a batch that have a token to be predicted."""
+    rows, places = torch.nonzero(batch["labels"][:, 1:] != IGNORED, as_tuple=True)
+    if "position_ids" not in batch:
+        return len(rows.unique())
+    number = (batch["position_ids"] == 0).flatten().cumsum(0).view(batch["labels"].shape)
+    return len(number[rows, places + 1].unique())
 
 
 class EvalBatches:
