@@ -25,7 +25,9 @@ COLUMNS: dict[Type, tuple[str, ...]] = {
 """Type -> the columns that it must have, by offmate's names."""
 
 
-_LATER = ("max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens", "chat_template_kwargs")
+_LATER = (
+    "data_dir", "max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens", "chat_template_kwargs",
+)  # fmt: skip
 """Fields that entries had not from the start, left out of what is written where they say nothing."""
 
 
@@ -81,6 +83,7 @@ class DataEntry(BaseModel):
     name: Text | None = None
     split: Annotated[str, Field(pattern=r"^[\w.-]+(\[[^\[\]]*\])?(\+[\w.-]+(\[[^\[\]]*\])?)*$")] = "train"
     data_files: tuple[Text, ...] = ()
+    data_dir: Text | None = None
     revision: Text | None = None
     type: Type | None = None
     columns: dict[str, str] = {}

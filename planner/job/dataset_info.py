@@ -65,7 +65,7 @@ def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, fin
     fields: dict[str, Any] = {"path": _path(name, said, folder, find)}
     fields |= {ours: said[key] for key, ours in (("subset", "name"), ("split", "split")) if said.get(key)}
     if said.get("folder"):
-        fields["data_files"] = (f"{said['folder']}/**",)
+        fields["data_dir"] = said["folder"]
     if said.get("num_samples"):
         raise ValueError(f"{name} has num_samples, a drawn part of it; give split, like train[:1000], there")
     formatting = said.get("formatting", "alpaca")

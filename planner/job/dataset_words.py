@@ -77,13 +77,13 @@ def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
     if inside is not None:
         files = [f"{inside}/{file}" for file in files]
     try:
-        if entry["path"] in _FILE_READERS and files:
-            return [simplest({**fields, "path": find(file)}) for file in files]
+        if entry["path"] in _FILE_READERS and (files or inside is not None):
+            return [simplest({**fields, "path": find(file)}) for file in files or [inside]]
         path = find(entry["path"])
         if inside is not None and not files:
             if path.startswith("/"):
                 return [simplest({**fields, "path": find(f"{path}/{inside}")})]
-            files = [f"{inside}/**"]
+            fields["data_dir"] = inside  # a split is among its files by their names, as in the whole dataset
         if path.startswith("/") and files:
             return [simplest({**fields, "path": find(f"{path}/{file}")}) for file in files]
         return [simplest({**fields, "path": path, "data_files": tuple(files)})]

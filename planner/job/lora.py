@@ -71,6 +71,9 @@ def check_lora(
     if isinstance(values["lora_target_modules"], str) and (wrong := _broken(values["lora_target_modules"])):
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", wrong))
     mistakes += list(_apart(values, names, source))
+    if isinstance(named := values["lora_target_modules"], tuple) and (alone := {"all", PEFTS_OWN} & set(named)):
+        text = f"{min(alone)} stands alone; {ALL_LINEAR} may have other names beside it"
+        mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", text))
     if values["lora_target_modules"] == () and not values.get(PARAMETERS):
         text = f"it is {shown(targets)}; it must be {ALL_LINEAR}, or a list of modules' names"
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", text))
@@ -152,19 +155,25 @@ def _same(key: str, given: object, found: object) -> bool:
     if key not in _SETS:
         return given == found
     given = (given,) if isinstance(given, int) and key == "layers_to_transform" else _targets(given)
-    if given in (ALL_LINEAR, PEFTS_OWN, False):
-        return True
     found = () if found is None else found
+    if given is False or _by_a_word(given):
+        named = set(given) - {ALL_LINEAR} if isinstance(given, tuple) else set()
+        return not named or (isinstance(found, tuple) and named <= set(found))
     return set(given) == set(found) if isinstance(given, tuple) and isinstance(found, tuple) else given == found
 
 
+def _by_a_word(targets: object) -> bool:
+    """Whether targets are, wholly or among others, what the model itself says: all linear layers, or peft's own."""
+    return targets in (ALL_LINEAR, PEFTS_OWN) or (isinstance(targets, tuple) and ALL_LINEAR in targets)
+
+
 def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> Iterator[str]:
-    """What to say of the adapter that the job goes on from: where the file wants adapters at all linear layers, and it
-    has some; where it was made for another revision of the base. `name`: that of the targets in the file."""
+    """What to say of the adapter that the job goes on from: where the file leaves it to the model which layers have
+    adapters, and it has some; where it was made for another revision of the base. `name`: that of the targets in the file."""
     if values.get(ADAPTER) in SWITCHED_OFF:
         return
     targets = values.get("lora_target_modules")
-    if _targets(source.values.get(name)) == ALL_LINEAR and targets != ALL_LINEAR:
+    if _by_a_word(said := _targets(source.values.get(name))) and targets != said:
         text = ", ".join(targets) if isinstance(targets, tuple) else str(targets)
         yield f"{name}: the adapter that the job goes on from is at {text}, and so only these are trained"
     made_for, base = adapter_revision(str(values[ADAPTER])), values.get("model_revision")

@@ -9,7 +9,7 @@ from typing import Any
 from planner.job.dialects import AXOLOTL
 from planner.job.evaluation import EVALUATED
 from planner.job.fields import DEFAULT_EPOCHS
-from planner.job.lora import DEFAULTS, MODULES, PARAMETERS, WHERE
+from planner.job.lora import BEGIN, DEFAULTS, MODULES, PARAMETERS, PLUS, PLUS_EMBEDDING, WHERE
 from planner.job.pretraining import TEXTS, entries_of
 from planner.job.reading import PER_EPOCH, Reading
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown, to_user_error
@@ -94,7 +94,7 @@ def _settle_adapters(reading: Reading, values: dict[str, Any], given: dict[str, 
     """Leave out what a tool's file says of adapters that are not made, as the tool does."""
     if reading.dialect.tool is None or values.get("method") == "lora":
         return
-    for name in (*DEFAULTS, MODULES, PARAMETERS, *WHERE, "use_rslora", "use_dora"):
+    for name in (*DEFAULTS, MODULES, PARAMETERS, *WHERE, BEGIN, PLUS, PLUS_EMBEDDING, "use_rslora", "use_dora"):
         key = given.pop(name, None)
         if key is not None and values.pop(name, None) not in SWITCHED_OFF:
             reading.unused.setdefault("it says nothing without method: lora", []).append(key)

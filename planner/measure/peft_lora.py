@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.adapter import WEIGHTS, adapter_keys, takes_from_base
+from planner.job.lora import ALL_LINEAR
 from planner.job.schema import Job
 from planner.measure.encoder_decoder import has_pairs
 from planner.measure.packed_experts import experts_shown, unpack_where_read
@@ -114,7 +115,7 @@ def _listed(value: Any) -> Any:
 
 def _check_matches(adapted: nn.Module, job: Job) -> None:
     """Raise UserError for a parameter's name or a pattern of the job that nothing in the model has, which peft leaves
-    out with a warning or none."""
+    out with a warning or none. Say which layers it leaves out so: a list of them often serves several models."""
     from peft.tuners.lora import LoraLayer
 
     layers = {n: module for n, module in adapted.named_modules() if isinstance(module, LoraLayer)}
@@ -122,6 +123,9 @@ def _check_matches(adapted: nn.Module, job: Job) -> None:
         f"{plain_name(name)}.{m.parameter_name}" for name, m in layers.items() if hasattr(m, "parameter_name")
     }
     places = {plain_name(name) for name in layers} | parameters
+    for name in job.lora_target_modules if isinstance(job.lora_target_modules, tuple) else ():
+        if name != ALL_LINEAR and not any(f".{place}".endswith(f".{name}") for place in places):
+            log.warning("model: lora_target_modules: no layer of this model that gets an adapter is called %s", name)
     asked = [("lora_target_parameters", name, parameters, re.escape(name)) for name in job.lora_target_parameters or ()]
     for key in ("rank_pattern", "alpha_pattern"):
         asked += [(key, pattern, places, pattern) for pattern in getattr(job, key) or ()]

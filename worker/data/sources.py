@@ -146,7 +146,8 @@ def _hub(entry: DataEntry) -> Dataset | tuple[()]:
 
 def _named(entry: DataEntry) -> dict[str, Any]:
     options: dict[str, Any] = {"data_files": list(entry.data_files)} if entry.data_files else {}
-    return options | {k: v for k, v in (("name", entry.name), ("revision", entry.revision)) if v is not None}
+    others = (("data_dir", entry.data_dir), ("name", entry.name), ("revision", entry.revision))
+    return options | {key: value for key, value in others if value is not None}
 
 
 def _unreadable(name: str, error: BaseException) -> UserError:

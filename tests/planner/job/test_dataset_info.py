@@ -18,7 +18,7 @@ INFO = {
     "talks": {"file_name": "talks.jsonl", "formatting": "sharegpt", "columns": {"messages": "turns", "system": "sys"},
               "tags": {"role_tag": "who", "content_tag": "what", "user_tag": "me", "assistant_tag": "it"}},
     "open": {"file_name": "talks.jsonl", "formatting": "openai", "columns": {"messages": "messages"}},
-    "hub": {"hf_hub_url": "owner/set", "subset": "en", "split": "train[:5%]"},
+    "hub": {"hf_hub_url": "owner/set", "subset": "en", "split": "train[:5%]", "folder": "v2"},
     "text": {"file_name": "texts.jsonl", "columns": {"prompt": "body"}},
     "prefer": {"file_name": "plain.json", "ranking": True},
     "seen": {"file_name": "plain.json", "columns": {"images": "images"}},
@@ -45,7 +45,7 @@ def test_llama_factorys_names_are_those_of_its_dataset_info(data: Path) -> None:
     job = Job.parse(LLAMA_FACTORY + "dataset: plain, talks,hub\n", data)
     plain, talks, hub = job.data
     assert (plain.path, plain.type, plain.prompt_format) == (str(data / "data" / "plain.json"), "instructions", None)
-    assert (hub.path, hub.name, hub.split) == ("owner/set", "en", "train[:5%]")
+    assert (hub.path, hub.name, hub.split, hub.data_dir) == ("owner/set", "en", "train[:5%]", "v2")
     record = {"turns": [{"who": "me", "what": "hi"}, {"who": "it", "what": "yes"}], "sys": "be nice"}
     mapped = talks.mapped(record)
     assert mapped["system"] == "be nice"

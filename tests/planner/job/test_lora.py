@@ -63,6 +63,8 @@ def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: 
         ("lora_alpha: 0", "it must be a number above 0"),
         ("lora_target_modules: []", "it is []; it must be all-linear, or a list of modules' names"),
         ("lora_target_modules: '(q'", 'it is "(q", and that is no pattern'),
+        ("lora_target_modules: [all, lm_head]", "all stands alone; all-linear may have other names beside it"),
+        ("lora_target_modules: [peft-default, lm_head]", "peft-default stands alone"),
         ("lora_target_modules: 3", "it is 3; it must be all-linear, peft-default, a list of modules' names, or"),
         ("loraplus_lr_ratio: 16\noptim: muon", "optim is muon, under which all weights have learning_rate"),
         ("loraplus_lr_ratio: 16\nembedding_lr: 1e-4", "embedding_lr is given too, and both say at which rate some"),
@@ -154,9 +156,14 @@ def test_a_job_that_goes_on_from_an_adapter_has_its_shape(lora_folder: Path) -> 
 
 def test_an_adapter_at_some_layers_is_told_where_the_file_wants_all_of_them(lora_folder: Path) -> None:
     adapter(lora_folder)
-    for line, said in (("lora_target: all", 1), ("lora_target_linear: true", 1), ("lora_target: q_proj", 0), ("", 0)):
+    for line, said in (
+        ("lora_target: all", 1), ("lora_target_linear: true", 1), ("lora_target: q_proj", 0), ("", 0),
+        ("lora_target_modules: peft-default", 1), ("lora_target_linear: true\nlora_target_modules: [q_proj]", 1),
+    ):  # fmt: skip
         _, notes = Job.parse_with_notes(LORA + f"adapter_name_or_path: made\n{line}\n", lora_folder)
         assert sum("the adapter that the job goes on from is at q_proj" in note for note in notes) == said, line
+    wider = "adapter_name_or_path: made\nlora_target_linear: true\nlora_target_modules: [lm_head]\n"
+    assert 'the adapter has ["q_proj"]' in str(refusal(LORA + wider, lora_folder))
 
 
 @pytest.mark.parametrize(("its", "said"), [("v2", 1), ("main", 0), (None, 0)])

@@ -177,6 +177,10 @@ def test_what_is_asked_for_is_what_the_job_has(tool: str, lines: str, means: dic
             "not used: lora_rank, lora_target (it says nothing without method: lora)",
         ),
         (
+            "axolotl", "loraplus_lr_ratio: 16\npeft_init_lora_weights: gaussian",
+            "not used: peft_init_lora_weights, loraplus_lr_ratio (it says nothing without method: lora)",
+        ),
+        (
             "TRL", "lora_r: 8\nuse_dora: true\nlora_dropout: 0",
             "not used: lora_r, use_dora (it says nothing without method: lora)",
         ),
@@ -204,7 +208,11 @@ def test_the_folder_and_the_columns_of_an_entry_are_trls(place: Path) -> None:
     entries = "{path: owner/set, data_dir: en}, {path: owner/set, data_dir: en, data_files: [a.jsonl, b.jsonl]}"
     lines = f"datasets: [{entries}, {{path: set, data_dir: en, columns: [messages]}}]\n"
     hub, files, here = Job.parse(START["TRL alone"] + lines, place).data
-    assert (hub.data_files, files.data_files) == (("en/**",), ("en/a.jsonl", "en/b.jsonl"))
+    assert (hub.data_files, files.data_files) == ((), ("en/a.jsonl", "en/b.jsonl"))
+    assert (hub.data_dir, files.data_dir) == ("en", None)
+    assert Job.parse(START["TRL alone"] + "datasets: [{path: json, data_dir: set/en}]\n", place).dataset == (
+        str(place / "set" / "en"),
+    )
     assert (here.path, here.type) == (str(place / "set" / "en"), "messages")
     talk = {"messages": [{"role": "user", "content": "a"}], "tools": "[]", "chat_template_kwargs": {"a": 1}}
     assert here.mapped(talk) == {"messages": talk["messages"]} and here.names(("messages",)) == ("messages",)

@@ -20,6 +20,7 @@ from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_fol
 from worker.data.batches import Batches
 from worker.data.corpus import load_corpus
 from worker.data.documents import mixture
+from worker.data.sources import open_source
 
 
 @pytest.fixture(autouse=True)
@@ -218,6 +219,19 @@ def test_broken_and_empty_records_are_told_where_entries_are_mixed(
     with pytest.raises(UserError, match=r"Cannot read the dataset two\.parquet") as refused:
         load_corpus(job, byte_tokenizer(), tmp_path / "data")
     assert refused.value.code == "dataset-unreadable" and "a text is not UTF-8: 0xe9" in refused.value.numbers[0]
+
+
+def test_the_folder_of_an_entry_has_its_splits_by_its_files_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset by its name, as those of the hub."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "named" / "en").mkdir(parents=True)
+    for split in ("train", "test"):
+        write_jsonl(tmp_path / "named" / "en" / f"{split}.jsonl", [{"text": split}])
+    write_jsonl(tmp_path / "named" / "train.jsonl", [{"text": "all"}])
+    records = open_source(DataEntry(path="named", data_dir="en")).records
+    assert [record["text"] for record in records] == ["train"]
 
 
 def test_an_entry_may_be_its_first_records_alone(tmp_path: Path) -> None:

@@ -369,6 +369,12 @@ def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.hint) == ("lora-targets", "lora_target_modules: all-linear")
 
 
+def test_a_target_that_peft_leaves_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_model(lora_job(tmp_path, lora_target_modules=["q_proj", "proj"]))
+    (said,) = [text for text in caplog.messages if "no layer of this model" in text]
+    assert said.endswith("is called proj")
+
+
 def test_pefts_own_targets_are_those_of_the_models_type_and_a_type_without_any_is_refused(tmp_path: Path) -> None:
     model = load_model(lora_job(tmp_path, lora_target_modules="peft-default"))
     trained = {name.split(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
