@@ -169,7 +169,8 @@ def _by_a_word(targets: object) -> bool:
 
 def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> Iterator[str]:
     """What to say of the adapter that the job goes on from: where the file leaves it to the model which layers have
-    adapters, and it has some; where it was made for another revision of the base. `name`: that of the targets in the file."""
+    adapters, and it has some; where it was made for another revision of the base. `name`: that of the targets in the
+    file."""
     if values.get(ADAPTER) in SWITCHED_OFF:
         return
     targets = values.get("lora_target_modules")

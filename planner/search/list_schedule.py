@@ -212,9 +212,8 @@ class _Play:
         """Its copy to the device is put on the link in stage `n`."""
         at = bisect_left(self.coming, window.order, key=_order)
         del self.coming[next(k for k in range(at, len(self.coming)) if self.coming[k][1] is window)]
-        self.clock.h2d = (
-            max(self.clock.h2d, self.clock.now, window.ready_s) + window.size / self.machine.h2d_bytes_per_s
-        )
+        start_s = max(self.clock.h2d, self.clock.now, window.ready_s)
+        self.clock.h2d = start_s + window.size / self.machine.h2d_bytes_per_s
         window.came, window.ready_s = n, self.clock.h2d
         self._take(window.size, n, window.fetch)
         self._take(-window.size, window.fetch, n)
@@ -292,9 +291,8 @@ class _Play:
                 self.staying.append(window)
         for window in ending:
             if window.is_gradient:
-                insort(
-                    self.gradients, (window.order, window, self.stale.pop(window.item[2:])), key=lambda entry: entry[0]
-                )
+                entry = window.order, window, self.stale.pop(window.item[2:])
+                insort(self.gradients, entry, key=_order)
         all_wait = self.setting.clip and (n + 1) % self.stages == 0
         for entry in [entry for entry in self.gradients if all_wait or entry[0][0] == n + 1]:  # block 0's: no gap
             self._update(entry, n)
@@ -302,9 +300,8 @@ class _Play:
 
     def _release(self, n: int) -> None:
         """What has been copied leaves; what has not stays where there is room, else the device waits."""
-        waiting = sorted(
-            (window for window in self.staying if window.sent is not None), key=lambda window: window.sent_s
-        )
+        copied = [window for window in self.staying if window.sent is not None]
+        waiting = sorted(copied, key=lambda window: window.sent_s)
         stay = sum(window.size for window in waiting if window.evict <= n)
         for window in waiting:
             due = window.evict <= n

@@ -157,9 +157,9 @@ def _documents(batch: Mapping[str, Tensor]) -> int:
     """Documents of a batch that have a token to be predicted."""
     rows, places = torch.nonzero(batch["labels"][:, 1:] != IGNORED, as_tuple=True)
     if "position_ids" not in batch:
-        return len(rows.unique())
+        return len(set(rows.tolist()))
     number = (batch["position_ids"] == 0).flatten().cumsum(0).view(batch["labels"].shape)
-    return len(number[rows, places + 1].unique())
+    return len(set(number[rows, places + 1].tolist()))
 
 
 class EvalBatches:

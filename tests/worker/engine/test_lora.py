@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import shutil
 from pathlib import Path
@@ -361,41 +360,3 @@ def why_not(job: Job) -> tuple[str, str]:
     with pytest.raises(UserError) as refused:
         load_model(job)
     return refused.value.code, refused.value.numbers[0]
-
-
-def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing_like_it") as caught:
-        skeleton_model(lora_job(tmp_path, lora_target_modules=["nothing_like_it"]))
-    assert (caught.value.code, caught.value.hint) == ("lora-targets", "lora_target_modules: all-linear")
-
-
-def test_a_target_that_peft_leaves_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_model(lora_job(tmp_path, lora_target_modules=["q_proj", "proj"]))
-    (said,) = [text for text in caplog.messages if "no layer of this model" in text]
-    assert said.endswith("is called proj")
-
-
-def test_pefts_own_targets_are_those_of_the_models_type_and_a_type_without_any_is_refused(tmp_path: Path) -> None:
-    model = load_model(lora_job(tmp_path, lora_target_modules="peft-default"))
-    trained = {name.split(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
-    assert {name.rpartition(".")[2] for name in trained} == {"q_proj", "v_proj"} and len(trained) == 6
-    (tmp_path / "other").mkdir()
-    with pytest.raises(UserError, match="Please specify `target_modules`") as caught:
-        skeleton_model(lora_job(tmp_path / "other", "gpt_oss", lora_target_modules="peft-default"))
-    assert (caught.value.code, caught.value.hint) == ("lora-targets", "lora_target_modules: all-linear")
-
-
-def test_without_peft_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: object, **kwargs: object) -> object:
-        if name.split(".")[0] == "peft":
-            raise ImportError("No module named 'peft'")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError) as caught:
-        skeleton_model(lora_job(tmp_path))
-    assert str(caught.value) == (
-        "LoRA needs the package peft.\n  No module named 'peft'\n  hint: pip install 'offmate[lora]'   [peft-missing]"
-    )
