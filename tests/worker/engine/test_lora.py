@@ -17,13 +17,11 @@ from planner.codec import to_json
 from planner.errors import UserError
 from planner.job.frozen import freeze
 from planner.job.schema import Job
-from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.machine_rates import estimate_hardware
 from planner.measure.peft_lora import plain_name
 from planner.run.folder import RunFolder
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import gpu_peak_bytes
-from tests.support.engine_plans import chain_of
 from tests.support.lora_jobs import engine_of, lora_job, plain_peft, plan_of, steps_of
 from tests.support.model_folders import write_model
 from tests.support.texts import byte_tokenizer
@@ -251,20 +249,6 @@ def test_the_output_is_an_adapter_that_peft_loads(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in trained.items())
     assert loaded.peft_config["default"].base_model_name_or_path == job.model
     assert len(base) + len(trained) == len(found)
-
-
-def test_the_skeleton_has_the_adapters_of_the_model(tmp_path: Path) -> None:
-    job = lora_job(tmp_path, bf16=True)
-    skeleton, model = skeleton_model(job), load_model(job)
-    described = [{n: (p.shape, p.dtype, p.requires_grad) for n, p in m.named_parameters()} for m in (skeleton, model)]
-    assert described[0] == described[1]
-    assert all(p.is_meta for p in skeleton.parameters())
-    assert chain_of(skeleton, sample_batch(job)).blocks[1].name == "base_model.model.model.layers.0"
-
-
-def test_adapters_are_made_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    load_model(lora_job(tmp_path))
-    assert [str(warning.message) for warning in recwarn if warning.category is FutureWarning] == []
 
 
 def test_a_job_goes_on_from_an_adapter_as_peft_does(tmp_path: Path) -> None:

@@ -8,9 +8,24 @@ from pathlib import Path
 import pytest
 
 from planner.errors import UserError
-from planner.measure.hf_model import skeleton_model
+from planner.measure.hf_model import sample_batch, skeleton_model
+from tests.support.engine_plans import chain_of
 from tests.support.lora_jobs import lora_job
 from worker.training.model import load_model
+
+
+def test_the_skeleton_has_the_adapters_of_the_model(tmp_path: Path) -> None:
+    job = lora_job(tmp_path, bf16=True)
+    skeleton, model = skeleton_model(job), load_model(job)
+    described = [{n: (p.shape, p.dtype, p.requires_grad) for n, p in m.named_parameters()} for m in (skeleton, model)]
+    assert described[0] == described[1]
+    assert all(p.is_meta for p in skeleton.parameters())
+    assert chain_of(skeleton, sample_batch(job)).blocks[1].name == "base_model.model.model.layers.0"
+
+
+def test_adapters_are_made_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    load_model(lora_job(tmp_path))
+    assert [str(warning.message) for warning in recwarn if warning.category is FutureWarning] == []
 
 
 def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
