@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 from planner.commands import parser as questions
 from planner.commands.fast_imports import lasting_imports
 from planner.errors import Exit
-from planner.hub import be_patient
+from planner.hub import speak_for_a_job
 from planner.job.output_dir import Place
 from planner.job.pins import pinned, told
 from planner.job.room import check_room, checkpoint_bytes
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
             return questions.answer(options, _STARTED_S, answers)
         run = RunFolder(options.run_dir) if options.run_dir else None
         if run is not None:
-            be_patient()
+            speak_for_a_job()
             if arguments is None:  # else loggers are the caller's
                 _log_to_the_job()
         return exit_code_of(lambda: _plan_and_say(options, run, answers), run)

@@ -1,60 +1,45 @@
-"""Patience with a hub that cannot be reached: a job that waits for its turn at night outlives a router's restart."""
+"""What the hub does not give: whether it cannot be reached, which passes by itself, or refuses."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
+from pathlib import Path
 
 from planner.errors import Exit, UserError, first_line
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-PATIENCE_S = 3600.0
-"""For how long a job asks again, beside the half minute in which the hub's own library does."""
-WAITED_FOR = "cannot be had from the hub now"
-"""What the log says then of what is waited for."""
-_FIRST_S, _LONGEST_S = 5.0, 60.0
+NOT_REACHED = "hub-not-reached"
+"""The code of the error of a hub that cannot be reached: a job that ends with it asks again later."""
 _NETWORK = {("httpx", "TransportError"), ("httpx2", "TransportError"), ("requests", "RequestException")}
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 
 
-class _Patience:
-    seconds = 0.0
+class _Speaker:
+    is_a_job = False
 
 
-def be_patient() -> None:
-    """From now on `patiently` asks again in this process: a job's, with nobody in front of it."""
-    _Patience.seconds = PATIENCE_S
+def speak_for_a_job() -> None:
+    """From now on this process's errors say what helps a job, with nobody in front of it. What the hub's own library
+    says of the half minute in which it asks again stays out of the job's log, and all else it says comes once."""
+    _Speaker.is_a_job = True
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
+    logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
 
 
-def patiently(load: Callable[[], T], what: str, *, sleep: Callable[[float], None] = time.sleep) -> T:
-    """What `load` gives. While it ends in errors of the network, and the process is a patient one, it is called again,
-    and the log says that `what` is waited for."""
-    waited_s, pause_s = 0.0, _FIRST_S
-    while True:
-        try:
-            return load()
-        except Exception as error:
-            if waited_s >= _Patience.seconds or not unreachable(error):
-                raise
-            log.warning("%s %s; trying again in %.0f s", what, WAITED_FOR, pause_s)
-        sleep(pause_s)
-        waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, _LONGEST_S)
+def is_downloaded(model: str) -> bool:
+    """Whether this machine has files of a model of the hub, of whatever revision."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
 
-
-def _again() -> str:
-    """What to do then: of a job in its turn, or where somebody asks and no job is there yet."""
-    return "offmate retry" if _Patience.seconds else "submit again"
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=model, repo_type="model"), "snapshots").is_dir()
 
 
 def not_reached(what: str, error: BaseException) -> UserError:
     """The error for people when `unreachable(error)`."""
+    asked = "it is asked again by itself" if _Speaker.is_a_job else "check the network, then submit again"
     return UserError(
-        f"The Hugging Face hub cannot be reached for {what}.", code="hub-not-reached", numbers=(first_line(error),),
-        hint=f"check the network, then {_again()}; or give the path of a folder on this machine",
+        f"The Hugging Face hub cannot be reached for {what}.", code=NOT_REACHED, numbers=(first_line(error),),
+        hint=f"{asked}; what is not of the hub is the path of a folder on this machine",
     )  # fmt: skip
 
 
@@ -71,7 +56,7 @@ def not_given(what: str, error: BaseException) -> UserError | None:
             f"The Hugging Face hub gives {what} only to people who have agreed to its terms.", code="hub-gated",
             exit_code=Exit.USAGE, numbers=(first_line(error),),
             hint="agree on its page at huggingface.co, type: hf auth login (as the daemon's user), then "
-            f"{_again()}",
+            f"{'offmate retry' if _Speaker.is_a_job else 'submit again'}",
         )  # fmt: skip
     if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError", "DatasetNotFoundError"}:
         return UserError(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from offmated.jobs.hub import waiting_line, waits_for_hub
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from planner.run.folder import RunFolder
@@ -24,7 +25,16 @@ def plan_job(job_id: int) -> None:
         with store.handling(row):
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
+            if not waits_for_hub(row.error):  # which has been said
+                run.say("planning")
             store.end(row, run_planner(run, store.url, watch))
+            say_what_is_waited_for(store, job_id, run)
+
+
+def say_what_is_waited_for(store: Store, job_id: int, run: RunFolder) -> None:
+    """Have the log of a job say that it waits for the hub, where it does: a line for each time."""
+    if (line := waiting_line(store.job(job_id))) is not None:
+        run.say(line)
 
 
 def cancelled(store: Store, job_id: int) -> bool:
@@ -39,7 +49,6 @@ def cancelled(store: Store, job_id: int) -> bool:
 def run_planner(run: RunFolder, database_url: str, watch: Watch, *, measure: bool = False) -> int:
     """Run the planner process on a run folder; see `Watch.run`. What it prints is the plan for programs, which is in
     plan.json too; what it says to people, on stderr, goes to the job's log."""
-    run.say("planning with measurements of the blocks" if measure else "planning")
     options = ["--measure"] if measure else []
     command = [sys.executable, "-P", "-m", "planner", "plan", str(run.path), "--database", database_url, *options]
     return watch.run(command, run, keep_output=False)

@@ -55,9 +55,9 @@ def loggers_as_before():
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits_for_the_hub(monkeypatch):
-    """A test that runs a job's code in its own process would have later ones wait an hour for the hub."""
-    monkeypatch.setattr("planner.hub._Patience.seconds", 0.0)
+def nobody_is_a_job(monkeypatch):
+    """A test that runs a job's code in its own process would have later ones told what helps a job."""
+    monkeypatch.setattr("planner.hub._Speaker.is_a_job", False)
 
 
 def _turned_down():

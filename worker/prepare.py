@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit
-from planner.hub import be_patient
+from planner.hub import speak_for_a_job
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
         return Exit.USAGE
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     folder = RunFolder(Path(arguments[0]).absolute())
-    be_patient()
+    speak_for_a_job()
     return exit_code_of(lambda: _prepare(folder), folder)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offmated.jobs.awake import awake
+from offmated.jobs.hub import waits_for_hub
 from offmated.jobs.nvml import energy_joules, energy_since
 from offmated.jobs.smaller import take_a_notch
 from offmated.jobs.states import Ending, JobState, account
@@ -25,7 +26,7 @@ from planner.run.processes import Process
 from planner.run.step_times import step_times
 from planner.run.watch import Watch
 from planner.schedule.chain import Chain
-from planner.tasks import cancelled, run_planner
+from planner.tasks import cancelled, run_planner, say_what_is_waited_for
 from planner.units import format_seconds
 from worker.training.metrics import read_metrics
 
@@ -48,9 +49,11 @@ def run_job(job_id: int) -> None:
             energy_j = energy_since(before)
             clear_place(run)
             ending = Ending(process=process, exit_code=code, error=run.read_error())
-            run.say(account(store.job(job_id).stop_reason, ending))
+            if not waits_for_hub(ending.error):
+                run.say(account(store.job(job_id).stop_reason, ending))
             less = process == "trainer" and take_a_notch(run, ending.error)
             store.end(row, code, process=process, less=less, energy_j=energy_j)
+            say_what_is_waited_for(store, job_id, run)
             if process == "trainer" and code == Exit.DONE:  # last: the job is done, whatever becomes of this
                 forget_if_wrong(run, store.url)
 
@@ -90,6 +93,7 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
             code = watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run)
             if code != Exit.DONE:
                 return "data", code
+        run.say("planning with measurements of the blocks")
         code = run_planner(run, database_url, watch, measure=True)
         if code != Exit.DONE:
             return "planner", code

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit
-from planner.hub import be_patient
+from planner.hub import speak_for_a_job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     stop.install()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     folder = RunFolder(Path(arguments[0]).absolute())
-    be_patient()
+    speak_for_a_job()
     folder.error.unlink(missing_ok=True)
     # Threads of several slices take turns; spinning while they wait would take the processor from the one that works.
     # Read when torch is loaded, which therefore happens below.

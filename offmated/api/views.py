@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from offmated.jobs.figures import NO_STEPS, Steps, plan_of, steps_of
+from offmated.jobs.hub import asked_at, waits_for_hub
 from offmated.jobs.listing import Listed
 from offmated.jobs.queue import too_short
 from offmated.jobs.room import missing_bytes
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
-from planner.hub import WAITED_FOR
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.step_times import StepTimes
@@ -45,6 +45,8 @@ def job_view(job: Listed) -> Json:
     """
     row = job.row
     view = {name: getattr(row, name) for name in _ROW_FIELDS}
+    if row.state in TAKEN_FROM:  # what the process before ended with
+        view["error"] = None
     if _is_left_alone(row):
         view["state"] = TAKEN_FROM[row.state]
     view |= {"reason": _reason(job), "place": job.place, "output": (row.result or {}).get("output")}
@@ -103,7 +105,7 @@ def _reason(job: Listed) -> str:
     if _is_left_alone(row):
         return "its process has ended; it goes on once the database has taken that"
     if row.state in TAKEN_FROM:
-        return _STOPS[row.stop_reason] if row.stop_reason is not None else _waited_for(row) or _again(row)
+        return _STOPS[row.stop_reason] if row.stop_reason is not None else _asks(row) or _again(row)
     worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
     return "; ".join(filter(None, (_kept(job) or f"goes to the {worker} next", _again(row))))
 
@@ -116,13 +118,9 @@ _STOPS = {
 }  # fmt: skip
 
 
-def _waited_for(row: JobRow) -> str:
-    """What a job at work waits for that the hub does not give, by its log."""
-    for line in RunFolder(Path(row.run_dir)).tail_of_log(1):
-        before, waits, _ = line.partition(WAITED_FOR)
-        if waits:
-            return before[before.find("the ") :] + waits
-    return ""
+def _asks(row: JobRow) -> str:
+    """Of a job that is being planned, and was not as the hub was not reached: that."""
+    return "asks the hub again" if row.state is JobState.PLANNING and waits_for_hub(row.error) else ""
 
 
 def _kept(job: Listed) -> str:
@@ -132,6 +130,8 @@ def _kept(job: Listed) -> str:
         return "the machine is paused: offmate resume"
     if row.hold is Hold.NO_ROOM:
         return _room(row)
+    if row.hold is Hold.NO_HUB:
+        return f"waits for the hub; tried again at {asked_at(row.error)}"
     if row.hold is not None:
         return f"paused: offmate resume {row.id}" if row.hold is Hold.PAUSED else f"held: offmate release {row.id}"
     if row.state is JobState.WAITING and job.yields:

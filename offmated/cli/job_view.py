@@ -12,7 +12,7 @@ from rich.text import Text
 
 from offmated.cli.output import coloured, pairs, table
 from offmated.cli.plan_view import plan_rows
-from offmated.jobs.states import FINAL, JobState
+from offmated.jobs.states import FINAL, Hold, JobState
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
 from planner.units import format_bytes, format_bytes_down, format_seconds
@@ -33,7 +33,7 @@ def submitted(job: Json) -> RenderableType:
     """After a submission: number, place, folder, notes, and the commands people want next."""
     number = job["id"]
     rows = [("run folder", job["run_dir"])]
-    rows += [("held", f"until offmate release {number}")] if job["hold"] else []
+    rows += [("held", f"until offmate release {number}")] if job["hold"] == Hold.HELD else []
     rows += [("window", job["window"])] if job["window"] else []
     rows += [row for row in [_when(job)] if row[1]]
     rows += [("note", note) for note in job["notes"]]

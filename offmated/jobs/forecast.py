@@ -15,7 +15,7 @@ _MOST_TURNS = 1000  # of all jobs together
 class Work:
     """A job of the queue. `left_s`: how long it is to have the GPU, None where that is not known; `stop_s`: so long
     before its window's end it stops. It begins not before `begin_at`, and after the job `after` has ended. `blocked`: a
-    person, or a full disk, keeps it from its turn."""
+    person, a full disk, or a hub that is not reached keeps it from its turn."""
 
     id: int
     left_s: float | None

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from offmated.jobs.figures import DAMAGED, left_s, stop_s
 from offmated.jobs.forecast import UNKNOWN, Expected, Work, forecast
+from offmated.jobs.hub import waits_for_hub
 from offmated.jobs.queue import wishes
 from offmated.jobs.states import FINAL, TAKEN_FROM, JobState
 from offmated.jobs.store import Store, no_such_job
@@ -195,7 +196,8 @@ def _expected(session: Session, paused: bool) -> dict[int, Expected]:
         works.append(Work(
             id=row.id, left_s=left, stop_s=stop, begin_at=row.begin_at or 0.0,
             window=window, after=after,
-            blocked=not known or row.hold is not None or (after is not None and after not in here),
+            blocked=not known or row.hold is not None or (after is not None and after not in here)
+            or (row.state is not JobState.RUNNING and waits_for_hub(row.error)),
             running=row.state is JobState.RUNNING and row.stop_reason is None,
         ))  # fmt: skip
     return forecast(works, time.time())

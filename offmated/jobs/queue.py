@@ -12,8 +12,9 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from offmated.jobs.figures import DAMAGED, stop_s
+from offmated.jobs.hub import asks_now
 from offmated.jobs.room import missing_bytes
-from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState
+from offmated.jobs.states import FINAL, PASSING, TAKEN_FROM, Hold, JobState
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow, WishRow
 from offmated.jobs.turns import queue_order
@@ -23,6 +24,8 @@ from planner.run.folder import RunFolder
 
 _PAUSE, _YIELD = "pause", "yield"
 _IDLE = tuple(TAKEN_FROM.values())
+_PASSING = tuple(PASSING.values())
+_BY_NOBODY = (None, *_PASSING)
 
 
 def hold(store: Store, job_id: int) -> None:
@@ -31,7 +34,7 @@ def hold(store: Store, job_id: int) -> None:
         row = _living(session, job_id)
         if row.state in TAKEN_FROM:
             raise _begun(row, f"offmate pause {job_id} has it save a checkpoint and wait")
-        if row.hold is None:
+        if row.hold in _BY_NOBODY:
             _set(session, row, hold=Hold.HELD)
 
 
@@ -53,7 +56,7 @@ def pause(store: Store, job_id: int) -> None:
     `job-ended`."""
     with store.writing() as session:
         row = _living(session, job_id)
-        if row.hold is None:  # the dispatcher has its process end
+        if row.hold in _BY_NOBODY:  # the dispatcher has its process end
             _set(session, row, hold=Hold.PAUSED if row.attempts else Hold.HELD)
 
 
@@ -68,17 +71,18 @@ def resume(store: Store, job_id: int) -> None:
         _set(session, row, hold=None)
 
 
-def go_on_where_there_is_room(store: Store) -> list[int]:
-    """Give jobs their turns back whose disks have the room they need; returns their numbers."""
+def go_on(store: Store) -> list[int]:
+    """Give jobs their turns back whose disks have the room they need, and those that are to ask the hub again; returns
+    their numbers."""
     with store.looking() as session:
-        held = session.scalars(select(JobRow).where(JobRow.hold == Hold.NO_ROOM, JobRow.state.in_(_IDLE))).all()
+        held = session.scalars(select(JobRow).where(JobRow.hold.in_(_PASSING), JobRow.state.in_(_IDLE))).all()
     found = []
     for row in held:
         with suppress(OSError):  # a disk that does not answer has no room
-            if missing_bytes(row.error):
+            if missing_bytes(row.error) if row.hold is Hold.NO_ROOM else not asks_now(row.error):
                 continue
             with store.writing() as session:
-                mine = JobRow.id == row.id, JobRow.hold == Hold.NO_ROOM
+                mine = JobRow.id == row.id, JobRow.hold == row.hold
                 session.execute(update(JobRow).where(*mine).values(hold=None))
             found.append(row.id)
     return found

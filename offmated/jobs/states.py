@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from planner.errors import Exit, disk_full
+from planner.hub import NOT_REACHED
 from planner.run.oom import KILLED_FOR_MEMORY
 
 LARGEST_ID = 2**31 - 1  # what `jobs.id` holds in every database
@@ -49,11 +50,12 @@ class StopReason(StrEnum):
 
 class Hold(StrEnum):
     """Why a job that is not over has no turn. HELD, PAUSED: until a person says so; it waited, or had begun. NO_ROOM:
-    until its disk has what it needs."""
+    until its disk has what it needs. NO_HUB: until it asks the hub again."""
 
     HELD = "held"
     PAUSED = "paused"
     NO_ROOM = "no-room"
+    NO_HUB = "no-hub"
 
 
 class Event(StrEnum):
@@ -95,6 +97,9 @@ AGAIN = frozenset(state for state, events in TRANSITIONS.items() if Event.TRAIN 
 TAKEN_FROM = {events[Event.TAKE]: state for state, events in TRANSITIONS.items() if Event.TAKE in events}
 """A state in which a process works on the job -> the state in which the job is due for it."""
 
+PASSING = {DISK_FULL: Hold.NO_ROOM, NOT_REACHED: Hold.NO_HUB}
+"""Errors that fail no job, by their codes: what it has no turn for until they have passed."""
+
 _STOPS = {
     StopReason.SHUTDOWN: "stopped with the daemon", StopReason.PAUSE: "paused",
     StopReason.WINDOW: "saved before its window's end", StopReason.YIELD: "left the GPU to another program",
@@ -124,7 +129,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What becomes of the job: `crashes` is the new count, `error` why it failed, or has no room (`hold`)."""
+    """What becomes of the job: `crashes` is the new count, `error` why it failed, or what has to pass (`hold`)."""
 
     state: JobState
     crashes: int
@@ -136,8 +141,9 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
     """What becomes of a job whose process ended in `phase` (PLANNING or RUNNING), with `crashes` behind it.
 
     What is finished stays finished, even when a stop came late. A person's error is final; a death is not, before
-    `CRASH_LIMIT` of them, and a full disk never is: the job waits for room. A failure that nobody has explained is
-    tried again from a checkpoint that is new, and without one it is final: what fails at the same step fails twice.
+    `CRASH_LIMIT` of them, and a full disk or a hub that is not reached never is: the job waits until that has passed. A
+    failure that nobody has explained is tried again from a checkpoint that is new, and without one it is final: what
+    fails at the same step fails twice.
     """
     code, since = ending.exit_code, 0 if ending.progressed else crashes
     event, error, held = Event.RETURN, None, None
@@ -149,8 +155,8 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
         event, since = Event.LESS, 0
     elif code is not None and code > 0 and code != Exit.STOPPED:
         event, error = Event.FAIL, ending.error or _unexplained(ending)
-        if error.get("code") == DISK_FULL:
-            event, held = Event.RETURN, Hold.NO_ROOM
+        if (held := PASSING.get(str(error.get("code")))) is not None:
+            event = Event.RETURN
         elif ending.error is None and ending.progressed:
             event, error = Event.RETURN, None
     else:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from offmated.config import Config
 from offmated.jobs.database import PATIENCE_S, WORKERS_PATIENCE_S, open_engine, reading
+from offmated.jobs.hub import asking_again
 from offmated.jobs.room import needing
 from offmated.jobs.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, Hold, JobState, StopReason, account, judge
 from offmated.jobs.table import JobRow
@@ -127,7 +128,7 @@ class Store:
         row = self.job(job_id)
         if row.state is not TAKEN_FROM[phase]:
             return None
-        begun: dict[str, Any] = {"owner": str(owner), "stop_reason": None, "exit_code": None, "error": None}
+        begun: dict[str, Any] = {"owner": str(owner), "stop_reason": None, "exit_code": None}
         try:
             begun |= _begun(row) if phase is JobState.RUNNING else {}
         except (TypeError, ValueError) as error:
@@ -170,7 +171,9 @@ class Store:
             }  # fmt: skip
             if verdict.hold is not None:
                 assert verdict.error is not None
-                values |= {"hold": now.hold or verdict.hold, "error": needing(verdict.error, folder)}
+                room = verdict.hold is Hold.NO_ROOM
+                error = needing(verdict.error, folder) if room else asking_again(verdict.error, now.error)
+                values |= {"hold": now.hold or verdict.hold, "error": error}
             ended_at, result = _now(now.created_at, now.started_at), None
             if now.state is JobState.RUNNING:
                 attempt = now.history[-1]

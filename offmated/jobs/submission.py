@@ -25,6 +25,7 @@ from planner.errors import Exit, UserError
 from planner.job.data_check import check_data, is_rendered
 from planner.job.frozen import fingerprint, freeze, package_versions
 from planner.job.length import notes_on_length
+from planner.job.notes import taken_from_hub
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
 from planner.job.trackers import missing_package
@@ -140,6 +141,8 @@ def _take_in(
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
     made: list[Path] = []
     told = [*notes, *filter(None, map(missing_package, job.report_to)), *notes_on_length(job)]
+    if again is None and (taken := taken_from_hub(job.model)) is not None:
+        told.append(taken)
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)

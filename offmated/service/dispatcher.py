@@ -16,7 +16,7 @@ from pathlib import Path
 import redis
 from sqlalchemy.exc import OperationalError
 
-from offmated.jobs.queue import go_on_where_there_is_room, is_paused, is_too_late, until_next_window, yields
+from offmated.jobs.queue import go_on, is_paused, is_too_late, until_next_window, yields
 from offmated.jobs.states import TAKEN_FROM, JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
@@ -28,7 +28,7 @@ from planner.run.watch import end_leftover
 
 log = logging.getLogger(__name__)
 
-ROOM_EVERY_S = 5.0
+GO_ON_EVERY_S = 5.0
 LOST_AFTER_S = 5.0  # a message that has left its queue has become a taken job by then, or is lost
 GIVEN_UP_AFTER_S = 60.0  # what the system refuses may pass; a job whose folder stays closed has failed
 
@@ -43,7 +43,7 @@ class Dispatcher:
         self._errors = RepeatedErrors()
         self._sent: dict[str, tuple[tuple[int, int, int], float]] = {}
         self._silent_since: float | None = None
-        self._room_due = 0.0
+        self._go_on_due = 0.0
         self._blameless: set[str | None] = set()  # workers that went down with a daemon
         self._since: dict[int, float] = {}  # jobs that cannot be taken back, and since when
 
@@ -54,7 +54,7 @@ class Dispatcher:
             ("taking jobs back", self.adopt), ("pausing jobs", self.keep_paused),
             ("keeping to windows", self.keep_windows), ("passing stops on", self.pass_on_stops),
         )  # fmt: skip
-        idle = ("looking for room", self.look_for_room), ("handing jobs out", self.hand_out)
+        idle = ("having jobs go on", self.have_go_on), ("handing jobs out", self.hand_out)
         return (*(worked_on if there & TAKEN_FROM.keys() else ()), *(idle if there & {*TAKEN_FROM.values()} else ()))
 
     def adopt(self, *, blameless: bool = False) -> None:
@@ -116,12 +116,12 @@ class Dispatcher:
                     until_next_window(self._store, row)
                     self._store.stop(row.id, StopReason.WINDOW)
 
-    def look_for_room(self) -> None:
-        """Have jobs go on that waited for room on their disks, where it is there now."""
-        if time.monotonic() >= self._room_due:
-            self._room_due = time.monotonic() + ROOM_EVERY_S
-            for number in go_on_where_there_is_room(self._store):
-                log.info("there is room for job %d: it goes on", number)
+    def have_go_on(self) -> None:
+        """Have jobs go on that waited for room on their disks, where it is there now, or for the hub."""
+        if time.monotonic() >= self._go_on_due:
+            self._go_on_due = time.monotonic() + GO_ON_EVERY_S
+            for number in go_on(self._store):
+                log.info("job %d goes on: there is room, or the hub is asked again", number)
 
     def hand_out(self) -> None:
         """Send each idle worker the job that is due next."""

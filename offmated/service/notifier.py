@@ -108,7 +108,7 @@ class Notifier:
             if job.row.stop_reason is StopReason.WINDOW and job.row.state is JobState.WAITING and job.row.history
         ]  # fmt: skip
         several = len(listing.ended_since(self._store, reported, 2)) > 1  # of one alone all has been told
-        stands_still = all(job.row.hold is not None for job in active)
+        stands_still = all(job.row.hold not in (None, Hold.NO_HUB) for job in active)  # which asks again by itself
         if any((ended or 0.0) > reported for ended in night_over) or (several and stands_still):
             found = report(self._store, reported)
             return Message(title=f"report: {found['title']}", body="\n".join(found["lines"]), marks={_REPORTED: now})

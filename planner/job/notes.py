@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from planner.hub import is_downloaded
 from planner.job.adapter import takes_from_base
+from planner.job.local_data import is_local
 from planner.job.lora import has_no_weights
 from planner.job.values import ADAMW_8BIT, MUON
 from planner.muon import MATCH_RMS
@@ -18,6 +20,15 @@ def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
     run = f"the run has {steps} step{'' if steps == 1 else 's'}"
     rises = "the rate only rises, and never gets to learning_rate"
     return f"warmup_steps is {warmup_steps:g}, and {run}: {rises}; below 1 it is a share of all steps, such as 0.1."
+
+
+def taken_from_hub(model: str) -> str | None:
+    """What to say of a job's `model` that is no folder, and that this machine has no download of: it may be a path with
+    a mistake in it. None for others."""
+    if is_local(model) or is_downloaded(model):
+        return None
+    taken = "it is taken as a name on the Hugging Face hub, which is asked when the job is planned"
+    return f"model: there is no folder {model} beside the job file, and no download of it; {taken}"
 
 
 def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
-from planner.hub import not_given, patiently
+from planner.hub import not_given
 from planner.job.schema import Job
 from planner.measure.encoder_decoder import check_sides, has_pairs, is_encoder_decoder
 from planner.measure.hf_names import own_code, own_code_refused, revision_of
@@ -41,12 +41,7 @@ def model_config(job: Job) -> PreTrainedConfig:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise _unusable(job, "the folder has no config.json")
     try:
-        config = patiently(
-            lambda: AutoConfig.from_pretrained(
-                job.model, revision=revision_of(job), trust_remote_code=False
-            ),
-            f"the config of {job.model}"
-        )
+        config = AutoConfig.from_pretrained(job.model, revision=revision_of(job), trust_remote_code=False)
     except Exception as error:  # a config is anybody's: what its class makes of it may raise anything
         if is_disk_full(error):
             raise disk_full(error, f"the config of {job.model}") from error

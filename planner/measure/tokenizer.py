@@ -11,7 +11,7 @@ from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
-from planner.hub import not_given, patiently
+from planner.hub import not_given
 from planner.job.schema import Job
 from planner.measure.hf_names import own_code, own_code_refused, tokenizer_revision
 
@@ -19,11 +19,8 @@ from planner.measure.hf_names import own_code, own_code_refused, tokenizer_revis
 def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     """The job's tokenizer, with the job's chat template where it gives one. Raises UserError."""
     try:
-        tokenizer: PreTrainedTokenizerBase = patiently(
-            lambda: AutoTokenizer.from_pretrained(
-                job.tokenizer, revision=tokenizer_revision(job), trust_remote_code=False,
-            ),
-            f"the tokenizer {job.tokenizer}",
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            job.tokenizer, revision=tokenizer_revision(job), trust_remote_code=False
         )
     except Exception as error:  # its files are anybody's: what is made of them may raise anything
         if is_disk_full(error):

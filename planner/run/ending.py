@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 
 from planner.errors import Exit, UserError, disk_full, is_disk_full
+from planner.hub import NOT_REACHED
 from planner.run.folder import RunFolder
 
 
 def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:
     """What `act` returns, or the code of the UserError that it raises, which goes to stderr and to the run folder. A
-    full disk is such an error, whoever met it. Any other is our bug, and is raised."""
+    full disk is such an error, whoever met it. That the hub is not reached is said by who started the process, in one
+    line with when it is asked again. Any other is our bug, and is raised."""
     try:
         return act()
     except UserError as error:
@@ -21,7 +23,8 @@ def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:
             raise
         told = disk_full(error)
     try:
-        print(told, file=sys.stderr, flush=True)
+        if run is None or told.code != NOT_REACHED:
+            print(told, file=sys.stderr, flush=True)
         if run is not None:
             run.write_error(told)
     except OSError as error:

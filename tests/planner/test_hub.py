@@ -1,6 +1,11 @@
-"""Patience with the hub: what is an error of the network, and how long it is waited for."""
+"""What the hub does not give: what is an error of the network, which passes by itself, and what people are told."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import httpx
 import httpx2
@@ -14,6 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from planner import hub
+from tests import ROOT
 
 
 def raised(error: Exception, *causes: Exception) -> Exception:
@@ -35,11 +41,6 @@ OUT = raised(  # what transformers raises without a network, as met with transfo
 )  # fmt: skip
 BUSY = raised(OSError("..."), httpx2.HTTPStatusError("busy", request=answer(503).request, response=answer(503)))
 GONE = raised(OSError("owner/model is not a local folder"), RepositoryNotFoundError("404", response=answer(404)))
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub._Patience, "seconds", 0.0)
 
 
 @pytest.mark.parametrize("error", [OUT, BUSY, ConnectionError("Couldn't reach 'owner/set' on the Hub"),
@@ -68,49 +69,39 @@ def test_what_the_hub_does_not_give_says_what_to_do(error: Exception, code: str 
         assert "the dataset a/b" in found.what and found.hint and found.numbers == (str(error),)
     if code in ("hub-not-reached", "hub-gated"):
         assert found is not None and "then submit again" in str(found.hint), "there is no job yet"
-        hub.be_patient()
+        hub.speak_for_a_job()
         job = hub.not_given("the dataset a/b", error)
-        assert job is not None and "then offmate retry" in str(job.hint)
+        by_itself = code == "hub-not-reached"
+        assert job is not None and ("asked again by itself" if by_itself else "then offmate retry") in str(job.hint)
 
 
 @pytest.mark.parametrize("error", [GONE, ValueError("no config"), FileNotFoundError("no file"), OSError("disk")])
-def test_what_is_wrong_whatever_the_network_does_is_not_waited_for(error: Exception) -> None:
-    hub.be_patient()
+def test_what_is_wrong_whatever_the_network_does_does_not_pass_by_itself(error: Exception) -> None:
     assert not hub.unreachable(error)
 
-    def load() -> None:
-        calls.append(1)
-        raise error
 
-    calls: list[int] = []
-    with pytest.raises(type(error)):
-        hub.patiently(load, "it", sleep=lambda _: None)
-    assert calls == [1]
+def test_a_download_of_a_model_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--owner--model" / "snapshots").mkdir(parents=True)
+    assert (hub.is_downloaded("owner/model"), hub.is_downloaded("owner/other")) == (True, False)
 
 
-def test_a_job_asks_again_for_an_hour_and_then_says_what_it_was(caplog: pytest.LogCaptureFixture) -> None:
-    pauses: list[float] = []
-
-    def load() -> None:
-        raise OUT
-
-    with pytest.raises(OSError, match="We couldn't connect"):
-        hub.patiently(load, "the config of owner/model", sleep=pauses.append)
-    assert pauses == [], "somebody is in front of it"
-    hub.be_patient()
-    with pytest.raises(OSError, match="We couldn't connect"):
-        hub.patiently(load, "the config of owner/model", sleep=pauses.append)
-    assert pauses[:5] == [5, 10, 20, 40, 60] and hub.PATIENCE_S <= sum(pauses) <= hub.PATIENCE_S + 60
-    assert caplog.messages[0] == "the config of owner/model cannot be had from the hub now; trying again in 5 s"
+def test_the_tries_of_the_hubs_library_stay_out_of_a_jobs_log_and_the_rest_of_it_comes_once() -> None:
+    said = run_here("""
+        import logging, sys
+        from planner.hub import speak_for_a_job
+        speak_for_a_job()
+        logging.basicConfig(format="ours %(message)s", stream=sys.stdout)
+        from huggingface_hub.utils import http_backoff
+        for name in ("_http", "_validators"):
+            logging.getLogger(f"huggingface_hub.utils.{name}").warning("a warning of %s", name)
+    """)
+    assert said == "a warning of _validators\n"
 
 
-def test_what_comes_back_is_taken() -> None:
-    hub.be_patient()
-    answers = [OUT, BUSY]
-
-    def load() -> str:
-        if answers:
-            raise answers.pop()
-        return "the config"
-
-    assert hub.patiently(load, "it", sleep=lambda _: None) == "the config"
+def run_here(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, check=True,
+    )  # fmt: skip
+    return done.stdout

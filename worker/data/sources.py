@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import Exit, UserError, disk_full, is_disk_full
-from planner.hub import not_given, patiently
+from planner.hub import not_given
 from planner.job.broken_rows import BrokenRows, json_lines
 from planner.job.data_check import FirstRows
 from planner.job.data_entry import DataEntry
@@ -53,10 +53,7 @@ def open_source(entry: DataEntry, broken: BrokenRows | None = None) -> Source:
     config.HF_UPDATE_DOWNLOAD_COUNTS = False
     name, path = entry.path, Path(entry.path)
     try:
-        if is_local(name):
-            records = _part(_open_local(path, broken), entry.split)
-        else:
-            records = patiently(lambda: _hub(entry), f"the dataset {name}")
+        records = _part(_open_local(path, broken), entry.split) if is_local(name) else _hub(entry)
     except (DatasetsError, DatasetGenerationError, OSError, ValueError, csv.Error) as error:
         if is_disk_full(error):
             raise disk_full(error, f"a copy of the dataset {name}") from error

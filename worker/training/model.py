@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
-from planner.hub import not_given, patiently
+from planner.hub import not_given
 from planner.job.adapter import takes_from_base
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
@@ -62,12 +62,9 @@ def load_model(
         packing = experts_packed_as_read(job) if job.quantize_moe_experts else contextlib.nullcontext()
         try:
             with packing:
-                loaded: Any = patiently(
-                    lambda: model_class(config).from_pretrained(
-                        job.model, config=config, dtype=dtype, attn_implementation=attention,
-                        output_loading_info=True, trust_remote_code=False, revision=revision_of(job), **options,
-                    ),
-                    f"the model {job.model}",
+                loaded: Any = model_class(config).from_pretrained(
+                    job.model, config=config, dtype=dtype, attn_implementation=attention,
+                    output_loading_info=True, trust_remote_code=False, revision=revision_of(job), **options,
                 )  # fmt: skip
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             if is_disk_full(error):

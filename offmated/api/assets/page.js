@@ -142,7 +142,7 @@ function showJob(job, curves) {
   charts.loss.show(curves.loss());
   charts.pace.show(curves.pace());
   find("#plan").hidden = !job.plan;
-  find("#pause").hidden = OVER.has(job.state) || Boolean(job.hold);
+  find("#pause").hidden = OVER.has(job.state) || ["held", "paused"].includes(job.hold);
   find("#resume").hidden = OVER.has(job.state) || !job.hold;
   find("#cancel").hidden = OVER.has(job.state);
   find("#retry").hidden = !["failed", "cancelled"].includes(job.state);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from offmated.jobs.listing import Listed
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.version import API
-from planner import hub
+from planner.hub import not_reached
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 
@@ -54,29 +53,12 @@ def test_a_job_that_is_being_stopped_says_why() -> None:
     assert reason(row(1, JobState.RUNNING, stop_reason=StopReason.SHUTDOWN)) == "saves a checkpoint to stop"
 
 
-def test_a_job_at_work_says_what_it_waits_for_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub._Patience, "seconds", 60.0)
-    planning = row(1, JobState.PLANNING, tmp_path, owner=str(Process.current()))
-    assert reason(planning) == ""
-    with (tmp_path / "log.txt").open("w") as file:
-        handler = logging.StreamHandler(file)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-        log = logging.getLogger("planner.hub")
-        log.addHandler(handler)
-        answers = iter([ConnectionError("no network"), None])
-
-        def load() -> None:
-            if error := next(answers):
-                raise error
-
-        def meanwhile(_: float) -> None:
-            assert reason(planning) == "the model of/them cannot be had from the hub now"
-
-        try:
-            hub.patiently(load, "the model of/them", sleep=meanwhile)
-        finally:
-            log.removeHandler(handler)
-        assert next(answers, "both were asked for") == "both were asked for"
+def test_a_job_at_work_does_not_show_the_error_that_it_has_got_past() -> None:
+    error = not_reached("the model a/b", TimeoutError()).to_json()
+    me = str(Process.current())
+    for state, words in ((JobState.PLANNING, "asks the hub again"), (JobState.RUNNING, "")):
+        shown = view(row(1, state, error=error, owner=me))
+        assert (shown["error"], shown["reason"]) == (None, words)
 
 
 def test_a_job_whose_process_is_gone_is_not_shown_as_running() -> None:

@@ -275,11 +275,11 @@ def test_a_job_without_room_says_what_is_missing_and_goes_on_once_it_is_there(li
         run.write_error(caught.value)
         row = line.store.job(number)
         assert line.store.end(row, 1) is JobState.WAITING
-        assert line.due() == queue.go_on_where_there_is_room(line.store) == []
+        assert line.due() == queue.go_on(line.store) == []
         assert line.reason(number).startswith(f"no room: 256.0 KiB missing at {disk}; goes on by itself")
         ballast.unlink()
         assert line.reason(number).startswith("there is room again: it goes on")
-        assert queue.go_on_where_there_is_room(line.store) == [number]
+        assert queue.go_on(line.store) == [number]
     assert line.due() == [number]
     line.run(number, 0)
     assert (line.store.job(number).state, line.store.job(number).error) == (JobState.DONE, None)
@@ -294,7 +294,7 @@ def test_a_full_disk_that_nobody_measured_asks_for_more_each_time(line: Line) ->
         assert error is not None
         assert error["needs"]["folder"] == str(line.paths.run_folder(number))
         asked.append(error["needs"]["bytes"] - shutil.disk_usage(line.paths.runs).free)
-        assert queue.go_on_where_there_is_room(line.store) == []
+        assert queue.go_on(line.store) == []
         queue.resume(line.store, number)
     assert min(asked) > 0
 

@@ -168,6 +168,14 @@ def test_a_full_disk_sends_the_job_back_to_wait_for_room_and_is_nobodys_fault(ph
     assert judge(phase, None, 2, trainer(exit_code=1)).hold is None
 
 
+@pytest.mark.parametrize("phase", [PLANNING, RUNNING])
+def test_a_hub_that_is_not_reached_sends_the_job_back_to_wait_for_it_and_is_nobodys_fault(phase: JobState) -> None:
+    ending = trainer(exit_code=1, error={"what": "The hub cannot be reached.", "code": "hub-not-reached"})
+    verdict = judge(phase, None, 2, ending)
+    assert (verdict.state, verdict.hold, verdict.crashes) == (TAKEN_FROM[phase], Hold.NO_HUB, 2)
+    assert judge(phase, StopReason.CANCEL, 2, ending).state is JobState.CANCELLED
+
+
 def test_a_death_sends_the_job_back_until_the_limit() -> None:
     crashes, states = 0, []
     for _ in range(CRASH_LIMIT):

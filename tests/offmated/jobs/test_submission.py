@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from offmated.jobs import retry as again
 from offmated.jobs import submission
@@ -122,6 +123,23 @@ def test_the_log_says_which_data_nobody_has_looked_at(
     row, _ = submit(store, paths, JOB.replace("text.jsonl", "[owner/set, text.jsonl]"), paths.state.parent)
     (line,) = RunFolder(Path(row.run_dir)).tail_of_log(9)
     assert line.endswith("owner/set is of the Hugging Face hub: it is read when the job has its turn, before all else")
+
+
+def test_a_model_that_is_no_folder_and_no_download_is_said_to_be_asked_of_the_hub(
+    store: Store, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "look_at_first_records", lambda run: ())  # which would ask the hub
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    hub = JOB.replace("./model", "models/llama-8b")
+    row, notes = submit(store, paths, hub, paths.state.parent)
+    assert notes[-1] == (
+        "model: there is no folder models/llama-8b beside the job file, and no download of it; it is taken as a name on"
+        " the Hugging Face hub, which is asked when the job is planned"
+    )
+    (tmp_path / "models--models--llama-8b" / "snapshots").mkdir(parents=True)
+    store.stop(row.id, StopReason.CANCEL)
+    for text in (hub, JOB):
+        assert not any("Hugging Face" in note for note in submit(store, paths, text, paths.state.parent)[1])
 
 
 def test_a_budget_beyond_the_machine_is_refused_before_anything_is_kept(store: Store, paths: Paths) -> None:

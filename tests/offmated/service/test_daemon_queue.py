@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 from offmated.cli import main
 from offmated.cli.client import Json
 from planner.errors import Exit
+from planner.run.folder import RunFolder
 from tests.support.daemons import HELD_AT, House, house, until
 from tests.support.disks import small_disk
 
@@ -117,6 +119,40 @@ def test_a_job_without_room_waits_leaves_the_gpu_to_others_and_goes_on_by_itself
         ballast.unlink()
         job = home.wait_for(number, "done", "failed")
     assert (job["state"], job["crashes"], job["error"]) == ("done", 0, None)
+
+
+def test_a_job_that_does_not_reach_the_hub_waits_for_it_while_others_are_planned() -> None:
+    with house() as own:
+        number = submitted(own, "offline")
+        until(lambda: own.job(number)["hold"] == "no-hub", "it waits for the hub")
+        assert re.search(r"submitted +waits for the hub; tried again at \d\d:\d\d$", said(own, "status"), re.MULTILINE)
+        assert own.wait_for(submitted(own, "other"), "done", "failed")["state"] == "done"
+        assert own.daemon is not None
+        own.daemon.kill()
+        own.daemon.wait()
+        own.up()
+        assert own.job(number)["hold"] == "no-hub"
+        said(own, "resume", str(number))  # at once
+        until(lambda: own.job(number)["hold"] == "no-hub", "it asked in vain")
+        first, second = logged(own, number)
+        words = r"waits for the hub, tried again at \d\d:\d\d: The Hugging Face hub cannot be reached for the config of"
+        assert re.search(words, first) and re.search(words, second)
+        gone = submitted(own, "offline")
+        until(lambda: own.job(gone)["hold"] == "no-hub", "it waits for the hub")
+        assert said(own, "cancel", str(gone)).startswith(f"Job {gone} is cancelled.")
+        own.release(number)
+        said(own, "resume", str(number))
+        job = own.wait_for(number, "done", "failed")
+        assert (job["state"], job["crashes"], job["error"]) == ("done", 0, None)
+
+
+def logged(house: House, number: int) -> list[str]:
+    """What a job's log says of its tries, once it says so of the last."""
+    log = RunFolder(house.paths.run_folder(number)).log
+    until(lambda: log.read_text().count("hub") >= 2, "the log says so")
+    planning, *lines = log.read_text().splitlines()
+    assert planning.endswith("planning")
+    return [line for line in lines if not line.startswith("planner here")]
 
 
 def test_jobs_have_their_turns_as_they_were_submitted_moved_and_held(home: House) -> None:

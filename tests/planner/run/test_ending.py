@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import Exit, UserError
+from planner.hub import not_reached
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from tests.support.disks import no_room_beyond
@@ -28,6 +29,16 @@ def test_a_persons_error_is_said_and_written_down(tmp_path: Path, capsys: pytest
     assert exit_code_of(lambda: raises(WRONG), run) == exit_code_of(lambda: raises(WRONG), None) == Exit.USAGE
     assert run.read_error() == WRONG.to_json()
     assert capsys.readouterr().err == f"{WRONG}\n{WRONG}\n"
+
+
+def test_a_hub_that_is_not_reached_is_written_down_for_who_says_when_it_is_asked_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, error = RunFolder(tmp_path), not_reached("the model a/b", TimeoutError())
+    assert exit_code_of(lambda: raises(error), run) == Exit.FAILED
+    assert (run.read_error(), capsys.readouterr().err) == (error.to_json(), "")
+    exit_code_of(lambda: raises(error), None)
+    assert capsys.readouterr().err == f"{error}\n"
 
 
 def test_a_full_disk_is_a_persons_error(tmp_path: Path) -> None:

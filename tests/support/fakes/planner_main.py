@@ -1,7 +1,7 @@
 """Stands where planner/__main__.py does, for tests of the daemon: keeps to the same contract, without a model.
 
 The job's `run_name` says what happens: "too-big" does not fit, "slow-plan" takes until it is stopped, or
-there is a file `go` in the run folder.
+there is a file `go` in the run folder, "offline" does not reach the hub before there is one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from pathlib import Path
 
 import yaml
 
+from planner.errors import UserError
+from planner.hub import not_reached
+from planner.run.ending import exit_code_of
+from planner.run.folder import RunFolder
 from planner.schedule.plan import stage_order
+
+
+def throw(error: UserError) -> int:
+    raise error
+
 
 folder = Path(sys.argv[2])
 job = yaml.safe_load((folder / "resolved.yaml").read_text())
@@ -26,6 +35,9 @@ if job["run_name"] == "too-big":
 until = time.monotonic() + 120
 while job["run_name"] == "slow-plan" and not (folder / "go").exists() and time.monotonic() < until:
     time.sleep(0.02)
+if job["run_name"] == "offline" and not (folder / "go").exists():
+    told = not_reached("the config of owner/model", TimeoutError("no answer"))
+    sys.exit(exit_code_of(lambda: throw(told), RunFolder(folder)))
 plan = {
     "stages": [{"direction": direction, "block": block} for direction, block in stage_order(3)],
     "options": ["keep", "recompute", "keep"], "resident": [], "slices": 1, "rounds": 1, "clip": False,
