@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from offmated.cli.follow import events, follow, hand_in, is_over, log, rehearse
 from offmated.cli.job_files import FILE, import_file, preview
 from offmated.cli.job_text import read_job
 from offmated.cli.launcher import runs, start_in_background
-from offmated.cli.output import ID, budget_options, console, json_option, print_json
+from offmated.cli.output import ID, IDS, budget_options, console, json_option, print_json
 from offmated.cli.pictures import draw_plan, drawn, picture_options
 from offmated.cli.plan_command import plan, plans
 from offmated.cli.remote import only_here
@@ -186,28 +187,27 @@ def metrics(job_id: int) -> None:
 
 
 @main.command()
-@ID
+@IDS
 @json_option
-def cancel(job_id: int, as_json: bool) -> None:
-    """End a job for good; a running one at once. What it has learned since its last checkpoint may be lost."""
-    job = Client(Paths.from_environment()).cancel(job_id)
-    print_json(job) if as_json else console().print(job_view.cancelled(job))
+def cancel(job_ids: tuple[int, ...], as_json: bool) -> None:
+    """End jobs for good; a running one at once. What it has learned since its last checkpoint may be lost."""
+    queue.each(job_ids, Client(Paths.from_environment()).cancel, job_view.cancelled, as_json)
 
 
 @main.command()
-@ID
+@IDS
 @budget_options
 @click.option("--allow-changed-data", is_flag=True, help="Train on the data files as they are now.")
 @json_option
 def retry(
-    job_id: int, gpu_budget: str | None, cpu_budget: str | None, allow_changed_data: bool, as_json: bool
+    job_ids: tuple[int, ...], gpu_budget: str | None, cpu_budget: str | None, allow_changed_data: bool, as_json: bool
 ) -> None:
-    """Try a failed or cancelled job again, from its last checkpoint if it has one."""
+    """Try failed or cancelled jobs again, each from its last checkpoint if it has one."""
     budgets = {"gpu_budget": gpu_budget, "cpu_budget": cpu_budget}
     client = Client(Paths.from_environment())
     sizes = {name: parse_bytes(size) for name, size in budgets.items() if size is not None}
-    job = client.retry(job_id, allow_changed_data=allow_changed_data, **sizes)
-    print_json(job) if as_json else click.echo(job_view.retried(job))
+    again = partial(client.retry, allow_changed_data=allow_changed_data, **sizes)
+    queue.each(job_ids, again, job_view.retried, as_json)
 
 
 @main.command()

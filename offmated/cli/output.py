@@ -109,6 +109,7 @@ class JobNumber(click.ParamType[int]):
 
 
 ID = click.argument("job_id", metavar="ID", type=JobNumber())
+IDS = click.argument("job_ids", metavar="ID...", type=JobNumber(), nargs=-1, required=True)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -6,15 +6,15 @@ import functools
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ParamSpec, cast
 
 import click
 
 from offmated.cli import job_view
-from offmated.cli.client import Client, Turn
-from offmated.cli.output import ID, JobNumber, console, json_option, print_json
+from offmated.cli.client import Client, Json, Turn
+from offmated.cli.output import ID, IDS, JobNumber, console, json_option, print_json
 from offmated.jobs.states import FINAL, MOST_PRIORITY
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
@@ -99,39 +99,64 @@ def turn(options: dict[str, Any]) -> Turn:
     return cast(Turn, {name: value for name, value in given.items() if value is not None})
 
 
-@click.command()
-@ID
-@json_option
-def hold(job_id: int, as_json: bool) -> None:
-    """Keep a waiting job from its turn."""
-    _changed(Client(Paths.from_environment()).change(job_id, "hold"), as_json)
+def each(job_ids: Sequence[int], change: Callable[[int], Json], say: Callable[[Json], str], as_json: bool) -> None:
+    """Do `change` to each of the jobs and say what has become of it. One that cannot be changed is said, and keeps no
+    other from it: then the exit code is that of the first. JSON is the job, or a list where several are named."""
+    numbers, done, failed = tuple(dict.fromkeys(job_ids)), [], []
+    for number in numbers:
+        try:
+            done.append(change(number))
+        except UserError as error:
+            if len(numbers) == 1 or error.exit_code is Exit.DAEMON_NOT_RUNNING:
+                raise
+            failed.append(error)
+            click.echo(str(error), err=True)
+        else:
+            if not as_json:
+                click.echo(say(done[-1]))
+    if as_json:
+        print_json(done if len(numbers) > 1 else done[0])
+    if failed:
+        sys.exit(failed[0].exit_code)
 
 
 @click.command()
-@ID
+@IDS
 @json_option
-def release(job_id: int, as_json: bool) -> None:
-    """Let a job wait for nothing but its turn: no hold, no time, no window, no other job."""
+def hold(job_ids: tuple[int, ...], as_json: bool) -> None:
+    """Keep waiting jobs from their turns."""
     client = Client(Paths.from_environment())
-    window = client.job(job_id)["window"]
-    job = client.change(job_id, "release")
-    print_json(job) if as_json else click.echo(job_view.released(job, window))
+    each(job_ids, lambda number: client.change(number, "hold"), job_view.changed, as_json)
 
 
 @click.command()
-@click.argument("job_id", metavar="[ID]", type=JobNumber(), required=False)
+@IDS
 @json_option
-def pause(job_id: int | None, as_json: bool) -> None:
-    """Have a job save a checkpoint, free the GPU and wait for `resume`; without ID the whole machine."""
-    _paused(job_id, "pause", as_json)
+def release(job_ids: tuple[int, ...], as_json: bool) -> None:
+    """Let jobs wait for nothing but their turns: no hold, no time, no window, no other job."""
+    client, windows = Client(Paths.from_environment()), {}
+
+    def change(number: int) -> Json:
+        windows[number] = client.job(number)["window"]
+        return client.change(number, "release")
+
+    each(job_ids, change, lambda job: job_view.released(job, windows[job["id"]]), as_json)
 
 
 @click.command()
-@click.argument("job_id", metavar="[ID]", type=JobNumber(), required=False)
+@click.argument("job_ids", metavar="[ID]...", type=JobNumber(), nargs=-1)
 @json_option
-def resume(job_id: int | None, as_json: bool) -> None:
-    """Let a paused job go on from its checkpoint; without ID the whole machine."""
-    _paused(job_id, "resume", as_json)
+def pause(job_ids: tuple[int, ...], as_json: bool) -> None:
+    """Have jobs save a checkpoint, free the GPU and wait for `resume`; without ID the whole machine."""
+    _paused(job_ids, "pause", as_json)
+
+
+@click.command()
+@click.argument("job_ids", metavar="[ID]...", type=JobNumber(), nargs=-1)
+@json_option
+def resume(job_ids: tuple[int, ...], as_json: bool) -> None:
+    """Let paused jobs go on from their checkpoints; without ID the whole machine."""
+    _paused(job_ids, "resume", as_json)
 
 
 @click.command()
@@ -147,7 +172,8 @@ def move(job_id: int, where: str | None, before: int | None, priority: int | Non
     given = {name: value for name, value in asked.items() if value is not None}
     if len(given) != 1:
         raise click.UsageError("say one of --first, --last, --before ID and --priority NUMBER")
-    _changed(Client(Paths.from_environment()).move(job_id, **given), as_json)
+    client = Client(Paths.from_environment())
+    each([job_id], lambda number: client.move(number, **given), job_view.changed, as_json)
 
 
 @click.command()
@@ -171,15 +197,11 @@ def wait(job_ids: tuple[int, ...], label: str | None, as_json: bool) -> None:
     sys.exit(next((code for job in ended if (code := job_view.exit_code(job))), Exit.DONE))
 
 
-def _paused(job_id: int | None, change: str, as_json: bool) -> None:
+def _paused(job_ids: tuple[int, ...], change: str, as_json: bool) -> None:
     client = Client(Paths.from_environment())
-    if job_id is not None:
-        _changed(client.change(job_id, change), as_json)
+    if job_ids:
+        each(job_ids, lambda number: client.change(number, change), job_view.changed, as_json)
         return
     answer = client.change_machine(change)
     stopped = "No job works until offmate resume; a running one saves a checkpoint first."
     print_json(answer) if as_json else click.echo(stopped if answer["paused"] else "Jobs have their turns again.")
-
-
-def _changed(job: dict[str, Any], as_json: bool) -> None:
-    print_json(job) if as_json else click.echo(job_view.changed(job))

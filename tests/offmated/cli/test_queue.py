@@ -83,6 +83,24 @@ def test_a_job_that_is_held_or_has_a_window_says_what_releases_it_and_what_that_
     assert "window" not in offmate(home, "release", number).stdout
 
 
+def test_several_jobs_are_changed_at_once_and_one_that_cannot_be_keeps_no_other_from_it(home: Served) -> None:
+    first, second = (str(home.client.submit(JOB, str(home.folder))["id"]) for _ in range(2))
+    for command, words in (("hold", "held"), ("release", "waits for"), ("pause", "held"), ("resume", "waits for")):
+        done = offmate(home, command, first, "9999", second, first)
+        lines = done.stdout.splitlines()
+        assert [line.split()[1] for line in lines] == [first, second] and words in lines[0], done.output
+        assert (done.exit_code, done.stderr.splitlines()[0]) == (Exit.NO_SUCH_JOB, "There is no job 9999.")
+    done = offmate(home, "cancel", first, second)
+    assert (done.exit_code, done.stdout.count(" is cancelled.  ")) == (Exit.DONE, 2)
+    again = offmate(home, "cancel", second, first)
+    assert (again.exit_code, again.stderr.count("[job-ended]")) == (Exit.USAGE, 2)
+    tried = offmate(home, "retry", first, second, "9999", "--json")
+    assert [str(job["id"]) for job in json.loads(tried.stdout)] == [first, second]
+    assert tried.exit_code == Exit.NO_SUCH_JOB
+    assert json.loads(offmate(home, "cancel", first, "--json").stdout)["state"] == "cancelled"
+    offmate(home, "cancel", second)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

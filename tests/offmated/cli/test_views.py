@@ -97,6 +97,9 @@ def test_a_submission_tells_place_folder_notes_and_next_commands() -> None:
         "note        mind this",
         "next        offmate status · offmate logs -f 3 · offmate show 3 · offmate cancel 3",
     ]
+    for hold, told in (("held", ["held        until offmate release 3"]), ("no-hub", [])):
+        lines = printed(job_view.submitted(JOB | {"place": 2, "hold": hold}))
+        assert [line for line in lines if line.startswith("held")] == told
 
 
 def test_the_last_words_of_a_submission_say_whether_the_job_has_shown_that_it_runs() -> None:

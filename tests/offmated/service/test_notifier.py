@@ -25,6 +25,7 @@ from offmated.service import notifier
 from offmated.service.notifier import Notifier, forget_others
 from offmated.service.notify import address_names, send
 from planner.errors import Exit, UserError
+from planner.hub import not_reached
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from tests.support.daemons import until
@@ -251,6 +252,16 @@ def test_the_report_comes_when_the_queue_is_empty_and_when_a_window_has_ended(ho
     queue.until_next_window(home.store, home.store.job(night))
     assert home.titles() == ["report: 1 cancelled; 1 in the queue"]
     assert home.titles() == []
+
+
+def test_the_report_does_not_come_while_a_job_waits_for_the_hub_which_it_asks_again(home: Home) -> None:
+    offline = home.add("offline")
+    home.end(offline, 1, error=not_reached("the dataset a/b", TimeoutError()))
+    home.end(home.add("a"))
+    home.end(home.add("b"))
+    assert home.titles() == ["2 jobs have ended"]
+    home.store.stop(offline, StopReason.CANCEL)
+    assert home.titles() == ["report: 2 done, 1 cancelled; the queue is empty"]
 
 
 def test_the_report_tells_what_ran_step_times_against_the_plan_and_what_is_next(home: Home) -> None:
