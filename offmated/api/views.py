@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,11 @@ def job_view(job: Listed) -> Json:
     # Files that hold something else than they should blind nobody for the other jobs.
     with _errors.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
         run = RunFolder(Path(row.run_dir))
-        return view | _figures(row, steps_of(run), plan_of(run))
+        found = steps_of(run)
+        if found.progress is not None and _is_starting(row):  # nothing is known yet but where it will go on
+            behind = {"step": row.history[-1]["from_step"] or 0, "loss": None, "step_s": None}
+            found = replace(found, progress=found.progress | behind)
+        return view | _figures(row, found, plan_of(run))
     return view | _figures(row, NO_STEPS, None)
 
 
@@ -173,6 +178,15 @@ def _room(row: JobRow) -> str:
     return f"no room: {format_bytes(missing)} missing at {error['needs']['folder']}; goes on by itself"
 
 
+def _is_starting(row: JobRow) -> bool:
+    """Whether a job is in a later attempt, and its trainer has not come to where it goes on: it loads."""
+    if row.state is not JobState.RUNNING or row.attempts < 2 or not row.history:
+        return False
+    with suppress(OSError):
+        return RunFolder(Path(row.run_dir)).metrics_end() <= row.history[-1].get("metrics_from", 0)
+    return False
+
+
 def _again(row: JobRow) -> str:
     """Of a job that is not in its first attempt: which one it is, from where, and how the last one ended."""
     ended = [attempt for attempt in row.history if attempt["ended_at"] is not None]
@@ -182,4 +196,5 @@ def _again(row: JobRow) -> str:
     step = row.history[-1]["from_step"] if running else row.last_checkpoint_step
     number = row.attempts if running else row.attempts + 1
     origin = "from the start" if step is None else f"from step {step}"
-    return f"attempt {number}, {origin}; before: {ended[-1]['ending']}"
+    starts = ("begins again; " if step is None else "is being resumed; ") if _is_starting(row) else ""
+    return f"{starts}attempt {number}, {origin}; before: {ended[-1]['ending']}"

@@ -78,15 +78,35 @@ def test_an_owner_that_is_none_is_nobody(owner: str) -> None:
     assert shown["reason"] == "its process has ended; it goes on once the database has taken that"
 
 
-def test_a_job_in_a_later_attempt_says_from_where_and_why() -> None:
+def test_a_job_in_a_later_attempt_says_from_where_and_why(tmp_path: Path) -> None:
     killed = {"number": 1, "from_step": None, "ended_at": 2.0, "ending": "the trainer was killed by SIGKILL (signal 9)"}
     now = {"number": 2, "from_step": 40, "ended_at": None}
     waiting = row(1, JobState.WAITING, history=[killed], attempts=1, last_checkpoint_step=40)
-    running = row(1, JobState.RUNNING, history=[killed, now], attempts=2, last_checkpoint_step=40)
+    running = row(1, JobState.RUNNING, tmp_path, history=[killed, now], attempts=2, last_checkpoint_step=40)
+    (tmp_path / "metrics.jsonl").write_text('{"event": "start", "step": 40, "total_steps": 90}\n')
     words = f"attempt 2, from step 40; before: {killed['ending']}"
     assert reason(waiting) == f"goes to the GPU next; {words}"
     assert reason(running) == words
     assert reason(row(1, JobState.RUNNING, history=[now], attempts=1)) == ""
+
+
+def test_a_job_whose_trainer_was_killed_is_shown_as_being_resumed_until_that_has_loaded(tmp_path: Path) -> None:
+    events = [{"event": "start", "step": 0, "total_steps": 90}, *(step(n, 1.0, 1) for n in range(1, 48))]
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(lines + '{"event": "st')  # torn
+    killed = {"number": 1, "from_step": None, "ended_at": 2.0, "ending": "the trainer was killed"}
+    for origin, words, at in ((40, "is being resumed; attempt 2, from step 40", 40),
+                              (None, "begins again; attempt 2, from the start", 0)):  # fmt: skip
+        now = {"number": 2, "from_step": origin, "ended_at": None, "metrics_from": len(lines)}
+        shown = view(row(1, JobState.RUNNING, tmp_path, history=[killed, now], attempts=2))
+        progress = shown["progress"]
+        assert shown["reason"] == f"{words}; before: the trainer was killed"
+        assert (progress["step"], progress["loss"], progress["eta_s"], progress["total_steps"]) == (at, None, None, 90)
+    metrics.write_text(f'{lines}{{"event": "start", "step": 40, "total_steps": 90}}\n')
+    now = {"number": 2, "from_step": 40, "ended_at": None, "metrics_from": len(lines)}
+    shown = view(row(1, JobState.RUNNING, tmp_path, history=[killed, now], attempts=2))
+    assert shown["reason"] == "attempt 2, from step 40; before: the trainer was killed"
 
 
 def test_progress_is_that_of_the_attempt_that_runs(tmp_path: Path) -> None:
