@@ -210,7 +210,7 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        line = _line(error, text)
         code, hint = "bad-yaml", "write one `key: value` per line"
         if isinstance(error, yaml.constructor.ConstructorError) and "given twice" in str(error.problem):
             code, hint = "duplicate-key", "keep one of the two lines"
@@ -218,7 +218,7 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
             code, hint = "file-too-long", "a job says less than that; a list of many files can be a folder"
         problem = f"{name}: {_cut(error.problem or 'not YAML', 2 * SHOWN_LENGTH)}"
         raise UserError(
-            problem + (f" (line {mark.line + 1})" if mark else ""), code=code, exit_code=Exit.USAGE, hint=hint
+            problem + (f" (line {line})" if line else ""), code=code, exit_code=Exit.USAGE, hint=hint
         ) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(
@@ -238,6 +238,19 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
         if isinstance(value, yaml.SequenceNode):
             lines |= {f"{key.value}[{place}]": item.start_mark.line + 1 for place, item in enumerate(value.value)}
     return Source(name=name, values=values, lines=lines)
+
+
+def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:
+    """The line of the mistake. One that lacks its colon is noticed only where the next begins, or the text ends."""
+    mark = error.problem_mark or error.context_mark
+    if error.context == "while scanning a simple key":
+        mark = error.context_mark
+    elif str(error.problem).startswith(("mapping values are not allowed here", "expected '<document start>'")):
+        said = ((number, line.partition("#")[0]) for number, line in enumerate(text.splitlines(), start=1))
+        number, first = next((number, line) for number, line in said if line.strip())
+        if ":" not in first:
+            return number
+    return mark.line + 1 if mark else None
 
 
 def shown(value: object) -> str:
