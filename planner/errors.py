@@ -51,7 +51,7 @@ def disk_full(error: BaseException, what: str = "what the job writes") -> UserEr
     """The error for people when `is_disk_full(error)`: there was no room for `what`."""
     return UserError(
         f"The disk has no room for {what}.", code="disk-full", numbers=(first_line(error),),
-        hint="free some space, then offmate retry: the job goes on from what it saved last",
+        hint="free some space; a job then goes on by itself, from what it saved last",
     )  # fmt: skip
 
 

@@ -84,9 +84,13 @@ class Delivery:
                 kept = f"the trained model is in {self.run.output}"
             except Exception as second:
                 log.warning("the model folder has no room in the run folder either: %s", first_line(second))
+        full = code == "disk-full"  # then the job waits for room
+        mended = "free some space there, and it goes there by itself" if full else (
+            f"mend that, then offmate retry {self.run.path.name}"
+        )  # fmt: skip
         return UserError(
             f"The job is trained, and its model could not go to {self.place.folder}.", code=code,
             numbers=(*reasons, kept),
-            hint=f"mend that, then offmate retry {self.run.path.name}: nothing is trained again",
-            needs=needs if code == "disk-full" else None,
+            hint=f"{mended}: nothing is trained again",
+            needs=needs if full else None,
         )  # fmt: skip

@@ -47,6 +47,7 @@ def test_a_full_disk_is_a_persons_error(tmp_path: Path) -> None:
     error = run.read_error()
     assert error is not None
     assert (error["code"], error["numbers"]) == ("disk-full", ["[Errno 28] No space left on device: '/x'"])
+    assert error["hint"] == "free some space; a job then goes on by itself, from what it saved last"
 
 
 def test_a_disk_that_does_not_even_take_the_error_is_told_by_the_exit_code(tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def test_a_model_folder_that_gets_no_room_is_written_by_the_next_start(
         patch.setattr("worker.storage.model_folder.Output._state_dict", lambda *_: (_ for _ in ()).throw(FULL))
         run_job(run, StopRequest())
     assert caught.value.code == "disk-full"
+    assert caught.value.hint == "free some space there, and it goes there by itself: nothing is trained again"
     assert caught.value.numbers[-1] == f"the trained weights are kept in {run.trained}/step-{STEPS}"
     assert sorted(path.name for path in run.path.iterdir() if path.name.startswith(".")) == []
     assert run_job(run, StopRequest())
@@ -147,7 +148,7 @@ def test_a_full_disk_ends_a_run_in_one_line_with_its_last_checkpoint_whole(
         run_job(run, StopRequest())
     step = 4 if what == "the checkpoints" else 7
     assert caught.value.code == "disk-full"
-    assert caught.value.hint.startswith("free some space, then offmate retry")
+    assert caught.value.hint.startswith("free some space; a job then goes on by itself")
     assert read_checkpoint(run.checkpoints / f"step-{step}").step == run.last_checkpoint_step() == step
     assert [path.name for path in run.checkpoints.iterdir()] == [f"step-{step}"]
     assert read_metrics(run.metrics)[-1]["status"] == "failed"
