@@ -182,8 +182,8 @@ def _is_starting(row: JobRow) -> bool:
     """Whether a job is in a later attempt, and its trainer has not come to where it goes on: it loads."""
     if row.state is not JobState.RUNNING or row.attempts < 2 or not row.history:
         return False
-    with suppress(OSError):
-        return RunFolder(Path(row.run_dir)).metrics_end() <= row.history[-1].get("metrics_from", 0)
+    with suppress(OSError, TypeError):  # a damaged row, too
+        return bool(RunFolder(Path(row.run_dir)).metrics_end() <= row.history[-1].get("metrics_from", 0))
     return False
 
 

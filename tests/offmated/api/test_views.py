@@ -107,6 +107,8 @@ def test_a_job_whose_trainer_was_killed_is_shown_as_being_resumed_until_that_has
     now = {"number": 2, "from_step": 40, "ended_at": None, "metrics_from": len(lines)}
     shown = view(row(1, JobState.RUNNING, tmp_path, history=[killed, now], attempts=2))
     assert shown["reason"] == "attempt 2, from step 40; before: the trainer was killed"
+    damaged = row(1, JobState.RUNNING, tmp_path, history=[killed, now | {"metrics_from": "?"}], attempts=2)
+    assert reason(damaged) == shown["reason"]
 
 
 def test_progress_is_that_of_the_attempt_that_runs(tmp_path: Path) -> None:
