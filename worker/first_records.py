@@ -108,16 +108,19 @@ def look(
     ]  # fmt: skip
     left_out, sharing, until = LeftOut(job, pairs=pairs), Sharing(job, pairs=pairs), time.monotonic() + _MOST_S
     broken = BrokenRows(skip=job.broken_rows == "skip")
-    documents = _documents(job, found, tokenizer, pairs, until, broken)
+    documents = [*_documents(job, found, tokenizer, pairs, until, broken)]
     encoded = [
-        pair for alike in batched(documents) for whole in encode(alike, tokenizer, job, pairs=pairs)
+        pair for alike in batched(iter(documents)) for whole in encode(alike, tokenizer, job, pairs=pairs)
         if not left_out.takes(*(pair := sharing.cut(*whole)))
     ]  # fmt: skip
-    broken.refuse(sum(len(first.rows) for _, first in found))
-    broken.say()
+    seen = sum(len(first.rows) for _, first in found)
     whole = len(found) == len(entries) and all(first.whole for _, first in found) and time.monotonic() <= until
     if whole:
+        broken.end(len(documents), seen)
         left_out.check()
+    else:
+        broken.refuse(seen)
+        broken.say()
     if not encoded:
         return
     corpus = Corpus(

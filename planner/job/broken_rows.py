@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from planner.errors import Exit, UserError, first_line
+from planner.errors import Exit, UserError
 from planner.job.data_entry import DataEntry
+from planner.job.json_pieces import Piece, json_pieces
 from planner.job.local_data import is_local, local_data
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,17 @@ class BrokenRows:
         hint = f"{first.hint}; broken_rows: skip leaves such records out"
         raise UserError(what, code=first.code, exit_code=Exit.USAGE, numbers=numbers, hint=hint)
 
+    def end(self, given: int, seen: int) -> None:
+        """Refuse or tell what was broken of all `seen` records, of which `given` are documents. Raises UserError where
+        none is."""
+        self.refuse(seen)
+        self.say()
+        if self._count and not given:
+            raise UserError(
+                "All records of the dataset are broken or empty.", code="nothing-to-train", exit_code=Exit.USAGE,
+                numbers=(f"{self._count} of {seen} are broken", *self.lines), hint="correct them, or give other data",
+            )  # fmt: skip
+
     def say(self) -> None:
         """Tell how many are left out, and the first of them."""
         if self._count and self.skip:
@@ -82,32 +94,31 @@ class BrokenRows:
 
 
 def place_of(entry: DataEntry, number: int, name: str) -> str:
-    """Where an entry's record `number` (from 1) is: its line in a jsonl file, else its number."""
-    if is_local(entry.path) and entry.whole:
-        files = local_data(Path(entry.path)).files
+    """Where an entry's record `number` (from 1) is: its line in a JSON file, else its number."""
+    if is_local(entry.path) and entry.whole and (data := local_data(Path(entry.path))).kind == "json":
         left = number
-        for file in files if all(file.suffix.lower() == ".jsonl" for file in files) else ():
-            for at, _, wrong in json_lines(file):
-                left -= wrong is None
-                if not left:
-                    return f"line {at} of {file.name}"
+        with suppress(ValueError):  # arrays that others read
+            for file in data.files:
+                for piece in pieces_of(file):
+                    left -= len(piece.records)
+                    if left <= 0:
+                        return piece.place
     return f"record {number} of {name}"
 
 
-def json_lines(file: Path) -> Iterator[tuple[int, bytes, ValueError | None]]:
-    """The lines of a jsonl file that are not blank, by their number from 1, each with what is wrong with it."""
+def pieces_of(file: Path) -> Iterator[Piece]:
+    """The pieces of a JSON file. Raises ValueError, see `json_pieces`."""
     with file.open("rb") as lines:
-        for at, line in enumerate(lines, start=1):
-            if line.strip():
-                yield at, line, _wrong_with(line)
+        yield from json_pieces(file.name, lines)
 
 
-def _wrong_with(line: bytes) -> ValueError | None:
-    try:
-        record = json.loads(line.removeprefix(b"\xef\xbb\xbf").strip())
-    except ValueError as error:
-        return ValueError(f"it is no JSON: {first_line(error)}")
-    return None if isinstance(record, dict | None) else ValueError(f"it is no object: {str(record)[:80]}")
+def no_records(name: object, *, left_out: int) -> UserError:
+    """The error of an entry without records, but for so many that are broken and left out."""
+    more = (f"{left_out} broken and left out (broken_rows: skip)",) if left_out else ()
+    return UserError(
+        f"The dataset {name} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records", *more),
+        hint="give a file with at least one record",
+    )  # fmt: skip
 
 
 _CODE = "broken-record"

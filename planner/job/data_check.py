@@ -10,17 +10,15 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from planner.codec import json_object
 from planner.errors import Exit, UserError, first_line
-from planner.job.broken_rows import SHOWN, BrokenRows
+from planner.job.broken_rows import SHOWN, BrokenRows, no_records
 from planner.job.data_entry import DataEntry
 from planner.job.dataset_words import LEARNED_KEYS
+from planner.job.json_pieces import json_pieces
 from planner.job.local_data import Kind, csv_columns, csv_rows, is_local, local_data
 from planner.job.records import Kind as RecordKind
 from planner.job.records import Record, check_record, is_chat, kind_of, no_columns
@@ -48,14 +46,14 @@ class _Row:
 @dataclass(slots=True, kw_only=True)
 class _Found:
     """What was read of an entry: `rows` to look into, `count` of records (rows included), all `columns`. `whole`: it
-    was read to its end, in no more than `left_bytes`. `skip`: lines that are no records are left out."""
+    was read to its end, in no more than `left_bytes`. `broken`: what is left out, lines that are no records first."""
 
     rows: list[_Row]
     columns: dict[str, None]
     left_bytes: int
     count: int = 0
     whole: bool = True
-    skip: bool = False
+    broken: BrokenRows
 
 
 class _WrongLines(ValueError):
@@ -82,8 +80,12 @@ class _Text:
     """What a file begins with; `whole`: all there is."""
 
     file: str
-    text: str
+    content: bytes
     whole: bool
+
+    @property
+    def text(self) -> str:
+        return self.content.decode("utf-8-sig")
 
 
 def check_data(job: Job) -> tuple[str, ...]:
@@ -91,18 +93,17 @@ def check_data(job: Job) -> tuple[str, ...]:
     (exit 2) with the codes of the trainer."""
     corpora = (job.data, job.eval_data)
     for entries in corpora:
-        empty = {entry.path: _check_entry(entry, job) if is_local(entry.path) else None for entry in entries}
-        if empty and None not in empty.values():
+        useless = [_check_entry(entry, job) if is_local(entry.path) else None for entry in entries]
+        if useless and None not in useless:
             raise UserError(
                 "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
-                numbers=tuple(f"{entry}: {count} records, all of them empty" for entry, count in empty.items()),
-                hint="give data with texts to learn",
+                numbers=tuple(line for told in useless for line in told or ()), hint="give data with texts to learn",
             )  # fmt: skip
     return tuple(entry.path for entries in corpora for entry in entries if not is_local(entry.path))
 
 
-def _check_entry(entry: DataEntry, job: Job) -> int | None:
-    """How many records there are when every one of them is empty; None where there may be something to learn."""
+def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
+    """What is told of an entry whose records are all empty or broken; None where there may be something to learn."""
     path = Path(entry.path)
     if not re.match(r"train(\[|$)", entry.split):
         hint = "files have a split train only, of which train[:10%] is a part; give other files as entries of their own"
@@ -113,7 +114,7 @@ def _check_entry(entry: DataEntry, job: Job) -> int | None:
         raise _unreadable(path, first_line(error), "give the path of data that is there") from error
     if data.kind == "saved":
         return None
-    found = _Found(rows=[], columns={}, left_bytes=MOST_BYTES, skip=job.broken_rows == "skip")
+    found = _Found(rows=[], columns={}, left_bytes=MOST_BYTES, broken=BrokenRows(skip=job.broken_rows == "skip"))
     for file in data.files:
         _read(file, data.kind, found, path)
     if data.kind == "csv":
@@ -123,14 +124,11 @@ def _check_entry(entry: DataEntry, job: Job) -> int | None:
             hint = "give all files the same columns, or list them as separate entries of dataset"
             raise _unreadable(path, first_line(error), hint) from error
     if not found.count and found.whole:
-        raise UserError(
-            f"The dataset {path} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records",),
-            hint="give a file with at least one record",
-        )  # fmt: skip
+        raise no_records(path, left_out=len(found.broken))
     if not found.columns:
         return None
     kind = kind_in(entry, tuple(found.columns), path.name)
-    learned, broken = False, BrokenRows(skip=job.broken_rows == "skip")
+    learned, broken = False, found.broken
     # Of a part nobody knows here which rows are in it.
     rows = found.rows[: entry.most(job.max_samples)] if entry.whole else []
     for row in rows:
@@ -146,7 +144,10 @@ def _check_entry(entry: DataEntry, job: Job) -> int | None:
             )  # fmt: skip
     broken.refuse(len(rows))
     seen = entry.whole and found.whole and found.count == len(found.rows)
-    return found.count if seen and not learned else None
+    if not seen or learned:
+        return None
+    what = "broken or empty" if broken else "empty"
+    return (f"{path}: {found.count} records, all of them {what}", *broken.lines)
 
 
 def is_rendered(job: Job) -> bool:
@@ -155,7 +156,8 @@ def is_rendered(job: Job) -> bool:
     for entry in (*job.data, *job.eval_data):
         if not is_local(entry.path) or (data := local_data(Path(entry.path))).kind in ("saved", "text"):
             continue
-        found = _Found(rows=[], columns={}, left_bytes=_GLANCE_BYTES, skip=job.broken_rows == "skip")
+        broken = BrokenRows(skip=job.broken_rows == "skip")
+        found = _Found(rows=[], columns={}, left_bytes=_GLANCE_BYTES, broken=broken)
         _read(data.files[0], data.kind, found, Path(entry.path))
         if not found.columns or kind_in(entry, tuple(found.columns), entry.path) != "text":
             return True
@@ -170,7 +172,7 @@ def first_rows(
     UserError."""
     if not is_local(entry.path) or not entry.whole or (data := local_data(Path(entry.path))).kind == "saved":
         return None
-    found = _Found(rows=[], columns={}, left_bytes=most_bytes, skip=skip)
+    found = _Found(rows=[], columns={}, left_bytes=most_bytes, broken=BrokenRows(skip=skip))
     for file in data.files:
         _read(file, data.kind, found, Path(entry.path))
         if len(found.rows) > most:
@@ -209,10 +211,11 @@ def _read(file: Path, kind: Kind, found: _Found, entry: Path) -> None:
     except csv.Error:  # pandas may read it
         found.whole = False
     except (OSError, ValueError, RecursionError) as error:
-        a_line = " (one JSON object per line; broken_rows: skip leaves other lines out)"
-        hint = "check the file's format" + (a_line if file.suffix.lower() == ".jsonl" else "")
-        lines = error.lines if isinstance(error, _WrongLines) else (first_line(error),)
-        raise _unreadable(entry, lines, hint) from error
+        hint = "check the file's format"
+        if isinstance(error, _WrongLines):
+            hint = f"{hint} (one JSON object per line; broken_rows: skip leaves other lines out)"
+            raise _unreadable(entry, error.lines, hint) from error
+        raise _unreadable(entry, first_line(error), hint) from error
 
 
 def _beginning(file: Path, found: _Found) -> _Text:
@@ -224,7 +227,7 @@ def _beginning(file: Path, found: _Found) -> _Text:
         piece = piece[: piece.rfind(b"\n") + 1]
         found.whole = False
     found.left_bytes -= len(piece)
-    return _Text(file=file.name, text=piece.decode("utf-8-sig"), whole=whole)
+    return _Text(file=file.name, content=piece, whole=whole)
 
 
 def _read_txt(text: _Text, found: _Found) -> None:
@@ -272,49 +275,17 @@ def _read_arrow(file: Path, found: _Found) -> None:
 
 
 def _read_json(text: _Text, found: _Found) -> None:
-    if text.text[:100].lstrip().startswith("["):
-        if text.whole:
-            values = json.loads(text.text)
-            texts = all(isinstance(value, str) for value in values)
-            records = [{"text": value} for value in values] if texts else values
-            _add(((f"record {number} of {text.file}", record) for number, record in enumerate(records, 1)), found)
-        return
-    values = [*_lines(text)]
-    if any(isinstance(value, ValueError) for _, value in values) and (record := json_object(text.text)) is not None:
-        values = [(text.file, record)]
-    _add(values, found)
-
-
-def _lines(text: _Text) -> Iterator[tuple[str, Any]]:
-    """The values of the lines and where they are; a line may have several. What is wrong with a line is a ValueError
-    behind those that it has."""
-    decoder = json.JSONDecoder()
-    for number, line in enumerate(text.text.split("\n"), start=1):
-        place, rest = f"line {number} of {text.file}", line.strip()
-        while rest:
-            try:
-                value, end = decoder.raw_decode(rest)
-            except json.JSONDecodeError as error:
-                yield place, ValueError(f"{place} is no JSON: {error.msg} (character {error.pos + 1})")
-                break
-            yield place, value
-            rest = rest[end:].lstrip()
-
-
-def _add(values: Iterable[tuple[str, Any]], found: _Found) -> None:
-    rows, wrong = [], []
-    for place, value in values:
-        if isinstance(value, dict | None):
-            rows.append(_Row(place=place, record=value or {}))
-        else:
-            said = str(value) if isinstance(value, ValueError) else None
-            wrong.append(said or f"{place} is no object with columns: {str(value)[:80]}")
-    if wrong and not found.skip:
+    wrong: list[str] = []
+    for piece in json_pieces(text.file, io.BytesIO(text.content), whole=text.whole):
+        for record in piece.records:
+            found.rows.append(_Row(place=piece.place, record=record))
+            found.columns |= dict.fromkeys(record)
+        found.count += len(piece.records)
+        if piece.wrong is not None:
+            wrong.append(f"{piece.place} is {piece.wrong}")
+            found.broken.add(partial(str, piece.place), ValueError(f"it is {piece.wrong}"))
+    if wrong and not found.broken.skip:
         raise _WrongLines(wrong)
-    found.rows += rows
-    found.count += len(rows)
-    for row in rows:
-        found.columns |= dict.fromkeys(row.record)
 
 
 def _has_template(job: Job) -> bool:

@@ -39,7 +39,9 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
         return
     broken, given, seen = BrokenRows(skip=job.broken_rows == "skip"), 0, 0
     for entry in job.data:
+        before = broken.met
         source, form = _opened(job, entry, tokenizer, pairs, broken)
+        seen += broken.met - before  # lines that are no records
         empty, before = 0, broken.met
         for number, record in enumerate(islice(_records(source), entry.most(job.max_samples)), start=1):
             document = document_of(form, entry, record, number, source.name, broken)
@@ -54,18 +56,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
         broken.refuse(seen)
         if empty := empty - (broken.met - before):
             log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, len(source.records))
-    _end(broken, given, seen)
-
-
-def _end(broken: BrokenRows, given: int, seen: int) -> None:
-    """Refuse or tell what was broken of the `seen` records, of which `given` are documents."""
-    broken.refuse(seen)
-    broken.say()
-    if broken and not given:
-        raise UserError(
-            "All records of the dataset are broken or empty.", code="nothing-to-train", exit_code=Exit.USAGE,
-            numbers=(f"{len(broken)} of {seen} are broken", *broken.lines), hint="correct them, or give other data",
-        )  # fmt: skip
+    broken.end(given, seen)
 
 
 def _opened(
@@ -90,7 +81,7 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
     (`interleave_over`), or are left out (`interleave_once`)."""
     broken, given = BrokenRows(skip=job.broken_rows == "skip"), 0
     opened = [_opened(job, entry, tokenizer, pairs, broken) for entry in job.data]
-    sources = [source for source, _ in opened]
+    sources, lines = [source for source, _ in opened], broken.met  # lines that are no records
     sizes = [(len(s.records), e.most(job.max_samples)) for e, s in zip(job.data, sources, strict=True)]
     counts = [size if most is None else min(size, most) for size, most in sizes]
     drawn, empty = [0] * len(opened), [0] * len(opened)
@@ -108,7 +99,7 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
             yield document
         if broken.is_full:
             break
-    _end(broken, given, sum(drawn))
+    broken.end(given, lines + sum(drawn))
     for source, count, every in zip(sources, empty, drawn, strict=True):
         if count:
             log.warning("data: %s: %d of %d records drawn are empty and left out", source.name, count, every)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import logging
+import os
 import re
 import tempfile
 import warnings
@@ -13,11 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.disk import sync
 from planner.errors import Exit, UserError, disk_full, is_disk_full
 from planner.hub import not_given
-from planner.job.broken_rows import BrokenRows, json_lines
+from planner.job.broken_rows import BrokenRows, no_records, pieces_of
 from planner.job.data_check import FirstRows
 from planner.job.data_entry import DataEntry
+from planner.job.json_pieces import Piece
 from planner.job.local_data import LocalData, csv_columns, is_local, local_data
 from planner.job.records import Record
 
@@ -41,7 +45,7 @@ class Source:
 def open_source(entry: DataEntry, broken: BrokenRows | None = None) -> Source:
     """The records of a file, a folder (its data files in order of their names), or a hub id: its split.
 
-    A text file is one document. Lines of a jsonl file that are no records are among the `broken` where these are left
+    A text file is one document. Lines of a JSON file that are no records are among the `broken` where these are left
     out. Raises UserError when nothing can be read.
     """
     from datasets import config
@@ -52,19 +56,17 @@ def open_source(entry: DataEntry, broken: BrokenRows | None = None) -> Source:
     # Else the hub is asked to count each reading, of one's own files too; where nobody answers that takes seconds.
     config.HF_UPDATE_DOWNLOAD_COUNTS = False
     name, path = entry.path, Path(entry.path)
+    before = broken.met if broken is not None else 0
     try:
         records = _part(_open_local(path, broken), entry.split) if is_local(name) else _hub(entry)
-    except (DatasetsError, DatasetGenerationError, OSError, ValueError, csv.Error) as error:
+    except (DatasetsError, DatasetGenerationError, OSError, ValueError, RecursionError, csv.Error) as error:
         if is_disk_full(error):
             raise disk_full(error, f"a copy of the dataset {name}") from error
         if not is_local(name) and (refused := not_given(f"the dataset {name}", error)) is not None:
             raise refused from error
         raise _unreadable(name, error) from error
     if not records:
-        raise UserError(
-            f"The dataset {name} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records",),
-            hint="give a file with at least one record",
-        )  # fmt: skip
+        raise no_records(name, left_out=broken.met - before if broken is not None else 0)
     return Source(name=path.name if is_local(name) else name, columns=tuple(records.column_names), records=records)
 
 
@@ -104,26 +106,45 @@ def _open_local(path: Path, broken: BrokenRows | None) -> Dataset | tuple[()]:
     data = local_data(path)
     if data.kind == "saved":
         return Dataset.load_from_disk(str(path))
-    with tempfile.TemporaryDirectory(prefix="offmate-lines-") as folder:
-        files = [
-            _without_broken(file, broken, Path(folder) / f"{number}-{file.name}")
-            if broken is not None and broken.skip and file.suffix.lower() == ".jsonl" else file
-            for number, file in enumerate(data.files)
-        ]  # fmt: skip
-        return _train_split(data.kind, data_files=[str(file) for file in files], **_options(data))
+    files = list(data.files)
+    if data.kind == "json" and broken is not None and broken.skip:
+        files = [_without_broken(file, broken) for file in files]
+    return _train_split(data.kind, data_files=[str(file) for file in files], **_options(data))
 
 
-def _without_broken(file: Path, broken: BrokenRows, copy: Path) -> Path:
-    """The file, or where it has lines that are no records a copy without them."""
-    lines = [(at, error) for at, _, error in json_lines(file)]
-    wrong = [(at, error) for at, error in lines if error is not None]
-    if len(wrong) in (0, len(lines)):  # all of them: one object on many lines, or no record at all
+def _without_broken(file: Path, broken: BrokenRows) -> Path:
+    """The file, or where it has lines that are no records a copy without them. It stays beside what `datasets` keeps
+    of it, under a name by its content: read again it is found, and so is that."""
+    from datasets import config
+
+    digest, before = hashlib.blake2b(digest_size=16), broken.met
+    for piece in pieces_of(file):
+        if piece.wrong is None:
+            digest.update(_line(piece))
+        else:
+            broken.add(partial(str, piece.place), ValueError(f"it is {piece.wrong}"))
+    if broken.met == before:
         return file
-    for at, error in wrong:
-        broken.add(partial("line {} of {}".format, at, file.name), error)
-    with copy.open("wb") as kept:
-        kept.writelines(line.rstrip(b"\n") + b"\n" for _, line, error in json_lines(file) if error is None)
-    return copy
+    kept = Path(config.HF_DATASETS_CACHE) / "offmate-lines" / digest.hexdigest() / file.name
+    if kept.exists():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        copy, again = Path(folder) / file.name, hashlib.blake2b(digest_size=16)
+        with copy.open("wb") as lines:
+            for line in (_line(piece) for piece in pieces_of(file) if piece.wrong is None):
+                lines.write(line)
+                again.update(line)
+        if again.digest() != digest.digest():
+            raise ValueError(f"{file.name} changed while it was read")
+        os.utime(copy, (0, 0))  # `datasets` knows a file by its path and this time
+        sync(copy)
+        copy.replace(kept)
+    return kept
+
+
+def _line(piece: Piece) -> bytes:
+    return f"{piece.text}\n".encode()
 
 
 def _part(records: Dataset | tuple[()], split: str) -> Dataset | tuple[()]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import pytest
 
 from planner.errors import UserError
 from planner.job.broken_rows import BrokenRows
-from planner.job.data_check import check_data
+from planner.job.data_check import check_data, first_rows
+from planner.job.data_entry import DataEntry
 from planner.job.frozen import freeze
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
+from worker.data.sources import _without_broken, open_source
 from worker.first_records import look
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
@@ -82,7 +86,7 @@ def test_they_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFix
     said = [line.removeprefix("data: ") for line in caplog.messages]
     assert "4 records are broken and left out (broken_rows: skip)" in said
     assert [line.partition(": ")[2][:50] for line in said if line.startswith("left out: ")] == [
-        "line 2 of data.jsonl: it is no JSON: Expecting val", "line 5 of data.jsonl: it is no object: 7",
+        "line 2 of data.jsonl: it is no JSON: Expecting val", "line 5 of data.jsonl: it is no object with columns",
         "line 3 of data.jsonl: unknown role 'narrator'",
         "line 6 of data.jsonl: The chat template refuses a ",
     ]  # fmt: skip
@@ -111,10 +115,84 @@ def test_broken_records_of_a_mixture_are_counted_once(tmp_path: Path, caplog: py
     assert refused(lambda: made(its)).numbers == ("line 2 of data.jsonl: unknown role 'narrator'",)
 
 
-def test_data_that_are_all_broken_are_refused(tmp_path: Path) -> None:
-    told = refused(lambda: made(job(tmp_path, [STRANGE] * 3, broken_rows="skip")))
-    assert told.code == "nothing-to-train" and told.numbers[0] == "3 of 3 are broken"
-    assert told.numbers[1] == "line 1 of data.jsonl: unknown role 'narrator'"
+def test_data_that_are_all_broken_are_refused_at_submission_and_in_the_run(tmp_path: Path) -> None:
+    its = job(tmp_path, ["{", *[STRANGE] * 3], broken_rows="skip")
+    told, line = refused(lambda: made(its)), "line 2 of data.jsonl: unknown role 'narrator'"
+    assert told.code == "nothing-to-train" and told.numbers[0] == "4 of 4 are broken" and line in told.numbers
+    told = refused(lambda: check_data(its))
+    assert told.code == "nothing-to-train" and line in told.numbers
+    assert told.numbers[0] == f"{tmp_path}/data.jsonl: 3 records, all of them broken or empty"
+    its = job(tmp_path, ["{", BAD], broken_rows="skip")
+    check_data(its)  # which has no tokenizer
+    told = refused(lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES)))
+    assert told.code == "nothing-to-train" and told.numbers[0] == "1 of 1 are broken"
+    for records in (["{", "7"], ['{"']):
+        its = job(tmp_path, records, broken_rows="skip")
+        for what in (check_data, made):
+            told = refused(partial(what, its))
+            left_out = f"{len(records)} broken and left out (broken_rows: skip)"
+            assert (told.code, told.numbers) == ("empty-dataset", ("0 records", left_out))
+
+
+MIXED = [
+    ("a.json", b'{"text": "a"}\n{"text":\n{"text": "b"}\n', ["a", "b"]),
+    ("a.json", b'[{"text": "a"}, 7, {"text": "b"}]', ["a", "b"]),
+    ("a.jsonl", b'{"text": "a"}{"text": "b"}\n{"text": "c"}\n{\n"text": "d"\n}\n', ["a", "b", "c", "d"]),
+    ("a.jsonl", b'{"text": "a"}{"text": "b"}\n7\n{\n"text": "d"\n}\n{"text": "e"},\n', ["a", "b", "d"]),
+    ("a.jsonl", b'{"text": "a"}\n{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", ["a"]),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "caf\xe9"}\n', ["a"]),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "texts"), MIXED)
+def test_submission_and_the_run_leave_out_the_same(tmp_path: Path, name: str, content: bytes, texts: list[str]) -> None:
+    (tmp_path / name).write_bytes(content)
+    entry = DataEntry(path=str(tmp_path / name))
+    first = first_rows(entry, 99, skip=True)
+    assert first is not None and [record["text"] for _, record in first.rows] == texts
+    assert [*open_source(entry, BrokenRows(skip=True)).records["text"]] == texts
+
+
+def test_a_record_is_found_where_it_is_whatever_a_line_has(tmp_path: Path) -> None:
+    good, strange = (json.dumps(record) for record in ({"messages": TALK}, STRANGE))
+    content = f"{good}{good}\n{good[:1]}\n{good[1:]}\n{strange}\n"
+    for name in ("a.jsonl", "a.json"):
+        (tmp_path / name).write_text(content)
+        its = job(tmp_path, []).model_copy(update={"dataset": (str(tmp_path / name),)})
+        for what in (check_data, made):
+            assert refused(partial(what, its)).numbers == (f"line 4 of {name}: unknown role 'narrator'",)
+
+
+def test_a_file_that_the_run_cannot_read_for_its_depth_is_refused_in_one_line(tmp_path: Path) -> None:
+    deep = '{"a":' * 600 + "1" + "}" * 600
+    its = job(tmp_path, [{"text": "a"}, f'{{"text": "b", "more": {deep}}}'])
+    assert refused(lambda: made(its)).code == "dataset-unreadable"
+
+
+def test_data_that_are_read_again_are_kept_once(tmp_path: Path) -> None:
+    entry, cache = DataEntry(path=str(tmp_path / "data.jsonl")), tmp_path / "cache"
+    job(tmp_path, [{"text": "a"}, "{", {"text": "b"}])
+    for _ in range(3):
+        assert [*open_source(entry, BrokenRows(skip=True)).records["text"]] == ["a", "b"]
+    (kept,) = (file for file in (cache / "offmate-lines").rglob("*") if file.is_file())
+    assert kept.read_text() == '{"text": "a"}\n{"text": "b"}\n'
+    assert len([*cache.rglob("*.arrow")]) == 1
+    kept.unlink()  # by who wants its room
+    assert [*open_source(entry, BrokenRows(skip=True)).records["text"]] == ["a", "b"]
+    assert len([*cache.rglob("*.arrow")]) == 1
+    job(tmp_path, [{"text": "c"}, "{"])
+    assert [*open_source(entry, BrokenRows(skip=True)).records["text"]] == ["c"]
+
+
+def test_the_memory_that_leaving_out_takes_is_the_same_however_many_lines_there_are(tmp_path: Path) -> None:
+    peaks = []
+    for count in (10, 20_000):
+        job(tmp_path, ["{", *[{"text": "a"}] * count])
+        tracemalloc.start()
+        _without_broken(tmp_path / "data.jsonl", BrokenRows(skip=True))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 2**19, "92 bytes a line are 1.8 MB more"
 
 
 def test_what_is_wrong_with_the_job_is_no_broken_record(tmp_path: Path) -> None:
