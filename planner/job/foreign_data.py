@@ -128,11 +128,13 @@ def _as_axolotl(entry: Any) -> Any:
     if not isinstance(entry, dict) or entry.get("type") is None or not _of_turns(entry):
         return entry
     dropped = any(entry.get(key) not in SWITCHED_OFF for key in ("drop_system_message", "drop_system"))
-    columns = {VALUES: "", **({} if dropped else {"system": "system"}), **(entry.get("columns") or {})}
-    keys = {"train": "", "weight": "", **(entry.get("message_keys") or {})}
+    columns = {VALUES: "", **({} if dropped else {"system": "system"})}
+    said = {"columns": columns, "message_keys": {"train": "", "weight": ""}}
+    for key, names in said.items():
+        given = entry.get(key) or {}
+        said[key] = {**names, **given} if isinstance(given, dict) else given  # which is for whoever reads it
     roles = {} if entry.get("roles_to_train") is not None else {"roles_to_train": ["assistant"]}
-    rest = {key: value for key, value in entry.items() if key not in ("columns", "message_keys")}
-    return {"columns": columns, "message_keys": keys, **rest, **roles}
+    return {**said, **{key: value for key, value in entry.items() if key not in said}, **roles}
 
 
 def _of_turns(entry: Any) -> bool:

@@ -268,6 +268,16 @@ def test_columns_that_an_entry_names_must_be_there(folder: Path) -> None:
         assert (refused.value.code, refused.value.numbers) == ("unknown-columns", (words,))
 
 
+def test_columns_and_keys_that_are_no_mapping_are_told_in_an_entry_of_axolotl_too(folder: Path) -> None:
+    for key, value in (("columns", "messages"), ("message_keys", "role"), ("message_keys", "[role]")):
+        with pytest.raises(UserError) as refused:
+            Job.parse(f"{AXOLOTL}datasets: [{{path: text.jsonl, type: chat_template, {key}: {value}}}]", folder)
+        assert len(refused.value.numbers) == 1 and f"{key} is" in refused.value.numbers[0]
+    found = entry(f"{AXOLOTL}datasets: [{{path: text.jsonl, type: chat_template, columns: [messages]}}]", folder)
+    assert (found.type, found.roles_to_train) == ("messages", ("assistant",))
+    assert found.columns == {"tools": "", "chat_template_kwargs": ""}, "there are none beside it"
+
+
 def test_files_have_no_other_split_than_train(folder: Path) -> None:
     with pytest.raises(UserError, match="split is test") as refused:
         check_data(Job.parse(f"{AXOLOTL}datasets: [{{path: text.jsonl, split: test}}]", folder))
