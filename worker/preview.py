@@ -63,6 +63,8 @@ def _preview(file: Path, rows: int, color: bool, database: str | None) -> Exit:
 def time_of(job: Job, steps: int, file: Path, database: str | None) -> str:
     """How long so many steps take by the plan that is kept of the job, or how to have one."""
     unknown = f"how long that takes: offmate plan {file}"
+    if not job.is_split:
+        return f"{unknown}, which decides the rows of a micro-batch; for its plan here give per_device_train_batch_size"
     if database is None:
         return unknown
     from planner.cache.store import Cache

@@ -65,10 +65,9 @@ def plan_job(
 
 
 def kept_plan(job: Job, device: torch.device, cache: Cache) -> Answer | None:
-    """The plan that `plan_job` would find of this job without measuring or solving; None where it would have to be made
-    first. Raises UserError."""
-    if not job.is_split:
-        return None
+    """The plan that `plan_job` would find of this job, whose step is split, without measuring or solving; None where it
+    would have to be made first. Raises UserError."""
+    assert job.is_split
     return _Planning(job, device, cache, measure=False, distinct_tokens=()).kept()
 
 

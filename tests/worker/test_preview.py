@@ -40,7 +40,8 @@ def test_rows_are_shown_with_what_is_learned_and_all_is_counted(job: Path, capsy
         f"4 rows, {4 * tokens} tokens an epoch, {4 * learned} of them learned ({learned / tokens:.0%})\n"
         "2.0 steps an epoch of 2 rows, 6 in all\n"
         f"{12 * tokens} tokens in all, max_length 512\n"
-        f"how long that takes: offmate plan {job}\n"
+        f"how long that takes: offmate plan {job}, which decides the rows of a micro-batch; for its plan here give "
+        "per_device_train_batch_size\n"
     )
 
 
@@ -60,9 +61,12 @@ def test_how_long_the_steps_take_is_told_by_a_plan_that_is_kept(job: Path, capsy
     assert last_line() == took
     job.write_text(job.read_text() + "gpu_budget: 900GiB\n")
     assert last_line().startswith(f"{unknown} (")
-    auto = job.read_text().replace("per_device_train_batch_size: 2", "train_batch_size: 2")
-    job.write_text(auto)
-    assert last_line() == unknown, "the rows of a slice are not decided"
+    auto = job.read_text().replace("gpu_budget: 900GiB\n", "")
+    for rows in ("train_batch_size: 2", "per_device_train_batch_size: auto\ntrain_batch_size: 2"):
+        job.write_text(auto.replace("per_device_train_batch_size: 2", rows))
+        plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False)
+        undecided = "which decides the rows of a micro-batch; for its plan here give per_device_train_batch_size"
+        assert last_line() == f"{unknown}, {undecided}"
 
 
 def test_a_batch_larger_than_the_data_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
