@@ -1,10 +1,11 @@
 """Whether a job that is stopped and goes on learns what it would have learned in one go: the process of `offmate
-verify-resume`, `python -m worker.verify_resume JOB --folder FOLDER [--steps N] [--device cpu|cuda] [--database URL]`.
+verify-resume`, `python -m worker.verify_resume JOB --folder FOLDER [--run RUN_DIR] [--steps N] [--device cpu|cuda]
+[--database URL]`.
 
-JOB is a resolved job file, FOLDER an empty one. The job's first steps are done twice by processes of the trainer's own
-code: once without a stop, and once with an end in the middle and a new process after it. Both then write a checkpoint,
-and these, with losses, norms and rates of all steps, are compared bit by bit. Exit codes: 0 all is equal, 1 something
-is not, else those of `planner.errors`.
+JOB is a resolved job file, that of RUN_DIR where the job is submitted; FOLDER an empty one. The job's first steps are
+done twice by processes of the trainer's own code: once without a stop, and once with an end in the middle and a new
+process after it. Both then write a checkpoint, and these, with losses, norms and rates of all steps, are compared bit
+by bit. Exit codes: 0 all is equal, 1 something is not, else those of `planner.errors`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m worker.verify_resume")
     parser.add_argument("job", type=Path)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--run", type=Path)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--database", metavar="URL")
@@ -115,19 +117,15 @@ def _verify(options: argparse.Namespace) -> Exit:
 def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argparse.Namespace) -> int:
     """Make the run folders, with plan and data; returns how many steps there are to do. Raises UserError."""
     from planner.cache.store import Cache
-    from planner.commands.plan_job import plan_job
-    from planner.measure.hf_model import pairs_of
     from planner.measure.target import device_of
-    from planner.measure.tokenizer import load_tokenizer
-    from worker.data.batches import Batches
+    from worker.certify.its_plan import its_plan
     from worker.training.stored import clear_passing, passing_token
 
     cache = Cache(options.database) if options.database else None
-    answer = plan_job(job, device_of(options.device), cache=cache, measure=True)
-    job = job if job.is_split else job.with_slices(answer.rows)
-    job = _to_compare(job)
     first, *others = runs
-    batches = Batches(job, load_tokenizer(job), first.path / "data", pairs=pairs_of(job))
+    submitted = RunFolder(options.run) if options.run else None
+    found = its_plan(job, submitted, device_of(options.device), first.path / "data", cache)
+    job, batches = _to_compare(found.job), found.batches
     if (total := batches.total_steps) < 3:
         raise UserError(
             "The job is too short to be stopped within.", code="too-few-steps", exit_code=Exit.USAGE,
@@ -139,7 +137,7 @@ def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argpars
     for run in runs:
         (run.path / "token").write_text(passing_token(), "utf-8")
         run.write_resolved(job.resolved_yaml())
-        run.write_plan(answer.to_json())
+        run.write_plan(found.document)
     return max(2, min(steps, total - 1))
 
 

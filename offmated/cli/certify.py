@@ -11,17 +11,21 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from offmated.cli.output import budget_options, console, json_option, pairs, print_json, table
+from offmated.cli.client import Client
+from offmated.cli.output import JobNumber, budget_options, console, json_option, pairs, print_json, table
 from offmated.cli.plan_view import option_runs
+from offmated.cli.remote import only_here
 from offmated.paths import Paths
 from planner.codec import from_json
-from planner.errors import Exit
+from planner.errors import Exit, UserError
 from planner.reports.certificate import Certificate, Finding
+from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.units import format_bytes, format_bytes_down
 
@@ -29,32 +33,35 @@ _NOT_FINITE = 1e300
 _FOLDER = ".certify-"
 
 
+_SUBJECT = click.argument("what", metavar="FILE|ID")
+
+
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@_SUBJECT
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="How many steps.")
 @click.option("--layers", type=click.IntRange(min=1), help="Of the model's layers only the first so many.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.")
 @budget_options
 @json_option
-def certify(file: Path, as_json: bool, **options: str | int | None) -> None:
-    """Do the first steps of the job in FILE under its plan and in plain PyTorch, and show the greatest differences.
-    Exits with 1 when one is greater than it may be. Where the model has no room in plain PyTorch, its first layers
-    serve."""
-    code, answer = _compare(file, options)
-    print_json(answer) if as_json else console().print(_view(file, from_json(Certificate, answer)))
+def certify(what: str, as_json: bool, **options: Any) -> None:
+    """Do the first steps of the job in FILE, or of job ID, under its plan and in plain PyTorch, and show the greatest
+    differences. Exits with 1 when one is greater than it may be. Where the model has no room in plain PyTorch, its
+    first layers serve."""
+    code, answer = _compare(what, options)
+    print_json(answer) if as_json else console().print(_view(what, from_json(Certificate, answer)))
     sys.exit(code)
 
 
 @click.command("verify-resume")
-@click.argument("file", type=click.Path(path_type=Path))
+@_SUBJECT
 @click.option("--steps", type=click.IntRange(min=2), default=6, show_default=True, help="How many steps.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.")
 @budget_options
 @json_option
-def verify_resume(file: Path, as_json: bool, **options: str | int | None) -> None:
-    """Do the first steps of the job in FILE in one go, and with a stop and a new process in between, and compare what
-    is learned bit by bit. Exits with 1 when a bit differs. On CUDA both take deterministic kernels."""
-    with _process("worker.verify_resume", file, options, ("steps", "device")) as command:
+def verify_resume(what: str, as_json: bool, **options: Any) -> None:
+    """Do the first steps of the job in FILE, or of job ID, in one go, and with a stop and a new process in between, and
+    compare what is learned bit by bit. Exits with 1 when a bit differs. On CUDA both take deterministic kernels."""
+    with _process("worker.verify_resume", what, options, ("steps", "device")) as command:
         code = answered([*command, *(["--json"] if as_json else [])], as_json)
     sys.exit(code)
 
@@ -71,9 +78,9 @@ def answered(command: list[str], as_json: bool) -> int:
     return code if code >= 0 else Exit.FAILED
 
 
-def _compare(file: Path, options: dict[str, str | int | None]) -> tuple[int, object]:
+def _compare(what: str, options: dict[str, Any]) -> tuple[int, object]:
     """Exit code and certificate; without one the process has said why on stderr, and we leave with its exit code."""
-    with _process("worker.certify", file, options, ("steps", "layers", "device")) as command:
+    with _process("worker.certify", what, options, ("steps", "layers", "device")) as command:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if not done.stdout.strip():
         raise click.exceptions.Exit(done.returncode if done.returncode > 0 else Exit.FAILED)
@@ -81,21 +88,40 @@ def _compare(file: Path, options: dict[str, str | int | None]) -> tuple[int, obj
 
 
 @contextmanager
-def _process(
-    module: str, file: Path, options: dict[str, str | int | None], handed_on: tuple[str, ...]
-) -> Iterator[list[str]]:  # fmt: skip
-    """The command that asks `module` about the job in `file`, with a folder that goes again."""
+def _process(module: str, what: str, options: dict[str, Any], handed_on: tuple[str, ...]) -> Iterator[list[str]]:
+    """The command that asks `module` about the job in a file or of a number, with a folder that goes again."""
     from offmated.cli import planner_process  # with what it imports half of what a command takes to start
 
     state = Paths.from_environment().state
     with (
-        planner_process.resolved(planner_process.job_of(file, options)) as job,
+        _job(what, options) as job,
         _own_folder(state if state.is_dir() else None) as folder,
     ):
         url = planner_process.database()
         words = [f"--{name}={options[name]}" for name in handed_on if options[name] is not None]
         known = [f"--database={url}"] if url else []
-        yield [sys.executable, "-P", "-m", module, str(job), f"--folder={folder}", *words, *known]
+        yield [sys.executable, "-P", "-m", module, *job, f"--folder={folder}", *words, *known]
+
+
+@contextmanager
+def _job(what: str, options: dict[str, Any]) -> Iterator[list[str]]:
+    """The words that name the job to a process. One that is submitted is taken as it is. Raises UserError."""
+    from offmated.cli import planner_process
+
+    if not what.isdigit():
+        with planner_process.resolved(planner_process.job_of(Path(what), options)) as path:
+            yield [str(path)]
+        return
+    number = JobNumber().convert(what, None, None)
+    only_here("The number of a job")
+    changes = {"gpu_budget": "--gpu-budget", "cpu_budget": "--cpu-budget", "device": "--device"}
+    if asked := [option for name, option in changes.items() if options[name]]:
+        raise UserError(
+            f"{asked[0]} asks for another plan than that of job {number}.", code="usage", exit_code=Exit.USAGE,
+            hint=f"leave it out, or give the job's file in place of {number}",
+        )  # fmt: skip
+    run = RunFolder(Path(Client(Paths.from_environment()).job(number)["run_dir"]))
+    yield [str(run.resolved), f"--run={run.path}"]
 
 
 @contextmanager
@@ -114,14 +140,15 @@ def _own_folder(state: Path | None) -> Iterator[str]:
         yield folder
 
 
-def _view(file: Path, found: Certificate) -> RenderableType:
-    head = f"{file.name}: {_count(found.steps, 'step')} of {_count(found.slices, 'slice')}, {found.device}, "
+def _view(what: str, found: Certificate) -> RenderableType:
+    name = f"job {what}" if what.isdigit() else Path(what).name
+    head = f"{name}: {_count(found.steps, 'step')} of {_count(found.slices, 'slice')}, {found.device}, "
     rows = [
         [f.what, _number(f.greatest), _place(f), _number(f.size), f"{f.equal} of {f.count}"] for f in found.findings
     ]
     columns = ("", "greatest difference", "in", "of at most", "equal in every bit")
     verdict = Text(_verdict(found), style="green" if found.holds else "red")
-    return Group(head + _model(found), pairs(list(_plan(found))), Text(), table(columns, rows), Text(), verdict)
+    return Group(head + _model(found), pairs(list(_plan(what, found))), Text(), table(columns, rows), Text(), verdict)
 
 
 def _model(found: Certificate) -> str:
@@ -130,13 +157,25 @@ def _model(found: Certificate) -> str:
     return f"the first {found.layers} of {found.all_layers} layers"
 
 
-def _plan(found: Certificate) -> Iterator[tuple[str, str | Text]]:
+def _plan(what: str, found: Certificate) -> Iterator[tuple[str, str | Text]]:
     peak, budget = format_bytes(found.gpu_peak_bytes), format_bytes_down(found.gpu_budget_bytes)
     yield "memory", f"{peak} at most under a budget of {budget}"
     whole = " for the whole model" if found.layers < found.all_layers else ""
     yield "plain", f"about {format_bytes(found.plain_bytes)}{whole}; there are {format_bytes(found.there_bytes)}"
     yield "plan", " · ".join(option_runs(found.options))
+    yield "made", _made(what, found)
     yield "moved", f"{format_bytes(found.moved_bytes)} a step; the CPU updates {_count(found.cpu_updated, 'tensor')}"
+
+
+def _made(what: str, found: Certificate) -> str:
+    """Whose plan it is."""
+    if found.layers < found.all_layers:
+        return "for these layers, as hard pressed as the job's own"
+    if found.decided:
+        return f"before: it is the plan of job {what}, which trains under it"
+    if what.isdigit():
+        return f"now, as job {what} gets it when it has its turn and the same memory is free"
+    return "now, as a job of this file gets it; offmate certify ID has the plan of one that is submitted"
 
 
 def _place(finding: Finding) -> str:

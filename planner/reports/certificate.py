@@ -39,7 +39,8 @@ class Certificate:
     of the first step may differ by `allowed` of their size, and `first` is by how much they do; later steps start from
     other weights, and AdamW makes whole steps of gradients that are nearly zero. Without clipping the norm is that of
     the first moments, which are then the gradients but for a factor. `rounded`: AdamW's moments are in 8 bits, and
-    plain PyTorch rounded them so after each of its updates.
+    plain PyTorch rounded them so after each of its updates. `decided`: the plan was there, as a submitted job trains
+    under it; else it was made for the certificate, as a job's is when it has its turn.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Certificate:
     first: float
     allowed: float
     rounded: bool = False
+    decided: bool = False
 
     @property
     def holds(self) -> bool:

@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "worker.certify": (
         "worker.engine", "worker.runtime", "worker.data", "worker.storage", "worker.training", "planner.commands",
         "planner.cpu", "planner.search", "planner.cache", "planner.measure", "planner.reports", "planner.job",
-        "planner.schedule", "planner.machine",
+        "planner.run", "planner.schedule", "planner.machine",
     ),
     "offmated": ("planner.run",),
     "offmated.jobs": ("planner.job", "planner.run", "planner.machine"),

@@ -1,8 +1,9 @@
-"""The process of `offmate certify`: `python -m worker.certify JOB --folder FOLDER [--steps N] [--layers N]
-[--device cpu|cuda] [--database URL]`.
+"""The process of `offmate certify`: `python -m worker.certify JOB --folder FOLDER [--run RUN_DIR] [--steps N]
+[--layers N] [--device cpu|cuda] [--database URL]`.
 
-JOB is a resolved job file, FOLDER an empty one. Prints the certificate as one JSON object, the last line; progress goes
-to stderr. Exit codes: 0 no difference is greater than allowed, 1 one is, else those of `planner.errors`.
+JOB is a resolved job file, that of RUN_DIR where the job is submitted; FOLDER an empty one. Prints the certificate as
+one JSON object, the last line; progress goes to stderr. Exit codes: 0 no difference is greater than allowed, 1 one is,
+else those of `planner.errors`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from planner.codec import to_json
 from planner.errors import Exit
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
+from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
 
 
@@ -28,6 +30,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m worker.certify")
     parser.add_argument("job", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--run", type=Path)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--device", choices=("cpu", "cuda"))
@@ -50,6 +53,7 @@ def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
     from planner.cache.store import Cache
     from planner.measure.target import device_of
     from worker.certify.certificate import certify
+    from worker.certify.its_plan import its_plan
     from worker.runtime.arena import take_over
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -58,9 +62,11 @@ def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
         torch.use_deterministic_algorithms(True, warn_only=True)
         if job.exact:  # else layers may be compiled, whose memory is measured by PyTorch's own allocator
             take_over()
+    cache = Cache(options.database) if options.database else None
+    run = RunFolder(options.run) if options.run else None
+    found = its_plan(job, run, device, options.folder / "data", cache)
     certificate = certify(
-        job, steps=options.steps, layers=options.layers, device=device, folder=options.folder,
-        cache=Cache(options.database) if options.database else None,
+        found, steps=options.steps, layers=options.layers, device=device, folder=options.folder
     )  # fmt: skip
     print(json.dumps(to_json(certificate)), file=answers)
     return Exit.DONE if certificate.holds else Exit.FAILED

@@ -85,6 +85,18 @@ def test_show_has_predicted_and_measured_step_time_and_peak(job: dict[str, Any],
     assert "step time" in text and "GPU peak" in text and "blocks" in text
 
 
+def test_a_submitted_job_is_certified_under_its_own_plan(job: dict[str, Any], folder: Path) -> None:
+    number = str(job["id"])
+    plan = answer(folder, "show", number)["plan_document"]["plan"]
+    found = answer(folder, "certify", number, "--steps", "1")
+    assert found["decided"] and found["options"] == plan["options"]
+    assert found["gpu_peak_bytes"] == plan["gpu_peak_bytes"]
+    assert all(one["equal"] == one["count"] for one in found["findings"])
+    other = offmate(folder, "certify", number, "--gpu-budget", "1GiB")
+    assert other.returncode == 2
+    assert other.stderr.splitlines()[0] == f"--gpu-budget asks for another plan than that of job {number}."
+
+
 def test_a_second_submission_of_the_same_job_solves_nothing(job: dict[str, Any], folder: Path) -> None:
     again = answer(folder, "run", "job.yaml")
     assert again["id"] > job["id"]

@@ -191,9 +191,9 @@ def certificate(**changes: object) -> Certificate:
     return Certificate(**{**values, **changes})
 
 
-def shown(found: Certificate) -> str:
+def shown(found: Certificate, what: str = "a/job.yaml") -> str:
     stream = io.StringIO()
-    Console(file=stream, width=200).print(_view(Path("a/job.yaml"), found))
+    Console(file=stream, width=200).print(_view(what, found))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
@@ -203,6 +203,7 @@ def test_a_certificate_in_words() -> None:
         "memory  512.0 KiB at most under a budget of 1.0 MiB\n"
         "plain   about 1.0 GiB; there are 2.0 GiB\n"
         "plan    0 keep · 1 recompute · 2 keep\n"
+        "made    now, as a job of this file gets it; offmate certify ID has the plan of one that is submitted\n"
         "moved   256.0 KiB a step; the CPU updates 1 tensor\n"
         "\n"
         "        greatest difference  in  of at most  equal in every bit\n"
@@ -210,6 +211,16 @@ def test_a_certificate_in_words() -> None:
         "\n"
         "offmate computes what plain PyTorch computes, bit for bit."
     )
+
+
+def test_a_certificate_says_whose_plan_it_is_of() -> None:
+    text = shown(certificate(decided=True), "3")
+    assert text.startswith("job 3: 2 steps of 2 slices")
+    assert "made    before: it is the plan of job 3, which trains under it\n" in text
+    text = shown(certificate(), "3")
+    assert "made    now, as job 3 gets it when it has its turn and the same memory is free\n" in text
+    text = shown(certificate(layers=2, decided=True), "3")
+    assert "made    for these layers, as hard pressed as the job's own\n" in text
 
 
 def test_a_certificate_that_does_not_hold_says_so() -> None:

@@ -1,0 +1,62 @@
+"""Whose plan is certified: the one that the job has, or gets when it has its turn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.commands.plan_job import plan_job
+from planner.job.schema import Job
+from planner.run.folder import RunFolder
+from tests.support.runs import make_run
+from worker.certify.its_plan import ItsPlan, its_plan
+from worker.prepare import main as prepare
+
+CPU = torch.device("cpu")
+STEP = {"gradient_accumulation_steps": 2, "max_steps": 3}
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def asked(job: Job, run: RunFolder | None, folder: Path) -> ItsPlan:
+    return its_plan(job, run, CPU, folder, None)
+
+
+def test_a_job_that_has_its_final_plan_is_certified_under_that_and_not_under_a_new_one(tmp_path: Path) -> None:
+    job, run = make_run(tmp_path, "llama", **STEP)
+    document = json.loads(run.plan.read_text()) | {"measured": True}
+    run.plan.write_text(json.dumps(document))
+    found = asked(job, run, tmp_path / "data")
+    assert found.decided and found.document == document
+    assert plan_job(job, CPU, cache=None, measure=True).plan.options != found.plan.options, "the test shows something"
+    assert list(found.plan.options) == document["plan"]["options"]
+    run.plan.write_text(json.dumps(document | {"measured": False}))
+    assert not asked(job, run, tmp_path / "data").decided, "an estimate gives way to a plan made from measurements"
+
+
+def test_without_a_plan_the_data_are_counted_first_as_for_the_job(tmp_path: Path) -> None:
+    job, run = make_run(tmp_path, "qwen2", **STEP)
+    found = asked(job, None, tmp_path / "data")
+    assert prepare([str(run.path)]) == 0
+    assert found.chain.distinct_tokens == run.read_distinct_tokens() != ()
+    assert not found.decided
+
+
+def test_the_plan_of_a_job_whose_head_is_its_own_depends_on_no_data(tmp_path: Path) -> None:
+    job, _ = make_run(tmp_path, "llama", **STEP)
+    assert asked(job, None, tmp_path / "data").chain.distinct_tokens == ()
+
+
+def test_micro_batches_that_the_planner_decides_are_decided_after_the_data_were_counted(tmp_path: Path) -> None:
+    job, _ = make_run(tmp_path, "llama", max_steps=3)
+    whole = job.model_copy(update={"per_device_train_batch_size": "auto", "train_batch_size": 4})
+    found = asked(whole, None, tmp_path / "data")
+    assert found.job.is_split and found.job.slice_rows * found.plan.slices * found.plan.rounds == 4
+    assert len(found.batches.step(0)) == found.plan.slices * found.plan.rounds

@@ -1,0 +1,73 @@
+"""The plan that a job trains under, or gets when it has its turn, with its data: what `offmate certify` and `offmate
+verify-resume` ask about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.cache.store import Cache
+from planner.commands.plan_job import plan_job
+from planner.job.schema import Job
+from planner.machine.hardware import Hardware
+from planner.measure.hf_model import masked_of, pairs_of, skeleton_model
+from planner.measure.tokenizer import load_tokenizer
+from planner.run.folder import RunFolder
+from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+from worker.data.batches import Batches
+from worker.training.run import read_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ItsPlan:
+    """A job whose micro-batches are decided, its plan and what that is of, and its data. `decided`: the job has this
+    plan already; else it was made now. `document`: plan.json."""
+
+    job: Job
+    plan: Plan
+    chain: Chain
+    hardware: Hardware
+    batches: Batches
+    decided: bool
+    document: dict[str, Any]
+
+
+def its_plan(job: Job, run: RunFolder | None, device: torch.device, folder: Path, cache: Cache | None) -> ItsPlan:
+    """Of a job, and its run folder where it is submitted. A final plan there is taken as it is: a new one would be for
+    the memory that is free now. Without one it is made as the job's is when it has its turn: with measurements, and
+    after its data were counted where it depends on these. `folder` is for the data. Raises UserError."""
+    tokenizer, frozen = load_tokenizer(job), run.read_frozen() if run else None
+
+    def data_of(split: Job) -> Batches:
+        return Batches(split, tokenizer, folder, frozen, pairs=pairs_of(split), masked=masked_of(split))
+
+    document = run.read_plan() if run else None
+    if run is not None and document is not None and document["measured"]:
+        plan, chain, hardware = read_plan(run)
+        return ItsPlan(
+            job=job, plan=plan, chain=chain, hardware=hardware, batches=data_of(job), decided=True, document=document
+        )
+    whole = job if job.is_split or job.train_batch_size is None else job.with_slices(job.train_batch_size)
+    counted = data_of(whole) if _depends_on_data(job) else None
+    distinct_tokens = tuple(counted.distinct_tokens()) if counted is not None else ()
+    answer = plan_job(job, device, cache=cache, measure=True, distinct_tokens=distinct_tokens)
+    job = job if job.is_split else job.with_slices(answer.rows)
+    batches = counted if counted is not None and job == whole else data_of(job)
+    return ItsPlan(
+        job=job, plan=answer.plan, chain=answer.chain, hardware=answer.hardware, batches=batches, decided=False,
+        document=answer.to_json(),
+    )  # fmt: skip
+
+
+def _depends_on_data(job: Job) -> bool:
+    """Whether several micro-batches may add to the gradient of an embedding that the head shares, row by row."""
+    if job.is_split and job.gradient_accumulation_steps == 1:
+        return False
+    model = skeleton_model(job)
+    embeddings = {id(p) for p in model.get_input_embeddings().parameters() if p.requires_grad}  # type: ignore[operator]
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    return head is not None and any(id(p) in embeddings for p in head.parameters())
