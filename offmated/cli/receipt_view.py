@@ -76,7 +76,8 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
         yield "", line
     yield "", ""
     if not found.changes:
-        yield "would help", "none of the other machines and batches that were tried"
+        more = "; others were not, which may" if found.unplanned else ""
+        yield "would help", f"none of the other machines and batches that were planned{more}"
     for number, change in enumerate(found.changes):
         yield "" if number else "would help", f"{change.text}: {change.factor:.3g}×, {change.tokens_per_s:.0f} tokens/s"
     for number, prospect in enumerate(found.unplanned):
@@ -132,7 +133,8 @@ def _too_large(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield from _disk(found.disk)
     yield "", ""
     if not found.fits_with:
-        yield "fits with", "nothing that was tried"
+        more = "; there was no time for all, and what is left may fit" if found.untried else ""
+        yield "fits with", f"nothing that was tried{more}"
     for number, text in enumerate(found.fits_with):
         yield "" if number else "fits with", text
     for number, text in enumerate(found.untried):

@@ -34,6 +34,7 @@ from planner.whatif.what_helps import Variations, carried_over
 PATIENCE_S = 17.0
 """When to answer, in seconds of a quiet machine since the process's start: what is not planned by then is left out."""
 _DEVICE = torch.device("cpu")  # blocks are traced there
+_WAYS_S = 15.0  # to look for what would fit, where nothing does: LoRA and a packed base are both traced by then
 _PLAN_S = 5.0  # of the solver for the plan itself
 _TRACES = 2.5  # how many times longer than the job's own trace that of a change may take: LoRA has many small tensors
 _MOST_LARGER = 64  # times, slices of more rows than a step has now
@@ -43,8 +44,9 @@ _NEAR = 0.03  # between splits that are planned before one is chosen: what whole
 def ask(
     job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = NO_PICTURES, cache: Cache | None = None
 ) -> Receipt:
-    """The receipt of `job` on `hardware`, within `PATIENCE_S` of `started_s` (monotonic) where the model's size allows.
-    Its plan is found in the cache, or goes there, unless its search was cut short.
+    """The receipt of `job` on `hardware`, within `PATIENCE_S` of `started_s` (monotonic) where the model's size allows,
+    and some seconds later where it does not fit. Its plan is found in the cache, or goes there, unless its search was
+    cut short.
 
     Raises UserError for a model that cannot be used.
     """
@@ -73,7 +75,8 @@ def ask(
     note = beyond_positions(job)
     found = replace(found, notes=() if note is None else (note,))
     now = time.monotonic()
-    complete = found.complete and now < clock.deadline and not found.untried
+    in_time = found.status == "infeasible" or now < clock.deadline
+    complete = found.complete and in_time and not found.untried
     return replace(found, answer_s=now - started_s, complete=complete)
 
 
@@ -194,7 +197,8 @@ def _asked(job: Job) -> Asked:
 def _too_large(job: Job, problem: Problem, least: int | None, others: Variations, clock: _Clock) -> Receipt:
     stored = with_all_on_disk(problem) if problem.hardware.disk_bytes else problem  # with more RAM that may fit
     cpu_bytes = others.least_cpu_bytes(stored)  # meanwhile
-    ways = list(ways_to_fit(job, problem, _DEVICE, clock.last_trace, runs=False))
+    last_trace = max(clock.last_trace, time.monotonic() + clock.stretched_s(_WAYS_S))
+    ways = list(ways_to_fit(job, problem, _DEVICE, last_trace, runs=False))
     least_cpu = cpu_bytes.get()
     found = no_fit(
         problem.chain, problem.hardware, _asked(job), budgets=(problem.gpu_budget_bytes, problem.cpu_budget_bytes),

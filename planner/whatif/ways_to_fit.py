@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,6 +64,7 @@ def ways_to_fit(
     job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
 ) -> Iterator[Way]:  # fmt: skip
     """Ways to train that fit the budgets as they are, in the keys of a job; of rows and lengths the most that fit.
+    First drives and adapters, which help where little else does, then what helps by a little.
 
     `runs`: the job is to run as it is. Adapters need a model's weights: without them LoRA is no way then. Where it is
     only asked about, a config stands for its model.
@@ -74,8 +75,6 @@ def ways_to_fit(
     def tried(text: str, **keys: object) -> Iterator[Way]:
         yield from _tried(text, job, problem, device, last_trace, runs=runs, **keys)
 
-    if problem.clip and (least := _least(replace(problem, clip=False))):
-        yield Way(text="no clipping (max_grad_norm: 0)", least_bytes=least)
     exact = job.optim not in (ADAMW_8BIT, MUON)
     storable = job.method == "full" and exact and not problem.hardware.disk_bytes
     if storable and (least := _least(with_all_on_disk(problem))):
@@ -87,30 +86,41 @@ def ways_to_fit(
             text="weights wholly on the drive, had the model's files them as they are trained (loading these takes "
             f"memory for all: {problem.not_in_files})", least_bytes=least,
         )  # fmt: skip
+    yield from _adapters(job, tried, runs=runs)
+    host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()
+    smaller = [] if host_is_full else list(_smaller_slices(job, problem, device, last_trace, runs=runs))
+    yield from smaller
     if not job.bf16:
         yield from tried("bf16 with fp32 masters (bf16: true)", bf16=True)
-    host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()
-    if not host_is_full:  # shorter slices are no help to a host that is full
-        yield from _smaller_slices(job, problem, device, last_trace, runs=runs)
-    elif job.method == "full" and exact and not job.disk_paths:
+    if problem.clip and (least := _least(replace(problem, clip=False))):
+        yield Way(text="no clipping (max_grad_norm: 0)", least_bytes=least)
+    if host_is_full and job.method == "full" and exact and not job.disk_paths:
         yield from tried("AdamW's moments in 8 bits, rounded (optim: adamw_8bit)", optim=ADAMW_8BIT)
-    if job.method == "full" and not (runs and has_no_weights(job.model)):
-        lora: dict[str, object] = {**DEFAULTS, "method": "lora"}
-        keys = "method: lora"
-        if job.trainable:
-            lora |= {"trainable": None, "trainable_layers": None}
-            keys += ", without trainable"
-        found = list(tried(f"LoRA ({keys})", **lora))
-        if not found and job.slice_rows > 1 and not masked_of(job):
-            text = f"LoRA ({keys}) in slices of one row (per_device_train_batch_size: 1)"
-            found = list(tried(text, **lora, **_rows(job, 1)))
-        if not found:
-            text = f"LoRA on a base in 4 bits ({keys}, load_in_4bit: true)"
-            found = list(tried(text, **lora, load_in_4bit=True))
-        yield from found
-    elif job.method == "lora" and not (job.load_in_4bit or job.use_dora):
+    if not host_is_full and all(way.least_bytes is None for way in smaller):  # shorter slices do not help a full host
+        yield from _shorter_slices(job, problem, device, last_trace, runs=runs)
+
+
+def _adapters(job: Job, tried: Callable[..., Iterator[Way]], *, runs: bool) -> Iterator[Way]:
+    """LoRA, with smaller slices or on a packed base where it has no room otherwise; for a job of LoRA the packed base.
+    """
+    if job.method == "lora" and not (job.load_in_4bit or job.use_dora):
         other = {"load_in_8bit": False} if job.load_in_8bit else {}
         yield from tried("a base in 4 bits (load_in_4bit: true)", load_in_4bit=True, **other)
+    if job.method != "full" or (runs and has_no_weights(job.model)):
+        return
+    lora: dict[str, object] = {**DEFAULTS, "method": "lora"}
+    keys = "method: lora"
+    if job.trainable:
+        lora |= {"trainable": None, "trainable_layers": None}
+        keys += ", without trainable"
+    found = list(tried(f"LoRA ({keys})", **lora))
+    if not found and job.slice_rows > 1 and not masked_of(job):
+        text = f"LoRA ({keys}) in slices of one row (per_device_train_batch_size: 1)"
+        found = list(tried(text, **lora, **_rows(job, 1)))
+    if not found:
+        text = f"LoRA on a base in 4 bits ({keys}, load_in_4bit: true)"
+        found = list(tried(text, **lora, load_in_4bit=True))
+    yield from found
 
 
 def _tried(
@@ -128,24 +138,30 @@ def _tried(
 def _smaller_slices(
     job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
 ) -> Iterator[Way]:  # fmt: skip
-    """The same step in more slices; where not even slices of one row fit, head and loss in chunks, or shorter rows. A
-    mixture that learns with its routers' loss, which is of each slice, learns something else in others."""
-    if job.slice_rows > 1 and not masked_of(job):
-        if time.monotonic() >= last_trace:
-            smaller = tuple(_rows(job, 1).items())
-            yield Way(text="the same step in smaller slices", least_bytes=None, keys=smaller)
-            one = None
-        else:
-            one = _changed(job, problem, device, runs=runs, **_rows(job, 1))
-        if one is not None and (least := _least(one)):
-            rows = _most_rows(job, problem, one)
-            more = _least(_changed(job, problem, device, runs=runs, **_rows(job, rows))) if rows > 1 else None
-            split = _rows(job, rows if more else 1)
-            keys = ", ".join(f"{key}: {value}" for key, value in split.items())
-            total = job.slice_rows * job.gradient_accumulation_steps
-            text = f"the same step in smaller slices ({keys}; train_batch_size: {total} alone is auto)"
-            yield Way(text=text, least_bytes=more or least)
-            return
+    """The same step in more slices. A mixture that learns with its routers' loss, which is of each slice, learns
+    something else in others."""
+    if job.slice_rows == 1 or masked_of(job):
+        return
+    if time.monotonic() >= last_trace:
+        smaller = tuple(_rows(job, 1).items())
+        yield Way(text="the same step in smaller slices", least_bytes=None, keys=smaller)
+        return
+    one = _changed(job, problem, device, runs=runs, **_rows(job, 1))
+    if one is not None and (least := _least(one)):
+        rows = _most_rows(job, problem, one)
+        more = _least(_changed(job, problem, device, runs=runs, **_rows(job, rows))) if rows > 1 else None
+        split = _rows(job, rows if more else 1)
+        keys = ", ".join(f"{key}: {value}" for key, value in split.items())
+        total = job.slice_rows * job.gradient_accumulation_steps
+        text = f"the same step in smaller slices ({keys}; train_batch_size: {total} alone is auto)"
+        yield Way(text=text, least_bytes=more or least)
+
+
+def _shorter_slices(
+    job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
+) -> Iterator[Way]:  # fmt: skip
+    """Where not even slices of one row fit: head and loss in chunks, or shorter rows."""
+    if not masked_of(job):
         job = job.model_copy(update=_rows(job, 1))
     if job.exact:
         text = "head and loss in chunks, not bitwise (exact: false)"

@@ -15,7 +15,7 @@ import yaml
 from sqlalchemy import create_engine
 from transformers import GPT2Config, LlamaConfig, MixtralConfig
 
-from offmated.cli.receipt_view import _fitting
+from offmated.cli.receipt_view import _fitting, _too_large
 from planner.cache.store import Cache
 from planner.cache.tables import metadata
 from planner.commands.ask import PATIENCE_S, ask
@@ -234,6 +234,30 @@ def test_what_there_was_no_time_for_comes_with_the_command_that_asks_about_it(sm
     assert {"method": "lora", "bf16": True, "per_device_train_batch_size": 1}.items() <= asked_keys.items()
     keys = {"model": str(small), "method": asked_keys["method"]}
     assert Job.question(json.dumps(keys), small.parent).lora_r == DEFAULTS["lora_r"]
+
+
+def test_what_helps_most_is_tried_before_what_helps_by_a_little(small: Path) -> None:
+    job, hardware = job_of(small, length=1024, bf16=False), preset("rtx3060", bf16=False)
+    job = job.model_copy(update={"gpu_budget": 2**20, "per_device_train_batch_size": 2})
+    cpu = torch.device("cpu")
+    texts = [way.text for way in ways_to_fit(job, problem_of(job, hardware, cpu), cpu, 0.0, runs=False)]
+    assert [text.partition(" (")[0] for text in texts] == [
+        "LoRA", "the same step in smaller slices", "bf16 with fp32 masters", "head and loss in chunks, not bitwise",
+        "shorter rows",
+    ]  # fmt: skip
+
+
+def test_what_would_fit_is_looked_for_when_the_answer_is_late_and_nothing_untried_sounds_final(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.commands.ask._WAYS_S", 300.0)  # enough on a slow machine
+    job = job_of(small, length=1024, bf16=False).model_copy(update={"gpu_budget": 5 * 2**20, "cpu_budget": GIB})
+    late = time.monotonic() - 100 * PATIENCE_S
+    found = ask(job, preset("rtx3060", bf16=False), started_s=late)
+    assert any("max_length: 512" in text for text in found.fits_with), "a change that takes a trace"
+    nothing = dict(_too_large(replace(found, fits_with=(), untried=("LoRA (method: lora)",))))
+    assert nothing["fits with"] == "nothing that was tried; there was no time for all, and what is left may fit"
+    assert dict(_too_large(replace(found, fits_with=(), untried=())))["fits with"] == "nothing that was tried"
 
 
 def test_rows_longer_than_the_models_positions_get_a_word(small: Path) -> None:
