@@ -1,4 +1,5 @@
-"""What a job would train on: `python -m worker.preview JOB [--rows N] [--color] [--database URL]`; JOB is a job file.
+"""What a job would train on: `python -m worker.preview JOB [--rows N] [--color] [--database URL] [--asks COMMAND]`; JOB
+is a resolved job file, COMMAND makes its plan.
 
 Reads and tokenizes all of the data, as the trainer will, and prints rows as text with what is learned marked, what is
 cut and left out, how many tokens and steps there are, and how long they take where the database has a plan of the job.
@@ -36,13 +37,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rows", type=int, default=3)
     parser.add_argument("--color", action="store_true")
     parser.add_argument("--database", metavar="URL", help="where plans are kept")
+    parser.add_argument("--asks", metavar="COMMAND", default="offmate plan job.yaml", help="what makes the job's plan")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    return exit_code_of(lambda: _preview(options.job, options.rows, options.color, options.database), None)
+    return exit_code_of(lambda: _preview(options), None)
 
 
-def _preview(file: Path, rows: int, color: bool, database: str | None) -> Exit:
-    given = job = Job.load(file)
+def _preview(options: argparse.Namespace) -> Exit:
+    given = job = Job.from_resolved(options.job)
     check_data(job)
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # which does not change what a step trains on
@@ -54,15 +56,15 @@ def _preview(file: Path, rows: int, color: bool, database: str | None) -> Exit:
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     batches = Batches(job, load_tokenizer(job), pairs=pairs_of(job))
-    for line in said(batches, job, rows=rows, color=color):
+    for line in said(batches, job, rows=options.rows, color=options.color):
         print(line)
-    print(time_of(given, batches.total_steps, file, database))
+    print(time_of(given, batches.total_steps, options.asks, options.database))
     return Exit.DONE
 
 
-def time_of(job: Job, steps: int, file: Path, database: str | None) -> str:
-    """How long so many steps take by the plan that is kept of the job, or how to have one."""
-    unknown = f"how long that takes: offmate plan {file}"
+def time_of(job: Job, steps: int, asks: str, database: str | None) -> str:
+    """How long so many steps take by the plan that is kept of the job, or the command that makes one."""
+    unknown = f"how long that takes: {asks}"
     if not job.is_split:
         return f"{unknown}, which decides the rows of a micro-batch; for its plan here give per_device_train_batch_size"
     if database is None:

@@ -120,8 +120,9 @@ def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
     """Take a job in. 422 with the error's fields when it cannot be run as written. Under a key that a job was taken in
     under before, as when its answer was lost, the answer is that job."""
     row, _ = submit(
-        use.store, use.paths, body.yaml, Path(body.folder), body.name, idempotency_key, body.turn(), use.window
-    )
+        use.store, use.paths, body.yaml, Path(body.folder), body.name, idempotency_key, body.turn(), use.window,
+        settings=body.settings,
+    )  # fmt: skip
     use.wake()
     return show_job(row.id, use)
 

@@ -13,6 +13,7 @@ from offmated.jobs.turns import Turn
 from planner.units import printable
 
 MOST_JOBS = 200
+MOST_SETTINGS = 100
 
 
 class Body(BaseModel):
@@ -41,11 +42,13 @@ class AskedTurn(Body):
 
 
 class Submission(AskedTurn):
-    """A job as handed in; relative paths in `yaml` are below `folder`, errors call the file `name`."""
+    """A job as handed in; relative paths in `yaml` are below `folder`, errors call the file `name`. `settings`, each
+    "KEY=VALUE", stand above the file."""
 
     yaml: str
     folder: str
     name: str = "job.yaml"
+    settings: Annotated[list[str], Field(max_length=MOST_SETTINGS)] = []
 
 
 class AskedLonger(AskedTurn):

@@ -26,13 +26,13 @@ from offmated.cli.client import Client, other_version
 from offmated.cli.finished import export, sample
 from offmated.cli.follow import events, follow, hand_in, is_over, log, rehearse
 from offmated.cli.job_files import FILE, import_file, preview
-from offmated.cli.job_text import read_job
 from offmated.cli.launcher import runs, start_in_background
-from offmated.cli.output import ID, IDS, budget_options, console, json_option, print_json
+from offmated.cli.output import ID, IDS, budget_options, change_options, console, json_option, print_json
 from offmated.cli.pictures import draw_plan, drawn, picture_options
 from offmated.cli.plan_command import plan, plans
 from offmated.cli.remote import only_here
 from offmated.cli.service import service
+from offmated.jobs.job_text import read_job
 from offmated.jobs.states import JobState
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
@@ -84,9 +84,11 @@ def main() -> None:
 
 @main.command()
 @FILE
-@budget_options
+@change_options
 @json_option
-def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: bool) -> None:
+def run(
+    file: Path, gpu_budget: str | None, cpu_budget: str | None, settings: tuple[str, ...], as_json: bool
+) -> None:  # fmt: skip
     """Submit FILE and follow the job to its end, starting a daemon if none runs. Exits with the job's exit code."""
     text, folder = read_job(file, gpu_budget, cpu_budget)
     paths = Paths.from_environment()
@@ -94,7 +96,7 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: boo
     if client.remote is None:
         start_in_background(paths)
     screen = console(stderr=as_json)
-    job = hand_in(client, screen, lambda key: client.submit(text, str(folder), file.name, key=key))
+    job = hand_in(client, screen, lambda key: client.submit(text, str(folder), file.name, key=key, settings=settings))
     screen.print(job_view.submitted(job))
     job = follow(client, job["id"], screen)
     print_json(job) if as_json else screen.print(job_view.ended(job))
@@ -103,7 +105,7 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: boo
 
 @main.command()
 @FILE
-@budget_options
+@change_options
 @queue.turn_options
 @click.option(
     "--follow/--detach", "following", default=None,
@@ -111,14 +113,17 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, as_json: boo
 )  # fmt: skip
 @json_option
 def submit(
-    file: Path, gpu_budget: str | None, cpu_budget: str | None, following: bool | None, as_json: bool, **turn: Any
+    file: Path, gpu_budget: str | None, cpu_budget: str | None, settings: tuple[str, ...], following: bool | None,
+    as_json: bool, **turn: Any,
 ) -> None:
     """Put the job in FILE into the queue, and see that its first steps go well where the GPU is free. Then the exit
     code is the job's if it has ended."""
     text, folder = read_job(file, gpu_budget, cpu_budget)
     client = Client(Paths.from_environment())
     screen, when = console(stderr=as_json), queue.turn(turn)
-    job = hand_in(client, screen, lambda key: client.submit(text, str(folder), file.name, when, key=key))
+    job = hand_in(
+        client, screen, lambda key: client.submit(text, str(folder), file.name, when, key=key, settings=settings)
+    )
     if following or (following is None and screen.is_terminal and not as_json):
         job = rehearse(client, job, screen)
         print_json(job) if as_json else screen.print(job_view.rehearsed(job))

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from offmated.cli.client import Client
-from offmated.cli.output import JobNumber, budget_options, console, json_option, pairs, print_json, table
+from offmated.cli.output import JobNumber, change_options, console, json_option, pairs, print_json, table
 from offmated.cli.plan_view import option_runs
 from offmated.cli.remote import only_here
 from offmated.paths import Paths
@@ -41,7 +41,7 @@ _SUBJECT = click.argument("what", metavar="FILE|ID")
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="How many steps.")
 @click.option("--layers", type=click.IntRange(min=1), help="Of the model's layers only the first so many.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.")
-@budget_options
+@change_options
 @json_option
 def certify(what: str, as_json: bool, **options: Any) -> None:
     """Do the first steps of the job in FILE, or of job ID, under its plan and in plain PyTorch, and show the greatest
@@ -56,7 +56,7 @@ def certify(what: str, as_json: bool, **options: Any) -> None:
 @_SUBJECT
 @click.option("--steps", type=click.IntRange(min=2), default=6, show_default=True, help="How many steps.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.")
-@budget_options
+@change_options
 @json_option
 def verify_resume(what: str, as_json: bool, **options: Any) -> None:
     """Do the first steps of the job in FILE, or of job ID, in one go, and with a stop and a new process in between, and
@@ -114,11 +114,12 @@ def _job(what: str, options: dict[str, Any]) -> Iterator[list[str]]:
         return
     number = JobNumber().convert(what, None, None)
     only_here("The number of a job")
-    changes = {"gpu_budget": "--gpu-budget", "cpu_budget": "--cpu-budget", "device": "--device"}
+    changes = {"gpu_budget": "--gpu-budget", "cpu_budget": "--cpu-budget", "settings": "--set", "device": "--device"}
     if asked := [option for name, option in changes.items() if options[name]]:
         raise UserError(
-            f"{asked[0]} asks for another plan than that of job {number}.", code="usage", exit_code=Exit.USAGE,
-            hint=f"leave it out, or give the job's file in place of {number}",
+            f"Job {number} is taken as it was submitted, with its plan.", code="usage", exit_code=Exit.USAGE,
+            numbers=(f"{asked[0]} asks about another",),
+            hint=f"leave {asked[0]} out, or give the job's file in place of {number}",
         )  # fmt: skip
     run = RunFolder(Path(Client(Paths.from_environment()).job(number)["run_dir"]))
     yield [str(run.resolved), f"--run={run.path}"]

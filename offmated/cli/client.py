@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
 import httpx
@@ -82,11 +82,15 @@ class Client:
             return None
 
     def submit(
-        self, yaml_text: str, folder: str, name: str = "job.yaml", turn: Turn | None = None, *, key: str | None = None
+        self, yaml_text: str, folder: str, name: str = "job.yaml", turn: Turn | None = None, *, key: str | None = None,
+        settings: Sequence[str] = (),
     ) -> Json:  # fmt: skip
-        """Hand in a job; relative paths in it are below `folder`, errors call its file `name`. Returns the job as
-        `job()` does, with "notes". Handed in again under the same `key` it is the same job."""
+        """Hand in a job; relative paths in it are below `folder`, errors call its file `name`; `settings`, each
+        "KEY=VALUE", stand above it. Returns the job as `job()` does, with "notes". Handed in again under the same `key`
+        it is the same job."""
         body = {"yaml": yaml_text, "folder": folder, "name": name, **(turn or {})}
+        if settings:
+            body["settings"] = list(settings)
         try:
             key = key or uuid.uuid4().hex
             answer: Json = self._send("POST", "/jobs", body, key=key, patience_s=SUBMIT_PATIENCE_S).json()

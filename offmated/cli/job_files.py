@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
-from offmated.cli.planner_process import database
+from offmated.cli.output import change_options
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 
@@ -26,10 +29,25 @@ def import_file(file: Path) -> None:
 @click.command()
 @FILE
 @click.option("--rows", type=click.IntRange(min=0), default=3, show_default=True, help="How many rows to show.")
-def preview(file: Path, rows: int) -> None:
+@change_options
+def preview(file: Path, rows: int, **changes: Any) -> None:
     """Show what the job in FILE would train on: rows with what is learned, what is cut, tokens, steps and hours."""
+    from offmated.cli import planner_process  # with what it imports half of what a command takes to start
+
     color = ["--color"] if sys.stdout.isatty() else []
-    url = database()
+    url = planner_process.database()
     known = [f"--database={url}"] if url else []
-    command = [sys.executable, "-P", "-m", "worker.preview", str(file), f"--rows={rows}", *color, *known]
-    sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL))
+    asks = f"--asks=offmate plan {shlex.join([str(file), *_words(changes)])}"
+    with planner_process.resolved(planner_process.job_of(file, changes)) as job:
+        command = [sys.executable, "-P", "-m", "worker.preview", str(job), asks, f"--rows={rows}", *color, *known]
+        code = subprocess.call(command, stdin=subprocess.DEVNULL)
+    sys.exit(code)
+
+
+def _words(changes: dict[str, Any]) -> Iterator[str]:
+    """What `changes` of a job file are on a command line."""
+    for option, key in (("--gpu-budget", "gpu_budget"), ("--cpu-budget", "cpu_budget")):
+        if changes[key] is not None:
+            yield from (option, changes[key])
+    for setting in changes["settings"]:
+        yield from ("--set", setting)

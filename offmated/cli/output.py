@@ -125,3 +125,18 @@ def budget_options(command: Callable[P, None]) -> Callable[P, None]:
         command(*args, **kwargs)
 
     return with_budgets
+
+
+def change_options(command: Callable[P, None]) -> Callable[P, None]:
+    """What stands above the job file: the budgets, and `--set` for any of its keys."""
+
+    @budget_options
+    @click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE",
+        help="Instead of the file's KEY, as often as wanted: --set learning_rate=1e-4.",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def with_changes(*args: P.args, **kwargs: P.kwargs) -> None:
+        command(*args, **kwargs)
+
+    return with_changes

@@ -15,8 +15,8 @@ import click
 import yaml
 
 from offmated.cli import pictures
-from offmated.cli.job_text import keys_of, read_job, with_budgets, with_settings
 from offmated.config import Config
+from offmated.jobs.job_text import keys_of, read_job, with_budgets, with_settings
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.schema import CANONICAL, Job

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from offmated.jobs.job_text import keys_of, notes_on_settings, with_settings
 from offmated.jobs.longer import Length, link, longer, went_on_from
 from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
@@ -43,19 +44,23 @@ LOOK_S = 60.0
 
 def submit(
     store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str = "job.yaml", key: str | None = None,
-    turn: Turn = AT_ONCE, window: str | None = None,
+    turn: Turn = AT_ONCE, window: str | None = None, *, settings: Sequence[str] = (),
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
     """Check the job, make its run folder and its row; returns the row and the notes to the user. Where a job was taken
-    in under `key` before, it is that one. `window`: the machine's, for jobs that name none.
+    in under `key` before, it is that one. `window`: the machine's, for jobs that name none. `settings`, each
+    "KEY=VALUE", stand above the file: what is kept of it has them, and notes say so.
 
     Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then, and where there is
     no room for it, nothing was kept.
     """
-    def take_in() -> tuple[JobRow, tuple[str, ...]]:
-        job, notes = Job.parse_with_notes(yaml_text, folder, name=file_name)
-        return _take_in(store, paths, job, notes, yaml_text, key, turn, window)
+    text = with_settings(yaml_text, settings)
 
-    return _once(store, key, yaml_text, take_in)
+    def take_in() -> tuple[JobRow, tuple[str, ...]]:
+        job, notes = Job.parse_with_notes(text, folder, name=file_name, told=keys_of(settings))
+        notes = (*notes_on_settings(yaml_text, settings), *notes)
+        return _take_in(store, paths, job, notes, text, key, turn, window)
+
+    return _once(store, key, text, take_in)
 
 
 def rerun(

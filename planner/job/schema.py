@@ -193,13 +193,14 @@ class Job(AdapterKeys, LossKeys):
     def parse(cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()) -> Job:
         """The job in the YAML `text`; relative paths start at `folder`, errors call the file `name`, but for keys that
         the command line `told`."""
-        source = replace(read_yaml(text, name), told=frozenset(told))
-        return cls._checked(source, Path(folder).absolute())[0]
+        return cls.parse_with_notes(text, folder, name=name, told=told)[0]
 
     @classmethod
-    def parse_with_notes(cls, text: str, folder: Path, *, name: str = "job.yaml") -> tuple[Job, tuple[str, ...]]:
+    def parse_with_notes(
+        cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()
+    ) -> tuple[Job, tuple[str, ...]]:  # fmt: skip
         """As `parse`, and what to tell the person who submits the file: what in it means something else here."""
-        job, notes = cls._checked(read_yaml(text, name), Path(folder).absolute())
+        job, notes = cls._checked(replace(read_yaml(text, name), told=frozenset(told)), Path(folder).absolute())
         return job, (*notes, *job.notes)
 
     @classmethod

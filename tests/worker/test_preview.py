@@ -30,8 +30,15 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+def previewed(job: Path, *words: str) -> int:
+    """The exit code of the process on the job in this file."""
+    resolved = job.with_name("resolved.yaml")
+    resolved.write_text(Job.load(job).resolved_yaml())
+    return main([str(resolved), *words])
+
+
 def test_rows_are_shown_with_what_is_learned_and_all_is_counted(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(job), "--rows=1"]) == Exit.DONE
+    assert previewed(job, "--rows=1") == Exit.DONE
     row = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n⟦yes<|im_end|>⟧\n"
     tokens = len(byte_tokenizer(chat_template=CHATML)(row.replace("⟦", "").replace("⟧", ""))["input_ids"])
     learned = len(byte_tokenizer(chat_template=CHATML)("yes<|im_end|>")["input_ids"])
@@ -40,7 +47,7 @@ def test_rows_are_shown_with_what_is_learned_and_all_is_counted(job: Path, capsy
         f"4 rows, {4 * tokens} tokens an epoch, {4 * learned} of them learned ({learned / tokens:.0%})\n"
         "2.0 steps an epoch of 2 rows, 6 in all\n"
         f"{12 * tokens} tokens in all, max_length 512\n"
-        f"how long that takes: offmate plan {job}, which decides the rows of a micro-batch; for its plan here give "
+        "how long that takes: offmate plan job.yaml, which decides the rows of a micro-batch; for its plan here give "
         "per_device_train_batch_size\n"
     )
 
@@ -51,10 +58,10 @@ def test_how_long_the_steps_take_is_told_by_a_plan_that_is_kept(job: Path, capsy
     job.write_text(job.read_text().replace("train_batch_size: 2", "per_device_train_batch_size: 2"))
 
     def last_line() -> str:
-        assert main([str(job), "--rows=0", f"--database={url}"]) == Exit.DONE
+        assert previewed(job, "--rows=0", f"--database={url}") == Exit.DONE
         return capsys.readouterr().out.splitlines()[-1]
 
-    unknown = f"how long that takes: offmate plan {job}"
+    unknown = "how long that takes: offmate plan job.yaml"
     assert last_line() == unknown
     plan = plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False).plan
     took = f"{format_seconds(6 * plan.step_s)}: 6 steps of {format_seconds(plan.step_s)} with full rows (an estimate)"
@@ -71,20 +78,20 @@ def test_how_long_the_steps_take_is_told_by_a_plan_that_is_kept(job: Path, capsy
 
 def test_a_batch_larger_than_the_data_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.write_text(job.read_text() + "dataset_exact_deduplication: true\nmin_sample_len: 3\n")
-    assert main([str(job), "--rows=0"]) == Exit.DONE
+    assert previewed(job, "--rows=0") == Exit.DONE
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("1 row, ") and told[1] == "0.5 steps an epoch of 2 rows, 2 in all"
     assert told[2].startswith("note: a step has 2 rows, and there are 1: each step sees some of them more than once")
 
 
 def test_what_is_learned_is_green_on_a_terminal(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(job), "--rows=1", "--color"]) == Exit.DONE
+    assert previewed(job, "--rows=1", "--color") == Exit.DONE
     assert "assistant\n\033[32myes<|im_end|>\033[0m\n" in capsys.readouterr().out
 
 
 def test_what_the_trainer_would_refuse_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(job.parent / "data.jsonl", [{"messages": [{"role": "user", "content": 3}]}])
-    assert main([str(job)]) == Exit.USAGE
+    assert previewed(job) == Exit.USAGE
     assert "[broken-record]" in capsys.readouterr().err
 
 
@@ -92,7 +99,7 @@ def test_records_that_are_left_out_are_told(job: Path, caplog: pytest.LogCapture
     data = job.parent / "data.jsonl"
     data.write_text(data.read_text() + '{"messages": [\n')
     job.write_text(job.read_text() + "broken_rows: skip\n")
-    assert main([str(job)]) == Exit.DONE
+    assert previewed(job) == Exit.DONE
     assert "1 record is broken and left out (broken_rows: skip)" in caplog.text
     assert "left out: line 5 of data.jsonl: it is no JSON" in caplog.text
 
@@ -100,5 +107,5 @@ def test_records_that_are_left_out_are_told(job: Path, caplog: pytest.LogCapture
 def test_a_warmup_longer_than_the_run_is_told(job: Path, caplog: pytest.LogCaptureFixture) -> None:
     job.write_text(job.read_text() + "warmup_steps: 10\n")
     with caplog.at_level("WARNING"):
-        assert main([str(job)]) == Exit.DONE
+        assert previewed(job) == Exit.DONE
     assert "warmup_steps is 10, and the run has 6 steps: the rate only rises" in caplog.text

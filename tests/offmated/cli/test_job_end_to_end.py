@@ -94,7 +94,7 @@ def test_a_submitted_job_is_certified_under_its_own_plan(job: dict[str, Any], fo
     assert all(one["equal"] == one["count"] for one in found["findings"])
     other = offmate(folder, "certify", number, "--gpu-budget", "1GiB")
     assert other.returncode == 2
-    assert other.stderr.splitlines()[0] == f"--gpu-budget asks for another plan than that of job {number}."
+    assert other.stderr.splitlines()[0] == f"Job {number} is taken as it was submitted, with its plan."
 
 
 def test_a_second_submission_of_the_same_job_solves_nothing(job: dict[str, Any], folder: Path) -> None:
@@ -109,6 +109,21 @@ def test_plan_shows_a_plan_without_running_it(job: dict[str, Any], folder: Path)
     found = answer(folder, "plan", "job.yaml")
     assert len(found["plan"]["options"]) == 4
     assert len(answer(folder, "status")) == jobs
+
+
+def test_settings_stand_above_the_file_in_submissions_and_previews(job: dict[str, Any], folder: Path) -> None:
+    found = answer(folder, "submit", "job.yaml", "--hold", "--set", "max_steps=2", "--set", "seed=7")
+    assert found["notes"][:2] == ["--set max_steps=2, in place of the file's 4", "--set seed=7"]
+    kept = (Path(found["run_dir"]) / "job.yaml").read_text()
+    assert kept == JOB.replace("max_steps: 4", "max_steps: 2") + "seed: 7\n"
+    changes = ("--set", "max_length=32", "--set", "run_name=a b")
+    said = offmate(folder, "preview", "job.yaml", "--rows", "0", *changes).stdout
+    assert "tokens in all, max_length 32\n" in said
+    assert said.endswith("offmate plan job.yaml --set max_length=32 --set 'run_name=a b'\n")
+    for command in ("submit", "preview", "certify", "verify-resume"):
+        wrong = offmate(folder, command, "job.yaml", "--set", "max_step=2")
+        assert wrong.returncode == 2
+        assert "--set max_step: unknown key; did you mean max_steps?" in wrong.stderr
 
 
 def test_what_cannot_fit_exits_with_3_and_names_the_least_budget(job: dict[str, Any], folder: Path) -> None:

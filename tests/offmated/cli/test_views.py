@@ -14,8 +14,8 @@ from rich.console import Console, RenderableType
 
 from offmated.cli import job_view
 from offmated.cli.follow import is_rehearsed
-from offmated.cli.job_text import with_value
 from offmated.cli.plan_view import option_runs
+from offmated.jobs.job_text import with_value
 from planner.codec import to_json
 from planner.errors import UserError
 from planner.schedule.plan import Plan, Stage, stage_order

@@ -301,3 +301,26 @@ def test_a_download_that_is_not_complete_is_refused_and_nothing_is_left(store: S
     with pytest.raises(UserError, match="missing: model-00001-of-00001") as refused:
         submit(store, paths, JOB, paths.state.parent)
     assert refused.value.code == "weights-not-usable" and store.jobs() == [] and not list(paths.runs.iterdir())
+
+
+def test_what_the_command_line_sets_stands_above_the_file_and_is_kept_with_the_job(store: Store, paths: Paths) -> None:
+    text, home = JOB + "learning_rate: 2e-4  # as ever\n", paths.state.parent
+    settings = ["learning_rate=1e-5", "num_train_epochs=2"]
+    row, notes = submit(store, paths, text, home, key="one", settings=settings)
+    run = RunFolder(Path(row.run_dir))
+    assert run.submitted.read_text() == JOB + "learning_rate: 1.0e-05  # as ever\nnum_train_epochs: 2\n"
+    job = Job.from_resolved(run.resolved)
+    assert (job.learning_rate, job.num_train_epochs) == (1e-5, 2)
+    assert notes[:2] == ("--set learning_rate=1e-05, in place of the file's 0.0002", "--set num_train_epochs=2")
+    again, _ = submit(store, paths, text, home, key="one", settings=settings)
+    assert again.id == row.id
+    with pytest.raises(UserError) as other:
+        submit(store, paths, text, home, key="one", settings=["learning_rate=1e-6"])
+    assert other.value.code == "key-taken"
+
+
+def test_a_setting_that_nobody_knows_is_refused_as_in_a_file(store: Store, paths: Paths) -> None:
+    with pytest.raises(UserError) as found:
+        submit(store, paths, JOB, paths.state.parent, settings=["lerning_rate=1"])
+    assert found.value.what == "--set has one mistake."
+    assert found.value.numbers == ("--set lerning_rate: unknown key; did you mean learning_rate?",)

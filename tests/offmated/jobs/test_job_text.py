@@ -8,9 +8,9 @@ import pytest
 import yaml
 from transformers import LlamaConfig
 
-from offmated.cli.job_text import with_settings
 from offmated.cli.planner_process import job_of, question
-from planner.errors import UserError
+from offmated.jobs.job_text import notes_on_settings, with_settings
+from planner.errors import Exit, UserError
 
 
 def test_settings_stand_above_the_file_by_any_of_a_keys_names(tmp_path: Path) -> None:
@@ -46,3 +46,21 @@ def test_a_mistake_in_a_setting_is_blamed_on_the_setting_and_one_in_the_file_on_
         job_of(file, {"settings": ("max_length=1",)})
     assert found.value.what == "job.yaml with --set has 2 mistakes."
     assert [text.partition(": it is")[0] for text in found.value.numbers] == ["--set max_length", "line 4: seed"]
+
+
+def test_a_setting_is_one_value_and_nothing_of_it_is_lost() -> None:
+    found = with_settings("a: 1\n", ["b=q_proj,v_proj", "c="])
+    assert yaml.safe_load(found) == {"a": 1, "b": "q_proj,v_proj", "c": None}
+    for wrong in ("b=x, y: 2", "b=x\ny: 2", "b"):
+        with pytest.raises(UserError) as found:
+            with_settings("a: 1\n", [wrong])
+        assert found.value.exit_code is Exit.USAGE
+
+
+def test_notes_say_what_stands_above_the_file() -> None:
+    text = "learning_rate: 2e-4\nmicro_batch_size: 2\n"
+    assert notes_on_settings(text, ["learning_rate=1e-5", "per_device_train_batch_size=4", "seed=3"]) == (
+        "--set learning_rate=1e-05, in place of the file's 0.0002",
+        "--set per_device_train_batch_size=4, in place of the file's 2",
+        "--set seed=3",
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
 
 from planner.errors import Exit, UserError
-from planner.job.source import read_text, read_yaml
+from planner.job.source import read_text, read_yaml, shown
+from planner.units import printable
 
 
 def read_job(path: Path, gpu_budget: str | None, cpu_budget: str | None) -> tuple[str, Path]:
@@ -27,23 +28,42 @@ def with_budgets(text: str, gpu_budget: str | None, cpu_budget: str | None) -> s
 
 def with_settings(text: str, settings: Iterable[str]) -> str:
     """The job `text` with `settings`, each "KEY=VALUE" with a value as in the file. Raises UserError."""
-    for setting in settings:
-        key, there, value = setting.partition("=")
-        if not (there and key):
-            raise UserError(
-                f"--set takes KEY=VALUE, not {setting}.", code="usage", hint="--set max_length=512",
-                exit_code=Exit.USAGE,
-            )  # fmt: skip
-        found = read_yaml(f"{{value: {value}}}", f"--set {key}").values["value"]
+    for key, found in map(_read_setting, settings):
         # In brackets a list or a text with a colon stays one line.
         value = yaml.safe_dump([found], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
-        text = _with_yaml(text, key.strip(), value.strip()[1:-1])
+        text = _with_yaml(text, key, value.strip()[1:-1])
     return text
 
 
 def keys_of(settings: Iterable[str]) -> list[str]:
     """The keys of `settings`."""
     return [setting.partition("=")[0].strip() for setting in settings]
+
+
+def notes_on_settings(text: str, settings: Sequence[str]) -> tuple[str, ...]:
+    """What `settings` say above the job `text`, and what that says itself. Raises UserError."""
+    from planner.job.schema import CANONICAL
+
+    values = {CANONICAL.get(key, key): value for key, value in read_yaml(text, "the file").values.items()}
+    notes = []
+    for key, found in map(_read_setting, settings):
+        name = CANONICAL.get(key, key)
+        instead = f", in place of the file's {shown(values[name])}" if name in values else ""
+        notes.append(f"--set {key}={shown(found)}{instead}")
+    return tuple(notes)
+
+
+def _read_setting(setting: str) -> tuple[str, object]:
+    """Key and value. Raises UserError."""
+    key, there, value = setting.partition("=")
+    key = key.strip()
+    found = read_yaml(f"value: {value}", f"--set {key}").values if there and key else {}
+    if found.keys() != {"value"}:  # with line breaks a value may be more than one
+        raise UserError(
+            f"--set takes KEY=VALUE, not {printable(setting)}.", code="usage", hint="--set max_length=512",
+            exit_code=Exit.USAGE,
+        )  # fmt: skip
+    return key, found["value"]
 
 
 def with_value(text: str, key: str, value: str) -> str:
