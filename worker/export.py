@@ -36,6 +36,9 @@ def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
             code="nothing-to-export" if kind else "nothing-to-merge", exit_code=Exit.USAGE, numbers=(what,),
             hint="jobs have one when they are done" if kind else "jobs with method: lora have some when they are done",
         )  # fmt: skip
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if kind is not None:
         from worker.training.gguf import write_gguf
 

@@ -27,6 +27,8 @@ from planner.run.plain_streams import speak_plainly
 from worker.training.metrics import read_metrics, steps_trained
 from worker.training.stop import StopRequest
 
+log = logging.getLogger(__name__)
+
 _COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens")
 _MOST_NAMED = 5
 
@@ -86,8 +88,13 @@ def _verify(options: argparse.Namespace) -> Exit:
     try:
         steps = _prepare(job, steps, (whole, halves), options)
         half = steps // 2
-        for run, until in ((whole, steps), (halves, half), (halves, steps)):
-            _run(run, until, options.device)
+        log.info("training steps 1 to %d in one go", steps)
+        _run(whole, steps, options.device)
+        log.info("training %s, and a checkpoint", "step 1" if half == 1 else f"steps 1 to {half}")
+        _run(halves, half, options.device)
+        log.info("going on from it to step %d, in a new process", steps)
+        _run(halves, steps, options.device)
+        log.info("comparing the checkpoints of step %d", steps)
         found = differences(whole, halves, steps)
     finally:
         from worker.training.stored import forget_stores

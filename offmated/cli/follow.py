@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import uuid
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from offmated.cli import job_view
 from offmated.cli.client import Client
+from offmated.cli.output import console
 from offmated.jobs.states import FINAL, JobState
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
@@ -22,6 +24,7 @@ from planner.units import printable
 POLL_S = 0.5
 LINE_EVERY_S = 10.0
 SLOW_S = 1.0
+LOOKING = "looking at the job and its first records; Ctrl-C takes it back"
 PLAN_PATIENCE_S = 20.0
 
 
@@ -66,12 +69,12 @@ def follow(
 
 
 def hand_in(client: Client, screen: Console, send: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """The job that `send` hands in under a key. On a terminal it is said what takes longer than a second. Ctrl-C takes
-    the job back, and says so before the KeyboardInterrupt goes on."""
+    """The job that `send` hands in under a key. Where stderr is a terminal it is said there what takes longer than a
+    second. Ctrl-C takes the job back, and says so before the KeyboardInterrupt goes on."""
     key = uuid.uuid4().hex
-    slow = threading.Timer(SLOW_S, screen.print, ["looking at the job and its first records; Ctrl-C takes it back"])
+    slow = threading.Timer(SLOW_S, console(stderr=True).print, [LOOKING])
     slow.daemon = True
-    if screen.is_terminal:
+    if sys.stderr.isatty():
         slow.start()
     try:
         return send(key)

@@ -3,6 +3,7 @@ verify-resume` ask about."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from worker.data.batches import Batches
 from worker.training.run import read_plan
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +57,7 @@ def its_plan(job: Job, run: RunFolder | None, device: torch.device, folder: Path
     whole = job if job.is_split or job.train_batch_size is None else job.with_slices(job.train_batch_size)
     counted = data_of(whole) if _depends_on_data(job) else None
     distinct_tokens = tuple(counted.distinct_tokens()) if counted is not None else ()
+    log.info("planning with measurements of the blocks")
     answer = plan_job(job, device, cache=cache, measure=True, distinct_tokens=distinct_tokens)
     job = job if job.is_split else job.with_slices(answer.rows)
     batches = counted if counted is not None and job == whole else data_of(job)

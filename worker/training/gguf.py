@@ -97,6 +97,6 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
 
 
 def _alone(folder: Path) -> dict[str, str]:
-    """The converter's environment. It would run code that a tokenizer names in a repository of the hub: with nothing to
-    download and nothing downloaded before, there is none."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "no-hub")}
+    """The converter's environment, without bars. It would run code that a tokenizer names in a repository of
+    the hub: with nothing to download and nothing downloaded before, there is none."""
+    return {**os.environ, "TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "no-hub")}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,6 +65,7 @@ def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> 
         _check_base(job)
         job = _as_merged(job, adapters)
         adapted = skeleton_model(job)
+        print(f"merging the adapters of {adapters} into {job.model}", file=sys.stderr, flush=True)
         merge = _merge_files if _is_in_files(job, adapted) else _merge_in_memory
         merge(job, adapted, adapters, draft, beside)
         if job.special_tokens:

@@ -7,11 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from offmated.cli.client import Client
+from offmated.cli.follow import LOOKING, hand_in
+from offmated.cli.output import console
 from planner.run.folder import RunFolder
 from tests.support.daemons import PATIENCE_S, House, house, until
 from tests.support.texts import tiny_llama_folder, write_jsonl
@@ -133,6 +138,21 @@ def test_ctrl_c_while_a_job_is_looked_at_takes_it_back(home: House) -> None:
     assert said.splitlines()[0] == "Taking the job back.  Ctrl-C again leaves it: offmate status"
     assert said.splitlines()[1].startswith(f"Job {number} is "), said
     home.wait_for(number, "cancelled")
+
+
+def test_what_takes_long_of_a_submission_is_said_where_a_person_reads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules[hand_in.__module__], "SLOW_S", 0.01)
+
+    def handed_in() -> tuple[str, str]:
+        hand_in(cast(Client, None), console(), lambda key: {"id": time.sleep(0.3)})
+        said = capsys.readouterr()
+        return said.out, said.err
+
+    assert handed_in() == ("", ""), "a script"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert handed_in() == ("", f"{LOOKING}\n"), "with what it prints in a pipe"
 
 
 def test_ctrl_c_leaves_the_job_running_and_says_so(home: House) -> None:

@@ -12,6 +12,7 @@ import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from planner.errors import UserError
 from planner.job.schema import Job
@@ -242,6 +243,21 @@ def test_what_cannot_be_merged_leaves_nothing_behind(tmp_path: Path, capsys: pyt
     with pytest.raises(UserError, match="is not empty"):
         write_merged(job, run / "output", folder)
     assert {path.name for path in tmp_path.iterdir() if "merged" in path.name} == {"merged"}
+
+
+def test_an_export_says_what_it_does_and_shows_no_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # In memory, by transformers, which shows bars.
+    job = lora_job(tmp_path, "gpt2", lora_target_modules=["c_attn"], lora_modules_to_save=["wte"])
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "resolved.yaml").write_text(job.resolved_yaml())
+    adapters_of(job, run / "output")
+    transformers_logging.enable_progress_bar()
+    capsys.readouterr()
+    assert main([str(run), str(tmp_path / "merged")]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"merging the adapters of {run / 'output'} into {job.model}\n"
+    assert said.out == f"The model with its adapters merged into it is in {tmp_path / 'merged'}.\n"
 
 
 def test_only_the_files_that_the_base_is_loaded_from_are_taken(tmp_path: Path) -> None:

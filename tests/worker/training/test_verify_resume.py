@@ -34,8 +34,10 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    caplog.set_level("INFO", "worker.verify_resume")
     job, run = make_run(tmp_path, "llama", max_steps=5)
     (tmp_path / "job.yaml").write_text(job.resolved_yaml())
     plan = run.plan.read_text()
@@ -55,6 +57,10 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     assert verify_resume.main([str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4"]) == Exit.DONE
     said = capsys.readouterr().out
     assert "after step 2 and a new process, are equal in every bit" in said
+    assert [record.getMessage() for record in caplog.records if record.name == "worker.verify_resume"] == [
+        "training steps 1 to 4 in one go", "training steps 1 to 2, and a checkpoint",
+        "going on from it to step 4, in a new process", "comparing the checkpoints of step 4",
+    ]  # fmt: skip
     one, other = (RunFolder(tmp_path / "both" / name) for name in ("in-one-go", "with-a-stop"))
     assert [event["resumed_from"] for event in other.read_metrics() if event["event"] == "start"] == [None, 2]
     assert [event["resumed_from"] for event in one.read_metrics() if event["event"] == "start"] == [None]
