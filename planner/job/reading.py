@@ -33,7 +33,7 @@ from planner.keys.meaning import (
 REPORTING = ("wandb_", "mlflow_", "comet_", "swanlab_", "trackio_")
 """How keys begin that say where to report to, in any version of a tool."""
 _BEGINNINGS = dict.fromkeys(REPORTING, REPORTS) | {
-    "liger_": KERNELS, "unsloth_": KERNELS, "flash_attn_": KERNELS, "fsdp_": DECIDES, "ddp_": DECIDES,
+    "liger_": KERNELS, "unsloth_": KERNELS, "flash_attn_": KERNELS, "fsdp_": DECIDES, "ddp_": ONE_DEVICE,
 }  # fmt: skip
 _PLUGINS = {
     "liger": KERNELS, "cut_cross_entropy": KERNELS, "kernels": KERNELS, "expert_parallel": ONE_DEVICE,

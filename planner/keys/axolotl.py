@@ -124,8 +124,10 @@ AXOLOTL: Table = table(
             resize_token_embeddings_to_32x shrink_embeddings
         """,
         "new rows are drawn around the mean of the others": "mean_resizing_embeddings",
+        "but for load_best_model_at_end, which is on where each save is at an evaluation; checkpoints come by"
+        " save_steps and save_minutes": "saves_per_epoch",
         SAVES: """
-            save_strategy saves_per_epoch save_safetensors save_only_model save_first_step auto_resume_from_checkpoints
+            save_strategy save_safetensors save_only_model save_first_step auto_resume_from_checkpoints
             dynamic_checkpoint tokenizer_save_jinja_files
         """,
         EVALUATES: """
@@ -159,7 +161,8 @@ AXOLOTL: Table = table(
             world_size ddp use_ray ray_run_name ray_num_workers resources_per_worker heads_k_stride ring_attn_func
             dp_shard_size dp_replicate_size expert_parallel_size expert_parallel_backend
             expert_parallel_fallback_on_unsupported expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
-            expert_parallel_token_capacity
+            expert_parallel_token_capacity local_rank ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers
+            ddp_find_unused_parameters tensor_parallel_size context_parallel_size sequence_parallel_degree
         """,
         SAYS_NOTHING: """
             strict debug resume_from_checkpoint is_preprocess axolotl_config_path is_falcon_derived_model
@@ -169,11 +172,11 @@ AXOLOTL: Table = table(
     },
     planner="""
         gradient_checkpointing_kwargs activation_offloading layer_offloading deepspeed fsdp fsdp_config fsdp_version
-        fsdp_final_state_dict_type device device_map local_rank ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers
-        ddp_find_unused_parameters accelerator_config auto_find_batch_size max_memory low_cpu_mem_usage gc_steps
+        fsdp_final_state_dict_type device device_map accelerator_config auto_find_batch_size max_memory
+        low_cpu_mem_usage gc_steps
         gc_collect_steps torch_empty_cache_steps selective_checkpointing ple_cpu_offload
         lora_on_cpu
-        qlora_sharded_model_loading tensor_parallel_size context_parallel_size sequence_parallel_degree tiled_mlp
+        qlora_sharded_model_loading tiled_mlp
         tiled_mlp_num_shards tiled_mlp_use_original_mlp experimental_skip_move_to_device
     """,
     not_there={

@@ -61,7 +61,11 @@ TRANSFORMERS = table(
             dataloader_multiprocessing_context dataloader_in_order dispatch_batches split_batches sortish_sampler
         """,
         "every step has all its rows, also where an epoch ends in it": "dataloader_drop_last",
-        ONE_DEVICE: "average_tokens_across_devices",
+        ONE_DEVICE: """
+            average_tokens_across_devices ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
+            ddp_find_unused_parameters ddp_static_graph ddp_timeout local_rank parallelism_config ray_scope
+            mp_parameters tpu_num_cores tpu_metrics_debug
+        """,
         "fp32 is computed in fp32; bf16: true is the fast way": "tf32",
         "seed decides the order of the data, too": "data_seed",
         "a run repeats bit by bit in any case": "full_determinism",
@@ -70,11 +74,8 @@ TRANSFORMERS = table(
     },
     planner="""
         gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs torch_empty_cache_steps
-        auto_find_batch_size use_cpu no_cuda use_mps_device accelerator_config parallelism_config ddp_backend
-        ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout fsdp fsdp_config
-        fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap deepspeed local_rank ray_scope mp_parameters
-        tpu_num_cores
-        tpu_metrics_debug
+        auto_find_batch_size use_cpu no_cuda use_mps_device accelerator_config fsdp fsdp_config
+        fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap deepspeed
     """,
     not_there={
         FP16: "fp16 fp16_backend fp16_opt_level half_precision_backend",

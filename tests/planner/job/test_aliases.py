@@ -124,4 +124,19 @@ def test_a_whole_file_of_axolotl_is_read_and_says_what_became_of_it(folder: Path
         in notes
     )
     assert "not used: flash_attention, sdp_attention (attention is what attn_implementation says)" in notes
+    assert job.load_best_model_at_end, "each of its saves is at an evaluation"
+    assert (
+        "not used: saves_per_epoch (but for load_best_model_at_end, which is on where each save is at an evaluation; "
+        "checkpoints come by save_steps and save_minutes)" in notes
+    )
     assert set(yaml.safe_load(job.resolved_yaml())) == set(Job.model_fields), "offmate's own names only"
+
+
+@pytest.mark.parametrize(
+    "file", ["model_name_or_path: tiny\nfinetuning_type: full\n", "model_name_or_path: tiny\n", "base_model: tiny\n"]
+)
+def test_what_is_for_several_devices_is_told_as_such(folder: Path, file: str) -> None:
+    data = "datasets: [{path: text.jsonl, type: completion}]\nlearning_rate: 1e-4\n"
+    text = file + (data if "base_model" in file else "dataset: text.jsonl\n") + "ddp_timeout: 180000000\n"
+    _, notes = Job.parse_with_notes(text, folder)
+    assert "not used: ddp_timeout (one device trains)" in notes

@@ -74,3 +74,12 @@ dataset: text.jsonl
     assert "packing: wrapped  # stage in the file" in lines
     bare = imported(text.replace("freeze_trainable_layers: 3\n", ""), folder, "freeze.yaml")
     assert "trainable_layers: 2  # what LLaMA-Factory does where nothing is said" in bare
+
+
+def test_the_best_model_follows_from_saves_that_are_at_evaluations(folder: Path) -> None:
+    text = "base_model: tiny\ndatasets: [{path: text.jsonl, type: completion}]\nlearning_rate: 1e-4\n"
+    text += "val_set_size: 0.5\n"
+    one = imported(text + "evals_per_epoch: 4\nsaves_per_epoch: 1\n", folder, "axolotl.yml")
+    assert "load_best_model_at_end: true  # saves_per_epoch, evals_per_epoch in the file\n" in one
+    other = imported(text + "evals_per_epoch: 1\nsaves_per_epoch: 4\n", folder, "axolotl.yml")
+    assert "load_best_model_at_end" not in other.partition("# not used")[0]
