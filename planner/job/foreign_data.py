@@ -4,7 +4,7 @@ split and column, axolotl's templates of an entry, and which turns are learned."
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ def _wrong_names(value: object, source: Source, folder: Path) -> Iterator[Except
 def _named(value: object, source: Source, folder: Path) -> object:
     """LLaMA-Factory's names, explained by its dataset_info.json."""
     given = source.values.get("dataset_dir") or "data"
-    place = _place(given, folder) if given != "ONLINE" else ""
+    places = [resolve(given, start) for start in (folder, *folder.parents)] if given != "ONLINE" else []
+    place = _place(places)
     find, pretraining = data_finder(folder), source.values.get("stage") == "pt"
     found = read_names(value, place, pretraining=pretraining, find=find) if place else None
     if found is not None:
@@ -68,15 +69,19 @@ def _named(value: object, source: Source, folder: Path) -> object:
     if isinstance(names, list) and place:
         for name in names:
             if isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) and not looks_local(name, folder):
-                raise FileNotFoundError(f"{name} is not in {place}/dataset_info.json; give its file or its hub id")
+                above = f", nor in {given} of a folder above" if len(set(places)) > 1 else ""
+                raise FileNotFoundError(
+                    f"there is no dataset_info.json in {place}{above}, to say what {name} is; give the folder "
+                    f"that has one (dataset_dir: /path/of/it), or in place of {name} its file or its hub id"
+                )
     return names
 
 
-def _place(given: object, folder: Path) -> str:
+def _place(places: Sequence[str]) -> str:
     """The `dataset_dir`: beside the file, else above it, as the tool's own files lie in folders of their own and are
-    run from the one above."""
-    places = [resolve(given, start) for start in (folder, *folder.parents)]
-    return next((place for place in places if (Path(place) / "dataset_info.json").is_file()), places[0])
+    run from the one above. Nothing where there are no places."""
+    found = (place for place in places if (Path(place) / "dataset_info.json").is_file())
+    return next(found, places[0] if places else "")
 
 
 def _trls_dataset(values: dict[str, Any], source: Source, tool: str | None, folder: Path) -> list[Mistake]:

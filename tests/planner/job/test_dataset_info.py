@@ -101,6 +101,20 @@ def test_what_cannot_be_read_of_a_named_dataset_is_one_line(name: str, words: st
     assert words in one_line(LLAMA_FACTORY + f"dataset: {name}\n", data)
 
 
+def test_where_no_dataset_info_is_it_is_said_where_it_was_looked_for_and_what_to_type(folder: Path) -> None:
+    text = LLAMA_FACTORY + "dataset: identity\n"
+    (below := folder / "examples").mkdir()
+    text = text.replace("tiny", str(folder / "tiny"))
+    assert one_line(text, below) == (
+        f"line 4: dataset: there is no dataset_info.json in {below}/data, nor in data of a folder above, to say what"
+        " identity is; give the folder that has one (dataset_dir: /path/of/it), or in place of identity its file or its"
+        " hub id"
+    )
+    assert f"there is no dataset_info.json in {folder}/elsewhere, to say what" in one_line(
+        f"{text}dataset_dir: {folder}/elsewhere\n", below
+    )
+
+
 def test_entries_read_back_equal(data: Path) -> None:
     for text in (
         LLAMA_FACTORY + "dataset: plain,talks,renamed\n",
