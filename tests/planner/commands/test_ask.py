@@ -25,7 +25,7 @@ from planner.job.schema import Job
 from planner.machine.presets import preset, with_drives
 from planner.measure.hf_model import beyond_positions
 from planner.reports.make_receipt import LAUNCHING
-from planner.reports.receipt import Receipt
+from planner.reports.receipt import Prospect, Receipt
 from planner.search.make_plan import GAP
 from planner.whatif.ways_to_fit import problem_of, ways_to_fit
 
@@ -167,6 +167,10 @@ def test_a_plan_whose_search_was_cut_short_is_not_kept_and_the_receipt_says_so(
 
     found = ask(job, hardware, started_s=time.monotonic(), cache=Cache(url))
     assert not found.cut_short and "cut short" not in dict(_fitting(found))
+    none = "none of the other machines and batches that were planned"
+    late = replace(found, changes=(), unplanned=(Prospect(text="a link twice as fast", most=1.5),))
+    assert dict(_fitting(late))["would help"] == f"{none}; others were not, which may"
+    assert dict(_fitting(replace(late, unplanned=())))["would help"] == none
     assert [plan.key for plan in Cache(url).plans()] == [found.plan_key]
 
 
