@@ -31,7 +31,9 @@ def with_settings(text: str, settings: Iterable[str]) -> str:
     for key, found in map(_read_setting, settings):
         # In brackets a list or a text with a colon stays one line.
         value = yaml.safe_dump([found], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
-        text = _with_yaml(text, key, value.strip()[1:-1])
+        changed = _with_yaml(text, key, value.strip()[1:-1])
+        _check_tool(_keys(text), _keys(changed), key)
+        text = changed
     return text
 
 
@@ -66,6 +68,21 @@ def _read_setting(setting: str) -> tuple[str, object]:
     return key, found["value"]
 
 
+def _check_tool(before: list[str], after: list[str], key: str) -> None:
+    """Raise UserError where the file would read as another tool's with `key`, and what it leaves out as others'."""
+    from planner.job.dialects import Dialect
+
+    tool, other = Dialect.of(before).tool, Dialect.of(after).tool
+    if tool == other:
+        return
+    gone = next((name for name in before if name not in after), None)
+    raise UserError(
+        f"With --set {key} the file would not read as {tool or 'offmate'}'s any more, but as {other or 'offmate'}'s.",
+        code="usage", numbers=("what it leaves out would be otherwise",), exit_code=Exit.USAGE,
+        hint=f"--set {gone}=…, as the file calls it" if gone else f"write {key} into the file if that is meant",
+    )  # fmt: skip
+
+
 def with_value(text: str, key: str, value: str) -> str:
     """The YAML mapping `text` with `key` set to the text `value`, all else, comments included, as it was.
 
@@ -77,11 +94,7 @@ def with_value(text: str, key: str, value: str) -> str:
 def _with_yaml(text: str, key: str, value: str) -> str:
     from planner.job.schema import CANONICAL  # with what it imports half of what a command takes to start
 
-    try:
-        node = yaml.compose(text, yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError):
-        return text
-    if not isinstance(node, yaml.MappingNode):
+    if (node := _mapping(text)) is None:
         return text
     for name, old in node.value:
         if CANONICAL.get(name.value, name.value) == CANONICAL.get(key, key):
@@ -93,3 +106,17 @@ def _with_yaml(text: str, key: str, value: str) -> str:
     end, indent = node.end_mark.index, " " * node.start_mark.column  # at the end: lines keep their numbers
     before = text[:end] if text[:end].endswith("\n") else text[:end] + "\n"
     return f"{before}{indent}{key}: {value}\n{text[end:]}"
+
+
+def _mapping(text: str) -> yaml.MappingNode | None:
+    """The YAML mapping `text`; None of what is none."""
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return None
+    return node if isinstance(node, yaml.MappingNode) else None
+
+
+def _keys(text: str) -> list[str]:
+    node = _mapping(text)
+    return [] if node is None else [name.value for name, _ in node.value]

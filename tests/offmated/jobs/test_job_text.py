@@ -64,3 +64,16 @@ def test_notes_say_what_stands_above_the_file() -> None:
         "--set per_device_train_batch_size=4, in place of the file's 2",
         "--set seed=3",
     )
+
+
+def test_a_setting_does_not_make_a_file_another_tools() -> None:
+    axolotl = "base_model: m\nsequence_len: 64\n"
+    changed = yaml.safe_load(with_settings(axolotl, ["base_model=n", "max_length=32"]))
+    assert changed == {"base_model": "n", "max_length": 32}
+    with pytest.raises(UserError) as found:
+        with_settings(axolotl, ["model=n"])
+    assert found.value.what == "With --set model the file would not read as axolotl's any more, but as offmate's."
+    assert found.value.hint == "--set base_model=…, as the file calls it"
+    with pytest.raises(UserError, match="not read as TRL's any more, but as LLaMA-Factory's") as found:
+        with_settings("model_name_or_path: m\n", ["cutoff_len=32"])
+    assert found.value.hint == "write cutoff_len into the file if that is meant"
