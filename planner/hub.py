@@ -11,6 +11,8 @@ from planner.errors import Exit, UserError, first_line
 NOT_REACHED = "hub-not-reached"
 """The code of the error of a hub that cannot be reached: a job that ends with it asks again later."""
 _NETWORK = {("httpx", "TransportError"), ("httpx2", "TransportError"), ("requests", "RequestException")}
+_NEVER = {(module, name) for module in ("httpx", "httpx2") for name in ("UnsupportedProtocol", "LocalProtocolError")}
+"""Of those, what another try does not mend: an address without http://, a header that is none."""
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -29,9 +31,8 @@ def speak_for_a_job() -> None:
 def is_downloaded(model: str) -> bool:
     """Whether this machine has files of a model of the hub, of whatever revision."""
     from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
 
-    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=model, repo_type="model"), "snapshots").is_dir()
+    return Path(constants.HF_HUB_CACHE, f"models--{model.replace('/', '--')}", "snapshots").is_dir()
 
 
 def not_reached(what: str, error: BaseException) -> UserError:
@@ -87,7 +88,9 @@ def _is_network(error: BaseException) -> bool:
     if status is not None:
         return status in _BUSY
     names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
-    return isinstance(error, ConnectionError | TimeoutError) or not names.isdisjoint(_NETWORK)
+    return isinstance(error, ConnectionError | TimeoutError) or (
+        names.isdisjoint(_NEVER) and not names.isdisjoint(_NETWORK)
+    )
 
 
 def _links(error: BaseException) -> Iterator[BaseException]:

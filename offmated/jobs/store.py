@@ -187,8 +187,9 @@ class Store:
                 values["history"] = [*now.history[:-1], attempt | over]
             if verdict.state in FINAL:
                 values |= {"ended_at": ended_at, "result": result}
-            # A stop that arrives between the look and the write changes the verdict: look again.
-            if self._write(row.id, now.state, verdict.state, now, values):
+            # A stop or a pause that arrives between the look and the write changes the verdict: look again.
+            as_seen = JobRow.hold.is_not_distinct_from(now.hold)
+            if self._write(row.id, now.state, verdict.state, now, values, as_seen):
                 return verdict.state
 
     @contextmanager
@@ -231,7 +232,7 @@ class Store:
             elif reason is not StopReason.CANCEL:
                 return row.state
             else:
-                values = {"stop_reason": reason, "ended_at": _now(row.created_at, row.started_at)}
+                values = {"stop_reason": reason, "ended_at": _now(row.created_at, row.started_at), "error": None}
                 if self._write(job_id, row.state, JobState.CANCELLED, row, values):
                     return JobState.CANCELLED
 

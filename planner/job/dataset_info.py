@@ -64,8 +64,11 @@ def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, fin
         raise OtherData(f"{name} has {pictures[0]}; offmate trains on texts and conversations")
     fields: dict[str, Any] = {"path": _path(name, said, folder, find)}
     fields |= {ours: said[key] for key, ours in (("subset", "name"), ("split", "split")) if said.get(key)}
-    if said.get("folder"):
-        fields["data_dir"] = said["folder"]
+    if (inside := said.get("folder")) and said.get("hf_hub_url"):
+        if not isinstance(inside, str):
+            raise ValueError(f"{name} has folder: {shown(inside)}; it must be a folder's name")
+        here = fields["path"].startswith("/")
+        fields |= {"path": find(f"{fields['path']}/{inside}")} if here else {"data_dir": inside}
     if said.get("num_samples"):
         raise ValueError(f"{name} has num_samples, a drawn part of it; give split, like train[:1000], there")
     formatting = said.get("formatting", "alpaca")

@@ -25,12 +25,13 @@ _TOO_DEEP = "nested too deeply"
 class Piece:
     """A line with its values, the lines that one value goes over, or an element of an array: `place` is "line 3 of
     a.jsonl". Either all its values are `records`, or none is, and `wrong` says what it is: "no JSON: …". `text`: what
-    stands there, on one line."""
+    stands there, on one line; `lines`: how many it goes over."""
 
     place: str
     text: str
     records: tuple[Record, ...] = ()
     wrong: str | None = None
+    lines: int = 1
 
 
 def json_pieces(name: str, lines: Iterable[bytes], *, whole: bool = True) -> Iterator[Piece]:
@@ -67,11 +68,11 @@ def json_pieces(name: str, lines: Iterable[bytes], *, whole: bool = True) -> Ite
             found = _values("".join(islice(ahead, size)))
         if found.goes_on and not whole:
             return
+        taken = found.text.count("\n") + 1 if found.wrong is None else 1
         if found.wrong is None:
-            yield _piece(place, found.text, found.values)
+            yield _piece(place, found.text, found.values, lines=taken)
         else:
             yield Piece(place=place, text=first.text, wrong=first.wrong)
-        taken = found.text.count("\n") + 1 if found.wrong is None else 1
         for _ in range(taken):
             ahead.popleft()
         number += taken
@@ -104,6 +105,8 @@ def _values(text: str) -> _Values:
         past = len(text.rstrip(_SPACES))
         wrong = _not_utf8(text) or f"no JSON: {error.msg} (character {min(error.pos, past) + 1})"
         return _Values(text=text, wrong=wrong, goes_on=error.pos >= past)
+    except ValueError:
+        return _Values(text=text, wrong="no JSON: a number of too many digits")
     except RecursionError:
         return _Values(text=text, wrong=_TOO_DEEP)
 
@@ -121,12 +124,11 @@ def _elements(name: str, content: bytes) -> Iterator[Piece]:
         yield _piece(f"record {number} of {name}", text, [value])
 
 
-def _piece(place: str, text: str, values: Sequence[Any]) -> Piece:
-    wrong = _not_utf8(text)
-    if wrong is None and not all(isinstance(value, dict | None) for value in values):
-        wrong = f"no object with columns: {text.strip()[:80]}"
-    records = () if wrong is not None else tuple(value or {} for value in values)
-    return Piece(place=place, text=text.strip(_SPACES).replace("\n", " "), records=records, wrong=wrong)
+def _piece(place: str, text: str, values: Sequence[Any], *, lines: int = 1) -> Piece:
+    wrong, text = _not_utf8(text), text.strip(_SPACES).replace("\n", " ")
+    if wrong is None and not all(isinstance(value, dict) for value in values):
+        wrong = f"no object with columns: {text[:80]}"
+    return Piece(place=place, text=text, records=() if wrong is not None else tuple(values), wrong=wrong, lines=lines)
 
 
 def _not_utf8(text: str) -> str | None:

@@ -71,8 +71,8 @@ def check_lora(
     if isinstance(values["lora_target_modules"], str) and (wrong := _broken(values["lora_target_modules"])):
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", wrong))
     mistakes += list(_apart(values, names, source))
-    if isinstance(named := values["lora_target_modules"], tuple) and (alone := {"all", PEFTS_OWN} & set(named)):
-        text = f"{min(alone)} stands alone; {ALL_LINEAR} may have other names beside it"
+    if alone := _alone_among(values["lora_target_modules"]):
+        text = f"{alone} stands alone; {ALL_LINEAR} may have other names beside it"
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", text))
     if values["lora_target_modules"] == () and not values.get(PARAMETERS):
         text = f"it is {shown(targets)}; it must be {ALL_LINEAR}, or a list of modules' names"
@@ -157,9 +157,14 @@ def _same(key: str, given: object, found: object) -> bool:
     given = (given,) if isinstance(given, int) and key == "layers_to_transform" else _targets(given)
     found = () if found is None else found
     if given is False or _by_a_word(given):
-        named = set(given) - {ALL_LINEAR} if isinstance(given, tuple) else set()
-        return not named or (isinstance(found, tuple) and named <= set(found))
+        named = [name for name in given if name != ALL_LINEAR] if isinstance(given, tuple) else []
+        return not named or (isinstance(found, tuple) and all(name in found for name in named))
     return set(given) == set(found) if isinstance(given, tuple) and isinstance(found, tuple) else given == found
+
+
+def _alone_among(targets: object) -> str | None:
+    """A word for targets that stands among others, and would be none of their names."""
+    return next((word for word in ("all", PEFTS_OWN) if isinstance(targets, tuple) and word in targets), None)
 
 
 def _by_a_word(targets: object) -> bool:

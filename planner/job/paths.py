@@ -24,7 +24,9 @@ from planner.job.templates import NAMES, named_template
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt",
 )  # fmt: skip
-_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+_HUB_NAME = r"[A-Za-z0-9_]([\w.-]{0,94}\w)?"
+_HUB_ID = re.compile(rf"(?!.*(--|\.\.|\.git$))({_HUB_NAME}/)?{_HUB_NAME}")
+"""What the hub takes for a name; all else is a path."""
 
 
 def resolve(text: object, folder: Path | None) -> str:

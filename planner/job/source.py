@@ -246,9 +246,10 @@ def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:
     if error.context == "while scanning a simple key":
         mark = error.context_mark
     elif str(error.problem).startswith(("mapping values are not allowed here", "expected '<document start>'")):
-        said = ((number, line.partition("#")[0]) for number, line in enumerate(text.splitlines(), start=1))
-        number, first = next((number, line) for number, line in said if line.strip())
-        if ":" not in first:
+        said = [(number, line.partition("#")[0]) for number, line in enumerate(text.splitlines(), start=1)]
+        said = [(number, line) for number, line in said if line.strip() and not line.startswith(("---", "%"))]
+        (number, first), (second, _) = said[0], said[min(1, len(said) - 1)]
+        if ":" not in first and mark is not None and mark.line + 1 <= second:
             return number
     return mark.line + 1 if mark else None
 

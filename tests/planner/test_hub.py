@@ -75,7 +75,10 @@ def test_what_the_hub_does_not_give_says_what_to_do(error: Exception, code: str 
         assert job is not None and ("asked again by itself" if by_itself else "then offmate retry") in str(job.hint)
 
 
-@pytest.mark.parametrize("error", [GONE, ValueError("no config"), FileNotFoundError("no file"), OSError("disk")])
+@pytest.mark.parametrize("error", [
+    GONE, ValueError("no config"), FileNotFoundError("no file"), OSError("disk"),
+    httpx2.UnsupportedProtocol("the address is missing an http:// or https://"), httpx.LocalProtocolError("a header"),
+])  # fmt: skip
 def test_what_is_wrong_whatever_the_network_does_does_not_pass_by_itself(error: Exception) -> None:
     assert not hub.unreachable(error)
 

@@ -102,28 +102,38 @@ def first_of_hub(entry: DataEntry, most: int) -> FirstRows | None:
 
 def _open_local(path: Path, broken: BrokenRows | None) -> Dataset | tuple[()]:
     from datasets.arrow_dataset import Dataset
+    from datasets.exceptions import DatasetGenerationError
 
     data = local_data(path)
     if data.kind == "saved":
         return Dataset.load_from_disk(str(path))
-    files = list(data.files)
-    if data.kind == "json" and broken is not None and broken.skip:
-        files = [_without_broken(file, broken) for file in files]
-    return _train_split(data.kind, data_files=[str(file) for file in files], **_options(data))
+    read = partial(_train_split, data.kind, **_options(data))
+    if data.kind != "json" or broken is None:
+        return read(data_files=[str(file) for file in data.files])
+    if not broken.skip:
+        try:
+            return read(data_files=[str(file) for file in data.files])
+        except DatasetGenerationError:  # objects over several lines are read where they happen to end with a block
+            log.info("data: %s is read from a copy with a record on each line", path.name)
+    lined = [str(_lined(file, broken)) for file in data.files]
+    broken.refuse(broken.met)
+    return read(data_files=lined)
 
 
-def _without_broken(file: Path, broken: BrokenRows) -> Path:
-    """The file, or where it has lines that are no records a copy without them. It stays beside what `datasets` keeps
-    of it, under a name by its content: read again it is found, and so is that."""
+def _lined(file: Path, broken: BrokenRows) -> Path:
+    """The file, or where it has lines that are no records, and records of several lines, a copy with its records on a
+    line each. It stays beside what `datasets` keeps of it, under a name by its content: read again it is found, and so
+    is that."""
     from datasets import config
 
-    digest, before = hashlib.blake2b(digest_size=16), broken.met
+    digest, is_lined = hashlib.blake2b(digest_size=16), True
     for piece in pieces_of(file):
+        is_lined &= piece.wrong is None and piece.lines == 1
         if piece.wrong is None:
             digest.update(_line(piece))
         else:
             broken.add(partial(str, piece.place), ValueError(f"it is {piece.wrong}"))
-    if broken.met == before:
+    if is_lined:
         return file
     kept = Path(config.HF_DATASETS_CACHE) / "offmate-lines" / digest.hexdigest() / file.name
     if kept.exists():

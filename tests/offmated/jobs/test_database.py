@@ -136,8 +136,10 @@ def test_nothing_that_threads_and_processes_write_at_once_is_refused_or_lost(
 
     with ThreadPoolExecutor(24) as pool:
         looking = [pool.submit(look) for _ in range(4)]
-        list(pool.map(work, range(20)))
-        done.set()
+        try:
+            list(pool.map(work, range(20)))
+        finally:
+            done.set()
         assert all(looks.result() > 0 for looks in looking)
     rows = store.jobs()
     assert [(row.id, row.state) for row in rows] == [(number, JobState.CANCELLED) for number in range(1, 101)]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from offmated.api.views import job_view
 from offmated.jobs import listing, queue
 from offmated.jobs.forecast import UNKNOWN
-from offmated.jobs.states import TAKEN_FROM, Hold, JobState
+from offmated.jobs.states import TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.store import Store
 from planner.hub import NOT_REACHED, not_reached
 from planner.run.folder import RunFolder
@@ -107,3 +109,28 @@ def test_a_job_that_is_paused_while_it_asks_the_hub_stays_so(line: Line) -> None
     RunFolder(line.paths.run_folder(number)).write_error(not_reached("it", TimeoutError()))
     line.store.end(row, 1)
     assert line.store.job(number).hold is Hold.HELD
+
+
+def test_a_pause_that_comes_as_its_try_ends_stays(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = line.add()
+    row = line.store.take(number, JobState.PLANNING, ME)
+    assert row is not None
+    RunFolder(line.paths.run_folder(number)).write_error(not_reached("it", TimeoutError()))
+    write, pauses = line.store._write, iter([partial(queue.pause, line.store, number)])
+
+    def paused_before(*args: Any) -> bool:
+        for pause in pauses:
+            pause()
+        return write(*args)
+
+    monkeypatch.setattr(line.store, "_write", paused_before)
+    line.store.end(row, 1)
+    assert line.store.job(number).hold is Hold.HELD
+
+
+def test_a_job_that_is_cancelled_while_it_waits_for_the_hub_ended_for_no_other_reason(line: Line) -> None:
+    number = line.add()
+    in_vain(line, number)
+    line.store.stop(number, StopReason.CANCEL)
+    row = line.store.job(number)
+    assert (row.state, row.error) == (JobState.CANCELLED, None)

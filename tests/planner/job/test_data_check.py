@@ -114,7 +114,7 @@ def test_what_is_refused_at_once_the_trainer_would_refuse(
     ("name", "content"),
     [
         ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\n'),
-        ("a.jsonl", '\n{"text": "a"}{"text": "b"}\n\nnull\n'),
+        ("a.jsonl", '\n{"text": "a"}{"text": "b"}\n\n'),
         ("a.jsonl", '{"text": "a"}\n{\n"text": "b"\n}\n{"text": "c"}\n'),
         ("a.json", '{\n"text": "a"\n}\n'),
         ("a.json", ' [{"text": "a"}]'),

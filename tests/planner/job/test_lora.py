@@ -90,6 +90,7 @@ def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: 
         ),
         ("lora_target_parameters: [e]\nuse_dora: true", "DoRA is for layers"),
         ("lora_target_parameters: [e]\ninit_lora_weights: orthogonal", "it is orthogonal, which is for layers"),
+        ("lora_target_modules: [{a: 1}]", "it must be all-linear, peft-default, a list of modules' names, or"),
         ("lora_target_modules: [1]", "it must be all-linear, peft-default, a list of modules' names, or"),
     ],
 )

@@ -18,7 +18,7 @@ from planner.job.frozen import freeze
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
-from worker.data.sources import _without_broken, open_source
+from worker.data.sources import _lined, open_source
 from worker.first_records import look
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
@@ -141,6 +141,8 @@ MIXED = [
     ("a.jsonl", b'{"text": "a"}{"text": "b"}\n7\n{\n"text": "d"\n}\n{"text": "e"},\n', ["a", "b", "d"]),
     ("a.jsonl", b'{"text": "a"}\n{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", ["a"]),
     ("a.jsonl", b'{"text": "a"}\n{"text": "caf\xe9"}\n', ["a"]),
+    ("a.jsonl", b'null\n{"text": "a"}\n', ["a"]),
+    ("a.jsonl", b'{"text": "a"}\n{"text": ' + b"1" * 5000 + b"}\n", ["a"]),
 ]
 
 
@@ -151,6 +153,14 @@ def test_submission_and_the_run_leave_out_the_same(tmp_path: Path, name: str, co
     first = first_rows(entry, 99, skip=True)
     assert first is not None and [record["text"] for _, record in first.rows] == texts
     assert [*open_source(entry, BrokenRows(skip=True)).records["text"]] == texts
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_records_over_several_lines_are_read_however_many_there_are(tmp_path: Path, skip: bool) -> None:
+    texts = [f"the text of record {number}" for number in range(5000)]
+    (tmp_path / "a.json").write_text("\n".join(json.dumps({"id": 1, "text": text}, indent=2) for text in texts))
+    entry = DataEntry(path=str(tmp_path / "a.json"))
+    assert [*open_source(entry, BrokenRows(skip=skip)).records["text"]] == texts
 
 
 def test_a_record_is_found_where_it_is_whatever_a_line_has(tmp_path: Path) -> None:
@@ -189,7 +199,7 @@ def test_the_memory_that_leaving_out_takes_is_the_same_however_many_lines_there_
     for count in (10, 20_000):
         job(tmp_path, ["{", *[{"text": "a"}] * count])
         tracemalloc.start()
-        _without_broken(tmp_path / "data.jsonl", BrokenRows(skip=True))
+        _lined(tmp_path / "data.jsonl", BrokenRows(skip=True))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 2**19, "92 bytes a line are 1.8 MB more"
