@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import yaml
 from planner.errors import Exit, UserError
 from planner.job.source import read_text, read_yaml, shown
 from planner.units import printable
+
+_KEY = re.compile(r"\w[\w.-]*")
 
 
 def read_job(path: Path, gpu_budget: str | None, cpu_budget: str | None) -> tuple[str, Path]:
@@ -60,7 +63,7 @@ def _read_setting(setting: str) -> tuple[str, object]:
     key, there, value = setting.partition("=")
     key = key.strip()
     found = read_yaml(f"value: {value}", f"--set {key}").values if there and key else {}
-    if found.keys() != {"value"}:  # with line breaks a value may be more than one
+    if found.keys() != {"value"} or not _KEY.fullmatch(key):  # with line breaks a value may be more than one
         raise UserError(
             f"--set takes KEY=VALUE, not {printable(setting)}.", code="usage", hint="--set max_length=512",
             exit_code=Exit.USAGE,
@@ -69,10 +72,18 @@ def _read_setting(setting: str) -> tuple[str, object]:
 
 
 def _check_tool(before: list[str], after: list[str], key: str) -> None:
-    """Raise UserError where the file would read as another tool's with `key`, and what it leaves out as others'."""
+    """Raise UserError where `key` is another key of the job in a file of this tool, or where the file would read as
+    another tool's with it, and what it leaves out as others'."""
     from planner.job.dialects import Dialect
+    from planner.job.schema import CANONICAL
 
-    tool, other = Dialect.of(before).tool, Dialect.of(after).tool
+    dialect = Dialect.of(before)
+    tool, other = dialect.tool, Dialect.of(after).tool
+    if (theirs := dialect.other_name(key, CANONICAL.get(key, key))) is not None:
+        raise UserError(
+            f"--set {key} is something else in a file of {tool}'s.", code="usage", hint=f"--set {theirs}=…",
+            exit_code=Exit.USAGE,
+        )  # fmt: skip
     if tool == other:
         return
     gone = next((name for name in before if name not in after), None)
@@ -96,8 +107,13 @@ def _with_yaml(text: str, key: str, value: str) -> str:
 
     if (node := _mapping(text)) is None:
         return text
-    for name, old in node.value:
+    for name, old in _named(node):
         if CANONICAL.get(name.value, name.value) == CANONICAL.get(key, key):
+            if old.start_mark.index < name.end_mark.index or text[old.start_mark.index] == "&":
+                raise UserError(
+                    f"{key} cannot be set above the file, where it is an alias or has an anchor.", code="usage",
+                    hint=f"write {key} into the file", exit_code=Exit.USAGE,
+                )  # fmt: skip
             end = len(text[: old.end_mark.index].rstrip())  # a list ends where the next line begins
             return f"{text[: name.start_mark.index]}{key}: {value}{text[end:]}"
     if node.flow_style:
@@ -119,4 +135,9 @@ def _mapping(text: str) -> yaml.MappingNode | None:
 
 def _keys(text: str) -> list[str]:
     node = _mapping(text)
-    return [] if node is None else [name.value for name, _ in node.value]
+    return [] if node is None else [name.value for name, _ in _named(node)]
+
+
+def _named(node: yaml.MappingNode) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """What has a text for a key; what is wrong with others is said by whoever reads the file."""
+    return [(name, value) for name, value in node.value if isinstance(name, yaml.ScalarNode)]

@@ -15,6 +15,7 @@ from planner.job.pretraining import long_texts, read_otherwise
 from planner.job.source import SWITCHED_OFF
 from planner.job.trainable import of_llama_factory
 from planner.job.values import MUON
+from planner.keys import TABLES
 from planner.keys.llama_factory import LLAMA_FACTORY as LLAMA_FACTORY_KEYS
 from planner.keys.trl import TRL as TRL_KEYS
 from planner.muon import ORIGINAL
@@ -58,6 +59,15 @@ class Dialect:
         if "model_name_or_path" in keys:
             return cls(LLAMA_FACTORY if _LLAMA_FACTORY & set(keys) else TRL)
         return cls(None)
+
+    def other_name(self, key: str, name: str) -> str | None:
+        """What a file of the tool calls the job's key `name`, where `key`, elsewhere a name of it, is something else
+        there; None where it is the same there."""
+        table = TABLES.get(self.tool or "", {})
+        if key not in table or table[key].kind == "honoured":
+            return None
+        named = (other for other, meaning in table.items() if meaning.kind == "honoured" and meaning.text == name)
+        return next(named, None)
 
     def missing(self, values: Mapping[str, Any]) -> list[str]:
         """Keys that the tool wants given."""

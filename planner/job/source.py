@@ -248,9 +248,8 @@ def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:
     elif str(error.problem).startswith(("mapping values are not allowed here", "expected '<document start>'")):
         said = [(number, line.partition("#")[0]) for number, line in enumerate(text.splitlines(), start=1)]
         said = [(number, line) for number, line in said if line.strip() and not line.startswith(("---", "%"))]
-        (number, first), (second, _) = said[0], said[min(1, len(said) - 1)]
-        if ":" not in first and mark is not None and mark.line + 1 <= second:
-            return number
+        if said and ":" not in said[0][1] and mark is not None and mark.line + 1 <= said[:2][-1][0]:
+            return said[0][0]
     return mark.line + 1 if mark else None
 
 

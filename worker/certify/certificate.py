@@ -58,7 +58,8 @@ def certify(found: ItsPlan, *, steps: int, layers: int | None, device: torch.dev
         moved_bytes=sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND)),
         cpu_updated=len(plan.cpu_updated()), options=plan.options, findings=outcome.findings,
         parameters=outcome.parameters, reasons=_reasons(job, device, chain), first=outcome.first,
-        allowed=_ALLOWED[working_dtype(job)], rounded=chain.rounded_elements > 0, decided=found.decided,
+        allowed=_ALLOWED[working_dtype(job)], rounded=chain.rounded_elements > 0,
+        decided=found.decided and kept == room.all_layers,
     )  # fmt: skip
 
 

@@ -107,16 +107,19 @@ def _open_local(path: Path, broken: BrokenRows | None) -> Dataset | tuple[()]:
     data = local_data(path)
     if data.kind == "saved":
         return Dataset.load_from_disk(str(path))
-    read = partial(_train_split, data.kind, **_options(data))
+    read, files = partial(_train_split, data.kind, **_options(data)), [*map(str, data.files)]
     if data.kind != "json" or broken is None:
-        return read(data_files=[str(file) for file in data.files])
-    if not broken.skip:
-        try:
-            return read(data_files=[str(file) for file in data.files])
-        except DatasetGenerationError:  # objects over several lines are read where they happen to end with a block
-            log.info("data: %s is read from a copy with a record on each line", path.name)
-    lined = [str(_lined(file, broken)) for file in data.files]
-    broken.refuse(broken.met)
+        return read(data_files=files)
+    if broken.skip:
+        return read(data_files=[str(_lined(file, broken)) for file in data.files])
+    try:
+        return read(data_files=files)
+    except DatasetGenerationError:  # objects over several lines are read where they happen to end with a block
+        lined = [str(_lined(file, broken)) for file in data.files]
+        broken.refuse(broken.met)
+        if lined == files:
+            raise
+        log.info("data: %s is read from a copy with a record on each line", path.name)
     return read(data_files=lined)
 
 

@@ -51,7 +51,7 @@ def test_a_mistake_in_a_setting_is_blamed_on_the_setting_and_one_in_the_file_on_
 def test_a_setting_is_one_value_and_nothing_of_it_is_lost() -> None:
     found = with_settings("a: 1\n", ["b=q_proj,v_proj", "c="])
     assert yaml.safe_load(found) == {"a": 1, "b": "q_proj,v_proj", "c": None}
-    for wrong in ("b=x, y: 2", "b=x\ny: 2", "b"):
+    for wrong in ("b=x, y: 2", "b=x\ny: 2", "b", "#b=3", "b c=3", "=3"):
         with pytest.raises(UserError) as found:
             with_settings("a: 1\n", [wrong])
         assert found.value.exit_code is Exit.USAGE
@@ -77,3 +77,18 @@ def test_a_setting_does_not_make_a_file_another_tools() -> None:
     with pytest.raises(UserError, match="not read as TRL's any more, but as LLaMA-Factory's") as found:
         with_settings("model_name_or_path: m\n", ["cutoff_len=32"])
     assert found.value.hint == "write cutoff_len into the file if that is meant"
+
+
+def test_a_setting_that_is_another_key_in_the_tools_file_is_refused() -> None:
+    text = "model_name_or_path: m\nstage: sft\ncutoff_len: 32\n"
+    with pytest.raises(UserError, match="--set max_length is something else in a file of LLaMA-Factory's") as found:
+        with_settings(text, ["max_length=64"])
+    assert found.value.hint == "--set cutoff_len=…"
+    assert yaml.safe_load(with_settings(text, ["cutoff_len=64"]))["cutoff_len"] == 64
+
+
+def test_keys_that_are_no_text_stay_for_whoever_reads_the_file_and_aliases_are_refused() -> None:
+    assert with_settings("? [a, b]\n: 1\n", ["seed=3"]).endswith("seed: 3\n")
+    for text in ("dataset: &d a.jsonl\neval_dataset: *d\n", "eval_dataset: &d a.jsonl\ndataset: *d\n"):
+        with pytest.raises(UserError, match="eval_dataset cannot be set above the file, where it is an alias"):
+            with_settings(text, ["eval_dataset=e.jsonl"])

@@ -211,6 +211,7 @@ def test_a_missing_file_is_named(text: str, words: str, folder: Path) -> None:
         ("model: a\npacking true\nseed: 3\n", "bad-yaml", "could not find expected ':' (line 2)"),
         ("model: a\nseed: 3\npacking true\n\n# c\n", "bad-yaml", "could not find expected ':' (line 3)"),
         ("# c\nmodel a\nseed: 3\n", "bad-yaml", "mapping values are not allowed here (line 2)"),
+        ("--- model: x\n", "bad-yaml", "mapping values are not allowed here (line 1)"),
         ("# c\n\n---\nmodel: a\nx: y: z\n", "bad-yaml", "mapping values are not allowed here (line 5)"),
         ("model: a\nseed: 1\npacking: x: y\n", "bad-yaml", "mapping values are not allowed here (line 3)"),
         ("model a # : c\nseed: 3\n", "bad-yaml", "but found '<block mapping start>' (line 1)"),

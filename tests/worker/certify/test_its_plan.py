@@ -12,6 +12,7 @@ from planner.commands.plan_job import plan_job
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from tests.support.runs import make_run
+from worker.certify.certificate import certify
 from worker.certify.its_plan import ItsPlan, its_plan
 from worker.prepare import main as prepare
 
@@ -37,6 +38,10 @@ def test_a_job_that_has_its_final_plan_is_certified_under_that_and_not_under_a_n
     assert found.decided and found.document == document
     assert plan_job(job, CPU, cache=None, measure=True).plan.options != found.plan.options, "the test shows something"
     assert list(found.plan.options) == document["plan"]["options"]
+    for layers, whole in ((2, False), (3, True)):
+        folder = tmp_path / f"of {layers}"
+        folder.mkdir()
+        assert certify(found, steps=1, layers=layers, device=CPU, folder=folder).decided == whole
     run.plan.write_text(json.dumps(document | {"measured": False}))
     assert not asked(job, run, tmp_path / "data").decided, "an estimate gives way to a plan made from measurements"
 
