@@ -18,6 +18,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 SHORT = {
     "lr": "learning_rate", "bs": "per_device_train_batch_size",
+    "per_device_batch_size": "per_device_train_batch_size",
     "grad_accum": "gradient_accumulation_steps", "steps": "max_steps", "warmup": "warmup_steps", "wd": "weight_decay",
     "scheduler": "lr_scheduler_type", "seq_len": "max_length", "seq_length": "max_length", "context": "max_length",
     "data": "dataset", "output": "output_dir", "r": "lora_r", "rank": "lora_r", "alpha": "lora_alpha",

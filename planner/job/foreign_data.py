@@ -29,6 +29,8 @@ def settle_data(
 ) -> list[Mistake]:
     """Put what the file says of its data into the entries of `values`; `names`: canonical name -> that in the file.
     Returns mistakes."""
+    for key in _DATA:  # a mapping is the one entry of a list whose dash was forgotten
+        values |= {key: [values[key]]} if isinstance(values.get(key), dict) else {}
     mistakes = _templates(values, names, source)
     mistakes += _trls_dataset(values, source, tool, folder)
     mistakes += _learned(values, source, tool)

@@ -26,7 +26,7 @@ from planner.errors import Exit, UserError
 from planner.machine.drives import RATED_SIZES
 from planner.machine.hardware import Hardware
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
-from planner.units import parse_bytes
+from planner.units import format_bytes, parse_bytes
 
 _GIB = 2**30
 _MIB = 2**20
@@ -127,7 +127,13 @@ def preset(name: str, *, bf16: bool, cpu_memory_bytes: int | None = None, link: 
     """
     card = CARDS[_known(name, CARDS, "hardware")]
     rate = _link_bytes_per_s(link or card.link)
-    host = cpu_memory_bytes or card.host_memory_bytes
+    host = card.host_memory_bytes if cpu_memory_bytes is None else cpu_memory_bytes
+    if usable_cpu_bytes(host) <= 0:
+        raise UserError(
+            f"--cpu-memory is {format_bytes(host)}, of which nothing is left for a job.", code="bad-value",
+            exit_code=Exit.USAGE, numbers=(f"{format_bytes(host - usable_cpu_bytes(host))} are the system's",),
+            hint="give the machine's whole memory with its unit: --cpu-memory 32GiB",
+        )  # fmt: skip
     return Hardware(
         name=card.name,
         gpu_bytes=usable_gpu_bytes(card.memory_bytes),

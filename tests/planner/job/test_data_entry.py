@@ -81,6 +81,16 @@ datasets:
     assert Job.from_resolved(folder / "resolved.yaml") == job
 
 
+@pytest.mark.parametrize(
+    "before", [AXOLOTL + "eot_tokens: [<|end|>]\n", TRL, "model: tiny\n"], ids=["axolotl", "TRL", "ours"]
+)
+def test_an_entry_whose_dash_was_forgotten_is_that_entry(before: str, folder: Path) -> None:
+    one = "path: text.jsonl, type: chat_template, message_field_training: train"
+    if not before.startswith("base_model"):
+        one = "path: text.jsonl, split: 'train[:50%]'"
+    assert entry(f"{before}datasets: {{{one}}}\n", folder) == entry(f"{before}datasets: [{{{one}}}]\n", folder)
+
+
 def test_axolotls_conversations_are_read_and_learned_by_its_rules_where_nothing_is_said(folder: Path) -> None:
     write_jsonl(folder / "more.jsonl", [{"text": "a"}])
     text = """eot_tokens: [<|end|>]

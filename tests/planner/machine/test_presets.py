@@ -51,6 +51,13 @@ def test_memory_and_link_of_the_host_can_be_said() -> None:
     assert preset("rtx3060", bf16=True, link="10GB").d2h_bytes_per_s == 10e9
 
 
+@pytest.mark.parametrize("size", [0, 32, 500 * 10**6, 2**30])
+def test_memory_of_which_nothing_is_left_is_refused(size: int) -> None:
+    with pytest.raises(UserError, match="nothing is left for a job") as found:
+        preset("rtx3060", bf16=True, cpu_memory_bytes=size)
+    assert "--cpu-memory 32GiB" in str(found.value.hint)
+
+
 def test_some_memory_is_left_to_the_system() -> None:
     assert 11 * GIB < usable_gpu_bytes(12 * GIB) < 11.5 * GIB
     assert usable_cpu_bytes(8 * GIB) == 7 * GIB
