@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.graph.chunks import weighted_cross_entropy
+from planner.measure.encoder_decoder import IGNORED
 
-_IGNORED = -100
 _given: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("given", default=None)
 """Shares and number of documents of the slice that is called in this thread."""
 
@@ -38,7 +38,7 @@ class DocumentLoss:
         _given.set(None)  # else they would take memory until the next slice
         shares, count = given
         flat = logits.float().view(-1, logits.shape[-1])
-        total = weighted_cross_entropy(flat, _shifted(labels).reshape(-1), shares.reshape(-1), _IGNORED)
+        total = weighted_cross_entropy(flat, _shifted(labels).reshape(-1), shares.reshape(-1), IGNORED)
         return total / (count if num_items_in_batch is None else num_items_in_batch)
 
 
@@ -55,14 +55,14 @@ def shares_of(labels: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tens
     begins = torch.zeros_like(labels) if position_ids is None else (position_ids == 0).long()
     place = (begins.cumsum(1) - 1).clamp(min=0)
     # A document's first token is never learned: the one that predicts a learned token is of the same document.
-    learned = (_shifted(labels) != _IGNORED).long()
+    learned = (_shifted(labels) != IGNORED).long()
     counts = torch.zeros_like(place).scatter_add(1, place, learned)
     return counts.clamp(min=1).float().reciprocal().gather(1, place), (counts > 0).sum()
 
 
 def _shifted(labels: Tensor) -> Tensor:
     """The label that each token predicts; none for the last."""
-    return F.pad(labels, (0, 1), value=_IGNORED)[:, 1:]
+    return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
 
 
 def _sharing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfi
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 
-_IGNORED = -100
+IGNORED = -100
 
 
 def is_encoder_decoder(config: PreTrainedConfig) -> bool:
@@ -71,7 +71,7 @@ def have_mean_of_step(model: Any) -> None:
         found = own(*args, **kwargs)
         if num_items_in_batch is not None and found.loss is not None:
             # The share first: of a step of one micro-batch it is 1, and changes no bit.
-            share = (kwargs["labels"] != _IGNORED).sum() / num_items_in_batch
+            share = (kwargs["labels"] != IGNORED).sum() / num_items_in_batch
             found.loss = found.loss * share.to(found.loss.dtype)
         return found
 

@@ -14,7 +14,7 @@ from planner.cache.store import Cache
 from planner.commands.plan_job import plan_job
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
-from planner.measure.hf_model import masked_of, pairs_of, skeleton_model
+from planner.measure.hf_model import masked_of, pairs_of
 from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
@@ -42,7 +42,7 @@ class ItsPlan:
 def its_plan(job: Job, run: RunFolder | None, device: torch.device, folder: Path, cache: Cache | None) -> ItsPlan:
     """Of a job, and its run folder where it is submitted. A final plan there is taken as it is: a new one would be for
     the memory that is free now. Without one it is made as the job's is when it has its turn: with measurements, and
-    after its data were counted where it depends on these. `folder` is for the data. Raises UserError."""
+    after its data were counted where it may depend on these. `folder` is for the data. Raises UserError."""
     tokenizer, frozen = load_tokenizer(job), run.read_frozen() if run else None
 
     def data_of(split: Job) -> Batches:
@@ -55,7 +55,8 @@ def its_plan(job: Job, run: RunFolder | None, device: torch.device, folder: Path
             job=job, plan=plan, chain=chain, hardware=hardware, batches=data_of(job), decided=True, document=document
         )
     whole = job if job.is_split or job.train_batch_size is None else job.with_slices(job.train_batch_size)
-    counted = data_of(whole) if _depends_on_data(job) else None
+    several = whole.gradient_accumulation_steps > 1 or not job.is_split
+    counted = data_of(whole) if several else None
     distinct_tokens = tuple(counted.distinct_tokens()) if counted is not None else ()
     log.info("planning with measurements of the blocks")
     answer = plan_job(job, device, cache=cache, measure=True, distinct_tokens=distinct_tokens)
@@ -65,13 +66,3 @@ def its_plan(job: Job, run: RunFolder | None, device: torch.device, folder: Path
         job=job, plan=answer.plan, chain=answer.chain, hardware=answer.hardware, batches=batches, decided=False,
         document=answer.to_json(),
     )  # fmt: skip
-
-
-def _depends_on_data(job: Job) -> bool:
-    """Whether several micro-batches may add to the gradient of an embedding that the head shares, row by row."""
-    if job.is_split and job.gradient_accumulation_steps == 1:
-        return False
-    model = skeleton_model(job)
-    embeddings = {id(p) for p in model.get_input_embeddings().parameters() if p.requires_grad}  # type: ignore[operator]
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    return head is not None and any(id(p) in embeddings for p in head.parameters())

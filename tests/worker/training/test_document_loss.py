@@ -23,7 +23,7 @@ from planner.measure.trainer_options import set_trainer_options
 from planner.run.folder import RunFolder
 from tests.support.plain_engine import PlainEngine
 from tests.support.runs import make_run
-from tests.support.short_runs import tiny_job
+from tests.support.short_runs import give_a_loss_of_its_own, tiny_job
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.training.learning_rate import learning_rate, optimizer_of
@@ -176,15 +176,7 @@ def test_the_loss_of_a_mixtures_routers_is_added_to_it(tmp_path: Path) -> None:
 
 def test_a_model_with_a_loss_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny_job(tmp_path, gradient_accumulation_steps=1, **BY_DOCUMENT)
-    model = type(load_model(job))
-    forward = model.forward
-
-    def own(self: nn.Module, labels: Tensor | None = None, **inputs: Any) -> Any:
-        found = forward(self, **{key: value for key, value in inputs.items() if key != "num_items_in_batch"})
-        found.loss = found.logits.float().mean()
-        return found
-
-    monkeypatch.setattr(model, "forward", own)
+    give_a_loss_of_its_own(job, monkeypatch)
     with pytest.raises(UserError, match="has a loss of its own") as refused:
         analyse(job, torch.device("cpu"))
     assert refused.value.code == "loss-not-weighted"
