@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from planner.errors import Exit, UserError, first_line
 
 NOT_REACHED = "hub-not-reached"
 """The code of the error of a hub that cannot be reached: a job that ends with it asks again later."""
+ANSWER_S = 10.0
+"""For the hub to answer a question whose answer is short."""
+Kind = Literal["model", "dataset"]
 _NETWORK = {("httpx", "TransportError"), ("httpx2", "TransportError"), ("requests", "RequestException")}
 _NEVER = {(module, name) for module in ("httpx", "httpx2") for name in ("UnsupportedProtocol", "LocalProtocolError")}
 """Of those, what another try does not mend: an address without http://, a header that is none."""
@@ -28,11 +32,25 @@ def speak_for_a_job() -> None:
     logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
 
 
-def is_downloaded(model: str) -> bool:
-    """Whether this machine has files of a model of the hub, of whatever revision."""
+def is_downloaded(name: str, kind: Kind = "model") -> bool:
+    """Whether this machine has files of a repository of the hub, of whatever revision."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE, f"models--{model.replace('/', '--')}", "snapshots").is_dir()
+    return Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots").is_dir()
+
+
+def check_reached(what: str, name: str, kind: Kind = "model") -> None:
+    """Raise the UserError `hub-not-reached` where this machine has nothing of a repository, and the hub does not answer
+    at all. Its own library would ask for half a minute before it says so."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE or is_downloaded(name, kind):
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=ANSWER_S)
+    except Exception as error:  # whatever a client of HTTP raises: loading meets what is not of the network again
+        if unreachable(error):
+            raise not_reached(what, error) from error
 
 
 def not_reached(what: str, error: BaseException) -> UserError:

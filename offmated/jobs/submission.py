@@ -23,6 +23,7 @@ from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
+from planner.hub import NOT_REACHED
 from planner.job.data_check import check_data, is_rendered
 from planner.job.frozen import fingerprint, freeze, package_versions
 from planner.job.length import notes_on_length
@@ -39,7 +40,7 @@ NAME_LENGTH = 255
 _DRAFT = ".new-"
 TRY_S = 10.0  # a disk that hangs keeps nobody else from submitting
 LOOK_S = 60.0
-"""For looking at the first records: a few seconds, and half a minute where the hub does not answer."""
+"""For looking at the first records: a few seconds, and more where the hub is slow."""
 
 
 def submit(
@@ -146,8 +147,8 @@ def _take_in(
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
     made: list[Path] = []
     told = [*notes, *filter(None, map(missing_package, job.report_to)), *notes_on_length(job)]
-    if again is None and (taken := taken_from_hub(job.model)) is not None:
-        told.append(taken)
+    if again is None:
+        told.extend(taken_from_hub(job.model, (entry.path for entry in (*job.data, *job.eval_data))))
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)
@@ -204,11 +205,12 @@ def look_at_first_records(run: RunFolder) -> tuple[str, ...]:
     error, notes = run.read_error(), run.read_first_notes()
     for path in (run.error, run.first_notes):
         path.unlink(missing_ok=True)
-    if error is not None and error["code"] != "hub-not-reached":
-        raise UserError.from_json(error)
-    if code != Exit.DONE or notes is None:
-        return ("the first records could not be looked at: they are when the job has its turn",)
-    return notes
+    left = "the first records could not be looked at: they are when the job has its turn"
+    if error is not None:
+        if error["code"] != NOT_REACHED:
+            raise UserError.from_json(error)
+        return (f"{left}. {' '.join((error['what'], *error['numbers']))}",)
+    return (left,) if code != Exit.DONE or notes is None else notes
 
 
 def _in_window(turn: Turn, window: str | None) -> Turn:

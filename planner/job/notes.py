@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from planner.hub import is_downloaded
+from planner.hub import Kind, is_downloaded
 from planner.job.adapter import takes_from_base
 from planner.job.local_data import is_local
 from planner.job.lora import has_no_weights
 from planner.job.values import ADAMW_8BIT, MUON
 from planner.muon import MATCH_RMS
+
+_TAKEN = {
+    kind: f"{kind}: there is no {there} {{}} beside the job file, and no download of it; it is taken as a name on the"
+    f" Hugging Face hub, which is asked when the job {then}"
+    for kind, there, then in (("model", "folder", "is planned"), ("dataset", "file or folder", "has its turn"))
+}
 
 
 def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
@@ -22,13 +28,12 @@ def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
     return f"warmup_steps is {warmup_steps:g}, and {run}: {rises}; below 1 it is a share of all steps, such as 0.1."
 
 
-def taken_from_hub(model: str) -> str | None:
-    """What to say of a job's `model` that is no folder, and that this machine has no download of: it may be a path with
-    a mistake in it. None for others."""
-    if is_local(model) or is_downloaded(model):
-        return None
-    taken = "it is taken as a name on the Hugging Face hub, which is asked when the job is planned"
-    return f"model: there is no folder {model} beside the job file, and no download of it; {taken}"
+def taken_from_hub(model: str, datasets: Iterable[str]) -> tuple[str, ...]:
+    """What to say of a job's model and datasets that are not there, and that this machine has no download of: each may
+    be a path with a mistake in it."""
+    asked: list[tuple[str, Kind]] = [(model, "model"), *((name, "dataset") for name in dict.fromkeys(datasets))]
+    missing = ((name, kind) for name, kind in asked if not is_local(name) and not is_downloaded(name, kind))
+    return tuple(_TAKEN[kind].format(name) for name, kind in missing)
 
 
 def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ...]:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
-from planner.hub import unreachable
+from planner.hub import ANSWER_S, Kind, unreachable
 from planner.job.data_entry import DataEntry
 from planner.job.local_data import is_local
 from planner.job.schema import Job
 
-ANSWER_S = 10.0
-"""For the hub to say which commit a branch is; else what was downloaded last counts."""
 _COMMIT = re.compile("[0-9a-f]{40}")
-Kind = Literal["model", "dataset"]
 
 
 def pinned(job: Job) -> Job:

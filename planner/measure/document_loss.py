@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from planner.graph.chunks import weighted_cross_entropy
 from planner.measure.encoder_decoder import IGNORED
 
 _given: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("given", default=None)
@@ -24,7 +23,11 @@ _given: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("given", default=N
 class DocumentLoss:
     """The mean over documents, in the place of the model's own loss. `used`: the model has asked for it."""
 
-    used = False
+    def __init__(self) -> None:
+        from planner.graph.chunks import weighted_cross_entropy  # loads the tracer, which few who ask for a model need
+
+        self._weighted_sum = weighted_cross_entropy
+        self.used = False
 
     def __call__(
         self, logits: Tensor, labels: Tensor, vocab_size: int | None = None,
@@ -38,7 +41,7 @@ class DocumentLoss:
         _given.set(None)  # else they would take memory until the next slice
         shares, count = given
         flat = logits.float().view(-1, logits.shape[-1])
-        total = weighted_cross_entropy(flat, _shifted(labels).reshape(-1), shares.reshape(-1), IGNORED)
+        total = self._weighted_sum(flat, _shifted(labels).reshape(-1), shares.reshape(-1), IGNORED)
         return total / (count if num_items_in_batch is None else num_items_in_batch)
 
 

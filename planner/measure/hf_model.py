@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
-from planner.hub import not_given
+from planner.hub import check_reached, not_given
+from planner.job.local_data import is_local
 from planner.job.schema import Job
 from planner.measure.encoder_decoder import check_sides, has_pairs, is_encoder_decoder
 from planner.measure.hf_names import own_code, own_code_refused, revision_of
@@ -40,12 +41,15 @@ def model_config(job: Job) -> PreTrainedConfig:
     folder = Path(job.model)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise _unusable(job, "the folder has no config.json")
+    its_name = f"the config of {job.model}"
+    if not is_local(job.model):
+        check_reached(its_name, job.model)
     try:
         config = AutoConfig.from_pretrained(job.model, revision=revision_of(job), trust_remote_code=False)
     except Exception as error:  # a config is anybody's: what its class makes of it may raise anything
         if is_disk_full(error):
-            raise disk_full(error, f"the config of {job.model}") from error
-        if (refused := not_given(f"the config of {job.model}", error)) is not None:
+            raise disk_full(error, its_name) from error
+        if (refused := not_given(its_name, error)) is not None:
             raise refused from error
         if code := _needed_code(job):
             raise own_code_refused("model", job.model, code) from None

@@ -11,21 +11,25 @@ from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
-from planner.hub import not_given
+from planner.hub import check_reached, not_given
+from planner.job.local_data import is_local
 from planner.job.schema import Job
 from planner.measure.hf_names import own_code, own_code_refused, tokenizer_revision
 
 
 def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     """The job's tokenizer, with the job's chat template where it gives one. Raises UserError."""
+    its_name = f"the tokenizer {job.tokenizer}"
+    if not is_local(job.tokenizer):
+        check_reached(its_name, job.tokenizer)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             job.tokenizer, revision=tokenizer_revision(job), trust_remote_code=False
         )
     except Exception as error:  # its files are anybody's: what is made of them may raise anything
         if is_disk_full(error):
-            raise disk_full(error, f"the tokenizer {job.tokenizer}") from error
-        if (refused := not_given(f"the tokenizer {job.tokenizer}", error)) is not None:
+            raise disk_full(error, its_name) from error
+        if (refused := not_given(its_name, error)) is not None:
             raise refused from error
         if isinstance(error, ValueError) and (code := _own_code_of(job)):
             raise own_code_refused("tokenizer", job.tokenizer, code) from None

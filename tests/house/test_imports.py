@@ -231,6 +231,12 @@ def test_the_command_line_loads_nothing_heavy() -> None:
     assert loaded.isdisjoint(HEAVY)
 
 
+def test_looking_at_a_model_and_its_data_loads_no_tracer() -> None:
+    """Which takes as long as all else, for what a person waits for at each submission."""
+    needed = "planner.measure.hf_model, planner.measure.tokenizer, worker.data.batches, worker.data.documents"
+    assert loaded_by(f"import {needed}\nassert 'torch._dynamo' not in sys.modules").isdisjoint({"peft", "sympy"})
+
+
 def test_the_torch_free_part_of_the_planner_is_free_of_torch() -> None:
     present = [name for name in modules() if folder(name) in TORCH_FREE and not is_entry(name)]
     assert loaded_by(f"import {', '.join(present)}").isdisjoint(HEAVY)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -19,6 +22,7 @@ from huggingface_hub.errors import (
 )
 
 from planner import hub
+from planner.errors import UserError
 from tests import ROOT
 
 
@@ -87,6 +91,35 @@ def test_a_download_of_a_model_is_known_by_its_files(tmp_path: Path, monkeypatch
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--owner--model" / "snapshots").mkdir(parents=True)
     assert (hub.is_downloaded("owner/model"), hub.is_downloaded("owner/other")) == (True, False)
+    assert not hub.is_downloaded("owner/model", "dataset")
+
+
+def test_a_hub_that_nobody_answers_for_is_known_at_once_but_not_asked_for_what_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:  # whose port nobody listens on, once it is closed
+        monkeypatch.setattr(constants, "ENDPOINT", "http://{}:{}".format(*server.getsockname()))
+    with pytest.raises(UserError, match="cannot be reached for the dataset a/b") as told:
+        hub.check_reached("the dataset a/b", "a/b", "dataset")
+    assert told.value.code == hub.NOT_REACHED
+    (tmp_path / "datasets--a--b" / "snapshots").mkdir(parents=True)
+    hub.check_reached("the dataset a/b", "a/b", "dataset")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.check_reached("the model a/b", "a/b")
+
+
+def test_a_hub_that_answers_anything_is_left_to_say_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # which answers 501
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+            hub.check_reached("the model a/b", "a/b")
+        finally:
+            server.shutdown()
 
 
 def test_the_tries_of_the_hubs_library_stay_out_of_a_jobs_log_and_the_rest_of_it_comes_once() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.disk import sync
 from planner.errors import Exit, UserError, disk_full, is_disk_full
-from planner.hub import not_given
+from planner.hub import check_reached, not_given
 from planner.job.broken_rows import BrokenRows, no_records, pieces_of
 from planner.job.data_check import FirstRows
 from planner.job.data_entry import DataEntry
@@ -56,13 +56,15 @@ def open_source(entry: DataEntry, broken: BrokenRows | None = None) -> Source:
     # Else the hub is asked to count each reading, of one's own files too; where nobody answers that takes seconds.
     config.HF_UPDATE_DOWNLOAD_COUNTS = False
     name, path = entry.path, Path(entry.path)
+    if not is_local(name):
+        _check_reached(entry)
     before = broken.met if broken is not None else 0
     try:
         records = _part(_open_local(path, broken), entry.split) if is_local(name) else _hub(entry)
     except (DatasetsError, DatasetGenerationError, OSError, ValueError, RecursionError, csv.Error) as error:
         if is_disk_full(error):
             raise disk_full(error, f"a copy of the dataset {name}") from error
-        if not is_local(name) and (refused := not_given(f"the dataset {name}", error)) is not None:
+        if not is_local(name) and (refused := not_given(_its_name(entry), error)) is not None:
             raise refused from error
         raise _unreadable(name, error) from error
     if not records:
@@ -83,11 +85,12 @@ def first_of_hub(entry: DataEntry, most: int) -> FirstRows | None:
     disable_progress_bars()
     if not re.fullmatch(r"[\w.-]+", entry.split):
         return None
+    _check_reached(entry)
     try:
         load: Any = load_dataset
         stream = load(entry.path, split=entry.split, streaming=not constants.HF_HUB_OFFLINE, **_named(entry))
     except (DatasetsError, OSError, ValueError) as error:
-        if (refused := not_given(f"the dataset {entry.path}", error)) is not None:
+        if (refused := not_given(_its_name(entry), error)) is not None:
             raise refused from error
         raise _unreadable(entry.path, error) from error
     try:
@@ -98,6 +101,14 @@ def first_of_hub(entry: DataEntry, most: int) -> FirstRows | None:
     columns = tuple(stream.column_names or (rows[0] if rows else ()))
     placed = tuple((f"record {number} of {entry.path}", row) for number, row in enumerate(rows[:most], start=1))
     return FirstRows(columns=columns, rows=placed, whole=len(rows) <= most) if rows else None
+
+
+def _its_name(entry: DataEntry) -> str:
+    return f"the dataset {entry.path}"
+
+
+def _check_reached(entry: DataEntry) -> None:
+    check_reached(_its_name(entry), entry.path, "dataset")
 
 
 def _open_local(path: Path, broken: BrokenRows | None) -> Dataset | tuple[()]:

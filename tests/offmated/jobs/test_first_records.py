@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -69,3 +70,16 @@ def test_a_job_whose_records_cannot_be_looked_at_is_taken_in_with_a_note(
     monkeypatch.setattr("sys.executable", "/bin/false")
     _, notes = submit(store, paths, JOB, paths.state.parent)
     assert notes[-1] == "the first records could not be looked at: they are when the job has its turn"
+
+
+def test_a_hub_that_is_not_reached_is_named_at_once(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("HF_HUB_CACHE", str(paths.state / "hub"))
+    with socket.create_server(("127.0.0.1", 0)) as server:  # whose port nobody listens on, once it is closed
+        monkeypatch.setenv("HF_ENDPOINT", "http://{}:{}".format(*server.getsockname()))
+    _, notes = submit(store, paths, "model: owner/model\ndataset: talks.jsonl\n", paths.state.parent)
+    assert notes[-1].startswith(
+        "the first records could not be looked at: they are when the job has its turn."
+        " The Hugging Face hub cannot be reached for the tokenizer owner/model."
+    )

@@ -140,6 +140,8 @@ def test_a_model_that_is_no_folder_and_no_download_is_said_to_be_asked_of_the_hu
     store.stop(row.id, StopReason.CANCEL)
     for text in (hub, JOB):
         assert not any("Hugging Face" in note for note in submit(store, paths, text, paths.state.parent)[1])
+    _, notes = submit(store, paths, JOB.replace("text.jsonl", "[data/talks, text.jsonl]"), paths.state.parent)
+    assert notes[-1].startswith("dataset: there is no file or folder data/talks beside the job file, and no download")
 
 
 def test_a_budget_beyond_the_machine_is_refused_before_anything_is_kept(store: Store, paths: Paths) -> None:
