@@ -102,25 +102,25 @@ def look(
     from worker.data.sharing import Sharing
 
     check_tokenizer(job, tokenizer)
+    broken = BrokenRows(skip=job.broken_rows == "skip")
     found = [
         (entry, first) for entry in entries
-        if (first := _first(job, entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
+        if (first := _first(entry, min(MOST, entry.most(job.max_samples) or MOST), broken)) is not None
     ]  # fmt: skip
+    seen = len(broken) + sum(len(first.rows) for _, first in found)
     left_out, sharing, until = LeftOut(job, pairs=pairs), Sharing(job, pairs=pairs), time.monotonic() + _MOST_S
-    broken = BrokenRows(skip=job.broken_rows == "skip")
     documents = [*_documents(job, found, tokenizer, pairs, until, broken)]
     encoded = [
         pair for alike in batched(iter(documents)) for whole in encode(alike, tokenizer, job, pairs=pairs)
         if not left_out.takes(*(pair := sharing.cut(*whole)))
     ]  # fmt: skip
-    seen = sum(len(first.rows) for _, first in found)
     whole = len(found) == len(entries) and all(first.whole for _, first in found) and time.monotonic() <= until
     if whole:
         broken.end(len(documents), seen)
         left_out.check()
     else:
         broken.refuse(seen)
-        broken.say()
+        broken.say("of the records looked at, ")
     if not encoded:
         return
     corpus = Corpus(
@@ -138,11 +138,11 @@ def look(
         ) from error  # fmt: skip
 
 
-def _first(job: Job, entry: DataEntry, most: int) -> FirstRows | None:
+def _first(entry: DataEntry, most: int, broken: BrokenRows) -> FirstRows | None:
     from worker.data.sources import first_of_hub
 
     if is_local(entry.path):
-        return first_rows(entry, most, skip=job.broken_rows == "skip")
+        return first_rows(entry, most, broken=broken)
     return first_of_hub(entry, most)
 
 

@@ -78,11 +78,11 @@ class BrokenRows:
                 numbers=(f"{self._count} of {seen} are broken", *self.lines), hint="correct them, or give other data",
             )  # fmt: skip
 
-    def say(self) -> None:
-        """Tell how many are left out, and the first of them."""
+    def say(self, among: str = "") -> None:
+        """Tell how many are left out, and the first of them; `among`: of which records, before all else."""
         if self._count and self.skip:
             records = "1 record is" if len(self) == 1 else f"{len(self)} records are"
-            log.warning("data: %s broken and left out (broken_rows: skip)", records)
+            log.warning("data: %s%s broken and left out (broken_rows: skip)", among, records)
             for line in self.lines:
                 log.warning("data: left out: %s", line)
 

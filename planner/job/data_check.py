@@ -165,14 +165,14 @@ def is_rendered(job: Job) -> bool:
 
 
 def first_rows(
-    entry: DataEntry, most: int, most_bytes: int = MOST_BYTES, *, skip: bool = False
+    entry: DataEntry, most: int, most_bytes: int = MOST_BYTES, *, broken: BrokenRows
 ) -> FirstRows | None:  # fmt: skip
     """The first `most` rows of an entry, of so many bytes; None where they are not to be had by reading a file: the
-    hub's, those of a saved dataset, of which part of a split. `skip`: without lines that are no records. Raises
-    UserError."""
+    hub's, those of a saved dataset, of which part of a split. Lines that are no records are among the `broken` where
+    these are left out. Raises UserError."""
     if not is_local(entry.path) or not entry.whole or (data := local_data(Path(entry.path))).kind == "saved":
         return None
-    found = _Found(rows=[], columns={}, left_bytes=most_bytes, broken=BrokenRows(skip=skip))
+    found = _Found(rows=[], columns={}, left_bytes=most_bytes, broken=broken)
     for file in data.files:
         _read(file, data.kind, found, Path(entry.path))
         if len(found.rows) > most:

@@ -198,6 +198,11 @@ def _check_length(text: str, name: str, longest: int | None) -> None:
         )  # fmt: skip
 
 
+def _is_data(name: str) -> str:
+    """What is said beside the name of a file whose kind is that of data, given for a job file."""
+    return ", which looks like data and no job file" if name.endswith((".jsonl", ".csv", ".txt")) else ""
+
+
 def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) -> Source:
     """The mapping in `text`, of at most `longest` characters. Raises UserError (exit 2) when it is no YAML, no mapping,
     gives a key twice, or holds more than a job may say (`MOST_VALUES`, `DEEPEST`)."""
@@ -216,7 +221,7 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
             code, hint = "duplicate-key", "keep one of the two lines"
         elif isinstance(error, _TooMuch):
             code, hint = "file-too-long", "a job says less than that; a list of many files can be a folder"
-        problem = f"{name}: {_cut(error.problem or 'not YAML', 2 * SHOWN_LENGTH)}"
+        problem = f"{name}{_is_data(name)}: {_cut(error.problem or 'not YAML', 2 * SHOWN_LENGTH)}"
         raise UserError(
             problem + (f" (line {line})" if line else ""), code=code, exit_code=Exit.USAGE, hint=hint
         ) from error
@@ -229,7 +234,7 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
         ) from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(
-            f"{name} is not a list of keys and values.", code="bad-yaml", exit_code=Exit.USAGE,
+            f"{name} is no mapping of keys to values{_is_data(name)}.", code="bad-yaml", exit_code=Exit.USAGE,
             hint="write one `key: value` per line, at least model and dataset; docs/jobs.md lists every key",
         )  # fmt: skip
     assert isinstance(node, yaml.MappingNode)

@@ -52,6 +52,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("seed: true", "wrong-type", "it must be a whole number, 0 or more"),
         ("adam_beta1: 1.0", "bad-value", "a number from 0 up to, not including, 1"),
         ("gpu_budget: 10XB", "bad-value", "a size like 10GiB or 500MB"),
+        ("gpu_budget: 8", "bad-value", "it is 8; it must be a size like 10GiB or 500MB"),
         ("gpu_budget: 0", "bad-value", "a size like 10GiB or 500MB"),
         ("gpu_budget: true", "wrong-type", "a size like 10GiB or 500MB"),
         ("optim: sgd", "bad-value", "it must be adamw_torch_fused, adamw_torch, adamw_8bit or muon"),
@@ -203,10 +204,10 @@ def test_a_missing_file_is_named(text: str, words: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
-        ("", "bad-yaml", "is not a list of keys and values"),
-        ("- a\n- b", "bad-yaml", "is not a list of keys and values"),
-        ("just words", "bad-yaml", "is not a list of keys and values"),
-        ("1: 2", "bad-yaml", "is not a list of keys and values"),
+        ("", "bad-yaml", "is no mapping of keys to values"),
+        ("- a\n- b", "bad-yaml", "is no mapping of keys to values"),
+        ("just words", "bad-yaml", "is no mapping of keys to values"),
+        ("1: 2", "bad-yaml", "is no mapping of keys to values"),
         ("model: [", "bad-yaml", "(line 1)"),
         ("model: a\npacking true\nseed: 3\n", "bad-yaml", "could not find expected ':' (line 2)"),
         ("model: a\nseed: 3\npacking true\n\n# c\n", "bad-yaml", "could not find expected ':' (line 3)"),
@@ -242,3 +243,9 @@ def test_a_file_that_cannot_be_read_is_refused(folder: Path) -> None:
         with pytest.raises(UserError, match=words) as caught:
             Job.load(folder / name)
         assert caught.value.exit_code == Exit.USAGE
+
+
+@pytest.mark.parametrize("line", ['{"text": "a"}', '{"messages": []}'])
+def test_data_given_for_a_job_file_are_called_so(line: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.jsonl, which looks like data and no job file: "):
+        Job.parse(f"{line}\n{line}\n", folder, name="data.jsonl")

@@ -79,7 +79,7 @@ def test_they_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFix
     its = job(tmp_path, records, broken_rows="skip")
     check_data(its)
     look(its, its.data, byte_tokenizer(chat_template=REFUSES))
-    assert "2 records are broken and left out" in caplog.text, "what the first records tell by themselves"
+    assert "4 records are broken and left out" in caplog.text, "lines that are none, too, as the run tells"
     caplog.clear()
     found = made(its)
     assert found.rows == 2 and found.fingerprint == made(job(tmp_path, [{"messages": TALK}] * 2)).fingerprint
@@ -125,7 +125,7 @@ def test_data_that_are_all_broken_are_refused_at_submission_and_in_the_run(tmp_p
     its = job(tmp_path, ["{", BAD], broken_rows="skip")
     check_data(its)  # which has no tokenizer
     told = refused(lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES)))
-    assert told.code == "nothing-to-train" and told.numbers[0] == "1 of 1 are broken"
+    assert told.code == "nothing-to-train" and told.numbers[0] == "2 of 2 are broken"
     for records in (["{", "7"], ['{"']):
         its = job(tmp_path, records, broken_rows="skip")
         for what in (check_data, made):
@@ -150,7 +150,7 @@ MIXED = [
 def test_submission_and_the_run_leave_out_the_same(tmp_path: Path, name: str, content: bytes, texts: list[str]) -> None:
     (tmp_path / name).write_bytes(content)
     entry = DataEntry(path=str(tmp_path / name))
-    first = first_rows(entry, 99, skip=True)
+    first = first_rows(entry, 99, broken=BrokenRows(skip=True))
     assert first is not None and [record["text"] for _, record in first.rows] == texts
     assert [*open_source(entry, BrokenRows(skip=True)).records["text"]] == texts
 
