@@ -1,12 +1,14 @@
-# `make demo` trains a small model from nothing; `make test` checks everything, `make test-fast` what
-# takes little time. All make .venv first.
+# `make demo` trains a small model from nothing; `make test` checks everything, `make test-fast` what takes little
+# time, `make test-all` also all that sweeps go through. All make .venv first.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# A file's tests share what they make: models, traces, daemons.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast
+.PHONY: demo test test-fast test-all
 
 demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -14,12 +16,17 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long"
 
 test-fast: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 3 -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not long"
+
+test-all: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(PARALLEL)
 
 $(INSTALLED): pyproject.toml constraints.txt deploy/install.py
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed.  hint: sudo apt install python3"; exit 2; fi

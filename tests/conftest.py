@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.support import engines, slow
+from tests.support import engines, selection
 from tests.support.cuda import session
 from tests.support.cuda.session import pytest_runtest_setup, pytest_runtest_teardown, the_device
 
@@ -14,8 +14,8 @@ __all__ = ["pytest_runtest_setup", "pytest_runtest_teardown"]
 
 
 def pytest_collection_modifyitems(config, items):
-    """Slow tests and those of the emulated device are known by now, whatever is chosen by a mark."""
-    slow.mark(items)
+    """Slow and long tests and those of the emulated device are known by now, whatever is chosen by a mark."""
+    selection.mark(items)
     session.pytest_collection_modifyitems(config, items)
 
 

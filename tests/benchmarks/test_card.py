@@ -40,6 +40,7 @@ def test_a_question_that_fails_or_hangs_leaves_the_others_their_answers(tmp_path
     assert found["plain-fp32"]["exit_code"] == 1 and "no such thing" in found["plain-fp32"]["said"]
 
 
+@pytest.mark.long
 @pytest.mark.emulated
 @pytest.mark.slow
 def test_what_is_asked_of_a_plan_is_answered_on_the_emulated_device(

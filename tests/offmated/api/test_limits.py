@@ -86,6 +86,7 @@ def after_an_answer(client: socket.socket) -> socket.socket:
     return client
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("served_before", [False, True])
 @pytest.mark.parametrize("beginning", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\n"])
 def test_who_sends_no_request_in_time_is_let_go(

@@ -38,6 +38,7 @@ LLAMA_8B = LlamaConfig(
     rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
                      "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
 )  # fmt: skip
+QUARTER = LlamaConfig(**{**LLAMA_8B.to_dict(), "num_hidden_layers": 8})  # 2.8 billion parameters
 SMALL = LlamaConfig(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, tie_word_embeddings=True,
@@ -62,6 +63,12 @@ def llama_8b(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def quarter(tmp_path: Path) -> Path:
+    QUARTER.save_pretrained(tmp_path / "quarter")
+    return tmp_path / "quarter"
+
+
+@pytest.fixture
 def small(tmp_path: Path) -> Path:
     SMALL.save_pretrained(tmp_path / "small")
     return tmp_path / "small"
@@ -81,32 +88,32 @@ def asked(job: Job, name: str, ram: int, *, patience_s: float = PATIENCE_S) -> R
 
 
 @pytest.mark.usefixtures("time_enough")
-def test_llama_8b_does_not_fit_a_3060_with_64_gib_and_why(llama_8b: Path) -> None:
-    found = asked(job_of(llama_8b), "rtx3060", 64)
+def test_a_quarter_of_llama_8b_does_not_fit_a_3060_with_16_gib_and_why(quarter: Path) -> None:
+    found = asked(job_of(quarter), "rtx3060", 16)
     assert found.status == "infeasible"
-    assert found.parameters == found.trained_parameters == 8_030_261_248
+    assert found.parameters == found.trained_parameters == 2_795_573_248
     # Masters and moments are 12 bytes a parameter, working copies and gradients 2 each: 16 on the host, all but what
     # stays on the card.
     assert found.least_cpu_budget_bytes is not None
     assert 12 * found.parameters < found.least_cpu_budget_bytes <= 16 * found.parameters
     assert found.cpu_budget_bytes < found.least_cpu_budget_bytes
-    assert "128 GiB of RAM" in found.fits_with
+    assert "48 GiB of RAM" in found.fits_with
     assert any(text.startswith("LoRA (method: lora): at least ") for text in found.fits_with)
     assert not any("max_length" in text for text in found.fits_with), "shorter rows are no help to a full host"
     assert {share.name: share.bytes for share in found.disk}["a checkpoint being written"] == 12 * found.parameters
 
 
 @pytest.mark.usefixtures("time_enough")
-def test_with_a_drive_as_much_ram_is_named_as_is_needed_beside_it(llama_8b: Path) -> None:
-    job = job_of(llama_8b)
-    hardware = with_drives(preset("rtx3060", bf16=True, cpu_memory_bytes=4 * GIB), "pcie4")
-    found = ask(job, hardware, started_s=time.monotonic())
+def test_with_a_drive_as_much_ram_is_named_as_is_needed_beside_it(quarter: Path) -> None:
+    hardware = with_drives(preset("rtx3060", bf16=True, cpu_memory_bytes=2 * GIB), "pcie4")
+    found = ask(job_of(quarter), hardware, started_s=time.monotonic())
     assert found.status == "infeasible" and found.least_cpu_budget_bytes is not None
-    # Rings, and the working copies of embedding and head, which are 13% of the model.
-    assert found.cpu_budget_bytes < found.least_cpu_budget_bytes <= 0.5 * found.parameters
+    # Rings, and the working copies of embedding and head, which are 38% of the model; 14 without a drive.
+    assert found.cpu_budget_bytes < found.least_cpu_budget_bytes <= 1.5 * found.parameters
     assert "8 GiB of RAM" in found.fits_with
 
 
+@pytest.mark.long
 def test_llama_8b_on_a_3060_with_192_gib_computes_most_of_the_time(llama_8b: Path) -> None:
     found = asked(job_of(llama_8b), "rtx3060", 192, patience_s=40)  # it ends long before, on idle cores
     assert found.status in ("optimal", "feasible")

@@ -85,6 +85,7 @@ def run_pair(pair, layer, args, kwargs, tangent, meter):
     return outputs, input_grads, grads, peaks
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda r: r.name)
 @pytest.mark.parametrize("name", NAMES)

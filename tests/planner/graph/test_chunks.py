@@ -79,6 +79,7 @@ def distance(one, other):
     return max(float((one[name] - other[name]).norm() / other[name].norm()) for name in one)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("rows", [7, 64])
 @pytest.mark.parametrize("name", NAMES)

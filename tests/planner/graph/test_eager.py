@@ -119,6 +119,7 @@ def test_a_buffer_that_a_layer_changes_changes_once_a_slice():
     assert model.model.layers[1].mlp.seen == 2
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("make", [growing, replacing])
 def test_a_layer_that_reads_a_buffer_that_it_changes_equals_plain_pytorch_bitwise(make, slices):
@@ -136,6 +137,7 @@ def test_the_copies_of_a_buffer_that_a_layer_may_change_are_in_the_predicted_pea
     assert 0.9 * predicted <= peak <= predicted, peak / predicted
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm"])
 def test_the_predicted_peak_is_an_upper_bound_and_not_far_off(experts, slices):

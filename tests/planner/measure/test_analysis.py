@@ -66,6 +66,7 @@ def predicted_and_metered(name, plan_of, slices, *, dtype=torch.float32, clip=Fa
     return predicted, metered_peak(model, plan, chain, batches, clip)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("plan_of", [resident_plan, mixed_plan])

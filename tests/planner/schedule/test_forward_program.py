@@ -124,6 +124,7 @@ def batches(count):
     return [batch_of(50 + k, length=(16, 8)[k == 1], padded=k % 2 == 0) for k in range(count)]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("plan_of", [engine_plan, resident_plan], ids=["mixed", "resident"])
 @pytest.mark.parametrize(("name", "dtype"), [*((n, torch.float32) for n in NAMES), ("gpt2", torch.bfloat16)], ids=str)
 def test_losses_are_those_of_the_plain_model_with_the_last_updates_in_it(make, name, dtype, plan_of):

@@ -23,6 +23,7 @@ def test_a_family_equals_plain_pytorch_bitwise(family):
     assert_bitwise(trained(functools.partial(family_model, family), batch_of, slices=1, steps=2))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gemma4", "mixtral", "opt"])
 def test_a_family_evaluates_and_writes_as_the_plain_model_within_what_is_predicted(family):
     """Sliding windows, soft caps, positions that padding moves, routers: all go through the model's own code."""
@@ -43,6 +44,7 @@ def test_a_family_evaluates_and_writes_as_the_plain_model_within_what_is_predict
     engine.close()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padded_rows_with_a_mask_in_two_slices_of_bf16_equal_plain_pytorch_bitwise(family):
     make = functools.partial(family_model, family, torch.bfloat16)

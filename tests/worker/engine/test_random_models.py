@@ -18,7 +18,14 @@ FOUND = (206, 401, 676, 747)
 AT_ONCE = 10
 
 
-@pytest.mark.parametrize("seeds", [*(range(at, at + AT_ONCE) for at in range(0, 100, AT_ONCE)), FOUND], ids=str)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        FOUND, range(AT_ONCE),
+        *(pytest.param(range(at, at + AT_ONCE), marks=pytest.mark.long) for at in range(AT_ONCE, 100, AT_ONCE)),
+    ],
+    ids=str,
+)
 def test_random_models_have_plain_pytorchs_numbers_or_it_is_said_that_they_have_not(seeds: Sequence[int]) -> None:
     verdicts = {seed: judge(case_of(seed)) for seed in seeds}
     assert {seed: verdict for seed, verdict in verdicts.items() if not verdict.fine} == {}

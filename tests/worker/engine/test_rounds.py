@@ -35,6 +35,7 @@ def assert_equal_steps(engine, plain, steps, count):
         assert all(torch.equal(t, expected[name][key]) for key, t in parts.items()), name
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
 @pytest.mark.parametrize(("rounds", "slices"), [(2, 2), (4, 1)])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -43,6 +44,7 @@ def test_rounds_equal_plain_accumulation_bitwise(make, name, rounds, slices, cli
     assert_equal_steps(engine, plain, range(4), rounds * slices)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("plan_of", [mixed_plan, resident_plan], ids=["mixed", "resident"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_rounds_in_bf16_with_masters_equal_plain_accumulation_bitwise(make, name, plan_of):

@@ -137,6 +137,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("keys", "slack"), [case[1:] for case in CASES], ids=[f"{c[0]}-{c[2]}" for c in CASES])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_transformers_own_of_the_tokens_without_padding(

@@ -1,0 +1,61 @@
+"""Which tests take long: `make test-fast` leaves the slow ones out, `make test` of sweeps what only repeats.
+
+`slow` are the files of `tests/slow.txt`, and tests with that mark. `long` are tests that only `make test-all` runs:
+those with that mark, and of a test with the mark `sweep(n)` all instances but one in n, and where it has several
+parameters but those with a value that no other has.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from zlib import crc32
+
+import pytest
+
+from tests import ROOT
+
+LIST = ROOT / "tests" / "slow.txt"
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Mark what is slow and what is long, and let the slow ones begin: the last tests are then short."""
+    slow = {ROOT / "tests" / name for name in LIST.read_text().split()}
+    assert all(path.exists() for path in slow), f"{LIST} names what is not there"
+    sweeps: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if not slow.isdisjoint((item.path, *item.path.parents)):
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("sweep") is not None and isinstance(item, pytest.Function):
+            sweeps[item.nodeid.partition("[")[0]].append(item)
+    for instances in sweeps.values():
+        for item in repeats(instances):
+            item.add_marker(pytest.mark.long)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def _places(values: list[object]) -> tuple[int, ...]:
+    """For each value where it comes first: the same object is the same value."""
+    first = {id(value): place for place, value in reversed([*enumerate(values)])}
+    return tuple(first[id(value)] for value in values)
+
+
+def repeats(instances: list[pytest.Function]) -> list[pytest.Function]:
+    """Those instances of a sweep beyond one in n; of one over several parameters none that has a value which no other
+    has. By chance, but the same whenever they are asked for."""
+    (every,) = instances[0].get_closest_marker("sweep").args  # type: ignore[union-attr]
+    left = sorted(instances, key=lambda item: crc32(item.nodeid.encode()))
+    # Names that are given together have the same place in all instances, and are one parameter.
+    together = {_places([item.callspec.params[name] for item in left]): name for name in left[0].callspec.params}
+    values = {
+        item: {*zip(together.values(), places, strict=True)} for item, *places in zip(left, *together, strict=True)
+    }
+    seen: set[tuple[str, int]] = set()
+    taken = 0
+    while left:
+        best = max(left, key=lambda item: len(values[item] - seen))
+        if taken >= len(instances) / every and (len(together) == 1 or values[best] <= seen):
+            break
+        seen |= values[best]
+        left.remove(best)
+        taken += 1
+    return left
