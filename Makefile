@@ -1,5 +1,5 @@
-# `make demo` trains a small model from nothing; `make test` checks everything, `make test-fast` what takes little
-# time, `make test-all` also all that sweeps go through. All make .venv first.
+# `make demo` trains a small model from nothing; `make test` checks all but what takes long and repeats much,
+# `make test-all` that too, `make test-fast` what takes little time. All make .venv first.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))

@@ -92,7 +92,7 @@ def make_job(folder: Path, width: int, layers: int, drive: Path | None) -> Job:
     model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder / "model", max_shard_size="100MB")
     keys = {
-        "model": str(folder / "model"), "dataset": str(folder / "text.jsonl"), "bf16": True, "max_length": 16,
+        "model": str(folder / "model"), "dataset": str(folder / "text.jsonl"), "bf16": True, "max_length": 64,
         "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "save_steps": SAVES[0],
         "max_steps": STEPS + 2 * (drive is not None),
         "max_grad_norm": 1.0, "learning_rate": 1e-4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -33,10 +34,14 @@ def speak_for_a_job() -> None:
 
 
 def is_downloaded(name: str, kind: Kind = "model") -> bool:
-    """Whether this machine has files of a repository of the hub, of whatever revision."""
+    """Whether this machine has files of a repository of the hub, of whatever revision, or what `datasets` made of
+    them."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots").is_dir()
+    if Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots").is_dir():
+        return True
+    prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets")
+    return kind == "dataset" and Path(prepared, name.replace("/", "___")).is_dir()
 
 
 def check_reached(what: str, name: str, kind: Kind = "model") -> None:

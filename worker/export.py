@@ -31,7 +31,7 @@ def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
     model = (output / "config.json").is_file()
     if not (adapters or (model and kind)):
         what = f"its model is {output}" if model else f"there is nothing yet at {output}"
-        to_come = kind is not None or job.method == "lora"
+        to_come = not model and (kind is not None or job.method == "lora")
         raise UserError(
             "The job has no model yet." if to_come else "The job has no adapters to merge.",
             code="nothing-to-export" if kind else "nothing-to-merge", exit_code=Exit.USAGE, numbers=(what,),

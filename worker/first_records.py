@@ -120,7 +120,7 @@ def look(
         left_out.check()
     else:
         broken.refuse(seen)
-        broken.say("of the records looked at, ")
+        broken.say("of the lines read, ")
     if not encoded:
         return
     corpus = Corpus(

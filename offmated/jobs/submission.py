@@ -148,7 +148,9 @@ def _take_in(
     made: list[Path] = []
     told = [*notes, *filter(None, map(missing_package, job.report_to)), *notes_on_length(job)]
     if again is None:
-        told.extend(taken_from_hub(job.model, (entry.path for entry in (*job.data, *job.eval_data))))
+        told.extend(
+            taken_from_hub(job.model, *([entry.path for entry in entries] for entries in (job.data, job.eval_data)))
+        )
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)

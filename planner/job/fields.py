@@ -103,8 +103,7 @@ Positive = Annotated[float, Field(gt=0, description="a number above 0")]
 Adjust = Annotated[muon.Adjust, Field(description=f"{muon.MATCH_RMS} or {muon.ORIGINAL}")]
 Beta = Annotated[float, Field(ge=0, lt=1, description="a number from 0 up to, not including, 1")]
 Size = Annotated[
-    # Of a small number the unit was forgotten: no job fits into so few bytes.
-    Annotated[int, Field(ge=2**9, lt=2**63)] | None,
+    Annotated[int, Field(ge=1, lt=2**63)] | None,
     BeforeValidator(_size),
     Field(description="a size like 10GiB or 500MB, or null for the default"),
 ]

@@ -12,12 +12,6 @@ from planner.job.lora import has_no_weights
 from planner.job.values import ADAMW_8BIT, MUON
 from planner.muon import MATCH_RMS
 
-_TAKEN = {
-    kind: f"{kind}: there is no {there} {{}} beside the job file, and no download of it; it is taken as a name on the"
-    f" Hugging Face hub, which is asked when the job {then}"
-    for kind, there, then in (("model", "folder", "is planned"), ("dataset", "file or folder", "has its turn"))
-}
-
 
 def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
     """What to say of a warm-up that a run of so many steps is no longer than; None for others."""
@@ -28,12 +22,19 @@ def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
     return f"warmup_steps is {warmup_steps:g}, and {run}: {rises}; below 1 it is a share of all steps, such as 0.1."
 
 
-def taken_from_hub(model: str, datasets: Iterable[str]) -> tuple[str, ...]:
+def taken_from_hub(model: str, data: Iterable[str], eval_data: Iterable[str]) -> tuple[str, ...]:
     """What to say of a job's model and datasets that are not there, and that this machine has no download of: each may
     be a path with a mistake in it."""
-    asked: list[tuple[str, Kind]] = [(model, "model"), *((name, "dataset") for name in dict.fromkeys(datasets))]
-    missing = ((name, kind) for name, kind in asked if not is_local(name) and not is_downloaded(name, kind))
-    return tuple(_TAKEN[kind].format(name) for name, kind in missing)
+    asked: list[tuple[str, str, Kind]] = [
+        ("model", model, "model"), *(("dataset", name, "dataset") for name in data),
+        *(("eval_dataset", name, "dataset") for name in eval_data),
+    ]  # fmt: skip
+    return tuple(
+        f"{key}: there is no {'folder' if kind == 'model' else 'file or folder'} {name} beside the job file, and no"
+        " download of it; it is taken as a name on the Hugging Face hub"
+        for key, name, kind in dict.fromkeys(asked)
+        if not is_local(name) and not is_downloaded(name, kind)
+    )
 
 
 def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ def _near(path: Path) -> Path | None:
 def _check_length(text: str, name: str, longest: int | None) -> None:
     if longest is not None and len(text) > longest:
         raise UserError(
-            f"{name} is too long for a job file.", code="file-too-long", exit_code=Exit.USAGE,
+            f"{name}{_is_data(name)} is too long for a job file.", code="file-too-long", exit_code=Exit.USAGE,
             numbers=(f"it has more than {longest:,} characters",),
             hint="give long texts as files: a template, the data",
         )  # fmt: skip
@@ -200,7 +200,7 @@ def _check_length(text: str, name: str, longest: int | None) -> None:
 
 def _is_data(name: str) -> str:
     """What is said beside the name of a file whose kind is that of data, given for a job file."""
-    return ", which looks like data and no job file" if name.endswith((".jsonl", ".csv", ".txt")) else ""
+    return ", which looks like data and no job file" if name.lower().endswith((".jsonl", ".csv")) else ""
 
 
 def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) -> Source:
@@ -227,7 +227,7 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
         ) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(
-            f"{name}: not YAML: {error}",
+            f"{name}{_is_data(name)}: not YAML: {error}",
             code="bad-yaml",
             exit_code=Exit.USAGE,
             hint="write one `key: value` per line",

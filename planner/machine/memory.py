@@ -24,6 +24,7 @@ class Card:
     name: str
     memory_bytes: int
 
+_NO_BUDGET_BYTES = 512  # no job fits into fewer
 
 def driver_card() -> Card:
     """The card that a process which uses CUDA would take, by its driver's tool. Raises OSError, SubprocessError or
@@ -97,11 +98,17 @@ def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
 def check_budgets(
     gpu_budget: int | None, cpu_budget: int | None, *, gpu_bytes: int | None, ram_bytes: int
 ) -> None:  # fmt: skip
-    """Raise UserError when a budget is more than the device or the host has (None: not known)."""
+    """Raise UserError when a budget is more than the device or the host has (None: not known), or so small a number
+    that its unit was forgotten."""
     for key, budget, there, of in (
         ("gpu_budget", gpu_budget, gpu_bytes, "the device"),
         ("cpu_budget", cpu_budget, ram_bytes, "the host"),
     ):
+        if budget is not None and budget < _NO_BUDGET_BYTES:
+            raise UserError(
+                f"{key} is {budget} bytes, as a number without a unit is.", code="bad-value", exit_code=Exit.USAGE,
+                hint=f"give it with its unit: {budget}GB",
+            )
         if budget is not None and there is not None and budget > there:
             raise UserError(
                 f"{key} is more than {of} has.", code="budget-too-large", exit_code=Exit.USAGE,

@@ -103,8 +103,11 @@ def test_a_hub_that_nobody_answers_for_is_known_at_once_but_not_asked_for_what_i
     with pytest.raises(UserError, match="cannot be reached for the dataset a/b") as told:
         hub.check_reached("the dataset a/b", "a/b", "dataset")
     assert told.value.code == hub.NOT_REACHED
-    (tmp_path / "datasets--a--b" / "snapshots").mkdir(parents=True)
+    for there in ("datasets--a--b/snapshots", "prepared/c___d"):
+        (tmp_path / there).mkdir(parents=True)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "prepared"))
     hub.check_reached("the dataset a/b", "a/b", "dataset")
+    hub.check_reached("the dataset c/d", "c/d", "dataset")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.check_reached("the model a/b", "a/b")
 

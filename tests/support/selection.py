@@ -1,14 +1,15 @@
 """Which tests take long: `make test-fast` leaves the slow ones out, `make test` of sweeps what only repeats.
 
 `slow` are the files of `tests/slow.txt`, and tests with that mark. `long` are tests that only `make test-all` runs:
-those with that mark, and of a test with the mark `sweep(n)` all instances but one in n, and where it has several
-parameters but those with a value that no other has.
+those with that mark, and what a `sweep(n)` leaves out. Of the instances of a sweep one in n stays, and more where else
+a value of one of several parameters would be missing. Sweeps are over seeds and crossed parameters; of instances that
+are features of their own none is left out.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from zlib import crc32
+from hashlib import sha256
 
 import pytest
 
@@ -43,7 +44,7 @@ def repeats(instances: list[pytest.Function]) -> list[pytest.Function]:
     """Those instances of a sweep beyond one in n; of one over several parameters none that has a value which no other
     has. By chance, but the same whenever they are asked for."""
     (every,) = instances[0].get_closest_marker("sweep").args  # type: ignore[union-attr]
-    left = sorted(instances, key=lambda item: crc32(item.nodeid.encode()))
+    left = sorted(instances, key=lambda item: sha256(item.nodeid.encode()).digest())
     # Names that are given together have the same place in all instances, and are one parameter.
     together = {_places([item.callspec.params[name] for item in left]): name for name in left[0].callspec.params}
     values = {

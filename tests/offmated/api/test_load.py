@@ -58,7 +58,6 @@ def locked(served: Served) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("sound_log", [False, True])
 def test_of_200_submissions_by_20_clients_none_is_lost_or_doubled(
     own: Served, monkeypatch: pytest.MonkeyPatch, sound_log: bool

@@ -134,7 +134,7 @@ def test_a_model_that_is_no_folder_and_no_download_is_said_to_be_asked_of_the_hu
     row, notes = submit(store, paths, hub, paths.state.parent)
     assert notes[-1] == (
         "model: there is no folder models/llama-8b beside the job file, and no download of it; it is taken as a name on"
-        " the Hugging Face hub, which is asked when the job is planned"
+        " the Hugging Face hub"
     )
     (tmp_path / "models--models--llama-8b" / "snapshots").mkdir(parents=True)
     store.stop(row.id, StopReason.CANCEL)
@@ -149,6 +149,19 @@ def test_a_budget_beyond_the_machine_is_refused_before_anything_is_kept(store: S
         submit(store, paths, JOB + f"cpu_budget: {ram_bytes() + 1}\n", paths.state.parent)
     assert (caught.value.code, caught.value.exit_code) == ("budget-too-large", Exit.USAGE)
     assert (store.jobs(), list(paths.runs.iterdir())) == ([], [])
+
+
+def test_a_budget_without_its_unit_is_refused_before_anything_is_kept(store: Store, paths: Paths) -> None:
+    with pytest.raises(UserError, match="gpu_budget is 8 bytes") as caught:
+        submit(store, paths, JOB + "gpu_budget: 8\n", paths.state.parent)
+    assert (caught.value.code, caught.value.exit_code) == ("bad-value", Exit.USAGE)
+    assert "8GB" in str(caught.value.hint)
+    assert (store.jobs(), list(paths.runs.iterdir())) == ([], [])
+    number, run = a_cancelled_job(store, paths)
+    before = run.resolved.read_bytes()
+    with pytest.raises(UserError, match="cpu_budget is 8 bytes"):
+        retry(store, number, cpu_budget=8)
+    assert run.resolved.read_bytes() == before
 
 
 def test_what_was_said_at_submission_is_kept(store: Store, paths: Paths) -> None:

@@ -154,7 +154,6 @@ def test_places_for_fewer_tensors_than_there_are_are_refused() -> None:
         verify(compile_program(plan, chain), chain, gpu_budget_bytes=2**50, offsets=plan.offsets[:-1])
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("clip", [False, True], ids=["free", "clipped"])
 def test_the_least_budget_has_a_plan_whose_tensors_have_places_within_it(clip: bool) -> None:
     chain = llama_chain("0.3B", layers=3)

@@ -109,7 +109,6 @@ def program_and_chain(request: pytest.FixtureRequest) -> tuple[Program, Chain]:
     return compiled(request.param)
 
 
-@pytest.mark.sweep(4)
 def test_a_thousand_random_orders_and_the_worst_ones_compute_the_same(
     program_and_chain: tuple[Program, Chain],
 ) -> None:
@@ -242,7 +241,6 @@ def same(found: list[torch.Tensor], case: Case) -> bool:
     return all(torch.equal(a, b) for a, b in zip(found, expected(case), strict=True))
 
 
-@pytest.mark.sweep(4)
 @pytest.mark.parametrize("number", range(len(MOODS)))
 def test_the_engine_computes_what_plain_pytorch_does_in_any_order(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[number % len(CASES)]

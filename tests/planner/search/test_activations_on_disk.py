@@ -64,7 +64,6 @@ def test_without_a_disk_and_where_the_host_has_memory_nothing_changes():
     assert may_be_stored(slow) and with_disk(slow) is slow  # no 3% are gained
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("slices", "clip"), [(1, False), (1, True), (2, False), (4, False)])
 def test_the_step_is_shorter_and_the_plan_keeps_its_budgets_and_says_what_it_writes(slices, clip):
     asked = problem(slices=slices, clip=clip)

@@ -43,7 +43,6 @@ def test_a_7b_on_12_gb_is_near_optimal_in_seconds() -> None:
     assert took_s < 20
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("clip", [False, True])
 def test_a_smaller_budget_is_met_with_a_slower_plan(clip: bool) -> None:
     chain = llama(6)
@@ -187,7 +186,6 @@ def test_tensors_too_small_to_be_worth_a_transfer_stay() -> None:
     assert {f"{kind}:{name}" for kind in "ws" for name in norms} <= set(plan.resident)
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("clip", [False, True])
 def test_small_tensors_move_where_there_is_no_room_for_them(clip: bool) -> None:
     chain, problem = llama(6), {"cpu_budget_bytes": 128 * GB, "slices": 1, "clip": clip}

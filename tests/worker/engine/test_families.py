@@ -23,7 +23,6 @@ def test_a_family_equals_plain_pytorch_bitwise(family):
     assert_bitwise(trained(functools.partial(family_model, family), batch_of, slices=1, steps=2))
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gemma4", "mixtral", "opt"])
 def test_a_family_evaluates_and_writes_as_the_plain_model_within_what_is_predicted(family):
     """Sliding windows, soft caps, positions that padding moves, routers: all go through the model's own code."""

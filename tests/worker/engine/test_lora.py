@@ -42,7 +42,6 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     ("name", "keys"),
     [

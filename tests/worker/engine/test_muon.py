@@ -58,7 +58,6 @@ def differences(found, wanted):
     return [(name, part) for name, part in parts if not torch.equal(found[name][part], wanted[name][part])]
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("shape", "name"), [*((shape, "llama") for shape in SHAPES), ("bf16", "gpt2")])
 def test_steps_equal_those_of_pytorchs_muon_beside_adamw(make, shape, name):
     engine, plain = make(shape, name)

@@ -82,7 +82,6 @@ def assert_equal(engine, plain, steps, count=SLICES):
     return found
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_updates_ahead_equal_plain_pytorch_whether_the_norm_clips_or_not(make, renewed, name, dtype):

@@ -37,7 +37,6 @@ CASES = (
 )
 
 
-@pytest.mark.sweep(5)
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: str(CASES[n]))
 def test_a_late_device_computes_what_plain_pytorch_does_there(number: int, device: Device) -> None:
     for seed in (number, number + 8 * 5):

@@ -115,7 +115,6 @@ class Calm:
         assert (self._device.driver.mallocs, self._device.driver.frees) == self._calls
 
 
-@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_step_runs_in_the_memory_of_its_places_and_takes_no_other(
     device: Device, case: Case, request: pytest.FixtureRequest
@@ -154,7 +153,6 @@ MIXED = {
 }
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", MIXED)
 def test_slices_of_all_lengths_run_in_the_memory_of_the_longest_ones(
     device: Device, name: str, monkeypatch: pytest.MonkeyPatch

@@ -56,7 +56,6 @@ def uncapped(plan: Plan) -> Plan:
     return replace(plan, gpu_budget_bytes=0)
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ["gemma2", "mixtral", "opt", "phi3", "gpt_neox"])
 def test_a_family_equals_plain_pytorch_bitwise(device: Device, name: str) -> None:
     device.queues.set_mood(Mood.drawn(len(name)))

@@ -167,7 +167,6 @@ def test_steps_with_frozen_weights_read_from_their_files_are_plain_pytorchs(devi
         assert same(trained_in(mood, engine, device), wanted), mood
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_quantized_base_that_travels_has_the_numbers_of_one_that_stays(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int

@@ -63,7 +63,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.output
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("what", ["a file", "a full folder", "a dangling link", "its parent gone"])
 def test_a_place_that_went_bad_costs_no_training_and_the_model_is_in_the_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, what: str

@@ -213,7 +213,6 @@ def test_texts_without_a_prompt_are_refused(tmp_path: Path) -> None:
     assert caught.value.code == "no-pairs"
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("which", ["t5", "bart"])
 def test_a_job_says_what_plain_generation_says(tmp_path: Path, which: str) -> None:
     prompts = ["the", "the 3 of"]

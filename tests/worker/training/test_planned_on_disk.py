@@ -138,7 +138,6 @@ def test_a_run_with_clipping_goes_on_after_a_sigkill_from_states_that_its_checkp
     assert list((tmp_path / "drive").iterdir()) == []
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("wholly", [False, True], ids=["states", "wholly"])
 def test_a_run_without_clipping_whose_checkpoints_are_copies_goes_on_after_a_stop(
     wholly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
