@@ -15,6 +15,7 @@ from tests.support.llama import GB, RTX_3060, llama
 from tests.support.random_chains import chains, machines
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("seed", [2, 3, 5, 7, 8, 9, 12, 13, 14, 22])
 def test_whole_tensors_cost_at_most_3_percent_on_these_irregular_chains(seed: int) -> None:
     case = random_case(seed)

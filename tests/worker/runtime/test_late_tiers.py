@@ -167,7 +167,7 @@ def test_steps_with_frozen_weights_read_from_their_files_are_plain_pytorchs(devi
         assert same(trained_in(mood, engine, device), wanted), mood
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_a_quantized_base_that_travels_has_the_numbers_of_one_that_stays(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
 ) -> None:

@@ -108,7 +108,10 @@ def test_a_disk_that_is_full_in_mid_training_costs_the_steps_since_the_last_chec
     assert [event["resumed_from"] for event in read_metrics(run.metrics) if event["event"] == "start"] == [None, 4]
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the run folder", "on another disk"])
+@pytest.mark.parametrize(
+    "elsewhere",
+    [pytest.param(False, id="in the run folder"), pytest.param(True, id="on another disk", marks=pytest.mark.long)],
+)
 def test_a_disk_that_is_full_at_the_end_costs_no_step(
     disk: Path, tmp_path: Path, elsewhere: bool, undisturbed: dict[str, torch.Tensor]
 ) -> None:
