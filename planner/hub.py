@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -47,15 +48,22 @@ def is_downloaded(name: str, kind: Kind = "model") -> bool:
 def check_reached(what: str, name: str, kind: Kind = "model") -> None:
     """Raise the UserError `hub-not-reached` where this machine has nothing of a repository, and the hub does not answer
     at all. Its own library would ask for half a minute before it says so."""
-    from huggingface_hub import constants, get_session
+    from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or is_downloaded(name, kind):
         return
     try:
-        get_session().head(constants.ENDPOINT, timeout=ANSWER_S)
+        _ask(constants.ENDPOINT)
     except Exception as error:  # whatever a client of HTTP raises: loading meets what is not of the network again
         if unreachable(error):
             raise not_reached(what, error) from error
+
+
+@cache  # an answer is enough for this process: who asks next meets it if the network goes meanwhile
+def _ask(endpoint: str) -> None:
+    from huggingface_hub import get_session
+
+    get_session().head(endpoint, timeout=ANSWER_S)
 
 
 def not_reached(what: str, error: BaseException) -> UserError:

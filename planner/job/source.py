@@ -192,13 +192,13 @@ def _near(path: Path) -> Path | None:
 def _check_length(text: str, name: str, longest: int | None) -> None:
     if longest is not None and len(text) > longest:
         raise UserError(
-            f"{name}{_is_data(name)} is too long for a job file.", code="file-too-long", exit_code=Exit.USAGE,
+            f"{name}{_if_data(name)} is too long for a job file.", code="file-too-long", exit_code=Exit.USAGE,
             numbers=(f"it has more than {longest:,} characters",),
             hint="give long texts as files: a template, the data",
         )  # fmt: skip
 
 
-def _is_data(name: str) -> str:
+def _if_data(name: str) -> str:
     """What is said beside the name of a file whose kind is that of data, given for a job file."""
     return ", which looks like data and no job file" if name.lower().endswith((".jsonl", ".csv")) else ""
 
@@ -221,20 +221,20 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
             code, hint = "duplicate-key", "keep one of the two lines"
         elif isinstance(error, _TooMuch):
             code, hint = "file-too-long", "a job says less than that; a list of many files can be a folder"
-        problem = f"{name}{_is_data(name)}: {_cut(error.problem or 'not YAML', 2 * SHOWN_LENGTH)}"
+        problem = f"{name}{_if_data(name)}: {_cut(error.problem or 'not YAML', 2 * SHOWN_LENGTH)}"
         raise UserError(
             problem + (f" (line {line})" if line else ""), code=code, exit_code=Exit.USAGE, hint=hint
         ) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(
-            f"{name}{_is_data(name)}: not YAML: {error}",
+            f"{name}{_if_data(name)}: not YAML: {error}",
             code="bad-yaml",
             exit_code=Exit.USAGE,
             hint="write one `key: value` per line",
         ) from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(
-            f"{name} is no mapping of keys to values{_is_data(name)}.", code="bad-yaml", exit_code=Exit.USAGE,
+            f"{name} is no mapping of keys to values{_if_data(name)}.", code="bad-yaml", exit_code=Exit.USAGE,
             hint="write one `key: value` per line, at least model and dataset; docs/jobs.md lists every key",
         )  # fmt: skip
     assert isinstance(node, yaml.MappingNode)

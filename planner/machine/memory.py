@@ -90,7 +90,14 @@ def device_bytes() -> int | None:
 
 
 def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
-    """`check_budgets` for this machine, as far as it is known without torch."""
+    """`check_budgets` for this machine, as far as it is known without torch. Refuses numbers, too, that are so small
+    that their unit was forgotten."""
+    for key, budget in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)):
+        if budget is not None and budget < _NO_BUDGET_BYTES:
+            raise UserError(
+                f"{key} is {budget} bytes, as a number without a unit is.", code="bad-value", exit_code=Exit.USAGE,
+                hint=f"give it with its unit: {budget}GB",
+            )
     there = None if gpu_budget is None else device_bytes()
     check_budgets(gpu_budget, cpu_budget, gpu_bytes=there, ram_bytes=ram_bytes())
 
@@ -98,17 +105,11 @@ def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
 def check_budgets(
     gpu_budget: int | None, cpu_budget: int | None, *, gpu_bytes: int | None, ram_bytes: int
 ) -> None:  # fmt: skip
-    """Raise UserError when a budget is more than the device or the host has (None: not known), or so small a number
-    that its unit was forgotten."""
+    """Raise UserError when a budget is more than the device or the host has (None: not known)."""
     for key, budget, there, of in (
         ("gpu_budget", gpu_budget, gpu_bytes, "the device"),
         ("cpu_budget", cpu_budget, ram_bytes, "the host"),
     ):
-        if budget is not None and budget < _NO_BUDGET_BYTES:
-            raise UserError(
-                f"{key} is {budget} bytes, as a number without a unit is.", code="bad-value", exit_code=Exit.USAGE,
-                hint=f"give it with its unit: {budget}GB",
-            )
         if budget is not None and there is not None and budget > there:
             raise UserError(
                 f"{key} is more than {of} has.", code="budget-too-large", exit_code=Exit.USAGE,

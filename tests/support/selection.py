@@ -22,14 +22,14 @@ def mark(items: list[pytest.Item]) -> None:
     """Mark what is slow and what is long, and let the slow ones begin: the last tests are then short."""
     slow = {ROOT / "tests" / name for name in LIST.read_text().split()}
     assert all(path.exists() for path in slow), f"{LIST} names what is not there"
-    sweeps: dict[str, list[pytest.Function]] = defaultdict(list)
+    sweeps: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
     for item in items:
         if not slow.isdisjoint((item.path, *item.path.parents)):
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("sweep") is not None and isinstance(item, pytest.Function):
-            sweeps[item.nodeid.partition("[")[0]].append(item)
-    for instances in sweeps.values():
-        for item in repeats(instances):
+        if (sweep := item.get_closest_marker("sweep")) is not None and isinstance(item, pytest.Function):
+            sweeps[item.nodeid.partition("[")[0], *sweep.args].append(item)
+    for (_, every), instances in sweeps.items():
+        for item in repeats(instances, every):
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
@@ -40,10 +40,9 @@ def _places(values: list[object]) -> tuple[int, ...]:
     return tuple(first[id(value)] for value in values)
 
 
-def repeats(instances: list[pytest.Function]) -> list[pytest.Function]:
-    """Those instances of a sweep beyond one in n; of one over several parameters none that has a value which no other
-    has. By chance, but the same whenever they are asked for."""
-    (every,) = instances[0].get_closest_marker("sweep").args  # type: ignore[union-attr]
+def repeats(instances: list[pytest.Function], every: int) -> list[pytest.Function]:
+    """Those instances of a sweep beyond one in `every`; of one over several parameters none that has a value which no
+    other has. By chance, but the same whenever they are asked for."""
     left = sorted(instances, key=lambda item: sha256(item.nodeid.encode()).digest())
     # Names that are given together have the same place in all instances, and are one parameter.
     together = {_places([item.callspec.params[name] for item in left]): name for name in left[0].callspec.params}

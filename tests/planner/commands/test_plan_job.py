@@ -283,5 +283,5 @@ def test_a_device_that_is_not_there_is_refused(job: Job, tmp_path: Path, capsys:
 
 def test_a_budget_below_the_least_possible_raises_for_callers_too(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
-        plan_job(tiny_job(tmp_path, gpu_budget=1024), CPU, cache=None, measure=False)
+        plan_job(tiny_job(tmp_path, gpu_budget=1), CPU, cache=None, measure=False)
     assert refused.value.exit_code == Exit.DOES_NOT_FIT
