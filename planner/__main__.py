@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from planner.commands import parser as questions
-from planner.commands.fast_imports import lasting_imports
 from planner.errors import Exit
+from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
 from planner.job.output_dir import Place
 from planner.job.pins import pinned, told

@@ -6,9 +6,12 @@ import os
 
 import pytest
 
-from tests.support import engines, selection
-from tests.support.cuda import session
-from tests.support.cuda.session import pytest_runtest_setup, pytest_runtest_teardown, the_device
+from planner.fast_imports import lasting_imports
+
+with lasting_imports():
+    from tests.support import engines, selection
+    from tests.support.cuda import session
+    from tests.support.cuda.session import pytest_runtest_setup, pytest_runtest_teardown, the_device
 
 __all__ = ["pytest_runtest_setup", "pytest_runtest_teardown"]
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import Exit, UserError
+from planner.fast_imports import lasting_imports
 from planner.job.broken_rows import BrokenRows
 from planner.job.data_check import FirstRows, first_rows, kind_in
 from planner.job.data_entry import DataEntry
@@ -49,8 +50,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _look(folder: RunFolder) -> Exit:
-    from planner.measure.hf_model import pairs_of
-    from planner.measure.tokenizer import load_tokenizer
+    with lasting_imports():
+        from planner.measure.hf_model import pairs_of
+        from planner.measure.tokenizer import load_tokenizer
 
     job = Job.from_resolved(folder.resolved)
     tokenizer, pairs = load_tokenizer(job), pairs_of(job)

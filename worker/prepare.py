@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit
+from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
@@ -29,9 +30,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _prepare(folder: RunFolder) -> Exit:
-    from planner.measure.hf_model import pairs_of
-    from planner.measure.tokenizer import load_tokenizer
-    from worker.data.batches import Batches
+    with lasting_imports():
+        from planner.measure.hf_model import pairs_of
+        from planner.measure.tokenizer import load_tokenizer
+        from worker.data.batches import Batches
 
     job = Job.from_resolved(folder.resolved)
     if not job.is_split and job.train_batch_size is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import Exit, UserError
+from planner.fast_imports import lasting_imports
 from planner.job.data_check import check_data
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
@@ -48,11 +49,12 @@ def _preview(options: argparse.Namespace) -> Exit:
     check_data(job)
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # which does not change what a step trains on
-    from transformers.utils import logging as transformers_logging
+    with lasting_imports():
+        from transformers.utils import logging as transformers_logging
 
-    from planner.measure.hf_model import pairs_of
-    from planner.measure.tokenizer import load_tokenizer
-    from worker.data.batches import Batches
+        from planner.measure.hf_model import pairs_of
+        from planner.measure.tokenizer import load_tokenizer
+        from worker.data.batches import Batches
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     batches = Batches(job, load_tokenizer(job), pairs=pairs_of(job))

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit, UserError, first_line
+from planner.fast_imports import lasting_imports
 from planner.job.adapter import takes_from_base
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
@@ -67,18 +68,19 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
             "The job's model is not where it was.", code="no-model", exit_code=Exit.USAGE,
             numbers=(f"there is no {config}",), hint="put the folder back where it was when the job was done",
         )  # fmt: skip
-    import torch
-    from transformers.utils import logging as transformers_logging
+    with lasting_imports():
+        import torch
+        from transformers.utils import logging as transformers_logging
 
-    from planner.measure.peft_lora import load_adapter
-    from planner.measure.tokenizer import load_tokenizer
-    from worker.engine.engine import Engine
-    from worker.runtime.arena import is_out_of_memory, take_over
-    from worker.training.learning_rate import optimizer_of
-    from worker.training.model import load_model, tell_special_tokens
-    from worker.training.run import read_plan
-    from worker.training.samples import Samples
-    from worker.training.stored import open_scratch, passing_store
+        from planner.measure.peft_lora import load_adapter
+        from planner.measure.tokenizer import load_tokenizer
+        from worker.engine.engine import Engine
+        from worker.runtime.arena import is_out_of_memory, take_over
+        from worker.training.learning_rate import optimizer_of
+        from worker.training.model import load_model, tell_special_tokens
+        from worker.training.run import read_plan
+        from worker.training.samples import Samples
+        from worker.training.stored import open_scratch, passing_store
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     plan, chain, _ = read_plan(run)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit
+from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -43,7 +44,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _train(folder: RunFolder, stop: StopRequest) -> Exit:
-    from worker.training.run import run_job
+    with lasting_imports():
+        from worker.training.run import run_job
 
     if not run_job(folder, stop):
         return Exit.STOPPED

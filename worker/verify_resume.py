@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit, UserError
+from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -71,9 +72,10 @@ class _Until(StopRequest):
 
 
 def _train(run: RunFolder, until: int) -> Exit:
-    import torch
+    with lasting_imports():
+        import torch
 
-    from worker.training.run import run_job
+        from worker.training.run import run_job
 
     if torch.cuda.is_available():  # two runs of kernels that are not would differ by themselves
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -81,7 +83,8 @@ def _train(run: RunFolder, until: int) -> Exit:
 
 
 def _verify(options: argparse.Namespace) -> Exit:
-    from planner.measure.target import device_of
+    with lasting_imports():
+        from planner.measure.target import device_of
 
     job, steps = Job.from_resolved(options.job), options.steps
     whole, halves = (RunFolder(options.folder / name) for name in ("in-one-go", "with-a-stop"))

@@ -21,9 +21,9 @@ from typing import Any, TextIO, cast
 from planner.cache.store import Cache, answer_key
 from planner.codec import Json, to_json
 from planner.commands.chain_files import load_chain, load_hardware
-from planner.commands.fast_imports import lasting_imports
 from planner.commands.question import config_text, title_of
 from planner.errors import Exit, UserError
+from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
 from planner.job.source import read_text
 from planner.job.values import IN_MEMORY

@@ -19,6 +19,7 @@ from typing import TextIO
 
 from planner.codec import to_json
 from planner.errors import Exit
+from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -47,14 +48,15 @@ def main(arguments: list[str]) -> int:
 
 def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
     job = Job.from_resolved(options.job)
-    import torch
-    from transformers.utils import logging as transformers_logging
+    with lasting_imports():
+        import torch
+        from transformers.utils import logging as transformers_logging
 
-    from planner.cache.store import Cache
-    from planner.measure.target import device_of
-    from worker.certify.certificate import certify
-    from worker.certify.its_plan import its_plan
-    from worker.runtime.arena import take_over
+        from planner.cache.store import Cache
+        from planner.measure.target import device_of
+        from worker.certify.certificate import certify
+        from worker.certify.its_plan import its_plan
+        from worker.runtime.arena import take_over
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = device_of(options.device)
