@@ -32,16 +32,18 @@ pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
 CASES = [
     Case("llama", "mixed", slices=2, clip=0.5),
-    Case("llama", "mixed", torch.bfloat16, slices=2),
     Case("llama", "mixed", slices=2, rounds=2),
     Case("llama", "ahead", torch.bfloat16, slices=2, clip=0.5),
     Case("llama", "streaming", slices=2),
     Case("gpt2", "mixed", slices=3),
+    Case("llama", "mixed", torch.bfloat16, clip=0.5, rounded=True),
+    Case("llama", "mixed", torch.bfloat16, clip=0.5, muon=True),
+]
+MORE = [
+    Case("llama", "mixed", torch.bfloat16, slices=2),
     Case("llama", "offload-all", slices=2),
     Case("llama", "recompute", slices=2),
-    Case("llama", "mixed", torch.bfloat16, clip=0.5, rounded=True),
     Case("gpt2", "keep", slices=2, rounded=True),
-    Case("llama", "mixed", torch.bfloat16, clip=0.5, muon=True),
     Case("gpt2", "keep", slices=2, muon=True),
 ]
 
@@ -115,7 +117,7 @@ class Calm:
         assert (self._device.driver.mallocs, self._device.driver.frees) == self._calls
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.long) for case in MORE)], ids=str)
 def test_a_step_runs_in_the_memory_of_its_places_and_takes_no_other(
     device: Device, case: Case, request: pytest.FixtureRequest
 ) -> None:
@@ -225,7 +227,7 @@ def _fail(*_: object) -> None:
     raise ValueError("made to fail")
 
 
-@pytest.mark.parametrize(("slices", "clip"), [(1, None), (2, 0.5)])
+@pytest.mark.parametrize(("slices", "clip"), [pytest.param(1, None, marks=pytest.mark.long), (2, 0.5)])
 def test_a_plan_at_the_least_possible_budget_runs_under_its_cap(
     device: Device, slices: int, clip: float | None, request: pytest.FixtureRequest
 ) -> None:
@@ -270,7 +272,7 @@ def test_each_thread_that_computes_has_its_workspace_of_matrix_products_in_the_p
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["mixed", "keep"])
+@pytest.mark.parametrize("kind", ["mixed", pytest.param("keep", marks=pytest.mark.long)])
 def test_layers_of_own_code_keep_to_their_places_at_all_lengths(
     device: Device, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -56,6 +56,7 @@ def uncapped(plan: Plan) -> Plan:
     return replace(plan, gpu_budget_bytes=0)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["gemma2", "mixtral", "opt", "phi3", "gpt_neox"])
 def test_a_family_equals_plain_pytorch_bitwise(device: Device, name: str) -> None:
     device.queues.set_mood(Mood.drawn(len(name)))
@@ -73,6 +74,7 @@ def test_an_encoder_decoder_equals_plain_pytorch_within_rounding(device: Device)
         torch.testing.assert_close(got[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("name", "seed"), [("llama", 0), ("gpt2", 1), ("llama", 2)])
 def test_evaluations_and_texts_between_steps_are_plain_pytorchs(device: Device, name: str, seed: int) -> None:
     case = Case(name, "mixed")
@@ -126,7 +128,7 @@ def test_training_goes_on_after_errors_on_the_device_with_a_load_or_without(devi
         engine.close()
 
 
-@pytest.mark.parametrize(("slices", "clip"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("slices", "clip"), [pytest.param(1, False, marks=pytest.mark.long), (2, True)])
 def test_a_plan_of_the_planners_at_the_least_possible_budget_is_plain_pytorchs(
     device: Device, slices: int, clip: bool
 ) -> None:
@@ -201,7 +203,9 @@ def test_a_job_that_was_stopped_and_goes_on_trains_the_same_model(
     assert all(torch.equal(p, wanted[name]) for name, p in found.items())
 
 
-@pytest.mark.parametrize("keys", [{}, {"bf16": True, "max_grad_norm": None}], ids=str)
+@pytest.mark.parametrize(
+    "keys", [{}, pytest.param({"bf16": True, "max_grad_norm": None}, marks=pytest.mark.long)], ids=str
+)
 def test_a_certificate_finds_no_difference(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object]
 ) -> None:
@@ -223,7 +227,7 @@ def loop_model() -> nn.Module:
     return make_model("llama", width=128, layers=3)
 
 
-@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("slices", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_loop_of_ones_own_gives_the_numbers_of_the_same_loop_in_plain_pytorch(
     device: Device, slices: int, tmp_path: Path
 ) -> None:

@@ -81,7 +81,11 @@ def same(found: list[Tensor], wanted: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize(
     ("dtype", "clip", "trails"),
-    [(torch.bfloat16, 0.5, False), (torch.bfloat16, 0.5, True), (torch.float32, None, False)],
+    [
+        (torch.bfloat16, 0.5, False),
+        (torch.bfloat16, 0.5, True),
+        pytest.param(torch.float32, None, False, marks=pytest.mark.long),
+    ],
     ids=["bf16-clipped", "bf16-trailing", "fp32"],
 )
 def test_steps_with_states_on_disk_are_plain_pytorchs(
