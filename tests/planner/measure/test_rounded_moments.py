@@ -13,7 +13,7 @@ from planner.eight_bits import moment_bytes
 from planner.job.room import checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.presets import preset
-from planner.measure.analysis import analyse, estimate_times
+from planner.measure.analysis import estimate_times
 from planner.measure.machine_rates import measure_hardware
 from planner.measure.tensors import describe
 from planner.schedule.chain import Chain, Tensor
@@ -21,10 +21,16 @@ from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import cpu_peak_bytes
 from planner.schedule.simulate import durations_s
 from planner.whatif.ways_to_fit import problem_of, ways_to_fit
+from tests.support.analyses import analyse_once, analysed_once
 from tests.support.tiny_models import config_of
 
 CPU = torch.device("cpu")
 MACHINE = replace(preset("rtx3060", bf16=True), min_transfer_bytes=0)
+
+
+@pytest.fixture(autouse=True)
+def one_analysis(monkeypatch):
+    analyse_once(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,7 @@ def job(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chain(job):
-    analysis = analyse(job, CPU)
+    analysis = analysed_once(job, CPU)
     return analysis.chain(estimate_times(analysis, MACHINE))
 
 
