@@ -51,7 +51,7 @@ def solved(
     budget = low + int(share * max(0, high - low))
     plan = Problem(
         chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=budget, cpu_budget_bytes=HOST_BYTES, **problem,
-    ).plan(time_limit_s=5)  # fmt: skip
+    ).plan(time_limit_s=1)  # fmt: skip
     return plan, chain
 
 
