@@ -51,7 +51,7 @@ def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing(clip: 
     for machine in (HARDWARE, SHARED):
         plan = Problem(
             chain=chain(), hardware=machine, gpu_budget_bytes=9000, cpu_budget_bytes=10**6, slices=2, clip=clip,
-        ).plan()  # fmt: skip
+        ).plan(time_limit_s=2)  # fmt: skip
         setting = Setting(
             chain=chain(), hardware=machine, budgets=Budgets(gpu_bytes=9000, cpu_bytes=10**6), slices=2, clip=clip,
         )  # fmt: skip
