@@ -256,7 +256,9 @@ def test_adapters_in_place_of_some_weights_are_asked_about_without_the_key_that_
     assert f"LoRA (method: lora, without trainable); to ask about it: offmate plan … {asking}" in told
 
 
-def test_what_there_was_no_time_for_comes_with_the_command_that_asks_about_it(small: Path) -> None:
+def test_what_there_was_no_time_for_comes_by_how_much_it_helps_with_the_command_that_asks_about_it(
+    small: Path,
+) -> None:
     job, hardware = job_of(small, length=1024, bf16=False), preset("rtx3060", bf16=False)
     job = job.model_copy(update={"gpu_budget": 2**20, "per_device_train_batch_size": 2})
     cpu = torch.device("cpu")
@@ -264,6 +266,10 @@ def test_what_there_was_no_time_for_comes_with_the_command_that_asks_about_it(sm
         way.text: str(way) for way in ways_to_fit(job, problem_of(job, hardware, cpu), cpu, 0.0, runs=False)
         if way.least_bytes is None
     }  # fmt: skip
+    assert [text.partition(" (")[0] for text in untried] == [
+        "LoRA", "the same step in smaller slices", "bf16 with fp32 masters", "head and loss in chunks, not bitwise",
+        "shorter rows",
+    ]  # fmt: skip
     told = untried["LoRA (method: lora)"]
     assert told == "LoRA (method: lora); to ask about it: offmate plan … --set method=lora"
     assert all(re.search(r"; to ask about it: offmate plan … --set \w+=", text) for text in untried.values())
@@ -273,17 +279,6 @@ def test_what_there_was_no_time_for_comes_with_the_command_that_asks_about_it(sm
     assert {"method": "lora", "bf16": True, "per_device_train_batch_size": 1}.items() <= asked_keys.items()
     keys = {"model": str(small), "method": asked_keys["method"]}
     assert Job.question(json.dumps(keys), small.parent).lora_r == DEFAULTS["lora_r"]
-
-
-def test_what_helps_most_is_tried_before_what_helps_by_a_little(small: Path) -> None:
-    job, hardware = job_of(small, length=1024, bf16=False), preset("rtx3060", bf16=False)
-    job = job.model_copy(update={"gpu_budget": 2**20, "per_device_train_batch_size": 2})
-    cpu = torch.device("cpu")
-    texts = [way.text for way in ways_to_fit(job, problem_of(job, hardware, cpu), cpu, 0.0, runs=False)]
-    assert [text.partition(" (")[0] for text in texts] == [
-        "LoRA", "the same step in smaller slices", "bf16 with fp32 masters", "head and loss in chunks, not bitwise",
-        "shorter rows",
-    ]  # fmt: skip
 
 
 def test_what_would_fit_is_looked_for_when_the_answer_is_late_and_nothing_untried_sounds_final(
