@@ -28,6 +28,7 @@ from planner.reports.make_receipt import LAUNCHING
 from planner.reports.receipt import Prospect, Receipt
 from planner.search.make_plan import GAP
 from planner.whatif.ways_to_fit import problem_of, ways_to_fit
+from tests.support.analyses import analyse_once
 
 GIB = 2**30
 # meta-llama/Llama-3.1-8B
@@ -38,7 +39,7 @@ LLAMA_8B = LlamaConfig(
     rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
                      "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
 )  # fmt: skip
-QUARTER = LlamaConfig(**{**LLAMA_8B.to_dict(), "num_hidden_layers": 8})  # 2.8 billion parameters
+QUARTER = LlamaConfig(**{**LLAMA_8B.to_dict(), "num_hidden_layers": 4})  # 1.9 billion parameters
 SMALL = LlamaConfig(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, tie_word_embeddings=True,
@@ -46,8 +47,9 @@ SMALL = LlamaConfig(
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
+    analyse_once(monkeypatch)
 
 
 @pytest.fixture
@@ -91,13 +93,13 @@ def asked(job: Job, name: str, ram: int, *, patience_s: float = PATIENCE_S) -> R
 def test_a_quarter_of_llama_8b_does_not_fit_a_3060_with_16_gib_and_why(quarter: Path) -> None:
     found = asked(job_of(quarter), "rtx3060", 16)
     assert found.status == "infeasible"
-    assert found.parameters == found.trained_parameters == 2_795_573_248
+    assert found.parameters == found.trained_parameters == 1_923_125_248
     # Masters and moments are 12 bytes a parameter, working copies and gradients 2 each: 16 on the host, all but what
     # stays on the card.
     assert found.least_cpu_budget_bytes is not None
     assert 12 * found.parameters < found.least_cpu_budget_bytes <= 16 * found.parameters
     assert found.cpu_budget_bytes < found.least_cpu_budget_bytes
-    assert "48 GiB of RAM" in found.fits_with
+    assert "32 GiB of RAM" in found.fits_with
     assert any(text.startswith("LoRA (method: lora): at least ") for text in found.fits_with)
     assert not any("max_length" in text for text in found.fits_with), "shorter rows are no help to a full host"
     assert {share.name: share.bytes for share in found.disk}["a checkpoint being written"] == 12 * found.parameters
@@ -108,8 +110,8 @@ def test_with_a_drive_as_much_ram_is_named_as_is_needed_beside_it(quarter: Path)
     hardware = with_drives(preset("rtx3060", bf16=True, cpu_memory_bytes=2 * GIB), "pcie4")
     found = ask(job_of(quarter), hardware, started_s=time.monotonic())
     assert found.status == "infeasible" and found.least_cpu_budget_bytes is not None
-    # Rings, and the working copies of embedding and head, which are 38% of the model; 14 without a drive.
-    assert found.cpu_budget_bytes < found.least_cpu_budget_bytes <= 1.5 * found.parameters
+    # Rings, and the working copies of embedding and head, which are 55% of the model; 14 without a drive.
+    assert found.cpu_budget_bytes < found.least_cpu_budget_bytes <= 2 * found.parameters
     assert "8 GiB of RAM" in found.fits_with
 
 
@@ -254,7 +256,9 @@ def test_adapters_in_place_of_some_weights_are_asked_about_without_the_key_that_
     assert f"LoRA (method: lora, without trainable); to ask about it: offmate plan … {asking}" in told
 
 
-def test_what_there_was_no_time_for_comes_with_the_command_that_asks_about_it(small: Path) -> None:
+def test_what_there_was_no_time_for_comes_by_how_much_it_helps_with_the_command_that_asks_about_it(
+    small: Path,
+) -> None:
     job, hardware = job_of(small, length=1024, bf16=False), preset("rtx3060", bf16=False)
     job = job.model_copy(update={"gpu_budget": 2**20, "per_device_train_batch_size": 2})
     cpu = torch.device("cpu")
@@ -262,6 +266,10 @@ def test_what_there_was_no_time_for_comes_with_the_command_that_asks_about_it(sm
         way.text: str(way) for way in ways_to_fit(job, problem_of(job, hardware, cpu), cpu, 0.0, runs=False)
         if way.least_bytes is None
     }  # fmt: skip
+    assert [text.partition(" (")[0] for text in untried] == [
+        "LoRA", "the same step in smaller slices", "bf16 with fp32 masters", "head and loss in chunks, not bitwise",
+        "shorter rows",
+    ]  # fmt: skip
     told = untried["LoRA (method: lora)"]
     assert told == "LoRA (method: lora); to ask about it: offmate plan … --set method=lora"
     assert all(re.search(r"; to ask about it: offmate plan … --set \w+=", text) for text in untried.values())
@@ -271,17 +279,6 @@ def test_what_there_was_no_time_for_comes_with_the_command_that_asks_about_it(sm
     assert {"method": "lora", "bf16": True, "per_device_train_batch_size": 1}.items() <= asked_keys.items()
     keys = {"model": str(small), "method": asked_keys["method"]}
     assert Job.question(json.dumps(keys), small.parent).lora_r == DEFAULTS["lora_r"]
-
-
-def test_what_helps_most_is_tried_before_what_helps_by_a_little(small: Path) -> None:
-    job, hardware = job_of(small, length=1024, bf16=False), preset("rtx3060", bf16=False)
-    job = job.model_copy(update={"gpu_budget": 2**20, "per_device_train_batch_size": 2})
-    cpu = torch.device("cpu")
-    texts = [way.text for way in ways_to_fit(job, problem_of(job, hardware, cpu), cpu, 0.0, runs=False)]
-    assert [text.partition(" (")[0] for text in texts] == [
-        "LoRA", "the same step in smaller slices", "bf16 with fp32 masters", "head and loss in chunks, not bitwise",
-        "shorter rows",
-    ]  # fmt: skip
 
 
 def test_what_would_fit_is_looked_for_when_the_answer_is_late_and_nothing_untried_sounds_final(
@@ -309,7 +306,7 @@ def test_rows_longer_than_the_models_positions_get_a_word(small: Path) -> None:
 @pytest.mark.usefixtures("time_enough")
 def test_the_same_step_in_smaller_slices_is_offered_and_fits(small: Path) -> None:
     rtx3060 = preset("rtx3060", bf16=True)
-    keys = {"model": str(small), "max_length": 256, "per_device_train_batch_size": 8, "bf16": True}
+    keys = {"model": str(small), "max_length": 128, "per_device_train_batch_size": 8, "bf16": True}
     wide = Job.question(json.dumps(keys), small.parent)
     one = Job.question(json.dumps(keys | {"per_device_train_batch_size": 1}), small.parent)
     budget = 2 * ask(one, rtx3060, started_s=0.0).gpu_peak_bytes
@@ -324,7 +321,7 @@ def test_the_same_step_in_smaller_slices_is_offered_and_fits(small: Path) -> Non
 
 def test_lora_and_loss_in_chunks_are_asked_about_without_weights(small: Path) -> None:
     rtx3060 = preset("rtx3060", bf16=True)
-    keys = {"model": str(small), "max_length": 512, "per_device_train_batch_size": 4, "bf16": True}
+    keys = {"model": str(small), "max_length": 128, "per_device_train_batch_size": 8, "bf16": True}
     exact, chunks, lora = (
         ask(Job.question(json.dumps(keys | more), small.parent), rtx3060, started_s=0.0)
         for more in ({}, {"exact": False}, {"method": "lora", "lora_r": 4, "lora_target_modules": "q_proj,v_proj"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -22,11 +23,13 @@ from planner.commands.plan_job import plan_job
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
+from planner.measure.machine_rates import measure_hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.search.problem import Problem
+from tests.support.analyses import analyse_once
 from tests.support.disks import small_disk
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
@@ -34,8 +37,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
+    analyse_once(monkeypatch)
+    monkeypatch.setattr("planner.commands.plan_job.measure_hardware", measured_machine)
 
 
 @pytest.fixture
@@ -67,6 +72,9 @@ def run_folder(folder: Path, job: Job) -> Path:
 
 def no_solving(*_arguments: object, **_keywords: object) -> Plan:
     raise AssertionError("a plan was solved that should have been found")
+
+
+measured_machine = functools.cache(measure_hardware)
 
 
 def no_measuring(*_arguments: object, **_keywords: object) -> Any:
@@ -221,8 +229,9 @@ def test_what_the_planner_notes_of_a_job_goes_to_its_log_and_what_libraries_note
 
 
 def test_a_job_that_does_not_fit_leaves_its_error_and_a_budget_that_works(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("planner.commands.plan_job._WAYS_S", 0.0)  # what would fit is for the batch size's tests
     job = tiny_job(tmp_path, gpu_budget="50kB")
     run = run_folder(tmp_path, job)
     assert main(["plan", str(run), "--device", "cpu"]) == Exit.DOES_NOT_FIT
@@ -281,7 +290,10 @@ def test_a_device_that_is_not_there_is_refused(job: Job, tmp_path: Path, capsys:
     assert "[no-cuda]" in capsys.readouterr().err
 
 
-def test_a_budget_below_the_least_possible_raises_for_callers_too(tmp_path: Path) -> None:
+def test_a_budget_below_the_least_possible_raises_for_callers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.commands.plan_job._WAYS_S", 0.0)
     with pytest.raises(UserError) as refused:
         plan_job(tiny_job(tmp_path, gpu_budget=1), CPU, cache=None, measure=False)
     assert refused.value.exit_code == Exit.DOES_NOT_FIT

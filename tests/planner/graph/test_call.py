@@ -40,12 +40,15 @@ def run_cut(model, batch, recipe):
     """Loss and gradients of one slice, every layer under `recipe`, the graph cut around every block."""
     names = find_blocks(model, batch)
     calls, sums, anchor, given = [], {}, torch.zeros((), requires_grad=True), Pieces()
+    pairs = {}  # layers of a kind have the same code
 
     def enter(index, module, forward, *args, **kwargs):
         tensors = flatten_call(args, kwargs)[1]
         module.forward = forward
-        pair = Pair(trace_block(module, args, kwargs), RECIPES[recipe if 0 < index < len(names.all) - 1 else "keep"])
-        calls.append(Call(pair, module, tensors, given, sums))
+        kind, is_layer = names.kinds[index], 0 < index < len(names.all) - 1
+        if kind not in pairs:
+            pairs[kind] = Pair(trace_block(module, args, kwargs), RECIPES[recipe if is_layer else "keep"])
+        calls.append(Call(pairs[kind], module, tensors, given, sums))
         return calls[-1].enter(tensors, [], anchor)
 
     for index, name in enumerate(names.all):

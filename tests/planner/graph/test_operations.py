@@ -86,7 +86,7 @@ def test_an_operation_has_the_bits_of_plain_pytorch_and_the_bytes_that_are_said(
     assert turned or ("eager" in codes) == (name in OWN_CODE)  # what is turned in place is not traced
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", ALL)
 def test_an_operation_above_a_group_norm_has_the_bits_of_plain_pytorch_and_the_bytes_that_are_said(name):
     check(name, in_order=True)

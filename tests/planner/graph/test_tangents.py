@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -68,13 +70,20 @@ CASES = [
 ]
 
 
+@functools.cache
+def chain_and_code(name, change):
+    """The chain of the changed model, and room for the code that its engines share."""
+    return chain_of(change(make_model(name))), {}
+
+
 @pytest.mark.parametrize(("name", "change", "option", "slices"), CASES)
 def test_a_frame_that_turns_gradients_trains_with_plain_bits_and_the_predicted_bytes(name, change, option, slices):
     model, plain_model = (change(make_model(name)) for _ in range(2))
-    chain = chain_of(model)
+    chain, code = chain_and_code(name, change)
     plan = resident_plan(chain, option=option, slices=slices)
     settings = {"optimizer": adamw(model), "max_grad_norm": None}
     engine = Engine(model, plan=plan, chain=chain, device=CPU, metered=True, **settings)
+    engine._rounds.codes = code
     plain = PlainEngine(plain_model, **settings)
     predicted = gpu_peak_bytes(compile_program(plan, chain), chain)
     for step in range(2):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -41,11 +42,28 @@ def chain_of(model, batch):
     return analysis.chain(estimate_times(analysis, HARDWARE))
 
 
-def metered_peak(model, plan, chain, batches, clip):
+@functools.cache
+def analysis_of(name):
+    """Of the model as it is made, for slices as `batch_of` makes them."""
+    return analyse_model(make_model(name), batch_of(), device=CPU)
+
+
+def plain_chain(name):
+    return analysis_of(name).chain(estimate_times(analysis_of(name), HARDWARE))
+
+
+@functools.cache
+def wide_chain_and_code(name, dtype):
+    """The chain of a model with 256 words, and room for the code that its engines share."""
+    return chain_of(make_model(name, dtype, vocabulary=256), batch_of(0, vocabulary=256)), {}
+
+
+def metered_peak(model, plan, chain, code, batches, clip):
     engine = Engine(
         model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=1.0 if clip else None, device=CPU,
         metered=True,
     )  # fmt: skip
+    engine._rounds.codes = code
     try:
         items = sum(int((b["labels"][:, 1:] != -100).sum()) for b in batches)
         seeds = list(range(len(batches)))
@@ -60,10 +78,11 @@ def predicted_and_metered(name, plan_of, slices, *, dtype=torch.float32, clip=Fa
     model = make_model(name, dtype, vocabulary=256)
     batches = [batch_of(seed, vocabulary=256) for seed in range(slices)]
     distinct = tuple(len(torch.cat([b["input_ids"] for b in batches[: k + 1]]).unique()) for k in range(slices))
-    chain = replace(chain_of(model, batches[0]), distinct_tokens=distinct)
+    chain, code = wide_chain_and_code(name, dtype)
+    chain = replace(chain, distinct_tokens=distinct)
     plan = plan_of(chain, slices=slices, clip=clip)
     predicted = gpu_peak_bytes(compile_program(plan, chain), chain)
-    return predicted, metered_peak(model, plan, chain, batches, clip)
+    return predicted, metered_peak(model, plan, chain, code, batches, clip)
 
 
 @pytest.mark.sweep(4)
@@ -83,9 +102,8 @@ def test_the_peak_of_a_tied_model_is_what_was_predicted(name, slices):
 
 
 def test_the_head_and_its_loss_are_one_stage_with_its_own_peak():
-    model, batch = make_model("llama"), batch_of()
-    head = chain_of(model, batch).blocks[-1]
-    logits = batch["input_ids"].numel() * 128 * 4
+    head = plain_chain("llama").blocks[-1]
+    logits = batch_of()["input_ids"].numel() * 128 * 4
     (option,) = head.options
     assert head.name == "lm_head"
     assert 3 * logits < option.forward_peak_bytes < 5 * logits
@@ -119,7 +137,7 @@ def test_what_an_option_keeps_of_the_frame_is_charged():
 
 def test_tensors_have_their_first_names_and_sizes():
     chain = chain_of(make_model("gpt2", torch.bfloat16), batch_of())
-    assert chain.packs == cpu_kernel().packs and not chain_of(make_model("gpt2"), batch_of()).packs
+    assert chain.packs == cpu_kernel().packs and not plain_chain("gpt2").packs
     embedding, head = chain.blocks[0].tensors[0], chain.blocks[-1].tensors[0]
     assert embedding == head
     assert embedding.name == "transformer.wte.weight"
@@ -129,8 +147,8 @@ def test_tensors_have_their_first_names_and_sizes():
     assert [t.name for t in chain.frame_tensors] == [
         "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias",
     ]  # fmt: skip
-    assert chain_of(make_model("llama"), batch_of()).blocks[0].tensors[0].state_bytes == 8 * 4096
-    assert chain_of(make_model("llama"), batch_of()).blocks[0].tensors[0].row_bytes == 0
+    untied = plain_chain("llama").blocks[0].tensors[0]
+    assert (untied.state_bytes, untied.row_bytes) == (8 * 4096, 0)
 
 
 def test_a_frozen_tensor_has_no_gradient_and_no_states():
@@ -142,7 +160,7 @@ def test_a_frozen_tensor_has_no_gradient_and_no_states():
 
 
 def test_embedding_and_head_have_one_option_and_layers_five_and_those_of_their_front():
-    chain = chain_of(make_model("llama"), batch_of())
+    chain = plain_chain("llama")
     first, *layers, head = ([option.name for option in block.options] for block in chain.blocks)
     assert first == head == ["keep"]
     for names in layers:
@@ -168,7 +186,7 @@ def test_a_job_is_analysed_without_its_weights(name, tmp_path):
         model=str(tmp_path), tokenizer=str(tmp_path), dataset=("none",), max_length=16, per_device_train_batch_size=2
     )
     analysis = analyse(job, CPU)
-    assert analysis.chain(estimate_times(analysis, HARDWARE)) == chain_of(make_model(name), batch_of())
+    assert analysis.chain(estimate_times(analysis, HARDWARE)) == plain_chain(name)
 
 
 def test_a_large_model_is_analysed_in_little_memory(tmp_path):
@@ -184,7 +202,7 @@ def test_a_large_model_is_analysed_in_little_memory(tmp_path):
 
 
 def test_times_are_measured_or_estimated_and_go_through_json():
-    analysis = analyse_model(make_model("llama"), batch_of(), device=CPU)
+    analysis = analysis_of("llama")
     estimate, measured = estimate_times(analysis, HARDWARE), measure_times(analysis, CPU, HARDWARE, slices=1)
     for times in (estimate, measured):
         assert {(t.kind, t.option) for t in times.options} == {(k, o) for k, p in analysis.pairs.items() for o in p}
@@ -199,8 +217,7 @@ def test_times_are_measured_or_estimated_and_go_through_json():
 
 
 def test_an_estimate_counts_the_arithmetic_of_every_matmul():
-    batch = batch_of(rows=2, length=16)
-    analysis = analyse_model(make_model("llama"), batch, device=CPU)
+    analysis = analysis_of("llama")
     slow = Hardware(**{f: getattr(HARDWARE, f) for f in HARDWARE.__slots__} | {"flops_per_s": 1.0})
     kind = analysis.names.kinds[1]
     weights = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 64
@@ -234,7 +251,7 @@ def a_mean_per_slice(logits, labels, vocab_size, **_ignored):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_seen_whether_the_loss_counts_the_whole_steps_tokens(name):
-    assert analyse_model(make_model(name), batch_of(), device=CPU).sums_slices
+    assert analysis_of(name).sums_slices
     model = make_model(name)
     model.loss_function = a_mean_per_slice
     assert not analyse_model(model, batch_of(), device=CPU).sums_slices
@@ -255,7 +272,7 @@ def test_a_model_with_a_mean_per_slice_is_refused_for_several_slices(monkeypatch
 
 
 def test_a_kind_whose_inputs_alone_do_not_fit_the_device_has_estimated_times(monkeypatch):
-    analysis = analyse_model(make_model("llama"), batch_of(), device=CPU)
+    analysis = analysis_of("llama")
     estimate = estimate_times(analysis, HARDWARE)
     large, own = analysis.names.kinds[1], times_module.random_data
     values = {id(value) for value in analysis.pairs[large]["keep"].tangent_values}
@@ -290,8 +307,7 @@ def test_a_head_that_does_not_fit_the_device_has_estimated_times():
 @pytest.mark.parametrize("chunk_rows", [0, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rehearsal_runs_the_frame_and_the_head_and_no_other_block(name, chunk_rows):
-    model = make_model(name)
-    analysis = analyse_model(model, batch_of(), device=CPU, chunk_rows=chunk_rows)
+    model, analysis = make_model(name), analysis_of(name)
     first = {kind: next(iter(by_option.values())) for kind, by_option in analysis.pairs.items()}
     ran, gradients = Counter(), {}
     for where, part in model.named_modules():

@@ -13,7 +13,7 @@ from planner.codec import from_json, to_json
 from planner.job.schema import Job
 from planner.machine.presets import preset
 from planner.measure import matrices
-from planner.measure.analysis import analyse, estimate_times
+from planner.measure.analysis import estimate_times
 from planner.measure.matrices import estimate_updates, measure_updates
 from planner.measure.times import Times
 from planner.muon import flops
@@ -23,10 +23,16 @@ from planner.schedule.memory import cpu_parts, products_bytes
 from planner.schedule.peak_moments import scratch_bytes
 from planner.schedule.simulate import durations_s
 from planner.whatif.ways_to_fit import problem_of
+from tests.support.analyses import analyse_once, analysed_once
 from tests.support.tiny_models import config_of
 
 CPU = torch.device("cpu")
 MACHINE = replace(preset("rtx3060", bf16=True), min_transfer_bytes=0)
+
+
+@pytest.fixture(autouse=True)
+def one_analysis(monkeypatch):
+    analyse_once(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,7 @@ def job(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def times_and_chain(job):
-    analysis = analyse(job, CPU)
+    analysis = analysed_once(job, CPU)
     times = estimate_times(analysis, MACHINE)
     return times, analysis.chain(times)
 

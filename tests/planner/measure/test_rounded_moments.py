@@ -13,7 +13,7 @@ from planner.eight_bits import moment_bytes
 from planner.job.room import checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.presets import preset
-from planner.measure.analysis import analyse, estimate_times
+from planner.measure.analysis import estimate_times
 from planner.measure.machine_rates import measure_hardware
 from planner.measure.tensors import describe
 from planner.schedule.chain import Chain, Tensor
@@ -21,10 +21,16 @@ from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import cpu_peak_bytes
 from planner.schedule.simulate import durations_s
 from planner.whatif.ways_to_fit import problem_of, ways_to_fit
+from tests.support.analyses import analyse_once, analysed_once
 from tests.support.tiny_models import config_of
 
 CPU = torch.device("cpu")
 MACHINE = replace(preset("rtx3060", bf16=True), min_transfer_bytes=0)
+
+
+@pytest.fixture(autouse=True)
+def one_analysis(monkeypatch):
+    analyse_once(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,7 @@ def job(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chain(job):
-    analysis = analyse(job, CPU)
+    analysis = analysed_once(job, CPU)
     return analysis.chain(estimate_times(analysis, MACHINE))
 
 
@@ -107,7 +113,8 @@ def test_a_host_that_is_too_small_for_fp32_states_has_room_for_these_and_is_told
         assert ("AdamW's moments in 8 bits, rounded (optim: adamw_8bit)" in ways) == told
 
 
-def test_rates_are_measured_where_they_matter():
+def test_rates_are_measured_where_they_matter(monkeypatch):
+    monkeypatch.setattr("planner.measure.machine_rates._flops_per_s", lambda *_: 1e9)  # a CPU takes long for bf16
     found = measure_hardware(CPU, torch.bfloat16, rounded=True)
     assert 0 < found.cpu_rounded_update_parameters_per_s <= found.cpu_update_parameters_per_s
     assert found.gpu_rounded_update_parameters_per_s == found.cpu_rounded_update_parameters_per_s

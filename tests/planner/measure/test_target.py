@@ -17,6 +17,7 @@ from planner.machine.memory import Card, check_budgets, device_bytes, parse_card
 from planner.machine.presets import preset, usable_gpu_bytes
 from planner.measure.gpu_card import ask_card, estimate_card
 from planner.measure.target import find_target
+from tests.support.analyses import analyse_once
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
 GIB = 2**30
@@ -25,8 +26,9 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
+    analyse_once(monkeypatch)
 
 
 @pytest.fixture

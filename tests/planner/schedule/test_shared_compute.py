@@ -45,13 +45,13 @@ def test_where_nothing_moves_nothing_is_shared() -> None:
     assert simulate(program, chain(), SHARED).step_s == simulate(program, chain(), HARDWARE).step_s
 
 
-@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("clip", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing(clip: bool) -> None:
     found = {}
     for machine in (HARDWARE, SHARED):
         plan = Problem(
             chain=chain(), hardware=machine, gpu_budget_bytes=9000, cpu_budget_bytes=10**6, slices=2, clip=clip,
-        ).plan()  # fmt: skip
+        ).plan(time_limit_s=2)  # fmt: skip
         setting = Setting(
             chain=chain(), hardware=machine, budgets=Budgets(gpu_bytes=9000, cpu_bytes=10**6), slices=2, clip=clip,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import Queue, compile_program
 from planner.schedule.disk_use import DiskUse, disk_use
 from planner.schedule.memory import cpu_peak_bytes
+from planner.schedule.plan import Plan
 from planner.schedule.simulate import written_bytes
 from planner.schedule.verify import verify
 from planner.search.activations_on_disk import has_twins, may_be_stored, most_on_disk, with_twins
@@ -31,8 +33,8 @@ MACHINE = replace(
     HARDWARE, h2d_bytes_per_s=2e7, d2h_bytes_per_s=2e7, cpu_memory_bytes_per_s=1e9, disk_read_bytes_per_s=1e7,
     disk_write_bytes_per_s=8e6, disk_bytes=10**12,
 )  # fmt: skip
-LAYERS, OFFLOADED = 16, 500 * SCALE
-HOST = 6 * OFFLOADED + 80_000  # of the activations of 16 layers
+LAYERS, OFFLOADED = 10, 500 * SCALE
+HOST = 4 * OFFLOADED + 80_000  # of the activations of 10 layers
 
 
 def heavy(layers: int = LAYERS) -> Chain:
@@ -54,6 +56,13 @@ def problem(*, host_bytes: int = HOST, hardware: Hardware = MACHINE, slices: int
     )  # fmt: skip
 
 
+@functools.cache
+def stored(slices: int = 1, clip: bool = False) -> tuple[Problem, Plan]:
+    """The problem with activations on disk where that is better, and its plan."""
+    found = with_disk(problem(slices=slices, clip=clip))
+    return found, found.plan()
+
+
 def test_without_a_disk_and_where_the_host_has_memory_nothing_changes():
     for asked in (
         problem(hardware=replace(MACHINE, disk_bytes=0)), problem(host_bytes=10**9),
@@ -67,9 +76,8 @@ def test_without_a_disk_and_where_the_host_has_memory_nothing_changes():
 @pytest.mark.parametrize(("slices", "clip"), [(1, False), (1, True), (2, False), (4, False)])
 def test_the_step_is_shorter_and_the_plan_keeps_its_budgets_and_says_what_it_writes(slices, clip):
     asked = problem(slices=slices, clip=clip)
-    found = with_disk(asked)
+    (found, plan), before = stored(slices, clip), asked.plan()
     assert has_twins(found.chain)
-    plan, before = found.plan(), asked.plan()
     assert plan.step_s < 0.97 * before.step_s
     program = compile_program(plan, found.chain)
     verify(program, found.chain, gpu_budget_bytes=asked.gpu_budget_bytes)
@@ -95,8 +103,8 @@ ASKED = Asked(model="m", dtype="bf16", length=1, rows=1, slices=1, clip=False)
 
 
 def test_no_more_is_written_than_there_is_room_for_and_than_the_drive_sustains():
-    free = with_disk(problem())
-    most = written_bytes(compile_program(free.plan(), free.chain))
+    free, best = stored()
+    most = written_bytes(compile_program(best, free.chain))
     for hardware in (
         replace(MACHINE, disk_bytes=most // 2), replace(MACHINE, disk_sustained_bytes_per_s=most / 2 / free.hope_s())
     ):  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from planner.ilp.program import Solution
 from planner.schedule.chain import Option
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.search.make_plan import round_up
 from planner.search.problem import Problem
@@ -45,7 +47,7 @@ def test_a_7b_on_12_gb_is_near_optimal_in_seconds() -> None:
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_a_smaller_budget_is_met_with_a_slower_plan(clip: bool) -> None:
-    chain = llama(6)
+    chain = llama(4)
     least = Problem(
         chain=chain, hardware=RTX_3060, gpu_budget_bytes=0, cpu_budget_bytes=128 * GB, slices=1, clip=clip,
     ).least().gpu_bytes  # fmt: skip
@@ -53,8 +55,8 @@ def test_a_smaller_budget_is_met_with_a_slower_plan(clip: bool) -> None:
         Problem(
             chain=chain, hardware=RTX_3060, gpu_budget_bytes=int(least * share), cpu_budget_bytes=128 * GB, slices=1,
             clip=clip,
-        ).plan(time_limit_s=10, gap=0.05).step_s
-        for share in (1.0, 1.5, 10.0)
+        ).plan(time_limit_s=seconds, gap=0.05).step_s
+        for share, seconds in ((1.0, 1), (1.5, 10), (10.0, 10))  # the tightest is proved to be good after long only
     ]
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > 1.5 * steps[-1]
@@ -111,13 +113,18 @@ def test_a_host_that_is_too_small_is_named_as_the_reason() -> None:
     ).plan(time_limit_s=5)  # fmt: skip
 
 
+ROOM_FOR_HALF = Problem(
+    chain=llama(4), hardware=RTX_3060, gpu_budget_bytes=6 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False,
+)  # fmt: skip
+
+
+@functools.cache
+def free_plan() -> Plan:
+    return ROOM_FOR_HALF.plan(time_limit_s=2)
+
+
 def test_without_cpu_updates_and_activation_offload_the_plan_has_neither() -> None:
-    chain = llama(6)
-    problem = {"gpu_budget_bytes": 8 * GB, "cpu_budget_bytes": 128 * GB, "slices": 1, "clip": False}
-    full = Problem(chain=chain, hardware=RTX_3060, **problem).plan(time_limit_s=2)
-    bare = Problem(
-        chain=chain, hardware=RTX_3060, cpu_updates=False, activation_offload=False, **problem,
-    ).plan(time_limit_s=2)  # fmt: skip
+    full, bare = free_plan(), replace(ROOM_FOR_HALF, cpu_updates=False, activation_offload=False).plan(time_limit_s=2)
     assert full.cpu_updated() and not bare.cpu_updated()
     assert "offload" not in bare.options
     assert bare.step_s > full.step_s
@@ -153,11 +160,10 @@ def test_in_another_process_on_a_busy_machine_the_same_question_has_the_same_pla
 
 
 def test_a_plan_whose_search_was_cut_short_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    chain = llama(6)
-    problem = {"gpu_budget_bytes": 8 * GB, "cpu_budget_bytes": 128 * GB, "slices": 1, "clip": False}
-    assert not Problem(chain=chain, hardware=RTX_3060, **problem).plan().cut_short
+    problem = replace(ROOM_FOR_HALF, chain=llama(1), gpu_budget_bytes=3 * GB)
+    assert not problem.plan().cut_short
     assert not caplog.records
-    assert Problem(chain=chain, hardware=RTX_3060, **problem).plan(time_limit_s=1e-6).cut_short
+    assert problem.plan(time_limit_s=1e-6).cut_short
     assert "cut short by its time limit" in caplog.text
 
 
@@ -176,11 +182,8 @@ def test_when_the_solver_runs_out_of_time_there_is_still_a_plan(monkeypatch: pyt
 
 
 def test_tensors_too_small_to_be_worth_a_transfer_stay() -> None:
-    chain = llama(6)
-    plan = Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False,
-    ).plan(time_limit_s=2)  # fmt: skip
-    norms = {f"l{i}.norm" for i in range(6)}
+    plan = free_plan()
+    norms = {f"l{i}.norm" for i in range(4)}
     moved = {item[2:] for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     assert moved and not moved & norms
     assert {f"{kind}:{name}" for kind in "ws" for name in norms} <= set(plan.resident)
@@ -188,7 +191,7 @@ def test_tensors_too_small_to_be_worth_a_transfer_stay() -> None:
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_small_tensors_move_where_there_is_no_room_for_them(clip: bool) -> None:
-    chain, problem = llama(6), {"cpu_budget_bytes": 128 * GB, "slices": 1, "clip": clip}
+    chain, problem = llama(3), {"cpu_budget_bytes": 128 * GB, "slices": 1, "clip": clip}
     all_small = replace(RTX_3060, min_transfer_bytes=2**62)
     least = Problem(chain=chain, hardware=all_small, gpu_budget_bytes=0, **problem).least().gpu_bytes
     assert least == Problem(

@@ -26,7 +26,7 @@ from tests.support.random_chains import chains, machines
 UNLIMITED = 10**9
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=chains(),
     hardware=machines(),
@@ -69,7 +69,7 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
         assert plan.step_s <= predicted_step_s(program_of(candidate), chain, hardware)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=chains(),
     hardware=machines(),

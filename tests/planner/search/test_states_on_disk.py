@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from planner.reports.make_receipt import disk_shares
 from planner.reports.receipt import Asked
 from planner.schedule.compile import OpKind, Queue, compile_program, order_program, with_waits
 from planner.schedule.memory import cpu_parts, cpu_peak_bytes, gpu_peak_bytes, state_ring_bytes
+from planner.schedule.plan import Plan
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import InvalidProgram, verify
 from planner.search import states_on_disk
@@ -69,6 +71,20 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(states_on_disk, "PIECE_ELEMENTS", PIECE)
 
 
+@functools.cache
+def stored(host_bytes: int, *, clip: bool = False, masters: bool = False) -> Problem:
+    """The problem with as many megabytes for the host, its states where they are best."""
+    return with_states_on_disk(problem(host_bytes * 10**6, clip=clip, masters=masters))
+
+
+@functools.cache
+def planned(host_bytes: int, *, clip: bool, masters: bool) -> Plan:
+    return stored(host_bytes, clip=clip, masters=masters).plan(1.0)
+
+
+FULL_HOSTS = pytest.mark.parametrize(("clip", "masters", "host_bytes"), [(False, False, 190), (True, True, 140)])
+
+
 def test_without_a_disk_and_where_the_host_has_memory_the_problem_is_the_same_one():
     no_disk = problem(150 * 10**6, hardware=replace(MACHINE, disk_bytes=0))
     assert not no_disk.fits() and with_states_on_disk(no_disk) is no_disk
@@ -76,18 +92,18 @@ def test_without_a_disk_and_where_the_host_has_memory_the_problem_is_the_same_on
         assert with_states_on_disk(asked) is asked
 
 
-@pytest.mark.parametrize(("clip", "masters", "host_bytes"), [(False, False, 190), (True, True, 140)])
+@FULL_HOSTS
 def test_those_are_on_disk_with_which_the_solver_hopes_for_most_and_the_plan_keeps_both_budgets(
     clip, masters, host_bytes
 ):
     asked = problem(host_bytes * 10**6, clip=clip, masters=masters)
     assert not asked.fits()
-    found = with_states_on_disk(asked)
+    found = stored(host_bytes, clip=clip, masters=masters)
     names = states_on_disk._may_be_on_disk(asked)
     few = as_few_as_fit(asked, lambda parts: states_on_disk._on_disk(asked, every(names, parts)))
     free_s = states_on_disk._on_disk(asked, names).hoped(states_anywhere=True).step_s
     assert free_s * 0.99 <= found.hope_s() <= 1.03 * few.hope_s()  # within the solver's gap, a whole tensor more
-    plan = found.plan(1.0)
+    plan = planned(host_bytes, clip=clip, masters=masters)
     program = compile_program(plan, found.chain)
     verify(program, found.chain, gpu_budget_bytes=found.gpu_budget_bytes)
     assert plan.cpu_peak_bytes == cpu_peak_bytes(plan, found.chain) <= host_bytes * 10**6
@@ -104,8 +120,7 @@ def test_those_are_on_disk_with_which_the_solver_hopes_for_most_and_the_plan_kee
 
 
 def test_with_clipping_states_trail_their_weight_and_the_solver_hopes_for_a_shorter_step(monkeypatch):
-    asked = problem(140 * 10**6, clip=True, masters=True)
-    found = with_states_on_disk(asked)
+    asked, found = problem(140 * 10**6, clip=True, masters=True), stored(140, clip=True, masters=True)
     trails_s = found.hope_s()
     setting = next(s for s in rounds_that_fit(found.setting) if s.rounds == 1)
     solution = hoped(setting, gap=0.01, deadline=math.inf)[0]
@@ -235,7 +250,7 @@ def test_a_disk_budget_without_room_for_the_states_is_told_with_both_sizes():
 
 
 def test_with_more_memory_it_is_decided_anew_which_states_are_on_disk():
-    found = with_states_on_disk(problem(190 * 10**6))
+    found = stored(190)
     there = sum(t.state_bytes for t in found.chain.tensors() if t.states_on_disk)
     assert there
     assert not any(t.states_on_disk for t in decided_anew(replace(found, cpu_budget_bytes=10**9)).chain.tensors())
@@ -253,7 +268,7 @@ def test_with_more_memory_it_is_decided_anew_which_states_are_on_disk():
 
 def test_each_layer_has_its_part_on_disk():
     """So the drive is never long without work, nor the CPU."""
-    found = with_states_on_disk(problem(190 * 10**6))
+    found = stored(190)
     on_disk = [sum(t.bytes for t in block.tensors if t.states_on_disk) for block in found.chain.blocks[1:-1]]
     assert min(on_disk) > 0 and max(on_disk) < 3 * min(on_disk)
 
@@ -277,13 +292,12 @@ def test_the_receipt_counts_states_on_drives_twice_where_a_checkpoint_names_them
     assert one["a checkpoint being written"] == two["a checkpoint being written"] - stored
 
 
-def test_the_devices_peak_is_the_same_whether_updates_are_spelled_out_by_pieces():
-    for clip in (False, True):
-        found = with_states_on_disk(problem(140 * 10**6, clip=clip, masters=True))
-        plan = found.plan()
-        whole = order_program(plan, found.chain, by_pieces=False)
-        assert len(whole.ops) < len(order_program(plan, found.chain).ops)
-        assert gpu_peak_bytes(whole, found.chain) == plan.gpu_peak_bytes
+@FULL_HOSTS
+def test_the_devices_peak_is_the_same_whether_updates_are_spelled_out_by_pieces(clip, masters, host_bytes):
+    found, plan = (of(host_bytes, clip=clip, masters=masters) for of in (stored, planned))
+    whole = order_program(plan, found.chain, by_pieces=False)
+    assert len(whole.ops) < len(order_program(plan, found.chain).ops)
+    assert gpu_peak_bytes(whole, found.chain) == plan.gpu_peak_bytes
 
 
 def test_where_weights_and_states_are_more_than_all_memory_nothing_is_searched(monkeypatch):

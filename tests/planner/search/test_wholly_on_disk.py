@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from random import Random
 
@@ -32,6 +33,11 @@ def large(host_bytes: int = HOST, **of) -> Problem:
     return problem(host_bytes, layers=12, masters=True, **of)
 
 
+@functools.cache
+def stored(*, clip: bool) -> Problem:
+    return with_states_on_disk(large(clip=clip))
+
+
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(states_on_disk, "PIECE_ELEMENTS", PIECE)
@@ -46,7 +52,7 @@ def test_as_few_are_there_as_are_needed_and_the_plan_keeps_both_budgets(clip):
     asked = large(clip=clip)
     states = states_on_disk._on_disk(asked, states_on_disk._may_be_on_disk(asked))
     assert not states.fits()
-    found = with_states_on_disk(asked)
+    found = stored(clip=clip)
     chain, may = found.chain, states_on_disk._may_be_wholly_on_disk(states)
     assert 0 < len(there(found)) < len(may)
     assert not states_on_disk._wholly_on_disk(states, there(found)[::2]).fits()
@@ -103,7 +109,7 @@ def test_what_all_on_disk_needs_is_less_than_the_working_copies_take():
 
 @pytest.mark.parametrize("clip", [False, True], ids=["free", "clipped"])
 def test_no_change_of_a_search_lets_the_device_send_what_the_host_has_no_copy_of(clip):
-    found = with_states_on_disk(large(clip=clip))
+    found = stored(clip=clip)
     chain = replace(
         found.chain, blocks=tuple(
             replace(b, tensors=tuple(replace(t, on_disk=t.states_on_disk and b.kind == "layer") for t in b.tensors))

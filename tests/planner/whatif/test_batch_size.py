@@ -29,14 +29,16 @@ from planner.search.problem import Problem
 from planner.whatif.batch_size import between, candidates, hopeful, ranked
 from planner.whatif.ways_to_fit import Way
 from tests.planner.measure.test_analysis import a_mean_per_slice
+from tests.support.analyses import analyse_once, analysed_once
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
+    analyse_once(monkeypatch)
 
 
 def auto_job(folder: Path, **keys: Any) -> Job:
@@ -65,7 +67,7 @@ def test_of_many_divisors_some_of_every_size_are_candidates() -> None:
 
 
 def chain_of(job: Job, rows: int) -> Chain:
-    analysis = analyse(job.with_slices(rows).model_copy(update={"gradient_accumulation_steps": 1}), CPU)
+    analysis = analysed_once(job.with_slices(rows).model_copy(update={"gradient_accumulation_steps": 1}), CPU)
     return analysis.chain(estimate_times(analysis, machine()))
 
 
@@ -140,7 +142,7 @@ def test_a_step_that_fits_in_no_split_is_refused_with_a_budget(
     if loss != "its own":
         monkeypatch.setattr("planner.measure.analysis.skeleton_model", skeleton)
     monkeypatch.setattr("planner.commands.plan_job._WAYS_S", 0.0)  # what would fit is the next test's
-    job = auto_job(tmp_path, train_batch_size=2, gpu_budget="100kB", bf16=True)
+    job = auto_job(tmp_path, train_batch_size=2, gpu_budget="100kB")
     with pytest.raises(UserError) as refused:
         plan_job(job, CPU, cache=None, measure=False)
     assert (refused.value.code, refused.value.exit_code) == ("budget-too-small", Exit.DOES_NOT_FIT)
@@ -150,7 +152,7 @@ def test_a_job_that_does_not_fit_is_told_what_would_with_its_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("planner.commands.plan_job._WAYS_S", 120.0)  # enough on a slow machine
-    job = auto_job(tmp_path, train_batch_size=None, per_device_train_batch_size=16, max_length=64)
+    job = auto_job(tmp_path, train_batch_size=None, per_device_train_batch_size=16)
     one = plan_job(job.model_copy(update={"per_device_train_batch_size": 1}), CPU, cache=None, measure=False)
     tight = job.model_copy(update={"gpu_budget": 2 * one.plan.gpu_peak_bytes})
     with pytest.raises(UserError) as refused:
