@@ -44,7 +44,8 @@ def halted_at(run: RunFolder, step: int, *, starts: int) -> Process:
         last = events[begun[-1] :] if len(begun) == starts else []
         return any(event["event"] == "step" and event["step"] >= step for event in last)
 
-    until(there, f"step {step} of start {starts}", 240, every_s=0.001)
+    until(run.metrics.exists, "the first start", 240)
+    until(there, f"step {step} of start {starts}", 240, every_s=0.005)
     trainer = Process.parse(run.process.read_text())
     trainer.send(signal.SIGSTOP)
     return trainer
