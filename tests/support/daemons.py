@@ -30,12 +30,18 @@ PATIENCE_S = 120.0
 HELD_AT = 20  # the step after which a job of the fakes that is called so waits, see fakes/worker_trainer.py
 
 
-def until(claim: Callable[[], object], what: str, patience_s: float = PATIENCE_S, *, every_s: float = 0.02) -> None:
-    """Wait until `claim()` holds, looked at that often; fail with `what` when it does not in time."""
-    deadline = time.monotonic() + patience_s
+def until(
+    claim: Callable[[], object], what: str, patience_s: float = PATIENCE_S, *, every_s: float | None = None
+) -> None:
+    """Wait until `claim()` holds, looked at that often; fail with `what` when it does not in time.
+
+    Without `every_s` it is looked at less and less often: a daemon that is asked all the time does little else.
+    """
+    began = time.monotonic()
     while not claim():
-        assert time.monotonic() < deadline, f"not within {patience_s:.0f} s: {what}"
-        time.sleep(every_s)
+        waited_s = time.monotonic() - began
+        assert waited_s < patience_s, f"not within {patience_s:.0f} s: {what}"
+        time.sleep(every_s or min(max(0.02, waited_s / 20), 0.2))
 
 
 def link_fakes(folder: Path, fakes: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase
 from schemathesis.checks import not_a_server_error
@@ -18,7 +19,8 @@ OPERATIONS = {
 }  # fmt: skip
 
 
-def test_no_request_is_answered_with_a_mistake_of_ours() -> None:
+@pytest.mark.parametrize("examples", [12, pytest.param(40, marks=pytest.mark.long)])
+def test_no_request_is_answered_with_a_mistake_of_ours(examples: int) -> None:
     with served() as built:
         for _ in range(2):
             built.client.submit(JOB, str(built.folder))
@@ -33,14 +35,14 @@ def test_no_request_is_answered_with_a_mistake_of_ours() -> None:
         for found in schema.get_all_operations():
             operation = found.ok()
             asked.add(operation.label)
-            _ask(operation.as_strategy())
+            _ask(operation.as_strategy(), examples)
         assert asked >= OPERATIONS
 
 
-def _ask(strategy: hypothesis.strategies.SearchStrategy[schemathesis.Case]) -> None:
+def _ask(strategy: hypothesis.strategies.SearchStrategy[schemathesis.Case], examples: int) -> None:
     @hypothesis.given(strategy)
     @hypothesis.settings(
-        max_examples=40, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     def ask(case: schemathesis.Case) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,21 +49,28 @@ class Shell:
         return json.loads(done.stdout)
 
 
-@pytest.fixture
-def shell() -> Iterator[Shell]:
+@contextmanager
+def shell_in_a_folder() -> Iterator[Shell]:
     folder = Path(tempfile.mkdtemp(prefix="offmate-"))  # sockets have short paths
     yield Shell(folder)
     shutil.rmtree(folder)
 
 
 @pytest.fixture
-def running(shell: Shell) -> Iterator[Shell]:
-    """A shell whose daemon is up."""
-    assert shell.run("up").returncode == 0
-    try:
-        yield shell
-    finally:
-        shell.run("down")
+def shell() -> Iterator[Shell]:
+    with shell_in_a_folder() as built:
+        yield built
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Shell]:
+    """A shell whose daemon is up, for all tests that leave it so."""
+    with shell_in_a_folder() as built:
+        assert built.run("up").returncode == 0
+        try:
+            yield built
+        finally:
+            built.run("down")
 
 
 def test_up_starts_one_daemon_and_down_ends_it(shell: Shell) -> None:
@@ -120,6 +128,8 @@ def test_what_is_no_number_of_a_job_is_told_in_one_sentence(command: str, shell:
 
 
 def test_a_wrong_job_is_refused_and_nothing_is_enqueued(running: Shell) -> None:
+    runs = running.folder / "state" / "runs"
+    before = sorted(runs.iterdir())
     for words in (["submit", "wrong.yaml"], ["run", "wrong.yaml"], ["plan", "wrong.yaml"]):
         done = running.run(*words)
         assert (done.returncode, done.stdout) == (2, "")
@@ -127,21 +137,23 @@ def test_a_wrong_job_is_refused_and_nothing_is_enqueued(running: Shell) -> None:
         assert "  line 2: datset: unknown key; did you mean dataset?\n" in done.stderr
     missing = running.run("submit", "nowhere.yaml")
     assert (missing.returncode, "Cannot read the job file nowhere.yaml" in missing.stderr) == (2, True)
-    assert running.json("status") == []
-    assert list((running.folder / "state" / "runs").iterdir()) == []
+    jobs = running.json("status")
+    assert isinstance(jobs, list)
+    assert sorted(runs.iterdir()) == before == sorted(runs / str(job["id"]) for job in jobs)
 
 
 def test_a_job_that_is_not_there_exits_with_4(running: Shell) -> None:
     for command in ("show", "logs", "cancel", "retry"):
         for number in ("7", str(2**31 - 1)):
-            done = running.run(command, number)
-            assert (done.returncode, done.stderr.splitlines()[0]) == (4, f"There is no job {number}.")
+            done = CliRunner().invoke(main, [command, number], env=running.environment)
+            assert (done.exit_code, done.stderr.splitlines()[0]) == (4, f"There is no job {number}.")
 
 
 def test_budgets_of_the_command_line_stand_above_the_file(running: Shell) -> None:
     done = running.run("submit", "job.yaml", "--gpu-budget", "1GiB", "--cpu-budget", "1GB")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Job 1 (mine) is submitted, place 1 in the queue.\n")
+    assert running.run("cancel", "1").returncode == 0, "nobody needs its plan"
     run = running.folder / "state" / "runs" / "1"
     resolved = yaml.safe_load((run / "resolved.yaml").read_text())
     assert (resolved["gpu_budget"], resolved["cpu_budget"]) == (2**30, 10**9)

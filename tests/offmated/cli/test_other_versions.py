@@ -60,7 +60,7 @@ class Daemon:
         self.socket.parent.mkdir()
         self._handler = type("Handler", (Answering,), {"answers": {}})
         self._server = ThreadingUnixStreamServer(str(self.socket), self._handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def answer(self, answers: dict[str, Any]) -> None:
         """From now on."""

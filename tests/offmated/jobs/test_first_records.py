@@ -39,14 +39,7 @@ def test_a_conversation_that_the_template_refuses_is_refused_while_the_person_is
     assert not list(paths.runs.iterdir()) and not store.jobs()
 
 
-def test_a_template_that_is_not_the_tokenizers_is_noted(store: Store, paths: Paths) -> None:
-    asked = {"role": "user", "content": "hi"}
-    write_jsonl(paths.state.parent / "talks.jsonl", [{"messages": [asked, {"role": "assistant", "content": "yes"}]}])
-    _, notes = submit(store, paths, JOB + "chat_template: phi\n", paths.state.parent)
-    assert notes[-1].startswith("the chat template ends answers with <|end|>, which is no token of this tokenizer")
-
-
-def test_what_the_look_prints_and_who_outlives_it_say_nothing(
+def test_a_template_that_is_not_the_tokenizers_is_noted_and_what_the_look_prints_and_who_outlives_it_say_nothing(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"role": "user", "content": "hi"}

@@ -119,6 +119,7 @@ def test_a_database_that_was_upgraded_before_is_mended_too(stop: str, which: str
         assert ours == theirs
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("which", STATES)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kept_jobs_go_on_to_their_end(version: str, which: str, tmp_path: Path) -> None:
@@ -137,6 +138,7 @@ def test_kept_jobs_go_on_to_their_end(version: str, which: str, tmp_path: Path) 
         assert run.history[0]["reached_step"] >= run.history[1]["from_step"] == saved
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("which", STATES)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kept_jobs_are_cancelled_and_tried_again(version: str, which: str, tmp_path: Path) -> None:
@@ -166,6 +168,7 @@ def shown(store: Store) -> str:
     return screen.file.getvalue()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("which", STATES)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kept_jobs_are_shown_before_and_after(version: str, which: str, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
+from offmated.cli import main
 from offmated.cli.client import Client
 from offmated.cli.launcher import start_in_background
 from offmated.paths import Paths
@@ -81,8 +83,8 @@ def test_what_is_wrong_at_the_start_is_said_in_a_few_lines(paths: Paths, wrong: 
     assert done.stderr.startswith("The daemon did not start.\n  it ended with exit code ")
     assert f"[{code}]" in done.stderr
     assert len(done.stderr.splitlines()) <= 8
-    again = offmate(paths, "down", **environment)
-    assert (again.returncode, again.stdout) == (0, "The daemon was not running.\n")
+    again = CliRunner().invoke(main, ["down"], env={**paths.environment(), **environment})
+    assert (again.exit_code, again.stdout) == (0, "The daemon was not running.\n")
 
 
 def test_a_number_in_the_environment_that_is_none_is_not_read(paths: Paths) -> None:

@@ -243,6 +243,7 @@ def test_a_stop_that_cannot_be_told_keeps_no_other_from_being_told(desk: Desk) -
     assert horse.wait(10) == -15
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("which", ["killed", "down"])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_jobs_an_earlier_version_left_are_taken_back_and_handed_out(version: str, which: str) -> None:
