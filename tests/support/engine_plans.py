@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from planner.measure.analysis import analyse_model
+from planner.measure.analysis import Analysis, analyse_model
 from planner.measure.tensors import matrix_names
 from planner.measure.times import MatrixTimes, OptionTimes, Times
 from planner.schedule.chain import Chain
@@ -30,6 +30,11 @@ def chain_of(
         model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged, rounded=rounded,
         matrices=matrices, chunk_rows=chunk_rows,
     )  # fmt: skip
+    return timed(analysis)
+
+
+def timed(analysis: Analysis) -> Chain:
+    """The chain with made-up times."""
     times = tuple(
         OptionTimes(kind=kind, option=option, forward_s=1.0, backward_s=2.0)
         for kind, pairs in analysis.pairs.items()

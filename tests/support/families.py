@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import transformers as T
 from torch import nn
 
-from tests.support.engine_plans import adamw, chain_of, mixed_plan
+from planner.measure.analysis import Analysis, analyse_model
+from tests.support.engine_plans import adamw, chain_of, mixed_plan, timed
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import VOCABULARY, batch_of
 from worker.engine.engine import Engine
@@ -98,6 +100,12 @@ def t5(dtype: torch.dtype = torch.float32) -> nn.Module:
     return model.train()
 
 
+@functools.cache
+def analysis_of(name: str) -> Analysis:
+    """Of the family's model, or of `t5`, for slices like `batch_of()`: a trace takes long, and several tests ask."""
+    return analyse_model(t5() if name == "t5" else family_model(name), batch_of(), device=torch.device("cpu"))
+
+
 def masked_batch(seed: int = 0) -> dict[str, torch.Tensor]:
     """input_ids, labels and attention_mask [2, 16]: the first row ends with padding, the second begins with it."""
     batch = batch_of(seed)
@@ -108,13 +116,14 @@ def masked_batch(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def trained(
-    make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan, sums=True, device="cpu"
+    make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan, sums=True, device="cpu", analysis=None
 ):  # fmt: skip
     """Train two equal models, one under a plan. Returns the losses and the parameters of both, named, on the host.
-    `sums`: the model divides its loss by the number of tokens of the whole step."""
+    `sums`: the model divides its loss by the number of tokens of the whole step. `analysis`: of such a model for such
+    slices, where there is one."""
     model, plain, device = make_model(), make_model(), torch.device(device)
     settings = {"optimizer": adamw(model), "max_grad_norm": clip}
-    chain = chain_of(model, batches(0), device)
+    chain = timed(analysis) if analysis is not None else chain_of(model, batches(0), device)
     plan = plan_of(chain, slices=slices, clip=clip is not None)
     engines = (
         Engine(model, plan=plan, chain=chain, device=device, **settings),

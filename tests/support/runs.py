@@ -26,7 +26,7 @@ def make_run(tmp_path: Path, model: str, at: Path | None = None, **keys: object)
     if model != "llama":
         config_of(model, vocabulary=260).save_pretrained(folder)
     small = {
-        "max_length": 32, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "weight_decay": 0.1,
+        "max_length": 16, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "weight_decay": 0.1,
         "warmup_steps": 2, "max_steps": STEPS, "save_steps": 4,
     }  # fmt: skip
     job = make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(20)), **{**small, **keys})

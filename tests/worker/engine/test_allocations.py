@@ -41,6 +41,9 @@ class Log(Meter):
             super()._drop(key, reference)
 
 
+CODES = {}  # generated code, by model and dtype: to save time
+
+
 @functools.cache
 def arranged_chain(name, dtype):
     return chain_of(model_of(name, dtype), arranged=True)
@@ -71,6 +74,7 @@ def logged(monkeypatch, name, plan_of, *, clip, dtype, **shape):
         chain = replace(chain, distinct_tokens=tokens_of(data(2, count)[0]))
     plan = plan_of(chain, clip=clip is not None, **shape)
     engine = Engine(model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=clip, device=CPU, metered=True)
+    engine._rounds.codes = CODES.setdefault((name, dtype), {})
     try:
         for _ in range(3):
             batches, rest = data(2, count)

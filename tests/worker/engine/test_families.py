@@ -9,8 +9,8 @@ import torch
 
 from planner.measure.analysis import analyse_model
 from planner.schedule.forward_program import forward_peak_bytes
-from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan, streaming_plan
-from tests.support.families import FAMILIES, assert_bitwise, family_model, masked_batch, t5, trained
+from tests.support.engine_plans import adamw, mixed_plan, resident_plan, streaming_plan, timed
+from tests.support.families import FAMILIES, analysis_of, assert_bitwise, family_model, masked_batch, t5, trained
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import batch_of
 from worker.engine.engine import Engine
@@ -20,14 +20,15 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_equals_plain_pytorch_bitwise(family):
-    assert_bitwise(trained(functools.partial(family_model, family), batch_of, slices=1, steps=2))
+    make = functools.partial(family_model, family)
+    assert_bitwise(trained(make, batch_of, slices=1, steps=2, analysis=analysis_of(family)))
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gemma4", "mixtral", "opt"])
 def test_a_family_evaluates_and_writes_as_the_plain_model_within_what_is_predicted(family):
     """Sliding windows, soft caps, positions that padding moves, routers: all go through the model's own code."""
     model, plain = family_model(family), family_model(family)
-    chain = chain_of(model)
+    chain = timed(analysis_of(family))
     settings = {"optimizer": adamw(model), "max_grad_norm": None}
     engine = Engine(model, plan=mixed_plan(chain), chain=chain, device=torch.device("cpu"), metered=True, **settings)
     reference, forward = PlainEngine(plain, **settings), engine._forward_only
@@ -43,7 +44,7 @@ def test_a_family_evaluates_and_writes_as_the_plain_model_within_what_is_predict
     engine.close()
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padded_rows_with_a_mask_in_two_slices_of_bf16_equal_plain_pytorch_bitwise(family):
     make = functools.partial(family_model, family, torch.bfloat16)
@@ -64,7 +65,8 @@ def test_a_mixtures_auxiliary_loss_reads_the_routers_inside_the_blocks():
 
 def test_an_encoder_decoder_equals_plain_pytorch_bitwise():
     """What the encoder made is read twice in each layer of the decoder; autograd adds up all of that one by one."""
-    assert_bitwise(trained(t5, batch_of, slices=1, steps=3, plan_of=streaming_plan, sums=False))
+    plan = {"plan_of": streaming_plan, "analysis": analysis_of("t5")}
+    assert_bitwise(trained(t5, batch_of, slices=1, steps=3, sums=False, **plan))
 
 
 def test_an_encoder_decoder_equals_plain_pytorch_within_rounding_with_several_micro_batches():
@@ -79,19 +81,19 @@ def test_keys_and_values_that_several_layers_take_get_their_gradients_in_autogra
     layers = ["sliding_attention", *["full_attention"] * 4]
     settings = {"num_hidden_layers": 5, "layer_types": layers, "num_kv_shared_layers": 3}
     make = functools.partial(family_model, "gemma4", torch.bfloat16, **settings)
-    assert analyse_model(make(), batch_of(), device=torch.device("cpu")).inexact == ()
-    assert_bitwise(trained(make, masked_batch, slices=2, steps=2, plan_of=streaming_plan))
+    analysis = analyse_model(make(), masked_batch(), device=torch.device("cpu"))
+    assert analysis.inexact == ()
+    assert_bitwise(trained(make, masked_batch, slices=2, steps=2, plan_of=streaming_plan, analysis=analysis))
 
 
 def test_what_is_equal_within_rounding_only_is_said_with_the_reasons():
-    (reason,) = analyse_model(t5(), batch_of(), device=torch.device("cpu")).inexact
+    (reason,) = analysis_of("t5").inexact
     assert reason.startswith("with several micro-batches, weights are shared by others")
     for family in ("llama", "gpt2", "gemma4"):
-        assert analyse_model(family_model(family), batch_of(), device=torch.device("cpu")).inexact == ()
+        assert analysis_of(family).inexact == ()
 
 
-@pytest.mark.parametrize("slices", [1, 3])
-def test_a_weight_that_the_model_reads_between_several_blocks_is_named_as_exact_with_one_micro_batch_only(slices):
+def test_a_weight_that_the_model_reads_between_several_blocks_is_named_as_exact_with_one_micro_batch_only():
     def make():
         model = family_model("llama")
         model.model.between = torch.nn.Parameter(torch.ones(32))
@@ -99,11 +101,11 @@ def test_a_weight_that_the_model_reads_between_several_blocks_is_named_as_exact_
             layer.register_forward_hook(lambda module, args, out: out * model.model.between)
         return model
 
-    (reason,) = analyse_model(make(), batch_of(), device=torch.device("cpu")).inexact
+    analysis = analyse_model(make(), batch_of(), device=torch.device("cpu"))
+    (reason,) = analysis.inexact
     assert reason == "with several micro-batches, the model reads model.between between several blocks"
-    both = trained(make, batch_of, slices=slices, steps=2)
-    if slices == 1:
-        assert_bitwise(both)
+    assert_bitwise(trained(make, batch_of, slices=1, steps=2, analysis=analysis))
+    both = trained(make, batch_of, slices=3, steps=2, analysis=analysis)
     for name, value in both[1].items():
         torch.testing.assert_close(both[0][name], value, rtol=0, atol=1e-6, msg=name)
 

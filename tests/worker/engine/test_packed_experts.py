@@ -32,7 +32,7 @@ def job_of(tmp_path: Path, **keys: Any) -> Job:
     torch.manual_seed(5)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     small: dict[str, Any] = {
-        "max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": STEPS,
+        "max_length": 16, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": STEPS,
         "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.1, "method": "lora", "lora_r": 4,
         "lora_dropout": 0.1, "lora_target_modules": list(TARGETS), "load_in_4bit": True, "quantize_moe_experts": True,
         "bf16": True,

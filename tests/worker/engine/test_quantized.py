@@ -25,7 +25,7 @@ from planner.schedule.plan import Plan
 from tests.support.lora_jobs import engine_of, finished_run, lora_job, plain_steps, plan_of, steps_of
 from worker.training.model import load_model
 
-STEPS = 10
+STEPS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def found(job: Job, plan: Plan, chain: Chain, count: int) -> tuple[list[Tensor],
             {"bf16": True, "gradient_accumulation_steps": 2, "bnb_4bit_quant_type": "fp4",
              "bnb_4bit_use_double_quant": False}, 3,
         ),
-        ({"load_in_8bit": True, "bf16": True, "gradient_accumulation_steps": 2}, 3),
+        ({"load_in_8bit": True, "bf16": True, "gradient_accumulation_steps": 2, "max_length": 32}, 3),
     ],
     ids=["nf4", "fp4-plain-scales-bf16-2-slices", "int8-bf16-2-slices"],
 )  # fmt: skip

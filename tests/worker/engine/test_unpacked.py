@@ -38,7 +38,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
     folder = tmp_path / "model"
     tiny_llama_folder(folder)
     keys: dict[str, Any] = {
-        "max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_steps": STEPS,
+        "max_length": 16, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_steps": STEPS,
         "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.0, "attn_implementation": "eager",
     }  # fmt: skip
     config = _publish_mxfp4(folder) if request.param == "mxfp4" else _publish_fp8(folder, request.param)

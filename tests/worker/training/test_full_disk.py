@@ -20,6 +20,8 @@ from tests.support.disks import small_disk
 from tests.support.runs import STEPS, make_run
 from worker.storage.checkpoint import read_checkpoint
 from worker.training.metrics import read_metrics
+from worker.training.run import run_job
+from worker.training.stop import StopRequest
 
 DISK_BYTES = 48 * 2**20
 PATIENCE_S = 300.0
@@ -83,8 +85,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
     """The weights of the run that has all the room it wants."""
     folder = tmp_path_factory.mktemp("undisturbed")
     _, run = make_run(folder, "llama", save_steps=4)
-    trainer = Trainer(run, folder / "log.txt", held_at=STEPS + 1)
-    assert trainer.finish() == Exit.DONE, trainer.said()
+    assert run_job(run, StopRequest())
     return weights(run.output)
 
 
