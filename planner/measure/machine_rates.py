@@ -204,7 +204,7 @@ def _launch_s(device: torch.device) -> float:
 
 
 def _flops_per_s(device: torch.device, dtype: torch.dtype, watch: Stopwatch) -> float:
-    size = 4096 if device.type == "cuda" else 1024
+    size = 4096 if device.type == "cuda" else 512  # CPUs without bfloat16 take seconds for more
     a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     return 2 * size**3 / _median_s(watch, lambda: a @ b)
 
