@@ -253,8 +253,7 @@ def test_the_jobs_an_earlier_version_left_are_taken_back_and_handed_out(version:
             desk.dispatcher.adopt()
             desk.dispatcher.pass_on_stops()
             desk.dispatcher.hand_out()
-            states = [row.state for row in desk.store.jobs()]
-            assert states[5:] == ["waiting", "waiting", "submitted", "submitted"]
+            assert [row.state for row in desk.store.jobs()][5:] == ["waiting", "waiting", "submitted", "submitted"]
             assert desk.store.job(6).crashes == (1 if which == "killed" else 0)
             assert (desk.sent(PLAN), desk.sent(GPU)) == ([8], [6])
 
