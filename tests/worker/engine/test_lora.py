@@ -70,11 +70,8 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "llama",
             {
                 "lora_target_modules": ["q_proj", "down_proj", "v_proj"],
-                "layers_to_transform": [0, 2],
-                "init_lora_weights": "gaussian",
-                "layers_pattern": ["layers"],
-                "rank_pattern": {"down_proj": 8},
-                "alpha_pattern": {r"layers\.2\..*q_proj": 3.0},
+                "layers_to_transform": [0, 2], "init_lora_weights": "gaussian", "layers_pattern": ["layers"],
+                "rank_pattern": {"down_proj": 8}, "alpha_pattern": {r"layers\.2\..*q_proj": 3.0},
             },
         ),
         (
