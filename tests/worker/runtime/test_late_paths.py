@@ -74,8 +74,9 @@ def test_an_encoder_decoder_equals_plain_pytorch_within_rounding(device: Device)
         torch.testing.assert_close(got[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize(("name", "seed"), [("llama", 0), ("gpt2", 1), ("llama", 2)])
+@pytest.mark.parametrize(
+    ("name", "seed"), [("llama", 0), ("gpt2", 1), pytest.param("llama", 2, marks=pytest.mark.long)]
+)
 def test_evaluations_and_texts_between_steps_are_plain_pytorchs(device: Device, name: str, seed: int) -> None:
     case = Case(name, "mixed")
     model = make_model(name)
