@@ -97,8 +97,7 @@ def train(engine: Engine | PlainEngine, case: Case, steps: int = 3, drains: bool
     for step in range(steps):
         batches, rest = data(step, case.batches)
         watched = isinstance(engine, Engine)
-        # What the CPU does of the first step may end in the second.
-        with a_step(the_device(), first=step < 2) if watched else contextlib.nullcontext():
+        with a_step(the_device(), first=step == 0, second=step == 1) if watched else contextlib.nullcontext():
             result = engine.step(batches, learning_rate=learning_rate(step), **rest)
         yield torch.stack([*result.losses, *([] if result.grad_norm is None else [result.grad_norm])]).cpu()
         if drains and step % 2:

@@ -152,9 +152,10 @@ def test_a_job_that_is_not_there_exits_with_4(running: Shell) -> None:
 def test_budgets_of_the_command_line_stand_above_the_file(running: Shell) -> None:
     done = running.run("submit", "job.yaml", "--gpu-budget", "1GiB", "--cpu-budget", "1GB")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Job 1 (mine) is submitted, place 1 in the queue.\n")
-    assert running.run("cancel", "1").returncode == 0, "nobody needs its plan"
-    run = running.folder / "state" / "runs" / "1"
+    number = max(job["id"] for job in running.json("status"))
+    assert done.stdout.startswith(f"Job {number} (mine) is submitted, place 1 in the queue.\n")
+    assert running.run("cancel", str(number)).returncode == 0, "nobody needs its plan"
+    run = running.folder / "state" / "runs" / str(number)
     resolved = yaml.safe_load((run / "resolved.yaml").read_text())
     assert (resolved["gpu_budget"], resolved["cpu_budget"]) == (2**30, 10**9)
     assert (run / "job.yaml").read_text().startswith("# mine\nmodel: tiny\n")

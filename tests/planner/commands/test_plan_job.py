@@ -295,5 +295,5 @@ def test_a_budget_below_the_least_possible_raises_for_callers_too(
 ) -> None:
     monkeypatch.setattr("planner.commands.plan_job._WAYS_S", 0.0)
     with pytest.raises(UserError) as refused:
-        plan_job(tiny_job(tmp_path, gpu_budget=1), CPU, cache=None, measure=False)
+        plan_job(tiny_job(tmp_path, gpu_budget=1024), CPU, cache=None, measure=False)
     assert refused.value.exit_code == Exit.DOES_NOT_FIT

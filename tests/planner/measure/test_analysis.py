@@ -307,7 +307,8 @@ def test_a_head_that_does_not_fit_the_device_has_estimated_times():
 @pytest.mark.parametrize("chunk_rows", [0, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rehearsal_runs_the_frame_and_the_head_and_no_other_block(name, chunk_rows):
-    model, analysis = make_model(name), analysis_of(name)
+    model = make_model(name)
+    analysis = analyse_model(model, batch_of(), device=CPU, chunk_rows=chunk_rows)
     first = {kind: next(iter(by_option.values())) for kind, by_option in analysis.pairs.items()}
     ran, gradients = Counter(), {}
     for where, part in model.named_modules():

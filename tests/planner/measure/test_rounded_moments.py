@@ -113,8 +113,7 @@ def test_a_host_that_is_too_small_for_fp32_states_has_room_for_these_and_is_told
         assert ("AdamW's moments in 8 bits, rounded (optim: adamw_8bit)" in ways) == told
 
 
-def test_rates_are_measured_where_they_matter(monkeypatch):
-    monkeypatch.setattr("planner.measure.machine_rates._flops_per_s", lambda *_: 1e9)  # a CPU takes long for bf16
+def test_rates_are_measured_where_they_matter():
     found = measure_hardware(CPU, torch.bfloat16, rounded=True)
     assert 0 < found.cpu_rounded_update_parameters_per_s <= found.cpu_update_parameters_per_s
     assert found.gpu_rounded_update_parameters_per_s == found.cpu_rounded_update_parameters_per_s

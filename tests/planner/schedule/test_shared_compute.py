@@ -45,7 +45,7 @@ def test_where_nothing_moves_nothing_is_shared() -> None:
     assert simulate(program, chain(), SHARED).step_s == simulate(program, chain(), HARDWARE).step_s
 
 
-@pytest.mark.parametrize("clip", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("clip", [False, True])
 def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing(clip: bool) -> None:
     found = {}
     for machine in (HARDWARE, SHARED):

@@ -48,14 +48,9 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama", {"gradient_accumulation_steps": 1}),
         ("llama", {"bf16": True, "max_length": 24}),  # so that slices differ in length
         ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"]}),
-        (
-            "llama",
-            {
-                "use_dora": True, "lora_dropout": 0.0, "lora_modules_to_save": ["embed_tokens", "lm_head"],
-                "lora_target_modules": r".*layers\.\d\..*(q|v|down)_proj",
-            },
-        ),
-        ("llama", {"optim": "muon", "lora_modules_to_save": ["lm_head"], "lora_target_modules": "peft-default"}),
+        ("llama", {"use_rslora": True, "lora_target_modules": r".*layers\.[01]\..*(q|v)_proj"}),
+        ("llama", {"use_dora": True, "lora_dropout": 0.0, "lora_modules_to_save": ["embed_tokens", "lm_head"]}),
+        ("llama", {"optim": "muon", "lora_modules_to_save": ["lm_head"]}),
         (
             "llama",
             {
@@ -63,37 +58,39 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 "lora_target_modules": ["q_proj", "up_proj", "embed_tokens"],
             },
         ),
+        ("mixtral", {**EXPERTS, "lora_target_modules": ["q_proj"]}),
         ("mixtral", {**EXPERTS, "lora_target_modules": "peft-default"}),
+        ("llama", {"lora_target_modules": "peft-default"}),
         ("llama", {"lora_target_modules": ["all-linear", "embed_tokens", "lm_head"]}),
         ("gpt_oss", {**EXPERTS, "lora_target_modules": [], "bf16": True}),
         (
             "llama",
             {
                 "lora_target_modules": ["q_proj", "down_proj", "v_proj"],
-                "layers_to_transform": [0, 2], "init_lora_weights": "gaussian", "layers_pattern": ["layers"],
-                "rank_pattern": {"down_proj": 8}, "alpha_pattern": {r"layers\.2\..*q_proj": 3.0},
+                "layers_to_transform": [0, 2],
+                "init_lora_weights": "gaussian",
+                "layers_pattern": ["layers"],
+                "rank_pattern": {"down_proj": 8},
+                "alpha_pattern": {r"layers\.2\..*q_proj": 3.0},
             },
         ),
-        (
-            "llama",
-            {
-                "exclude_modules": "|".join((".*mlp.*", ".*o_proj")), "init_lora_weights": "orthogonal",
-                "use_rslora": True,
-            },
-        ),
+        ("llama", {"exclude_modules": "|".join((".*mlp.*", ".*o_proj")), "init_lora_weights": "orthogonal"}),
     ],
     ids=[
         "llama",
         "llama-bf16-2-slices",
         "gpt2-2-slices",
-        "llama-dora-by-pattern-whole-modules",
-        "llama-muon-pefts-own",
+        "llama-rslora-by-pattern",
+        "llama-dora-whole-modules",
+        "llama-muon",
         "llama-loraplus",
+        "mixtral-experts",
         "mixtral-experts-and-pefts-own",
+        "llama-pefts-own",
         "llama-all-linear-and-more",
         "gpt-oss-experts-alone-bf16",
         "llama-some-layers-and-ranks",
-        "llama-rslora-but-for-some-orthogonal",
+        "llama-but-for-some-orthogonal",
     ],
 )
 def test_lora_under_a_plan_equals_plain_peft_in_every_bit(tmp_path: Path, name: str, keys: dict[str, object]) -> None:
